@@ -1,0 +1,14 @@
+# Everything comes from the system's packages; nothing is vendored.
+find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+if(LOCKSTEP_TESTS)
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+
+if(LOCKSTEP_LIBTORCH)
+  include(LockstepTorch)
+endif()

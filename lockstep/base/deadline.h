@@ -1,0 +1,47 @@
+// A point in time by which a wait must end. Always the monotonic clock: a clock that is set, or
+// that differs between hosts, changes nothing.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+class Deadline {
+ public:
+  explicit Deadline(Clock::time_point at) : start_(Clock::now()), at_(at) {}
+
+  // Spans longer than a century saturate, so that milliseconds::max() means "never".
+  static Deadline after(Clock::duration span) {
+    const auto now = Clock::now();
+    const auto longest = std::chrono::hours(24 * 365 * 100);
+    return Deadline(now + std::min<Clock::duration>(span, longest));
+  }
+
+  Clock::time_point at() const { return at_; }
+  bool passed() const { return Clock::now() >= at_; }
+
+  // Zero once passed.
+  Clock::duration remaining() const {
+    return std::max(at_ - Clock::now(), Clock::duration::zero());
+  }
+
+  // Milliseconds left for poll(2), never more than `slice` and rounded up, so that a wait does not
+  // turn into a busy loop in its last millisecond.
+  int poll_timeout(milliseconds slice = milliseconds(1000)) const {
+    const auto left = std::chrono::ceil<milliseconds>(remaining());
+    return static_cast<int>(std::min(left, slice).count());
+  }
+
+  // The whole span this deadline was made for, for messages ("waited 5.0 s").
+  double span_seconds() const { return std::chrono::duration<double>(at_ - start_).count(); }
+
+ private:
+  Clock::time_point start_;
+  Clock::time_point at_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,153 @@
+#include <lockstep/base/environment.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+std::optional<std::string> environment_variable(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+std::optional<long> environment_integer(const char* name, long lowest, long highest) {
+  const auto text = environment_variable(name);
+  if (!text) return std::nullopt;
+  long value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size() || value < lowest ||
+      value > highest)
+    throw UsageError("environment variable {} is '{}': it must be a whole number from {} to {}",
+                     name, *text, lowest, highest);
+  return value;
+}
+
+const char* launcher_name(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::none: return "no launcher";
+    case Launcher::lockstep: return "lockstep run";
+    case Launcher::torchrun: return "torchrun";
+    case Launcher::mpirun: return "mpirun";
+    case Launcher::srun: return "srun";
+  }
+  return "unknown";
+}
+
+namespace {
+
+constexpr long kMostRanks = 1 << 20;
+
+int required(const char* name, long lowest, long highest, Launcher launcher) {
+  const auto value = environment_integer(name, lowest, highest);
+  if (!value)
+    throw UsageError(
+        "environment variable {} is not set, but others of {} are: start this program with "
+        "'lockstep run' (or torchrun, mpirun, srun), or set RANK, WORLD_SIZE, LOCAL_RANK, "
+        "MASTER_ADDR and MASTER_PORT",
+        name, launcher_name(launcher));
+  return static_cast<int>(*value);
+}
+
+int optional_or(const char* name, long lowest, long highest, int otherwise) {
+  return static_cast<int>(environment_integer(name, lowest, highest).value_or(otherwise));
+}
+
+void read_master(LaunchEnvironment& env) {
+  env.master_addr = environment_variable("MASTER_ADDR").value_or("");
+  env.master_port = optional_or("MASTER_PORT", 1, 65535, 0);
+}
+
+// RANK and friends: set by lockstep run, by torchrun, or by hand.
+void read_torchrun(LaunchEnvironment& env) {
+  env.rank = required("RANK", 0, kMostRanks, env.launcher);
+  env.world_size = required("WORLD_SIZE", 1, kMostRanks, env.launcher);
+  env.local_rank = optional_or("LOCAL_RANK", 0, kMostRanks, env.rank);
+  env.local_world_size = optional_or("LOCAL_WORLD_SIZE", 1, kMostRanks, env.world_size);
+  env.node_rank = optional_or("GROUP_RANK", 0, kMostRanks, env.rank / env.local_world_size);
+  env.num_nodes =
+      optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
+                  (env.world_size + env.local_world_size - 1) / env.local_world_size);
+  env.restart_count = optional_or("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks, 0);
+  env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
+  read_master(env);
+  if (env.world_size > 1 && env.master_addr.empty())
+    throw UsageError("environment variable MASTER_ADDR is not set, but RANK and WORLD_SIZE are: "
+                     "set it to the address of rank 0's host (127.0.0.1 for one host)");
+  if (env.world_size > 1 && env.master_port == 0)
+    throw UsageError("environment variable MASTER_PORT is not set, but RANK and WORLD_SIZE are: "
+                     "set it to a free port of rank 0's host, for example 29500");
+}
+
+void read_mpirun(LaunchEnvironment& env) {
+  env.rank = required("OMPI_COMM_WORLD_RANK", 0, kMostRanks, env.launcher);
+  env.world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMostRanks, env.launcher);
+  env.local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks, env.launcher);
+  env.local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks, env.launcher);
+  env.node_rank = env.rank / env.local_world_size;
+  env.num_nodes = (env.world_size + env.local_world_size - 1) / env.local_world_size;
+  env.run_id = environment_variable("PMIX_NAMESPACE").value_or("none");
+  read_master(env);
+}
+
+void read_srun(LaunchEnvironment& env) {
+  env.rank = required("SLURM_PROCID", 0, kMostRanks, env.launcher);
+  env.world_size = required("SLURM_NTASKS", 1, kMostRanks, env.launcher);
+  env.local_rank = required("SLURM_LOCALID", 0, kMostRanks, env.launcher);
+  env.node_rank = optional_or("SLURM_NODEID", 0, kMostRanks, 0);
+  env.num_nodes = optional_or("SLURM_NNODES", 1, kMostRanks, 1);
+  env.local_world_size = (env.world_size + env.num_nodes - 1) / env.num_nodes;
+  env.run_id = environment_variable("SLURM_JOB_ID").value_or("none");
+  read_master(env);
+  if (env.world_size > 1 && (env.master_addr.empty() || env.master_port == 0))
+    throw UsageError("under srun set MASTER_ADDR to the first host of the allocation (scontrol "
+                     "show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) and MASTER_PORT to a "
+                     "free port of it, for example 29500");
+}
+
+void check(const LaunchEnvironment& env) {
+  const char* rank_source = env.launcher == Launcher::mpirun ? "OMPI_COMM_WORLD_RANK"
+                            : env.launcher == Launcher::srun ? "SLURM_PROCID"
+                                                             : "RANK";
+  if (env.rank >= env.world_size)
+    throw UsageError("{} says rank {}, but there are only {} ranks (0 to {}): check how the "
+                     "program was launched",
+                     rank_source, env.rank, env.world_size, env.world_size - 1);
+  if (env.local_rank >= env.local_world_size)
+    throw UsageError("local rank {} is not below the {} ranks of this host: check LOCAL_RANK and "
+                     "LOCAL_WORLD_SIZE",
+                     env.local_rank, env.local_world_size);
+}
+
+}  // namespace
+
+LaunchEnvironment read_launch_environment() {
+  LaunchEnvironment env;
+  env.run_id = "none";
+  env.store_endpoint = environment_variable("LOCKSTEP_STORE").value_or("");
+  env.secret_file = environment_variable("LOCKSTEP_SECRET_FILE").value_or("");
+  env.flight_directory = environment_variable("LOCKSTEP_FLIGHT_DIR").value_or("");
+  if (const auto fd = environment_integer("LOCKSTEP_SECRET_FD", 0, 1 << 20))
+    env.secret_fd = static_cast<int>(*fd);
+
+  if (!env.store_endpoint.empty()) {
+    env.launcher = Launcher::lockstep;
+    read_torchrun(env);
+  } else if (environment_variable("RANK") || environment_variable("WORLD_SIZE")) {
+    env.launcher = Launcher::torchrun;
+    read_torchrun(env);
+  } else if (environment_variable("OMPI_COMM_WORLD_RANK")) {
+    env.launcher = Launcher::mpirun;
+    read_mpirun(env);
+  } else if (environment_variable("SLURM_PROCID") && environment_variable("SLURM_STEP_ID")) {
+    env.launcher = Launcher::srun;
+    read_srun(env);
+  }
+  check(env);
+  return env;
+}
+
+}  // namespace lockstep

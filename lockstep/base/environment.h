@@ -1,0 +1,48 @@
+// The one place where environment variables are read.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+// A variable's value; nothing where it is unset or empty.
+std::optional<std::string> environment_variable(const char* name);
+
+// The same as a whole number in [lowest, highest]; UsageError naming the variable and its value
+// where it is something else.
+std::optional<long> environment_integer(const char* name, long lowest, long highest);
+
+// Who started this process as a rank.
+enum class Launcher { none, lockstep, torchrun, mpirun, srun };
+
+const char* launcher_name(Launcher launcher);
+
+// What a rank learns from whoever launched it.
+struct LaunchEnvironment {
+  Launcher launcher = Launcher::none;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 1;
+  int node_rank = 0;
+  int num_nodes = 1;
+  std::string master_addr;       // empty where the launcher gives none
+  int master_port = 0;           // 0 likewise
+  int restart_count = 0;         // how often the launcher has restarted this job
+  std::string run_id;            // one job's name; "none" where the launcher gives none
+  // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
+  std::optional<int> secret_fd;
+  std::string secret_file;
+  // Where lockstep run's store listens, "host:port"; empty under other launchers.
+  std::string store_endpoint;
+  // Where flight recorder dumps go; empty where nobody asked for them.
+  std::string flight_directory;
+};
+
+// Reads the variables of lockstep run, torchrun (also set by hand), mpirun (Open MPI) or srun, in
+// that order. A process that nobody launched is rank 0 of 1. A set of variables that is incomplete
+// or contradicts itself is a UsageError that names the variable.
+LaunchEnvironment read_launch_environment();
+
+}  // namespace lockstep

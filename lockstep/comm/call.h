@@ -1,0 +1,52 @@
+// A checked call, as a backend gets it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/fingerprint.h>
+
+namespace lockstep::comm {
+
+// When a call starts to run.
+enum class Launch : std::uint8_t {
+  in_background,  // at once, beside the caller
+  on_wait,        // in the thread that waits for it or for a later call: saves a thread's wake-up,
+                  // for results that are needed at once
+};
+
+struct Transfer {
+  enum class Direction : std::uint8_t { send, receive };
+  Direction direction = Direction::send;
+  int peer = 0;
+  at::Tensor tensor;
+};
+
+inline Transfer send_to(int peer, at::Tensor tensor) {
+  return {Transfer::Direction::send, peer, std::move(tensor)};
+}
+inline Transfer receive_from(int peer, at::Tensor tensor) {
+  return {Transfer::Direction::receive, peer, std::move(tensor)};
+}
+
+// What inputs and outputs hold, by operation:
+//   all_reduce, broadcast   outputs: the tensors, in place
+//   all_gather              inputs: {mine}; outputs: {whole} or one for each rank
+//   reduce_scatter          inputs: {whole} or one for each rank; outputs: {mine}
+//   all_to_all              both {whole} or one for each rank
+//   exchange                transfers, and for each its number in the pair's order
+struct Call {
+  Fingerprint fingerprint;
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  std::vector<Transfer> transfers;
+  std::vector<std::uint64_t> transfer_sequences;
+  Deadline deadline = Deadline::after(milliseconds(0));
+  Launch launch = Launch::in_background;
+  std::uint64_t flight_entry = 0;  // what to give to the recorder when its state changes
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,155 @@
+// The interface everything above stands on: a fixed, ordered group of ranks that call the same
+// operations in the same order.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/call.h>
+#include <lockstep/comm/types.h>
+#include <lockstep/comm/work.h>
+#include <lockstep/flight/recorder.h>
+
+namespace lockstep::comm {
+
+// Who is in a group and how it is called.
+struct GroupInfo {
+  std::string name = "world";
+  int rank = 0;                      // of this process, in the group
+  std::vector<int> global_ranks{0};  // of each member, in the group's order
+  std::uint32_t generation = 0;      // grows when an elastic job re-forms the group
+};
+
+// Settings of one call.
+struct CallOptions {
+  // How long the call may take; the group's timeout where not given.
+  std::optional<milliseconds> timeout;
+  // Which algorithm; the group's choice where automatic. The result does not depend on it.
+  Algorithm algorithm = Algorithm::automatic;
+  // When it starts.
+  Launch launch = Launch::in_background;
+};
+
+// All calls check their arguments, number the call, record it in the flight recorder and return at
+// once. Tensors must be contiguous, of one dtype, on a device the backend takes; they must not be
+// touched until the Work is waited for. Every rank of the group must make the same calls in the
+// same order (exchange: the two ranks of each transfer).
+//
+// Threading: one thread at a time makes calls; any thread may wait or abort.
+// Failure: UsageError for bad arguments, before anything is sent. Otherwise CommError, from the
+// Work or from a later call; the group is then dead, on this rank and, as far as they can be
+// reached, on all others, and only its destructor may follow.
+class Communicator {
+ public:
+  using Where = std::source_location;
+
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return info_.rank; }
+  int size() const { return static_cast<int>(info_.global_ranks.size()); }
+  const std::string& name() const { return info_.name; }
+  std::uint32_t generation() const { return info_.generation; }
+  const std::vector<int>& global_ranks() const { return info_.global_ranks; }
+  milliseconds timeout() const { return timeout_; }
+  void set_timeout(milliseconds timeout) { timeout_ = timeout; }
+
+  // "shm", "tcp", "shm+tcp", "nccl", "mpi", "gloo".
+  virtual std::string backend() const = 0;
+
+  // True where sums come in the canonical order, the same bits for every layout.
+  virtual bool canonical_order() const = 0;
+
+  // tensor ← reduction of all ranks' tensors. The list form is one call over all of them, which
+  // may have different shapes but one dtype.
+  Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::sum, CallOptions options = {},
+                  Where where = Where::current());
+  Work all_reduce(std::vector<at::Tensor> tensors, ReduceOp op = ReduceOp::sum,
+                  CallOptions options = {}, Where where = Where::current());
+
+  // output ← all ranks' inputs, one after the other: output has size() times input's elements.
+  Work all_gather(at::Tensor output, at::Tensor input, CallOptions options = {},
+                  Where where = Where::current());
+  // outputs[r] ← rank r's input, which may be of another length on every rank.
+  Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, CallOptions options = {},
+                  Where where = Where::current());
+
+  // output ← this rank's part of the reduction of all inputs: input has size() times output's
+  // elements, part r goes to rank r.
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum,
+                      CallOptions options = {}, Where where = Where::current());
+  // inputs[r] is what this rank adds to rank r's output; lengths may differ between ranks.
+  Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs,
+                      ReduceOp op = ReduceOp::sum, CallOptions options = {},
+                      Where where = Where::current());
+
+  // Part r of input goes to rank r; part r of output comes from rank r.
+  Work all_to_all(at::Tensor output, at::Tensor input, CallOptions options = {},
+                  Where where = Where::current());
+  // inputs[r] goes to rank r, outputs[r] comes from rank r; any lengths that agree in pairs.
+  Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+                  CallOptions options = {}, Where where = Where::current());
+
+  // tensor ← root's tensor. The list form is one call over all of them.
+  Work broadcast(at::Tensor tensor, int root, CallOptions options = {},
+                 Where where = Where::current());
+  Work broadcast(std::vector<at::Tensor> tensors, int root, CallOptions options = {},
+                 Where where = Where::current());
+
+  // Any number of sends and receives at once; between two ranks they match in order. Only the
+  // ranks named in it take part.
+  Work exchange(std::vector<Transfer> transfers, CallOptions options = {},
+                Where where = Where::current());
+
+  // Done on no rank before every rank has called it.
+  Work barrier(CallOptions options = {}, Where where = Where::current());
+
+  // Ranks with the same color form a new group, ordered by key and then by rank here. Every rank
+  // calls it; a negative color takes part in the call and gets none (nullptr). Blocks.
+  std::shared_ptr<Communicator> split(int color, int key, const std::string& name,
+                                      Where where = Where::current());
+
+  // Ends the group now: every call in flight or to come throws, here and on the other ranks.
+  void abort(const std::string& reason);
+
+  // A tensor in memory that the backend reaches without a copy: the fast lane for buffers that are
+  // communicated often. Every rank may call it on its own, at any time.
+  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
+
+  // The last calls of this group, for reports.
+  flight::Recorder& recorder() { return *recorder_; }
+
+ protected:
+  Communicator(GroupInfo info, milliseconds timeout, std::shared_ptr<flight::Recorder> recorder);
+
+  const GroupInfo& info() const { return info_; }
+  std::shared_ptr<flight::Recorder> shared_recorder() const { return recorder_; }
+
+ private:
+  // Starts the call; everything about it has been checked. Must mark the call's flight entry as
+  // started and finished.
+  virtual std::shared_ptr<PendingCall> do_start(Call call) = 0;
+  virtual std::shared_ptr<Communicator> do_split(int color, int key, const std::string& name,
+                                                 Deadline deadline) = 0;
+  virtual void do_abort(const std::string& reason) = 0;
+  virtual at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
+  // UsageError where the backend cannot take tensors of this device or dtype.
+  virtual void do_check(Operation operation, const at::Tensor& tensor) const = 0;
+
+  Work start(Call call, const CallOptions& options, const Where& where);
+
+  GroupInfo info_;
+  milliseconds timeout_;
+  std::shared_ptr<flight::Recorder> recorder_;
+  std::uint64_t sequence_ = 0;
+  std::vector<std::uint64_t> sent_;      // exchange messages to each rank so far
+  std::vector<std::uint64_t> received_;  // and from each
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,37 @@
+// Host names, addresses and ports.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::net {
+
+struct Address {
+  std::string host;  // a name or a numeric IPv4/IPv6 address, without brackets
+  int port = 0;      // 0: the kernel chooses (listening only)
+
+  // "host:port", "[::1]:port", or "host" with the port given. UsageError otherwise; `what` names
+  // the flag or variable the text came from.
+  static Address parse(std::string_view text, int default_port, std::string_view what);
+
+  std::string text() const;
+};
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  Address address() const;
+};
+
+// Looks a name up. UsageError where it does not resolve; never returns an empty list.
+std::vector<SocketAddress> resolve(const Address& address);
+
+// The address this host would use to reach `peer`: what to tell others to connect to.
+std::string local_host_toward(const Address& peer);
+
+}  // namespace lockstep::net

@@ -1,0 +1,53 @@
+// The job's secret: what proves that a process belongs to the job. It travels in a file that only
+// its owner can read or in an inherited descriptor, never in an argument or an environment
+// variable, and is wiped from memory when no longer needed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace lockstep::net {
+
+class Secret {
+ public:
+  static constexpr std::size_t kBytes = 32;
+  using Mac = std::array<std::byte, 32>;
+
+  static Secret random();
+
+  // At least 16 bytes; longer or shorter ones are hashed to kBytes. UsageError where the file is
+  // missing, too short, or readable by anyone but its owner.
+  static Secret from_file(const std::string& path);
+
+  // Reads from the start of an inherited descriptor (a memfd), leaving it open and unmoved, so
+  // that several readers in one process and its children all find it.
+  static Secret from_descriptor(int fd);
+
+  static Secret from_bytes(std::span<const std::byte> bytes);
+
+  // An anonymous file that holds the secret, for children to inherit (not closed on exec).
+  int to_inheritable_descriptor() const;
+
+  // HMAC-SHA-256 over the message.
+  Mac sign(std::span<const std::byte> message) const;
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+  Secret(const Secret&) = default;
+  Secret& operator=(const Secret&) = default;
+  ~Secret();
+
+ private:
+  Secret() = default;
+  std::array<std::byte, kBytes> bytes_{};
+};
+
+// In time that does not depend on where they differ.
+bool equal(const Secret::Mac& a, const Secret::Mac& b);
+
+// Bytes nobody can guess.
+void fill_random(std::span<std::byte> bytes);
+
+}  // namespace lockstep::net

@@ -1,0 +1,51 @@
+// Sockets whose every wait has a deadline. All sockets made here are non-blocking and closed on
+// exec.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/net/address.h>
+#include <lockstep/net/fd.h>
+
+namespace lockstep::net {
+
+// Listens on exactly the address given. UsageError where the port is taken or the address is not
+// one of this host's.
+Fd listen_tcp(const Address& address, int backlog = 1024);
+
+// A port number that a listener ended up with.
+int local_port(const Fd& socket);
+
+// Connects, trying again while nobody listens there yet, until the deadline. CommError (timeout)
+// names the address and the last reason.
+Fd connect_tcp(const Address& address, const Deadline& deadline);
+
+// Abstract Unix sockets: they have no file, so nothing is left behind.
+Fd listen_unix(const std::string& name, int backlog = 1024);
+Fd connect_unix(const std::string& name, const Deadline& deadline);
+
+// Two connected stream sockets.
+std::pair<Fd, Fd> socket_pair();
+
+// One waiting connection; an empty Fd where none is waiting.
+Fd accept(const Fd& listener);
+
+void set_no_delay(const Fd& socket);
+
+// Waits until `fd` is ready for `events` (POLLIN, POLLOUT). False at the deadline.
+bool wait_ready(int fd, short events, const Deadline& deadline);
+
+// Whole buffers. CommError: timeout at the deadline, peer_lost where the other side closed.
+void read_all(const Fd& socket, std::span<std::byte> bytes, const Deadline& deadline);
+void write_all(const Fd& socket, std::span<const std::byte> bytes, const Deadline& deadline);
+
+// Passes open descriptors over a Unix socket, with one byte of payload.
+void send_descriptors(const Fd& socket, const std::vector<int>& descriptors,
+                      const Deadline& deadline);
+std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count, const Deadline& deadline);
+
+}  // namespace lockstep::net

@@ -1,0 +1,36 @@
+// A connection to a job's store.
+#pragma once
+
+#include <memory>
+
+#include <lockstep/net/address.h>
+#include <lockstep/net/secret.h>
+#include <lockstep/store/store.h>
+
+namespace lockstep::store {
+
+// Thread-safe: each thread that waits does so without holding up the others. A connection that
+// breaks is made anew within the deadline of the call that needs it (calls that would not be safe
+// to repeat, add and compare_and_set, carry an id by which the server knows a repeat).
+class Client : public Store {
+ public:
+  // Connects and proves knowledge of the secret. CommError: timeout where nobody answers, refused
+  // where the secret differs.
+  Client(net::Address address, net::Secret secret, Deadline deadline);
+  ~Client() override;
+
+  void set(const std::string& key, const std::string& value, Deadline deadline) override;
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override;
+  std::vector<std::string> wait(const std::vector<std::string>& keys, Deadline deadline) override;
+  std::string compare_and_set(const std::string& key, const std::optional<std::string>& expected,
+                              const std::string& desired, Deadline deadline) override;
+  std::int64_t add(const std::string& key, std::int64_t amount, Deadline deadline) override;
+  Versioned watch(const std::string& key, std::uint64_t seen, Deadline deadline) override;
+  bool remove(const std::string& key, Deadline deadline) override;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep::store

@@ -1,0 +1,31 @@
+// The server of a job's store: one thread, in the launcher or in rank 0.
+#pragma once
+
+#include <memory>
+
+#include <lockstep/net/address.h>
+#include <lockstep/net/secret.h>
+
+namespace lockstep::store {
+
+// Owns its listening socket and its thread; both end with it, and clients that wait are told by
+// the connection closing. Connections that do not prove they know the secret within a few seconds
+// are dropped and change nothing, however many there are.
+class Server {
+ public:
+  // Listens on exactly `address` (port 0: any free one). UsageError where that cannot be.
+  Server(const net::Address& address, net::Secret secret);
+  ~Server();
+
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // The address it listens on, with the port it got.
+  net::Address address() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep::store

@@ -1,0 +1,57 @@
+// The job's key-value store, as its users see it: where ranks leave word for each other before
+// they can talk directly.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+
+namespace lockstep::store {
+
+// What a store holds at most; larger requests are refused before memory is taken.
+inline constexpr std::size_t kLongestKey = 1024;
+inline constexpr std::size_t kLongestValue = 1 << 20;
+
+// A key's state as `watch` sees it. Versions of one key only grow.
+struct Versioned {
+  std::string value;
+  std::uint64_t version = 0;
+};
+
+// All calls block, each has a deadline, and each may be made from several threads. They throw
+// UsageError for keys or values over the limits, CommError (timeout, peer_lost, refused)
+// otherwise.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual void set(const std::string& key, const std::string& value, Deadline deadline) = 0;
+
+  // Nothing where the key does not exist.
+  virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
+
+  // Blocks until every key exists and returns their values. The timeout's text lists the keys that
+  // are missing.
+  virtual std::vector<std::string> wait(const std::vector<std::string>& keys,
+                                        Deadline deadline) = 0;
+
+  // Sets the key to `desired` where its value is `expected` (nothing: where it does not exist).
+  // Returns the value afterwards: `desired` on success, what stands there otherwise.
+  virtual std::string compare_and_set(const std::string& key,
+                                      const std::optional<std::string>& expected,
+                                      const std::string& desired, Deadline deadline) = 0;
+
+  // Adds to a decimal counter, which starts at 0, and returns the sum.
+  virtual std::int64_t add(const std::string& key, std::int64_t amount, Deadline deadline) = 0;
+
+  // Blocks until the key's version exceeds `seen` (0: until it exists) and returns it.
+  virtual Versioned watch(const std::string& key, std::uint64_t seen, Deadline deadline) = 0;
+
+  // True where the key existed.
+  virtual bool remove(const std::string& key, Deadline deadline) = 0;
+};
+
+}  // namespace lockstep::store
