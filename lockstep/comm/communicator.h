@@ -35,6 +35,14 @@ struct CallOptions {
   Launch launch = Launch::in_background;
 };
 
+// What a rank asks of a split.
+struct SplitRequest {
+  int color = 0;
+  int key = 0;
+  std::string name;
+  std::uint64_t number = 0;  // of the split in its parent group, from 1: tells groups of equal name apart
+};
+
 // All calls check their arguments, number the call, record it in the flight recorder and return at
 // once. Tensors must be contiguous, of one dtype, on a device the backend takes; they must not be
 // touched until the Work is waited for. Every rank of the group must make the same calls in the
@@ -126,16 +134,17 @@ class Communicator {
   flight::Recorder& recorder() { return *recorder_; }
 
  protected:
-  Communicator(GroupInfo info, milliseconds timeout, std::shared_ptr<flight::Recorder> recorder);
+  Communicator(GroupInfo info, milliseconds timeout);
 
   const GroupInfo& info() const { return info_; }
+  // Outlives the communicator where a call does.
   std::shared_ptr<flight::Recorder> shared_recorder() const { return recorder_; }
 
  private:
   // Starts the call; everything about it has been checked. Must mark the call's flight entry as
   // started and finished.
   virtual std::shared_ptr<PendingCall> do_start(Call call) = 0;
-  virtual std::shared_ptr<Communicator> do_split(int color, int key, const std::string& name,
+  virtual std::shared_ptr<Communicator> do_split(const SplitRequest& request,
                                                  Deadline deadline) = 0;
   virtual void do_abort(const std::string& reason) = 0;
   virtual at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
@@ -143,11 +152,17 @@ class Communicator {
   virtual void do_check(Operation operation, const at::Tensor& tensor) const = 0;
 
   Work start(Call call, const CallOptions& options, const Where& where);
+  void check(const at::Tensor& tensor, const char* what, Operation operation) const;
+  void check(const std::vector<at::Tensor>& tensors, const char* what, Operation operation) const;
+  void check_one_each(const std::vector<at::Tensor>& tensors, const char* what,
+                      Operation operation) const;
+  void check_multiple(const at::Tensor& whole, const at::Tensor& part, Operation operation) const;
 
   GroupInfo info_;
   milliseconds timeout_;
   std::shared_ptr<flight::Recorder> recorder_;
   std::uint64_t sequence_ = 0;
+  std::uint64_t splits_ = 0;
   std::vector<std::uint64_t> sent_;      // exchange messages to each rank so far
   std::vector<std::uint64_t> received_;  // and from each
 };

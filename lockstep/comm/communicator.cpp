@@ -1,0 +1,339 @@
+#include <lockstep/comm/communicator.h>
+
+#include <cstring>
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/scalar_type.h>
+
+namespace lockstep::comm {
+
+namespace {
+
+std::string shape_text(const at::Tensor& tensor) {
+  std::string text = "[";
+  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
+    text += fmt::format("{}{}", dim == 0 ? "" : ", ", tensor.size(dim));
+  return text + "]";
+}
+
+// What every tensor must be, whatever the call.
+void check_tensor(const at::Tensor& tensor, const char* what, Operation operation) {
+  if (!tensor.defined()) throw UsageError("{}: {} is undefined", name(operation), what);
+  if (tensor.layout() != c10::Layout::Strided)
+    throw UsageError("{}: {} is sparse; only dense tensors can be communicated: convert it with "
+                     "to_dense()",
+                     name(operation), what);
+  if (!tensor.is_contiguous())
+    throw UsageError("{}: {} of shape {} is not contiguous: pass tensor.contiguous() and copy the "
+                     "result back where it is written",
+                     name(operation), what, shape_text(tensor));
+}
+
+void check_same_kind(const at::Tensor& first, const at::Tensor& other, Operation operation) {
+  if (first.scalar_type() != other.scalar_type())
+    throw UsageError("{}: the tensors of one call must have one dtype, these have {} and {}",
+                     name(operation), c10::toString(first.scalar_type()),
+                     c10::toString(other.scalar_type()));
+  if (first.device() != other.device())
+    throw UsageError("{}: the tensors of one call must be on one device, these are on {} and {}",
+                     name(operation), first.device().str(), other.device().str());
+}
+
+void check_reduction(ReduceOp op, DType dtype, Operation operation) {
+  const bool floating = dtype == DType::float32 || dtype == DType::float64 ||
+                        dtype == DType::float16 || dtype == DType::bfloat16;
+  if (op == ReduceOp::mean && !floating)
+    throw UsageError("{}: a mean of {} is not defined: convert to a floating dtype, or take the "
+                     "sum",
+                     name(operation), name(dtype));
+}
+
+std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
+  return count;
+}
+
+// Texts of records are made only when someone reads them.
+std::string summarize(const flight::Record& record) {
+  Fingerprint fingerprint;
+  static_assert(sizeof(record.detail) == sizeof(fingerprint));
+  std::memcpy(&fingerprint, record.detail, sizeof(fingerprint));
+  return fingerprint.text();
+}
+
+}  // namespace
+
+Communicator::Communicator(GroupInfo info, milliseconds timeout)
+    : info_(std::move(info)),
+      timeout_(timeout),
+      recorder_(std::make_shared<flight::Recorder>(info_.name, info_.rank, info_.global_ranks,
+                                                   &summarize)),
+      sent_(info_.global_ranks.size(), 0),
+      received_(info_.global_ranks.size(), 0) {
+  LOCKSTEP_CHECK(info_.rank >= 0 && info_.rank < size(), "rank {} of {}", info_.rank, size());
+}
+
+Communicator::~Communicator() = default;
+
+Work Communicator::start(Call call, const CallOptions& options, const Where& where) {
+  Fingerprint& fingerprint = call.fingerprint;
+  fingerprint.generation = info_.generation;
+  fingerprint.algorithm = options.algorithm;
+  // An exchange concerns only the ranks it names: it is numbered per pair instead.
+  if (fingerprint.operation != Operation::exchange) fingerprint.sequence = ++sequence_;
+  call.deadline = Deadline::after(options.timeout.value_or(timeout_));
+  call.launch = options.launch;
+
+  flight::Record record;
+  record.sequence = fingerprint.sequence;
+  record.operation = comm::name(fingerprint.operation);
+  std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
+  record.file = where.file_name();
+  record.line = where.line();
+  call.flight_entry = recorder_->record(record);
+  return Work(do_start(std::move(call)));
+}
+
+void Communicator::check(const at::Tensor& tensor, const char* what, Operation operation) const {
+  check_tensor(tensor, what, operation);
+  do_check(operation, tensor);
+}
+
+void Communicator::check(const std::vector<at::Tensor>& tensors, const char* what,
+                         Operation operation) const {
+  if (tensors.empty()) throw UsageError("{}: the list of tensors is empty", comm::name(operation));
+  for (const at::Tensor& tensor : tensors) {
+    check(tensor, what, operation);
+    check_same_kind(tensors.front(), tensor, operation);
+  }
+}
+
+void Communicator::check_one_each(const std::vector<at::Tensor>& tensors, const char* what,
+                                  Operation operation) const {
+  if (static_cast<int>(tensors.size()) != size())
+    throw UsageError("{}: {} tensors given as {}, but the group '{}' has {} ranks: give one for "
+                     "each",
+                     comm::name(operation), tensors.size(), what, info_.name, size());
+  check(tensors, what, operation);
+}
+
+void Communicator::check_multiple(const at::Tensor& whole, const at::Tensor& part,
+                                  Operation operation) const {
+  if (whole.numel() != part.numel() * size())
+    throw UsageError("{}: {} × {} ranks elements expected, but the whole has {} (shape {}) and the "
+                     "part has {} (shape {})",
+                     comm::name(operation), part.numel(), size(), whole.numel(),
+                     shape_text(whole), part.numel(), shape_text(part));
+}
+
+Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options, Where where) {
+  return all_reduce(std::vector<at::Tensor>{std::move(tensor)}, op, options, where);
+}
+
+Work Communicator::all_reduce(std::vector<at::Tensor> tensors, ReduceOp op, CallOptions options,
+                              Where where) {
+  check(tensors, "tensor", Operation::all_reduce);
+  Call call;
+  call.fingerprint = {.count = total_elements(tensors),
+                      .operation = Operation::all_reduce,
+                      .dtype = dtype_of(tensors.front().scalar_type()),
+                      .reduce_op = op,
+                      .tensors = static_cast<std::uint32_t>(tensors.size())};
+  check_reduction(op, call.fingerprint.dtype, Operation::all_reduce);
+  call.outputs = std::move(tensors);
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::all_gather(at::Tensor output, at::Tensor input, CallOptions options,
+                              Where where) {
+  check(input, "input", Operation::all_gather);
+  check(output, "output", Operation::all_gather);
+  check_same_kind(input, output, Operation::all_gather);
+  check_multiple(output, input, Operation::all_gather);
+  Call call;
+  call.fingerprint = {.count = static_cast<std::uint64_t>(output.numel()),
+                      .operation = Operation::all_gather,
+                      .dtype = dtype_of(input.scalar_type())};
+  call.inputs = {std::move(input)};
+  call.outputs = {std::move(output)};
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::all_gather(std::vector<at::Tensor> outputs, at::Tensor input,
+                              CallOptions options, Where where) {
+  check(input, "input", Operation::all_gather);
+  check_one_each(outputs, "outputs", Operation::all_gather);
+  check_same_kind(input, outputs.front(), Operation::all_gather);
+  const at::Tensor& mine = outputs[static_cast<std::size_t>(rank())];
+  if (mine.numel() != input.numel())
+    throw UsageError("all_gather: input has {} elements, but outputs[{}], which takes it, has {}",
+                     input.numel(), rank(), mine.numel());
+  Call call;
+  call.fingerprint = {.count = total_elements(outputs),
+                      .operation = Operation::all_gather,
+                      .dtype = dtype_of(input.scalar_type()),
+                      .tensors = static_cast<std::uint32_t>(size())};
+  call.inputs = {std::move(input)};
+  call.outputs = std::move(outputs);
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
+                                  CallOptions options, Where where) {
+  check(input, "input", Operation::reduce_scatter);
+  check(output, "output", Operation::reduce_scatter);
+  check_same_kind(input, output, Operation::reduce_scatter);
+  check_multiple(input, output, Operation::reduce_scatter);
+  Call call;
+  call.fingerprint = {.count = static_cast<std::uint64_t>(input.numel()),
+                      .operation = Operation::reduce_scatter,
+                      .dtype = dtype_of(input.scalar_type()),
+                      .reduce_op = op};
+  check_reduction(op, call.fingerprint.dtype, Operation::reduce_scatter);
+  call.inputs = {std::move(input)};
+  call.outputs = {std::move(output)};
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op,
+                                  CallOptions options, Where where) {
+  check(output, "output", Operation::reduce_scatter);
+  check_one_each(inputs, "inputs", Operation::reduce_scatter);
+  check_same_kind(output, inputs.front(), Operation::reduce_scatter);
+  const at::Tensor& mine = inputs[static_cast<std::size_t>(rank())];
+  if (mine.numel() != output.numel())
+    throw UsageError("reduce_scatter: output has {} elements, but inputs[{}], which goes there, "
+                     "has {}",
+                     output.numel(), rank(), mine.numel());
+  Call call;
+  call.fingerprint = {.count = total_elements(inputs),
+                      .operation = Operation::reduce_scatter,
+                      .dtype = dtype_of(output.scalar_type()),
+                      .reduce_op = op,
+                      .tensors = static_cast<std::uint32_t>(size())};
+  check_reduction(op, call.fingerprint.dtype, Operation::reduce_scatter);
+  call.inputs = std::move(inputs);
+  call.outputs = {std::move(output)};
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CallOptions options,
+                              Where where) {
+  check(input, "input", Operation::all_to_all);
+  check(output, "output", Operation::all_to_all);
+  check_same_kind(input, output, Operation::all_to_all);
+  if (input.numel() != output.numel() || input.numel() % size() != 0)
+    throw UsageError("all_to_all: input ({} elements) and output ({}) must be equally long and "
+                     "divide by the {} ranks; give lists of tensors for uneven parts",
+                     input.numel(), output.numel(), size());
+  Call call;
+  call.fingerprint = {.count = static_cast<std::uint64_t>(input.numel()),
+                      .operation = Operation::all_to_all,
+                      .dtype = dtype_of(input.scalar_type())};
+  call.inputs = {std::move(input)};
+  call.outputs = {std::move(output)};
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+                              CallOptions options, Where where) {
+  check_one_each(inputs, "inputs", Operation::all_to_all);
+  check_one_each(outputs, "outputs", Operation::all_to_all);
+  check_same_kind(inputs.front(), outputs.front(), Operation::all_to_all);
+  const auto self = static_cast<std::size_t>(rank());
+  if (inputs[self].numel() != outputs[self].numel())
+    throw UsageError("all_to_all: inputs[{}] has {} elements and outputs[{}] {}: what a rank keeps "
+                     "for itself must be equally long",
+                     self, inputs[self].numel(), self, outputs[self].numel());
+  Call call;
+  // Lengths differ from rank to rank, so they are compared message by message, not here.
+  call.fingerprint = {.operation = Operation::all_to_all,
+                      .dtype = dtype_of(inputs.front().scalar_type()),
+                      .tensors = static_cast<std::uint32_t>(size())};
+  call.inputs = std::move(inputs);
+  call.outputs = std::move(outputs);
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options, Where where) {
+  return broadcast(std::vector<at::Tensor>{std::move(tensor)}, root, options, where);
+}
+
+Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOptions options,
+                             Where where) {
+  check(tensors, "tensor", Operation::broadcast);
+  if (root < 0 || root >= size())
+    throw UsageError("broadcast: root {} is not a rank of the group '{}' (0 to {})", root,
+                     info_.name, size() - 1);
+  Call call;
+  call.fingerprint = {.count = total_elements(tensors),
+                      .root = root,
+                      .operation = Operation::broadcast,
+                      .dtype = dtype_of(tensors.front().scalar_type()),
+                      .tensors = static_cast<std::uint32_t>(tensors.size())};
+  call.outputs = std::move(tensors);
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options, Where where) {
+  Call call;
+  call.fingerprint = {.operation = Operation::exchange,
+                      .tensors = static_cast<std::uint32_t>(transfers.size())};
+  for (const Transfer& transfer : transfers) {
+    if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank())
+      throw UsageError("exchange: {} is not another rank of the group '{}' (this is rank {} of {})",
+                       transfer.peer, info_.name, rank(), size());
+    check(transfer.tensor, "tensor", Operation::exchange);
+    call.fingerprint.dtype = dtype_of(transfer.tensor.scalar_type());
+    call.fingerprint.count += static_cast<std::uint64_t>(transfer.tensor.numel());
+  }
+  for (const Transfer& transfer : transfers) {
+    const auto peer = static_cast<std::size_t>(transfer.peer);
+    auto& counter = transfer.direction == Transfer::Direction::send ? sent_ : received_;
+    call.transfer_sequences.push_back(++counter[peer]);
+  }
+  call.transfers = std::move(transfers);
+  return start(std::move(call), options, where);
+}
+
+Work Communicator::barrier(CallOptions options, Where where) {
+  Call call;
+  call.fingerprint = {.operation = Operation::barrier};
+  return start(std::move(call), options, where);
+}
+
+std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string& group,
+                                                  Where where) {
+  if (group.empty() || group.size() > 128)
+    throw UsageError("split: a group's name has 1 to 128 characters, this one has {}",
+                     group.size());
+  flight::Record record;
+  const Fingerprint fingerprint{.sequence = sequence_ + 1, .operation = Operation::split};
+  record.sequence = fingerprint.sequence;
+  record.operation = comm::name(Operation::split);
+  std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
+  record.file = where.file_name();
+  record.line = where.line();
+  const auto entry = recorder_->record(record);
+  try {
+    auto result = do_split({.color = color, .key = key, .name = group, .number = ++splits_},
+                           Deadline::after(timeout_));
+    recorder_->mark(entry, flight::State::finished);
+    return result;
+  } catch (...) {
+    recorder_->mark(entry, flight::State::failed);
+    throw;
+  }
+}
+
+void Communicator::abort(const std::string& reason) { do_abort(reason); }
+
+at::Tensor Communicator::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  dtype_of(dtype);
+  for (const std::int64_t extent : sizes)
+    if (extent < 0) throw UsageError("allocate: a size of {} is negative", extent);
+  return do_allocate(sizes, dtype);
+}
+
+}  // namespace lockstep::comm

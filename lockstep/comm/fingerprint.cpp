@@ -1,0 +1,26 @@
+#include <lockstep/comm/fingerprint.h>
+
+#include <spdlog/fmt/fmt.h>
+
+namespace lockstep::comm {
+
+std::string Fingerprint::text() const {
+  std::string text = fmt::format("{} #{}", name(operation), sequence);
+  switch (operation) {
+    case Operation::barrier:
+    case Operation::split: return text;
+    case Operation::all_reduce:
+    case Operation::reduce_scatter:
+      text += fmt::format(" ({} of {} {}", name(reduce_op), count, name(dtype));
+      break;
+    case Operation::broadcast:
+      text += fmt::format(" ({} {} from root {}", count, name(dtype), root);
+      break;
+    default: text += fmt::format(" ({} {}", count, name(dtype)); break;
+  }
+  if (tensors != 1) text += fmt::format(" in {} tensors", tensors);
+  if (algorithm != Algorithm::automatic) text += fmt::format(", {}", name(algorithm));
+  return text + ")";
+}
+
+}  // namespace lockstep::comm
