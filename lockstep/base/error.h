@@ -51,6 +51,7 @@ class CommError : public Error {
     std::uint64_t sequence = 0;        // number of the call in its group, from 1; 0 before any
     std::vector<int> ranks;            // group-local ranks at fault, ascending
     std::string explanation;           // one or two sentences for a person
+    int found_by = -1;                 // the rank that found it, where that is another one
   };
 
   explicit CommError(Details details);

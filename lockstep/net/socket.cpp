@@ -76,20 +76,24 @@ int local_port(const Fd& socket) {
   return self.address().port;
 }
 
+Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error) {
+  error = 0;
+  for (const SocketAddress& where : resolve(address)) {
+    Fd socket(::socket(where.get()->sa_family, kFlags, 0));
+    error = socket ? finish_connect(socket, where.get(), where.length, deadline) : errno;
+    if (error == 0) {
+      set_no_delay(socket);
+      return socket;
+    }
+  }
+  return {};
+}
+
 Fd connect_tcp(const Address& address, const Deadline& deadline, IfRefused if_refused) {
-  const auto candidates = resolve(address);
   milliseconds pause(5);
   while (true) {
     int error = 0;
-    for (const SocketAddress& where : candidates) {
-      Fd socket(::socket(where.get()->sa_family, kFlags, 0));
-      if (!socket) fail(Fault::peer_lost, "connect to " + address.text(), reason(errno));
-      error = finish_connect(socket, where.get(), where.length, deadline);
-      if (error == 0) {
-        set_no_delay(socket);
-        return socket;
-      }
-    }
+    if (Fd socket = try_connect_tcp(address, deadline, error)) return socket;
     if (error == ECONNREFUSED && if_refused == IfRefused::give_up)
       fail(Fault::peer_lost, "connect to " + address.text(),
            "Nobody listens there any more: that process has ended.");
