@@ -110,7 +110,9 @@ TEST_F(Strangers, ARecordedConversationIsRefused) {
 
 TEST_F(Strangers, TheServersOwnProofDoesNotOpenIt) {
   const net::Fd mirror = stranger();
-  net::write_all(mirror, hello(0), soon());
+  const std::string purpose = kPurpose + std::string("mirror");
+  net::write_all(mirror, hello(static_cast<std::uint32_t>(purpose.size())), soon());
+  net::write_all(mirror, std::as_bytes(std::span(purpose)), soon());
   std::array<std::byte, 48> challenge;
   net::read_all(mirror, challenge, soon());
   net::write_all(mirror, std::span(challenge).subspan(16), soon());
