@@ -18,7 +18,9 @@ namespace {
 
 constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-std::string reason(int error) { return std::strerror(error); }
+std::string reason(int error) {
+  return std::strerror(error);
+}
 
 [[noreturn]] void fail(Fault fault, const std::string& operation, const std::string& explanation) {
   throw CommError({.fault = fault, .operation = operation, .explanation = explanation});
@@ -57,13 +59,15 @@ Fd listen_tcp(const Address& address, int backlog) {
         ::listen(socket.get(), backlog) == 0)
       return socket;
     if (errno == EADDRINUSE)
-      throw UsageError("port {} on {} is in use: choose another port, or end the program that "
-                       "listens there (ss -ltnp 'sport = :{}' shows it)",
-                       address.port, address.host, address.port);
+      throw UsageError(
+          "port {} on {} is in use: choose another port, or end the program that "
+          "listens there (ss -ltnp 'sport = :{}' shows it)",
+          address.port, address.host, address.port);
     if (errno == EADDRNOTAVAIL)
-      throw UsageError("{} is not an address of this host: give one that 'ip address' lists, or "
-                       "a name that resolves to one",
-                       address.host);
+      throw UsageError(
+          "{} is not an address of this host: give one that 'ip address' lists, or "
+          "a name that resolves to one",
+          address.host);
     last = reason(errno);
   }
   throw UsageError("cannot listen on {}: {}", address.text(), last);
@@ -226,8 +230,7 @@ void send_descriptors(const Fd& socket, const std::vector<int>& descriptors,
   }
 }
 
-std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count,
-                                    const Deadline& deadline) {
+std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count, const Deadline& deadline) {
   char byte = 0;
   iovec payload{&byte, 1};
   std::vector<char> control(CMSG_SPACE(sizeof(int) * count));
@@ -254,9 +257,12 @@ std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count,
       received.emplace_back(fd);
     }
   }
-  if (got != 1 || received.size() != count)
+  if (got == 0)
+    fail(Fault::peer_lost, "receive descriptors", "The other side closed the connection.");
+  if ((message.msg_flags & MSG_CTRUNC) != 0 || received.size() != count)
     fail(Fault::corrupted, "receive descriptors",
-         fmt::format("Expected {} descriptors, got {}.", count, received.size()));
+         fmt::format("Expected {} descriptors, got {}{}.", count, received.size(),
+                     (message.msg_flags & MSG_CTRUNC) != 0 ? " and more" : ""));
   return received;
 }
 
