@@ -2,14 +2,18 @@
 # Also sets LOCKSTEP_TORCH_VERSION and LOCKSTEP_TORCH_CUDA.
 find_package(Torch REQUIRED)
 
-# TorchConfig.cmake has no version that can be relied on; its header has.
-set(LOCKSTEP_TORCH_VERSION "unknown")
-foreach(folder IN LISTS TORCH_INCLUDE_DIRS)
-  if(EXISTS "${folder}/torch/version.h" AND LOCKSTEP_TORCH_VERSION STREQUAL "unknown")
-    file(STRINGS "${folder}/torch/version.h" lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
-    string(REGEX REPLACE "[^0-9;]" "" numbers "${lines}")
-    list(JOIN numbers "." LOCKSTEP_TORCH_VERSION)
-  endif()
+# TorchConfig.cmake has no version that can be relied on; a header has, which moved once.
+set(LOCKSTEP_TORCH_VERSION "of unknown version")
+foreach(header IN ITEMS torch/version.h torch/headeronly/version.h)
+  foreach(folder IN LISTS TORCH_INCLUDE_DIRS)
+    if(EXISTS "${folder}/${header}")
+      file(STRINGS "${folder}/${header}" lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+      if(lines)
+        string(REGEX REPLACE "[^0-9;]" "" numbers "${lines}")
+        list(JOIN numbers "." LOCKSTEP_TORCH_VERSION)
+      endif()
+    endif()
+  endforeach()
 endforeach()
 set(LOCKSTEP_TORCH_CUDA OFF)
 if(TARGET torch_cuda OR TARGET torch_cuda_library)
