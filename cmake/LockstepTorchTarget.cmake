@@ -1,5 +1,13 @@
 # One target for all of LibTorch, Lockstep::torch. Used by our build and by the installed package.
 # Also sets LOCKSTEP_TORCH_VERSION and LOCKSTEP_TORCH_CUDA.
+
+# A LibTorch with CUDA wants the toolkit's compiler, which is often not in PATH.
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(LOCKSTEP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+  if(LOCKSTEP_NVCC)
+    set(CMAKE_CUDA_COMPILER ${LOCKSTEP_NVCC})
+  endif()
+endif()
 find_package(Torch REQUIRED)
 
 # TorchConfig.cmake has no version that can be relied on; a header has, which moved once.
