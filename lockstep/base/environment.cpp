@@ -68,9 +68,8 @@ void read_torchrun(LaunchEnvironment& env) {
   env.local_rank = optional_or("LOCAL_RANK", 0, kMostRanks, env.rank);
   env.local_world_size = optional_or("LOCAL_WORLD_SIZE", 1, kMostRanks, env.world_size);
   env.node_rank = optional_or("GROUP_RANK", 0, kMostRanks, env.rank / env.local_world_size);
-  env.num_nodes =
-      optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
-                  (env.world_size + env.local_world_size - 1) / env.local_world_size);
+  env.num_nodes = optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
+                              (env.world_size + env.local_world_size - 1) / env.local_world_size);
   env.restart_count = optional_or("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks, 0);
   env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
   read_master(env);

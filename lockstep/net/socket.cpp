@@ -222,8 +222,7 @@ void send_descriptors(const Fd& socket, const std::vector<int>& descriptors,
   }
 }
 
-std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count,
-                                    const Deadline& deadline) {
+std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count, const Deadline& deadline) {
   char byte = 0;
   iovec payload{&byte, 1};
   std::vector<char> control(CMSG_SPACE(sizeof(int) * count));

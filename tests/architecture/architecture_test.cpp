@@ -27,11 +27,10 @@ class Rules : public testing::Test {
   Rules() {
     std::string name = (fs::temp_directory_path() / "architecture_test_XXXXXX").string();
     root_ = ::mkdtemp(name.data());
-    write_table(
-        "| `base` | the ground | | no |\n"
-        "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
-        "| `comm` | collectives | base, comm/types | yes |\n"
-        "| `cli` | the program | base | no |\n");
+    write_table("| `base` | the ground | | no |\n"
+                "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+                "| `comm` | collectives | base, comm/types | yes |\n"
+                "| `cli` | the program | base | no |\n");
     write("lockstep/base/environment.cpp", "auto home() { return std::getenv(\"HOME\"); }\n");
     write("lockstep/base/error.h", "#include <string>\n");
     write("lockstep/comm/types.h", "#include <lockstep/base/error.h>\n");
@@ -56,9 +55,7 @@ class Rules : public testing::Test {
   fs::path root_;
 };
 
-TEST_F(Rules, ATreeThatKeepsToItsTablePasses) {
-  EXPECT_THAT(violations(root_), IsEmpty());
-}
+TEST_F(Rules, ATreeThatKeepsToItsTablePasses) { EXPECT_THAT(violations(root_), IsEmpty()); }
 
 TEST_F(Rules, AnArrowThatTheTableDoesNotHave) {
   write("lockstep/base/error.h", "#pragma once\n  # include <lockstep/comm/types.h>\n");
@@ -124,10 +121,9 @@ TEST_F(Rules, ATableThatCannotBeRead) {
 }
 
 TEST_F(Rules, ARowMayNameOnlyRowsAboveIt) {
-  write_table(
-      "| `base` | the ground | comm | no |\n"
-      "| `comm` | collectives | base | yes |\n"
-      "| `cli` | the program | base, comm | no |\n");
+  write_table("| `base` | the ground | comm | no |\n"
+              "| `comm` | collectives | base | yes |\n"
+              "| `cli` | the program | base, comm | no |\n");
   EXPECT_THAT(violations(root_),
               ElementsAre(HasSubstr("base may include comm, which has no row above it"),
                           HasSubstr("cli says no LibTorch, but it may include comm")));

@@ -113,9 +113,8 @@ class Checker {
       const std::string where = file.generic_string() + ":" + std::to_string(++number) + ": ";
       if (const auto include = parse_include(line)) check_include(where, file, *part, *include);
       if (file.generic_string() != "lockstep/base/environment.cpp" && reads_environment(line))
-        found_.push_back(where +
-                         "reads an environment variable, which only "
-                         "lockstep/base/environment.cpp may");
+        found_.push_back(where + "reads an environment variable, which only "
+                                 "lockstep/base/environment.cpp may");
     }
   }
 
@@ -157,8 +156,6 @@ class Checker {
 
 }  // namespace
 
-std::vector<std::string> violations(const fs::path& root) {
-  return Checker(root).run();
-}
+std::vector<std::string> violations(const fs::path& root) { return Checker(root).run(); }
 
 }  // namespace lockstep::architecture
