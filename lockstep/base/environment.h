@@ -27,10 +27,10 @@ struct LaunchEnvironment {
   int local_world_size = 1;
   int node_rank = 0;
   int num_nodes = 1;
-  std::string master_addr;       // empty where the launcher gives none
-  int master_port = 0;           // 0 likewise
-  int restart_count = 0;         // how often the launcher has restarted this job
-  std::string run_id;            // one job's name; "none" where the launcher gives none
+  std::string master_addr;  // empty where the launcher gives none
+  int master_port = 0;      // 0 likewise
+  int restart_count = 0;    // how often the launcher has restarted this job
+  std::string run_id;       // one job's name; "none" where the launcher gives none
   // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
   std::optional<int> secret_fd;
   std::string secret_file;

@@ -33,8 +33,7 @@ Address Address::parse(std::string_view text, int default_port, std::string_view
   } else {
     address.host = text;
   }
-  if (address.host.empty())
-    throw UsageError("{}: '{}' names no host: write host:port", what, text);
+  if (address.host.empty()) throw UsageError("{}: '{}' names no host: write host:port", what, text);
   if (!port.empty()) {
     const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
     if (error != std::errc() || end != port.data() + port.size() || address.port < 0 ||
