@@ -1,6 +1,7 @@
 #include <lockstep/device/device_manager.h>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
