@@ -111,7 +111,7 @@ int MeshShape::size(const std::string& axis) const {
   return axes_[index_of(axis)].size;
 }
 
-int MeshShape::size(const std::vector<std::string>& axes) const {
+int MeshShape::group_size(const std::vector<std::string>& axes) const {
   const std::vector<bool> selected = selection(axes);
   int size = 1;
   for (std::size_t i = 0; i < axes_.size(); ++i)
@@ -147,7 +147,7 @@ int MeshShape::rank_at(const std::vector<int>& coordinates) const {
 
 std::vector<int> MeshShape::group_of(int rank, const std::vector<std::string>& axes) const {
   const std::vector<bool> selected = selection(axes);
-  const int num_ranks = size(axes);
+  const int num_ranks = group_size(axes);
   const std::vector<int> mine = coordinates(rank);
   std::vector<int> group;
   for (int position = 0; position < num_ranks; ++position) {

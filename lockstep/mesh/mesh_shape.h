@@ -37,7 +37,7 @@ class MeshShape {
   int world_size() const { return world_size_; }
   int size(const std::string& axis) const;
   // Of the group that several axes span together.
-  int size(const std::vector<std::string>& axes) const;
+  int group_size(const std::vector<std::string>& axes) const;
 
   std::vector<int> coordinates(int rank) const;  // one for each axis
   int coordinate(int rank, const std::string& axis) const;

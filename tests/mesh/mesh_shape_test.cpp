@@ -117,7 +117,7 @@ TEST(MeshShape, GroupsPartitionTheWorld) {
     for (int rank = 0; rank < world_size; ++rank) {
       ASSERT_EQ(mesh.rank_at(mesh.coordinates(rank)), rank);
       const std::vector<int> group = mesh.group_of(rank, shuffled);
-      ASSERT_EQ(static_cast<int>(group.size()), mesh.size(names));
+      ASSERT_EQ(static_cast<int>(group.size()), mesh.group_size(names));
       ASSERT_TRUE(std::is_sorted(group.begin(), group.end()));
       ASSERT_EQ(group.at(static_cast<std::size_t>(mesh.position_in_group(rank, shuffled))), rank);
       group_names.insert(mesh.group_name(rank, shuffled));
@@ -137,7 +137,7 @@ TEST(MeshShape, GroupsPartitionTheWorld) {
         }
       }
     }
-    const auto num_groups = static_cast<std::size_t>(world_size / mesh.size(names));
+    const auto num_groups = static_cast<std::size_t>(world_size / mesh.group_size(names));
     ASSERT_EQ(group_names.size(), num_groups);
     ASSERT_EQ(*group_numbers.rbegin(), static_cast<int>(num_groups) - 1);
   }
