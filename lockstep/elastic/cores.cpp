@@ -139,8 +139,7 @@ int num_visible_gpus(const fs::path& devices) {
     // As CUDA reads it: what follows the first entry that is no device does not count.
     int listed = 0;
     std::istringstream entries(*list);
-    for (std::string entry; std::getline(entries, entry, ',') && !entry.starts_with('-');)
-      ++listed;
+    for (std::string entry; std::getline(entries, entry, ',') && !entry.starts_with('-');) ++listed;
     found = std::min(found, listed);
   }
   return found;

@@ -16,10 +16,10 @@ struct Node {
 // gaps; nodes may run different numbers of them.
 struct Layout {
   std::vector<Node> nodes;
-  int node_rank = 0;          // of this launcher
-  std::string master_addr;    // where rank 0 may listen for torch.distributed's own store
+  int node_rank = 0;        // of this launcher
+  std::string master_addr;  // where rank 0 may listen for torch.distributed's own store
   int master_port = 0;
-  std::string store;          // "host:port" of the job's store
+  std::string store;  // "host:port" of the job's store
 
   int num_nodes() const { return static_cast<int>(nodes.size()); }
   const Node& here() const { return nodes[static_cast<std::size_t>(node_rank)]; }

@@ -37,8 +37,8 @@ Sink::Sink(int fd) : fd_(fd), largest_write_(1 << 18), terminal_(::isatty(fd) ==
 
 void Sink::flush() {
   while (backlog() > 0) {
-    const ssize_t put = ::write(fd_, pending_.data() + written_,
-                                std::min(backlog(), largest_write_));
+    const ssize_t put =
+        ::write(fd_, pending_.data() + written_, std::min(backlog(), largest_write_));
     if (put > 0) {
       written_ += static_cast<std::size_t>(put);
       if (largest_write_ == PIPE_BUF) break;  // ask poll(2) again
@@ -95,7 +95,9 @@ RankStream::RankStream(net::Fd pipe, std::string prefix, Sink* sink, Tail* tail,
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool RankStream::held_back() const { return sink_ != nullptr && sink_->backlog() > kMostBacklog; }
+bool RankStream::held_back() const {
+  return sink_ != nullptr && sink_->backlog() > kMostBacklog;
+}
 
 bool RankStream::read() {
   std::array<char, 64 << 10> buffer;

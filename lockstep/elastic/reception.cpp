@@ -93,8 +93,8 @@ std::string objection(const Introduction& who, const Terms& terms,
   if (who.run_id != terms.run_id)
     return fmt::format("this job has --rdzv-id '{}', but host {} was started with '{}'",
                        terms.run_id, who.host, who.run_id);
-  if (who.num_ranks < 1) return fmt::format("host {} wants to run {} ranks", who.host,
-                                            who.num_ranks);
+  if (who.num_ranks < 1)
+    return fmt::format("host {} wants to run {} ranks", who.host, who.num_ranks);
   if (who.node_rank >= terms.num_nodes)
     return fmt::format("--node-rank {} of host {} is not below --nnodes {}", who.node_rank,
                        who.host, terms.num_nodes);

@@ -46,8 +46,8 @@ Layout decode_layout(const std::string& text) {
 }
 
 [[noreturn]] void fail(Fault fault, const std::string& explanation) {
-  throw CommError({.fault = fault, .operation = "meeting of the launchers",
-                   .explanation = explanation});
+  throw CommError(
+      {.fault = fault, .operation = "meeting of the launchers", .explanation = explanation});
 }
 
 bool is_loopback(const std::string& host) {
@@ -73,22 +73,24 @@ Membership host(const RendezvousOptions& options, const net::Secret& secret,
     store::Client(net::Address::parse(layout.store, 0, "store"), secret, deadline)
         .set(kPortKey, std::to_string(net::local_port(listener)), deadline);
     log::debug("waiting for {} more launchers at {}", options.num_nodes - 1, layout.store);
-    std::vector<Guest> guests = receive_guests(
-        listener, secret, {options.num_nodes, options.run_id}, deadline);
+    std::vector<Guest> guests =
+        receive_guests(listener, secret, {options.num_nodes, options.run_id}, deadline);
     std::string missing = missing_nodes(guests, options.num_nodes);
     if (!missing.empty()) {
       missing += fmt::format(" of {} did not come within {:.1f} s", options.num_nodes,
                              deadline.span_seconds());
       for (Guest& guest : guests) guest.channel.send("refused", missing);
-      std::string advice = "Start 'lockstep run' on every host with the same --nnodes and "
-                           "--rdzv-endpoint (or --master-addr and --master-port), or raise "
-                           "--timeout.";
+      std::string advice =
+          "Start 'lockstep run' on every host with the same --nnodes and "
+          "--rdzv-endpoint (or --master-addr and --master-port), or raise "
+          "--timeout.";
       if (is_loopback(options.endpoint.host))
-        advice += fmt::format(" '{}' is a loopback address, which other hosts cannot reach: give "
-                              "an address of this host on their network.",
-                              options.endpoint.host);
-      fail(Fault::timeout, fmt::format("{}; this is node 0, at {}. {}", missing, layout.store,
-                                       advice));
+        advice += fmt::format(
+            " '{}' is a loopback address, which other hosts cannot reach: give "
+            "an address of this host on their network.",
+            options.endpoint.host);
+      fail(Fault::timeout,
+           fmt::format("{}; this is node 0, at {}. {}", missing, layout.store, advice));
     }
     assign_node_ranks(guests, options.num_nodes);
     for (Guest& guest : guests) {
@@ -97,8 +99,8 @@ Membership host(const RendezvousOptions& options, const net::Secret& secret,
       membership.channels[node] = std::move(guest.channel);
     }
   }
-  layout.master_port = options.master_port != 0 ? options.master_port
-                                                : free_port(options.master_addr);
+  layout.master_port =
+      options.master_port != 0 ? options.master_port : free_port(options.master_addr);
   for (int node = 1; node < options.num_nodes; ++node) {
     layout.node_rank = node;
     membership.channels[static_cast<std::size_t>(node)].send("layout", encode(layout));
@@ -114,8 +116,7 @@ Channel knock(const RendezvousOptions& options, const net::Secret& secret,
   try {
     store::Client client(options.endpoint, secret, deadline);
     const std::string port = client.wait({kPortKey}, deadline).front();
-    net::Fd socket =
-        net::connect_tcp({options.endpoint.host, std::atoi(port.c_str())}, deadline);
+    net::Fd socket = net::connect_tcp({options.endpoint.host, std::atoi(port.c_str())}, deadline);
     net::introduce(socket, secret, kLauncherPurpose, deadline);
     return Channel(std::move(socket));
   } catch (const CommError& error) {
@@ -150,8 +151,8 @@ Membership join(const RendezvousOptions& options, const net::Secret& secret) {
                                        "{} nodes had come.",
                                        options.endpoint.text(), options.num_nodes));
   if (answer->word == "refused")
-    fail(Fault::refused, fmt::format("Node 0 at {} says: {}.", options.endpoint.text(),
-                                     answer->text));
+    fail(Fault::refused,
+         fmt::format("Node 0 at {} says: {}.", options.endpoint.text(), answer->text));
   Membership membership;
   try {
     membership.layout = decode_layout(answer->text);

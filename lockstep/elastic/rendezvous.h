@@ -24,11 +24,11 @@ struct RendezvousOptions {
   int num_nodes = 1;
   std::optional<int> node_rank;  // unset: by order of arrival
   int num_local_ranks = 1;
-  std::string host;              // this host's name in messages
+  std::string host;  // this host's name in messages
   std::string run_id;
-  net::Address endpoint;         // of the store; port 0 only for a single node
+  net::Address endpoint;  // of the store; port 0 only for a single node
   std::string master_addr;
-  int master_port = 0;           // 0: one that is free
+  int master_port = 0;  // 0: one that is free
   milliseconds timeout{0};
 };
 
