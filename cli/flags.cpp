@@ -17,7 +17,7 @@ namespace {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   const std::vector<std::string_view> known(names.begin(), names.end());
   throw UsageError(
-      "unknown flag '{}'{} ('lockstep {} --help' lists all; flags of the program "
+      "unknown flag '{}'{} ('{} --help' lists all; flags of the program "
       "itself come after it)",
       flag, did_you_mean(flag, known), app.get_name());
 }
@@ -59,7 +59,7 @@ bool parse_flags(CLI::App& app, std::vector<std::string> flags) {
     fmt::print("{}", app.help());
     return false;
   } catch (const CLI::ParseError& error) {
-    throw UsageError("{} ('lockstep {} --help' tells more)", error.what(), app.get_name());
+    throw UsageError("{} ('{} --help' tells more)", error.what(), app.get_name());
   }
   return true;
 }

@@ -29,7 +29,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
   std::string_view nearest;
-  std::size_t best = std::max<std::size_t>(1, word.size() / 2) + 1;
+  std::size_t best = std::max<std::size_t>(2, word.size() / 2) + 1;
   for (const std::string_view candidate : known) {
     // The beginning of a word is meant as that word, however long the rest is.
     const bool begins = word.size() > 2 && candidate.starts_with(word);

@@ -175,8 +175,8 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
 }  // namespace
 
 int run(Arguments arguments) {
-  CLI::App app("Starts the ranks of a job on this host, as torchrun does.", "run");
-  app.usage("Usage: lockstep run [FLAGS] PROGRAM [ARGUMENTS]");
+  CLI::App app("Starts the ranks of a job on this host, as torchrun does.", "lockstep run");
+  app.get_formatter()->label("OPTIONS", "FLAGS] PROGRAM [ARGUMENTS");
   Texts texts;
   elastic::LaunchOptions options;
   describe(app, texts, options);

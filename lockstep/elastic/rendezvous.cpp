@@ -1,7 +1,8 @@
 #include <lockstep/elastic/rendezvous.h>
 
-#include <array>
-#include <cstring>
+#include <netinet/in.h>
+
+#include <cstdlib>
 #include <span>
 
 #include <nlohmann/json.hpp>
@@ -52,8 +53,10 @@ Layout decode_layout(const std::string& text) {
 
 bool is_loopback(const std::string& host) {
   const net::SocketAddress first = net::resolve({host, 0}).front();
-  const std::string numeric = first.address().host;
-  return numeric.starts_with("127.") || numeric == "::1";
+  if (first.get()->sa_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(first.get())->sin6_addr);
+  const auto* address = reinterpret_cast<const sockaddr_in*>(first.get());
+  return ntohl(address->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
 Membership host(const RendezvousOptions& options, const net::Secret& secret,
