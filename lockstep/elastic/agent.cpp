@@ -72,7 +72,7 @@ void Agent::run() {
     for (Sink* sink : sinks_) {
       const std::size_t before = sink->backlog();
       sink->flush();
-      if (before == 0 || sink->backlog() < before) last_progress_ = Clock::now();
+      if (sink->backlog() < before) last_progress_ = Clock::now();
     }
   }
 }

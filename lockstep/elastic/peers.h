@@ -20,7 +20,7 @@ namespace lockstep::elastic {
 class Peers {
  public:
   static constexpr milliseconds kBeat{1000};
-  static constexpr milliseconds kLongestSilence{5000};
+  static constexpr milliseconds kLongestSilence{4000};
 
   Peers(const Layout& layout, std::vector<Channel> channels);
 
