@@ -11,15 +11,16 @@ namespace lockstep::cli {
 
 namespace {
 
-[[noreturn]] void unknown_flag(const CLI::App& app, const std::string& flag) {
+[[noreturn]] void unknown_flag(const CLI::App& app, const std::string& written,
+                               const std::string& name) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
   const std::vector<std::string_view> known(names.begin(), names.end());
   throw UsageError(
       "unknown flag '{}'{} ('{} --help' lists all; flags of the program "
       "itself come after it)",
-      flag, did_you_mean(flag, known), app.get_name());
+      written, did_you_mean(name, known), app.get_name());
 }
 
 }  // namespace
@@ -39,7 +40,7 @@ SplitArguments split_at_program(const CLI::App& app, Arguments arguments) {
     std::replace(word.begin() + 2, word.begin() + static_cast<long>(name_end), '_', '-');
     const std::string name = word.substr(0, name_end);
     const CLI::Option* option = app.get_option_no_throw(name);
-    if (option == nullptr) unknown_flag(app, arguments[at]);
+    if (option == nullptr) unknown_flag(app, arguments[at], name);
     split.flags.push_back(word);
     ++at;
     const bool takes_value = option->get_items_expected_max() > 0;

@@ -138,6 +138,7 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
   app.footer(
       "Example: lockstep run --nproc-per-node 4 ./my_program --its-own-flag\n"
       "Flags may be spelled with underscores. All after PROGRAM belongs to it.");
+  app.option_defaults()->take_last();  // as torchrun does with a flag given twice
   app.add_option("--nproc-per-node", texts.num_local_ranks,
                  "ranks on this host: a number, auto, cpu, gpu, or gpu:N (a GPU each)");
   app.add_option("--nnodes", texts.num_nodes, "hosts of the job; each runs 'lockstep run'");

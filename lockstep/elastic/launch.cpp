@@ -110,28 +110,39 @@ RendezvousOptions rendezvous_options(const LaunchOptions& options) {
   return meeting;
 }
 
-// Where ranks leave flight recorder dumps: where the user said, beside the logs, or in a folder
-// that is removed at the end where nobody left one.
-struct FlightDirectory {
-  std::string path;
-  bool temporary = false;
-};
-
-FlightDirectory flight_directory() {
-  if (const auto wanted = environment_variable("LOCKSTEP_FLIGHT_DIR")) {
-    std::error_code failed;
-    fs::create_directories(*wanted, failed);
-    if (failed)
-      throw UsageError("LOCKSTEP_FLIGHT_DIR is '{}', which cannot be made: {}", *wanted,
-                       failed.message());
-    return {fs::absolute(*wanted).string(), false};
+// Where ranks leave flight recorder dumps: where the user said, or a folder that is removed at the
+// end where nobody left one.
+class FlightDirectory {
+ public:
+  FlightDirectory() {
+    if (const auto wanted = environment_variable("LOCKSTEP_FLIGHT_DIR")) {
+      std::error_code failed;
+      fs::create_directories(*wanted, failed);
+      if (failed)
+        throw UsageError("LOCKSTEP_FLIGHT_DIR is '{}', which cannot be made: {}", *wanted,
+                         failed.message());
+      path_ = fs::absolute(*wanted).string();
+      return;
+    }
+    path_ = (fs::temp_directory_path() / "lockstep-flight-XXXXXX").string();
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw UsageError("cannot make a folder in '{}': {}; set TMPDIR to one that can be written",
+                       fs::temp_directory_path().string(), std::strerror(errno));
+    temporary_ = true;
   }
-  std::string name = (fs::temp_directory_path() / "lockstep-flight-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr)
-    throw UsageError("cannot make a folder in '{}': {}; set TMPDIR to one that can be written",
-                     fs::temp_directory_path().string(), std::strerror(errno));
-  return {name, true};
-}
+  ~FlightDirectory() { ::rmdir(removable().c_str()); }
+  FlightDirectory(const FlightDirectory&) = delete;
+  FlightDirectory& operator=(const FlightDirectory&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // What to remove at the end; empty where it is the user's own.
+  std::string removable() const { return temporary_ ? path_ : ""; }
+
+ private:
+  std::string path_;
+  bool temporary_ = false;
+};
 
 // One stream of one rank: what the rank writes to, and where we read it.
 struct Plumbing {
@@ -171,10 +182,10 @@ void print_report(const Failure& failure, const FlightDirectory& flight, const f
     for (const std::string& line : failure.last_lines) text += "  | " + line + "\n";
   }
   if (!logs.empty()) text += fmt::format("lockstep: logs are in {}\n", logs.string());
-  const std::string report = flight::merged_report(fs::path(flight.path));
+  const std::string report = flight::merged_report(fs::path(flight.path()));
   if (!report.empty())
     text += fmt::format("lockstep: where the ranks of this host were (dumps in {}):\n{}",
-                        flight.path, report);
+                        flight.path(), report);
   text += failure.machine_line() + "\n";
   Sink sink(STDERR_FILENO);
   sink.append(text);
@@ -202,8 +213,8 @@ int launch(const LaunchOptions& options) {
   if (options.redirects.any() || options.tee.any()) {
     logs = make_log_directory(options.log_directory, options.run_id, options.num_local_ranks);
   }
-  const FlightDirectory flight = flight_directory();
-  GuardianSetup setup{.command = command, .flight_directory = flight.temporary ? flight.path : ""};
+  const FlightDirectory flight;
+  GuardianSetup setup{.command = command, .flight_directory = flight.removable()};
   std::vector<std::array<Plumbing, 2>> plumbing(num_ranks);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     constexpr std::array kStreams = {Streams::output, Streams::error};
@@ -254,7 +265,7 @@ int launch(const LaunchOptions& options) {
                                          {.run_id = options.run_id,
                                           .role = options.role,
                                           .secret_fd = secret_fd.get(),
-                                          .flight_directory = flight.path,
+                                          .flight_directory = flight.path(),
                                           .threads = threads}));
   }
   Peers peers(layout, std::move(membership.channels));
