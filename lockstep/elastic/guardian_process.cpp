@@ -86,7 +86,6 @@ struct Start {
   if (start.standard_input >= 0) require(::dup2(start.standard_input, STDIN_FILENO) >= 0);
   require(::dup2(start.standard_output, STDOUT_FILENO) >= 0);
   require(::dup2(start.standard_error, STDERR_FILENO) >= 0);
-  for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/elastic/failure.h>
+#include <lockstep/flight/dump.h>
 
 #include "launched.h"
 
@@ -166,7 +167,27 @@ TEST(Failure, AProgramThatTheKernelRefuses) {
 }
 
 TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
-  // No dump, no report, and no folder left.
+  const Folder folder;
+  flight::Recorder recorder("world", 0, {0, 1}, [](const flight::Record& record) {
+    return "all_reduce #" + std::to_string(record.sequence);
+  });
+  recorder.record({.sequence = 7, .operation = "all_reduce", .file = "train.cpp", .line = 42});
+  ASSERT_TRUE(flight::write_dump(recorder, folder.path(), "a test"));
+  const std::string copy = "cp " + folder.path().string() + "/flight-* $LOCKSTEP_FLIGHT_DIR; ";
+  Launched job =
+      Launched::run({"--nproc-per-node", "2", "sh", "-c",
+                     "if [ $RANK = 1 ]; then exit 4; fi; " + copy + "echo $LOCKSTEP_FLIGHT_DIR"});
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.error(), HasSubstr("where the ranks of this host were"));
+  EXPECT_THAT(job.error(), HasSubstr("group 'world' (2 ranks)"));
+  EXPECT_THAT(job.error(), HasSubstr("all_reduce #7"));
+  ASSERT_FALSE(job.output().empty());
+  const std::string kept = lines_of(job.output()).at(0).substr(4);
+  EXPECT_THAT(job.error(), HasSubstr("dumps in " + kept));
+  EXPECT_GT(std::filesystem::remove_all(kept), 1u);
+}
+
+TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {
   Launched job = Launched::run({"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; exit 1"});
   EXPECT_EQ(job.wait(), 1);
   const std::string folder = lines_of(job.output()).at(0).substr(4);

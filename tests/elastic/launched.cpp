@@ -69,8 +69,18 @@ Launched::Launched(std::vector<std::string> command, std::vector<std::string> va
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, (directory_ / "out").c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&files, 2, (directory_ / "err").c_str(), kFlags, 0600);
+  // Whoever runs the tests may ignore signals (a shell does so for what it runs in the background).
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE})
+    ::sigaddset(&signals, signal);
+  posix_spawnattr_setsigdefault(&attributes, &signals);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
   const int failed =
-      posix_spawnp(&pid_, words[0], &files, nullptr, words.data(), environment.data());
+      posix_spawnp(&pid_, words[0], &files, &attributes, words.data(), environment.data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   LOCKSTEP_CHECK(failed == 0, "cannot start {}", command[0]);
 }
