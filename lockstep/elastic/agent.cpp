@@ -74,6 +74,11 @@ void Agent::run() {
       sink->flush();
       if (sink->backlog() < before) last_progress_ = Clock::now();
     }
+    if (sinks_[0]->lost() && !told_lost_) {
+      told_lost_ = true;
+      sinks_[1]->append(
+          "lockstep: nobody reads the standard output any more; the job goes on without\n");
+    }
   }
 }
 

@@ -71,6 +71,7 @@ class Agent {
   std::vector<int> pids_;  // by local rank
   int num_running_;
   bool told_done_ = false;
+  bool told_lost_ = false;
   bool impatient_ = false;           // the user interrupted when only output was left
   Clock::time_point last_progress_;  // of the sinks
 };

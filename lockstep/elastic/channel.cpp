@@ -5,11 +5,18 @@
 
 #include <array>
 #include <cerrno>
+#include <span>
 
 #include <lockstep/base/error.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::elastic {
+
+namespace {
+
+constexpr milliseconds kPatience(500);
+
+}  // namespace
 
 Channel::Channel(net::Fd socket) : socket_(std::move(socket)) {}
 
@@ -17,8 +24,11 @@ void Channel::send(const std::string& word, const std::string& text) {
   if (!socket_) return;
   const std::string line = word + " " + text + "\n";
   LOCKSTEP_CHECK(line.size() <= kLongestMessage && line.find('\n') == line.size() - 1);
-  const ssize_t put = ::send(socket_.get(), line.data(), line.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (put != static_cast<ssize_t>(line.size())) close();
+  try {
+    net::write_all(socket_, std::as_bytes(std::span(line)), Deadline::after(kPatience));
+  } catch (const CommError&) {
+    close();
+  }
 }
 
 void Channel::read_available() {

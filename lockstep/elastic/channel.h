@@ -18,7 +18,7 @@ class Channel {
     std::string text;
   };
 
-  static constexpr std::size_t kLongestMessage = 64 << 10;
+  static constexpr std::size_t kLongestMessage = 1 << 20;
 
   Channel() = default;
   explicit Channel(net::Fd socket);
@@ -26,7 +26,8 @@ class Channel {
   bool open() const { return static_cast<bool>(socket_); }
   int fd() const { return socket_.get(); }
 
-  // Messages are few and small: where the connection's buffer is full, the peer is as good as gone.
+  // Messages are few and small: a peer that does not take one within half a second is as good as
+  // gone, and the connection is closed.
   void send(const std::string& word, const std::string& text = "");
 
   // The next message that has arrived; nothing where there is none yet. What arrived before the

@@ -26,6 +26,7 @@ namespace {
 // short time, and only so many at once.
 constexpr int kMostAtTheDoor = 64;
 constexpr milliseconds kLongestProof(3000);
+constexpr milliseconds kLook(100);  // between looks at who is still there
 
 struct Arrival {
   Channel channel;
@@ -93,6 +94,9 @@ std::string objection(const Introduction& who, const Terms& terms,
   if (who.run_id != terms.run_id)
     return fmt::format("this job has --rdzv-id '{}', but host {} was started with '{}'",
                        terms.run_id, who.host, who.run_id);
+  if (static_cast<int>(guests.size()) >= terms.num_nodes - 1)
+    return fmt::format("all {} nodes of this job have come already, without host {}",
+                       terms.num_nodes, who.host);
   if (who.num_ranks < 1)
     return fmt::format("host {} wants to run {} ranks", who.host, who.num_ranks);
   if (who.node_rank >= terms.num_nodes)
@@ -105,6 +109,14 @@ std::string objection(const Introduction& who, const Terms& terms,
       return fmt::format("hosts {} and {} were both started with --node-rank {}", guest.host,
                          who.host, who.node_rank);
   return "";
+}
+
+void drop_those_gone(std::vector<Guest>& guests) {
+  std::erase_if(guests, [](Guest& guest) {
+    guest.channel.receive();
+    if (!guest.channel.open()) log::warn("the launcher of host {} went away again", guest.host);
+    return !guest.channel.open();
+  });
 }
 
 }  // namespace
@@ -122,17 +134,17 @@ std::vector<Guest> receive_guests(const net::Fd& listener, const net::Secret& se
                                   const Terms& terms, const Deadline& deadline) {
   std::vector<Guest> guests;
   const auto door = std::make_shared<Door>(secret);
+  Clock::time_point next_look = Clock::now();
   while (static_cast<int>(guests.size()) < terms.num_nodes - 1 && !deadline.passed()) {
     // Proofs are short and the wait is not hot: a look every few milliseconds is enough.
     pollfd ready{door->full() ? -1 : listener.get(), POLLIN, 0};
     ::poll(&ready, 1, deadline.poll_timeout(milliseconds(5)));
     if (ready.revents != 0)
       if (net::Fd socket = net::accept(listener)) door->open(std::move(socket));
-    std::erase_if(guests, [](Guest& guest) {
-      guest.channel.receive();
-      if (!guest.channel.open()) log::warn("the launcher of host {} went away again", guest.host);
-      return !guest.channel.open();
-    });
+    if (Clock::now() >= next_look) {
+      drop_those_gone(guests);
+      next_look = Clock::now() + kLook;
+    }
     for (Arrival& arrival : door->arrivals()) {
       const std::string reason = objection(arrival.introduction, terms, guests);
       if (!reason.empty()) {

@@ -75,7 +75,7 @@ Membership host(const RendezvousOptions& options, const net::Secret& secret,
     const net::Fd listener = net::listen_tcp({options.endpoint.host, 0});
     store::Client(net::Address::parse(layout.store, 0, "store"), secret, deadline)
         .set(kPortKey, std::to_string(net::local_port(listener)), deadline);
-    log::debug("waiting for {} more launchers at {}", options.num_nodes - 1, layout.store);
+    log::info("this is node 0, waiting at {} for {} more", layout.store, options.num_nodes - 1);
     std::vector<Guest> guests =
         receive_guests(listener, secret, {options.num_nodes, options.run_id}, deadline);
     std::string missing = missing_nodes(guests, options.num_nodes);
@@ -182,7 +182,7 @@ Membership meet(const RendezvousOptions& options, const net::Secret& secret) {
     try {
       server = std::make_unique<store::Server>(options.endpoint, secret);
     } catch (const UsageError& error) {
-      log::debug("this is not node 0: {}", error.what());
+      log::info("joining node 0 at {} ({})", options.endpoint.text(), error.what());
     }
     if (server) return host(options, secret, std::move(server));
   }

@@ -80,6 +80,7 @@ TEST(Output, AReaderThatLeavesDoesNotEndTheJob) {
   ASSERT_EQ(job.wait(), 0) << job.error();
   EXPECT_EQ(job.output(), "[0] 1\n");
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "done"));
+  EXPECT_THAT(job.error(), HasSubstr("nobody reads the standard output"));
 }
 
 TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
