@@ -1,5 +1,7 @@
 #include <lockstep/base/environment.h>
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +26,13 @@ std::optional<long> environment_integer(const char* name, long lowest, long high
     throw UsageError("environment variable {} is '{}': it must be a whole number from {} to {}",
                      name, *text, lowest, highest);
   return value;
+}
+
+std::vector<std::string> whole_environment() {
+  std::vector<std::string> all;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+    all.emplace_back(*entry);
+  return all;
 }
 
 const char* launcher_name(Launcher launcher) {

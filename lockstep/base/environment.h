@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -12,6 +13,9 @@ std::optional<std::string> environment_variable(const char* name);
 // The same as a whole number in [lowest, highest]; UsageError naming the variable and its value
 // where it is something else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
+
+// Every variable as "NAME=value", for passing on to a child.
+std::vector<std::string> whole_environment();
 
 // Who started this process as a rank.
 enum class Launcher { none, lockstep, torchrun, mpirun, srun };
