@@ -3,8 +3,9 @@
 #   lockstep_part(store USES net)                   without LibTorch
 #   lockstep_part(mesh USES comm LIBTORCH)          with LibTorch
 #
-# Compiles every .cpp of the folder it is called in; SOURCES overrides that. USES names the other
-# parts it may include, and must agree with the arrows in ARCHITECTURE.md.
+# Makes the target lockstep_<name>, which others know as Lockstep::<name>, from every .cpp of the
+# folder it is called in; SOURCES overrides that. USES names the other parts it may include, and must
+# agree with the arrows in ARCHITECTURE.md; LINKS names libraries that only its .cpp files need.
 function(lockstep_part name)
   cmake_parse_arguments(PART "LIBTORCH" "" "USES;LINKS;SOURCES" ${ARGN})
   if(PART_LIBTORCH AND NOT LOCKSTEP_LIBTORCH)
@@ -14,18 +15,31 @@ function(lockstep_part name)
     file(GLOB PART_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   endif()
   set(target lockstep_${name})
-  add_library(${target} STATIC ${PART_SOURCES})
+  # A part may be all headers.
+  set(kind STATIC)
+  set(public PUBLIC)
+  if(NOT PART_SOURCES)
+    set(kind INTERFACE)
+    set(public INTERFACE)
+  endif()
+  add_library(${target} ${kind} ${PART_SOURCES})
   add_library(Lockstep::${name} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
-  target_compile_features(${target} PUBLIC cxx_std_20)
-  target_include_directories(${target} PUBLIC
+  target_compile_features(${target} ${public} cxx_std_20)
+  target_include_directories(${target} ${public}
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
-  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:lockstep_compiler> ${PART_LINKS})
-  foreach(used IN LISTS PART_USES)
-    target_link_libraries(${target} PUBLIC lockstep_${used})
-  endforeach()
-  if(PART_LIBTORCH)
-    target_link_libraries(${target} PUBLIC lockstep_torch)
+  list(TRANSFORM PART_USES PREPEND lockstep_)
+  target_link_libraries(${target} ${public} ${PART_USES})
+  if(PART_SOURCES)
+    target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:lockstep_compiler> ${PART_LINKS})
   endif()
-  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_PARTS ${target})
+  # Two sets, so that a user of parts without LibTorch needs none.
+  if(PART_LIBTORCH)
+    lockstep_use_torch(${target} ${public})
+    install(TARGETS ${target} EXPORT LockstepLibTorchTargets ARCHIVE DESTINATION lib)
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBTORCH_PARTS ${name})
+  else()
+    install(TARGETS ${target} EXPORT LockstepTargets ARCHIVE DESTINATION lib)
+    set_property(GLOBAL APPEND PROPERTY LOCKSTEP_PARTS ${name})
+  endif()
 endfunction()

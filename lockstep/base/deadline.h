@@ -14,11 +14,14 @@ class Deadline {
  public:
   explicit Deadline(Clock::time_point at) : start_(Clock::now()), at_(at) {}
 
-  // Spans longer than a century saturate, so that milliseconds::max() means "never".
-  static Deadline after(Clock::duration span) {
-    const auto now = Clock::now();
-    const auto longest = std::chrono::hours(24 * 365 * 100);
-    return Deadline(now + std::min<Clock::duration>(span, longest));
+  // Spans longer than a century saturate, so that milliseconds::max() means "never"; negative ones
+  // have passed already. Compared in the span's own unit: as nanoseconds it would overflow.
+  template <typename Rep, typename Period>
+  static Deadline after(std::chrono::duration<Rep, Period> span) {
+    constexpr std::chrono::hours longest(24 * 365 * 100);
+    if (span <= span.zero()) return Deadline(Clock::now());
+    if (span > longest) return Deadline(Clock::now() + longest);
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(span));
   }
 
   Clock::time_point at() const { return at_; }

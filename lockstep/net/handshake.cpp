@@ -1,7 +1,6 @@
 #include <lockstep/net/handshake.h>
 
 #include <cstring>
-#include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/net/socket.h>
@@ -19,6 +18,12 @@ struct Hello {
   Nonce nonce;
 };
 static_assert(sizeof(Hello) == 32);
+
+struct Challenge {
+  Nonce nonce;
+  Secret::Mac mac;
+};
+static_assert(sizeof(Challenge) == 48);
 
 constexpr char kMagic[9] = "LOCKSTP1";
 constexpr std::byte kWelcome{'W'};
@@ -39,9 +44,8 @@ Secret::Mac proof(const Secret& secret, char direction, const Nonce& connector,
   return secret.sign(message);
 }
 
-[[noreturn]] void refuse(const std::string& explanation) {
-  throw CommError(
-      {.fault = Fault::refused, .operation = "handshake", .explanation = explanation});
+[[noreturn]] void fail(Fault fault, const std::string& explanation) {
+  throw CommError({.fault = fault, .operation = "handshake", .explanation = explanation});
 }
 
 }  // namespace
@@ -55,50 +59,100 @@ void introduce(const Fd& socket, const Secret& secret, const std::string& purpos
   hello.nonce = fresh_nonce();
   std::vector<std::byte> first(sizeof(hello) + purpose.size());
   std::memcpy(first.data(), &hello, sizeof(hello));
-  std::memcpy(first.data() + sizeof(hello), purpose.data(), purpose.size());
+  if (!purpose.empty()) std::memcpy(first.data() + sizeof(hello), purpose.data(), purpose.size());
 
-  struct Reply {
-    Nonce nonce;
-    Secret::Mac mac;
-  } reply;
+  Challenge challenge;
   std::byte verdict{};
   try {
     write_all(socket, first, deadline);
-    read_all(socket, std::as_writable_bytes(std::span(&reply, 1)), deadline);
-    if (!equal(reply.mac, proof(secret, 'A', hello.nonce, reply.nonce, purpose)))
-      refuse("The other side does not know this job's secret. Do all hosts use the same one "
-             "(LOCKSTEP_SECRET_FILE), and is this the right address?");
-    write_all(socket, proof(secret, 'C', hello.nonce, reply.nonce, purpose), deadline);
+    read_all(socket, std::as_writable_bytes(std::span(&challenge, 1)), deadline);
+    if (!equal(challenge.mac, proof(secret, 'A', hello.nonce, challenge.nonce, purpose)))
+      fail(Fault::refused,
+           "The other side does not know this job's secret. Do all hosts use the same one "
+           "(LOCKSTEP_SECRET_FILE), and is this the right address?");
+    write_all(socket, proof(secret, 'C', hello.nonce, challenge.nonce, purpose), deadline);
     read_all(socket, std::span(&verdict, 1), deadline);
   } catch (const CommError& error) {
     if (error.fault() != Fault::peer_lost) throw;
-    refuse("The other side hung up during the handshake: its secret differs from this one's, or "
-           "it is no Lockstep process.");
+    fail(Fault::peer_lost,
+         "The other side hung up during the handshake: it is ending, or it is no Lockstep "
+         "process.");
   }
-  if (verdict != kWelcome) refuse("The other side did not welcome this process.");
+  if (verdict != kWelcome) fail(Fault::refused, "The other side did not welcome this process.");
 }
 
 std::string welcome(const Fd& socket, const Secret& secret, const Deadline& deadline) {
-  Hello hello;
-  read_all(socket, std::as_writable_bytes(std::span(&hello, 1)), deadline);
-  if (std::memcmp(hello.magic, kMagic, sizeof(hello.magic)) != 0 || hello.reserved != 0 ||
-      hello.purpose_bytes > kLongestPurpose)
-    refuse("Something that does not speak this protocol connected.");
-  std::string purpose(hello.purpose_bytes, '\0');
-  read_all(socket, std::as_writable_bytes(std::span(purpose)), deadline);
+  Acceptor acceptor(secret);
+  while (acceptor.state() == Acceptor::State::reading) {
+    std::vector<std::byte> bytes(acceptor.wanted());
+    read_all(socket, bytes, deadline);
+    write_all(socket, acceptor.take(bytes), deadline);
+  }
+  if (acceptor.state() == Acceptor::State::refused)
+    fail(Fault::refused,
+         "Something connected that does not speak this protocol or does not know the job's "
+         "secret.");
+  return acceptor.purpose();
+}
 
-  const Nonce nonce = fresh_nonce();
-  const Secret::Mac mine = proof(secret, 'A', hello.nonce, nonce, purpose);
-  std::vector<std::byte> reply(nonce.begin(), nonce.end());
-  reply.insert(reply.end(), mine.begin(), mine.end());
-  write_all(socket, reply, deadline);
+std::vector<std::byte> Acceptor::take(std::span<const std::byte> bytes) {
+  LOCKSTEP_CHECK(bytes.size() <= wanted());
+  received_.insert(received_.end(), bytes.begin(), bytes.end());
+  if (state_ != State::reading || received_.size() < expected_) return {};
+  return step();
+}
 
-  Secret::Mac theirs;
-  read_all(socket, theirs, deadline);
-  if (!equal(theirs, proof(secret, 'C', hello.nonce, nonce, purpose)))
-    refuse("A process that does not know the job's secret tried to connect.");
-  write_all(socket, std::span(&kWelcome, 1), deadline);
-  return purpose;
+std::vector<std::byte> Acceptor::step() {
+  switch (step_) {
+    case Step::hello: {
+      Hello hello;
+      std::memcpy(&hello, received_.data(), sizeof(hello));
+      if (std::memcmp(hello.magic, kMagic, sizeof(hello.magic)) != 0 || hello.reserved != 0 ||
+          hello.purpose_bytes > kLongestPurpose) {
+        refuse();
+        return {};
+      }
+      theirs_ = hello.nonce;
+      received_.clear();
+      expected_ = hello.purpose_bytes;
+      step_ = Step::purpose;
+      // A purpose may be empty: then there is nothing to wait for.
+      if (expected_ > 0) return {};
+      return challenge();
+    }
+    case Step::purpose:
+      purpose_.assign(reinterpret_cast<const char*>(received_.data()), received_.size());
+      return challenge();
+    case Step::proof: {
+      Secret::Mac theirs;
+      std::memcpy(theirs.data(), received_.data(), theirs.size());
+      if (!equal(theirs, proof(secret_, 'C', theirs_, mine_, purpose_))) {
+        refuse();
+        return {};
+      }
+      state_ = State::welcomed;
+      received_.clear();
+      expected_ = 0;
+      return {kWelcome};
+    }
+  }
+  LOCKSTEP_CHECK(false, "no such step");
+}
+
+std::vector<std::byte> Acceptor::challenge() {
+  mine_ = fresh_nonce();
+  const Challenge challenge{mine_, proof(secret_, 'A', theirs_, mine_, purpose_)};
+  received_.clear();
+  expected_ = sizeof(Secret::Mac);
+  step_ = Step::proof;
+  const auto bytes = std::as_bytes(std::span(&challenge, 1));
+  return {bytes.begin(), bytes.end()};
+}
+
+void Acceptor::refuse() {
+  state_ = State::refused;
+  received_.clear();
+  expected_ = 0;
 }
 
 }  // namespace lockstep::net

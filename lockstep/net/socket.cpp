@@ -76,7 +76,7 @@ int local_port(const Fd& socket) {
   return self.address().port;
 }
 
-Fd connect_tcp(const Address& address, const Deadline& deadline) {
+Fd connect_tcp(const Address& address, const Deadline& deadline, IfRefused if_refused) {
   const auto candidates = resolve(address);
   milliseconds pause(5);
   while (true) {
@@ -90,6 +90,9 @@ Fd connect_tcp(const Address& address, const Deadline& deadline) {
         return socket;
       }
     }
+    if (error == ECONNREFUSED && if_refused == IfRefused::give_up)
+      fail(Fault::peer_lost, "connect to " + address.text(),
+           "Nobody listens there any more: that process has ended.");
     if (deadline.passed())
       fail(Fault::timeout, "connect to " + address.text(),
            fmt::format("Nobody answered there within {:.1f} s ({}). Is that process running, and "
@@ -141,6 +144,17 @@ Fd accept(const Fd& listener) {
 void set_no_delay(const Fd& socket) {
   const int on = 1;  // fails harmlessly on Unix sockets
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+void set_keep_alive(const Fd& socket) {
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket.get(), level, option, &value, sizeof(value));
+  };
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 25000);  // the same for bytes that are on their way
 }
 
 bool wait_ready(int fd, short events, const Deadline& deadline) {

@@ -20,9 +20,13 @@ Fd listen_tcp(const Address& address, int backlog = 1024);
 // A port number that a listener ended up with.
 int local_port(const Fd& socket);
 
-// Connects, trying again while nobody listens there yet, until the deadline. CommError (timeout)
-// names the address and the last reason.
-Fd connect_tcp(const Address& address, const Deadline& deadline);
+// What a refused connection means: nobody listens there yet, or nobody does any more.
+enum class IfRefused { try_again, give_up };
+
+// Connects, trying again until the deadline. CommError names the address and the last reason:
+// timeout, or peer_lost at once where nobody listens and the caller gives up on that.
+Fd connect_tcp(const Address& address, const Deadline& deadline,
+               IfRefused if_refused = IfRefused::try_again);
 
 // Abstract Unix sockets: they have no file, so nothing is left behind.
 Fd listen_unix(const std::string& name, int backlog = 1024);
@@ -35,6 +39,10 @@ std::pair<Fd, Fd> socket_pair();
 Fd accept(const Fd& listener);
 
 void set_no_delay(const Fd& socket);
+
+// Has the kernel find out within half a minute that a peer's host or the way to it is gone, which
+// closes no connection by itself.
+void set_keep_alive(const Fd& socket);
 
 // Waits until `fd` is ready for `events` (POLLIN, POLLOUT). False at the deadline.
 bool wait_ready(int fd, short events, const Deadline& deadline);

@@ -9,9 +9,11 @@
 
 namespace lockstep::store {
 
-// Thread-safe: each thread that waits does so without holding up the others. A connection that
-// breaks is made anew within the deadline of the call that needs it (calls that would not be safe
-// to repeat, add and compare_and_set, carry an id by which the server knows a repeat).
+// Thread-safe: each thread that waits does so on a connection of its own, without holding up the
+// others. A connection that breaks is made anew within the deadline of the call that needs it, and
+// the call repeated; calls that change something carry a number by which the server knows a repeat,
+// so none is applied twice. Where nobody listens at the address any more, or another server than
+// the first one, calls fail at once with peer_lost.
 class Client : public Store {
  public:
   // Connects and proves knowledge of the secret. CommError: timeout where nobody answers, refused

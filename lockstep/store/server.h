@@ -5,6 +5,7 @@
 
 #include <lockstep/net/address.h>
 #include <lockstep/net/secret.h>
+#include <lockstep/store/store.h>
 
 namespace lockstep::store {
 
@@ -14,7 +15,9 @@ namespace lockstep::store {
 class Server {
  public:
   // Listens on exactly `address` (port 0: any free one). UsageError where that cannot be.
-  Server(const net::Address& address, net::Secret secret);
+  // Keys and values together take at most about `capacity_bytes`.
+  Server(const net::Address& address, net::Secret secret,
+         std::size_t capacity_bytes = kStoreCapacityBytes);
   ~Server();
 
   Server(const Server&) = delete;

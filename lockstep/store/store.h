@@ -14,6 +14,8 @@ namespace lockstep::store {
 // What a store holds at most; larger requests are refused before memory is taken.
 inline constexpr std::size_t kLongestKey = 1024;
 inline constexpr std::size_t kLongestValue = 1 << 20;
+inline constexpr std::size_t kMostKeysInWait = 1 << 16;
+inline constexpr std::size_t kStoreCapacityBytes = 256 << 20;
 
 // A key's state as `watch` sees it. Versions of one key only grow.
 struct Versioned {
@@ -22,8 +24,8 @@ struct Versioned {
 };
 
 // All calls block, each has a deadline, and each may be made from several threads. They throw
-// UsageError for keys or values over the limits, CommError (timeout, peer_lost, refused)
-// otherwise.
+// UsageError for keys or values over the limits and for a store that is full, CommError (timeout,
+// peer_lost, refused) otherwise.
 class Store {
  public:
   virtual ~Store() = default;
@@ -39,12 +41,14 @@ class Store {
                                         Deadline deadline) = 0;
 
   // Sets the key to `desired` where its value is `expected` (nothing: where it does not exist).
-  // Returns the value afterwards: `desired` on success, what stands there otherwise.
+  // Returns the value afterwards: `desired` on success, what stands there otherwise (an empty text
+  // where the key does not exist).
   virtual std::string compare_and_set(const std::string& key,
                                       const std::optional<std::string>& expected,
                                       const std::string& desired, Deadline deadline) = 0;
 
-  // Adds to a decimal counter, which starts at 0, and returns the sum.
+  // Adds to a decimal counter, which starts at 0, and returns the sum. UsageError where the key
+  // holds something else or the sum overflows.
   virtual std::int64_t add(const std::string& key, std::int64_t amount, Deadline deadline) = 0;
 
   // Blocks until the key's version exceeds `seen` (0: until it exists) and returns it.

@@ -1,0 +1,201 @@
+#include <lockstep/comm/algorithms/direct.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <lockstep/comm/algorithms/partition.h>
+
+namespace lockstep::comm::direct {
+
+namespace {
+
+// Up to here everyone sends everything to everyone and combines all of it: one round instead of two.
+constexpr std::size_t kOneRoundBytes = 16u << 10;
+
+std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+// The other ranks, starting with the next one, so that not all begin with the same.
+template <typename Visit>
+void for_each_peer(const Transport& transport, Visit visit) {
+  for (int shift = 1; shift < transport.size(); ++shift)
+    visit((transport.rank() + shift) % transport.size());
+}
+
+// Waits for everyone's contribution of `count` elements and combines them with ours.
+void combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
+                   std::byte* destination, std::size_t count) {
+  const int n = transport.size();
+  std::vector<Operand> operands(index(n));
+  for (int rank = 0; rank < n; ++rank) {
+    operands[index(rank)] = {{rank, 1}, mine, false};
+    if (rank != transport.rank())
+      operands[index(rank)].data = transport.view(rank, count * reduction.element_bytes());
+  }
+  reduce_to_result(reduction, n, operands, destination, count);
+  for_each_peer(transport, [&](int peer) { transport.release(peer); });
+}
+
+void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
+  // Peers may read shared memory in place while we overwrite it: send a copy.
+  std::vector<std::byte> copy;
+  ConstBytes sent = data;
+  if (transport.shared_with_all(data.data(), data.size())) {
+    copy.assign(data.begin(), data.end());
+    sent = copy;
+  }
+  for_each_peer(transport, [&](int peer) { transport.post_send(peer, sent); });
+  combine_views(transport, reduction, sent.data(), data.data(),
+                data.size() / reduction.element_bytes());
+  transport.end();
+}
+
+// One rank's part of an all-reduce is worked through in blocks, so that blocks of one round travel
+// while those of the other are added.
+struct Blocks {
+  std::size_t element_bytes;
+  std::size_t count;  // elements in all
+  std::size_t ranks;
+  std::size_t block;  // most elements in a block
+
+  std::size_t number() const { return ((count + ranks - 1) / ranks + block - 1) / block; }
+
+  // Block k of the part that `owner` combines.
+  Part at(std::size_t owner, std::size_t k) const {
+    const Part part = part_of(count, ranks, owner);
+    const std::size_t begin = std::min(k * block, part.count);
+    return {part.begin + begin, std::min(block, part.count - begin)};
+  }
+
+  Bytes in(Bytes data, std::size_t owner, std::size_t k) const {
+    const Part part = at(owner, k);
+    return data.subspan(part.begin * element_bytes, part.count * element_bytes);
+  }
+};
+
+}  // namespace
+
+void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather) {
+  if (data.size() <= kOneRoundBytes && gather == Gather::everyone)
+    return all_reduce_one_round(transport, reduction, data);
+
+  const std::size_t self = index(transport.rank());
+  const std::size_t element = reduction.element_bytes();
+  const Blocks blocks{element, data.size() / element, index(transport.size()),
+                      transport.longest_view() / element};
+  const std::size_t num_blocks = blocks.number();
+
+  const auto contribute = [&](std::size_t k) {
+    for_each_peer(transport, [&](int peer) {
+      transport.post_send(peer, blocks.in(data, index(peer), k));
+    });
+  };
+  const auto collect = [&](std::size_t k) {
+    for_each_peer(transport, [&](int peer) {
+      transport.post_receive(peer, blocks.in(data, index(peer), k));
+    });
+  };
+
+  // Between two ranks the messages run: part 0, part 1, result 0, part 2, result 1, …
+  const bool everyone = gather == Gather::everyone;
+  contribute(0);
+  for (std::size_t k = 0; k < num_blocks; ++k) {
+    if (k + 1 < num_blocks) contribute(k + 1);
+    const Bytes mine = blocks.in(data, self, k);
+    combine_views(transport, reduction, mine.data(), mine.data(), mine.size() / element);
+    if (!everyone) continue;
+    for_each_peer(transport, [&](int peer) { transport.post_send(peer, mine); });
+    if (k > 0) collect(k - 1);
+  }
+  if (everyone) {
+    collect(num_blocks - 1);
+    return transport.end();
+  }
+  std::vector<Bytes> parts;
+  for (std::size_t owner = 0; owner < blocks.ranks; ++owner) {
+    const Part part = part_of(blocks.count, blocks.ranks, owner);
+    parts.push_back(data.subspan(part.begin * element, part.count * element));
+  }
+  all_gather_ring(transport, parts, parts[self]);
+}
+
+void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes output,
+                    std::span<const ConstBytes> inputs) {
+  const ConstBytes mine = inputs[index(transport.rank())];
+  const std::size_t element = reduction.element_bytes();
+  const std::size_t block = transport.longest_view() / element * element;
+  std::size_t longest = 0;
+  for (const ConstBytes& input : inputs) longest = std::max(longest, input.size());
+  const std::size_t num_blocks = std::max<std::size_t>((longest + block - 1) / block, 1);
+
+  // Block k of a part. The first one travels even where it is empty: it carries the fingerprint.
+  const auto has_block = [&](ConstBytes part, std::size_t k) {
+    return k == 0 || k * block < part.size();
+  };
+  const auto contribute = [&](std::size_t k) {
+    for_each_peer(transport, [&](int peer) {
+      const ConstBytes part = inputs[index(peer)];
+      if (has_block(part, k))
+        transport.post_send(peer, part.subspan(k * block, std::min(block, part.size() - k * block)));
+    });
+  };
+  contribute(0);
+  for (std::size_t k = 0; k < num_blocks; ++k) {
+    if (k + 1 < num_blocks) contribute(k + 1);
+    if (!has_block(mine, k)) continue;
+    const std::size_t size = std::min(block, mine.size() - k * block);
+    combine_views(transport, reduction, mine.data() + k * block, output.data() + k * block,
+                  size / element);
+  }
+  transport.end();
+}
+
+void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes input) {
+  for_each_peer(transport, [&](int peer) { transport.post_send(peer, input); });
+  const Bytes own = outputs[index(transport.rank())];
+  if (own.data() != input.data() && !input.empty())
+    std::memcpy(own.data(), input.data(), input.size());
+  for_each_peer(transport, [&](int peer) { transport.post_receive(peer, outputs[index(peer)]); });
+  transport.end();
+}
+
+void all_gather_ring(Transport& transport, std::span<const Bytes> outputs, ConstBytes input) {
+  const int n = transport.size();
+  const int self = transport.rank();
+  const int next = (self + 1) % n;
+  const int previous = (self + n - 1) % n;
+  const Bytes own = outputs[index(self)];
+  if (own.data() != input.data() && !input.empty())
+    std::memcpy(own.data(), input.data(), input.size());
+  transport.post_send(next, own);
+  for (int step = 1; step < n; ++step) {
+    const Bytes arriving = outputs[index((self + n - step) % n)];
+    transport.post_receive(previous, arriving);
+    transport.wait_received(previous);
+    if (step + 1 < n) transport.post_send(next, arriving);
+  }
+  transport.end();
+}
+
+void all_to_all(Transport& transport, std::span<const Bytes> outputs,
+                std::span<const ConstBytes> inputs) {
+  for_each_peer(transport, [&](int peer) { transport.post_send(peer, inputs[index(peer)]); });
+  const std::size_t self = index(transport.rank());
+  if (outputs[self].data() != inputs[self].data() && !inputs[self].empty())
+    std::memcpy(outputs[self].data(), inputs[self].data(), inputs[self].size());
+  for_each_peer(transport, [&](int peer) { transport.post_receive(peer, outputs[index(peer)]); });
+  transport.end();
+}
+
+void broadcast(Transport& transport, Bytes data, int root) {
+  // An empty message to the root: it must not go on before it knows that all are in this call.
+  if (transport.rank() == root) {
+    for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
+    for_each_peer(transport, [&](int peer) { transport.post_receive(peer, {}); });
+  } else {
+    transport.post_send(root, {});
+    transport.post_receive(root, data);
+  }
+  transport.end();
+}
+
+}  // namespace lockstep::comm::direct

@@ -1,0 +1,54 @@
+// Element-wise reductions on memory, in the canonical order.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include <lockstep/comm/algorithms/reduction_tree.h>
+#include <lockstep/comm/types.h>
+
+namespace lockstep::comm {
+
+// What to combine and how. 16-bit floats are accumulated in float and rounded once at the end;
+// other types accumulate in themselves.
+struct Reduction {
+  DType dtype = DType::float32;
+  ReduceOp op = ReduceOp::sum;
+
+  std::size_t element_bytes() const { return size_of(dtype); }
+  // Of a partial result.
+  DType accumulator() const {
+    return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype;
+  }
+  std::size_t accumulator_bytes() const { return size_of(accumulator()); }
+};
+
+// A value that takes part: some node of the tree, either a rank's own values or a partial result in
+// the accumulator's type.
+struct Operand {
+  TreeNode node;
+  const std::byte* data = nullptr;
+  bool partial = false;
+};
+
+// destination ← the tree over `root` of the operands, which must tile its ranks in ascending order
+// by nodes of the tree. Writes a partial result (accumulator type).
+void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<const Operand> operands,
+                       std::byte* destination, std::size_t count);
+
+// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type.
+// The destination may be one of the operands' memory, element for element.
+void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
+                      std::byte* destination, std::size_t count);
+
+// accumulated ← left ∘ right, partial results both; may be in place.
+void combine(const Reduction& reduction, const std::byte* left, const std::byte* right,
+             std::byte* accumulated, std::size_t count);
+
+// A rank's own values as a partial result, and a partial result over all ranks as the result.
+void widen(const Reduction& reduction, const std::byte* values, std::byte* partial,
+           std::size_t count);
+void finish(const Reduction& reduction, int num_ranks, const std::byte* partial,
+            std::byte* result, std::size_t count);
+
+}  // namespace lockstep::comm

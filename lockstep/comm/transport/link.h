@@ -1,0 +1,117 @@
+// One rank's connection to one other: two streams of messages, each in order. Nothing here blocks;
+// Transport does the waiting.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <span>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/fingerprint.h>
+#include <lockstep/comm/transport/notice.h>
+
+namespace lockstep::comm {
+
+// How the other side is doing.
+enum class PeerState : std::uint8_t {
+  alive,
+  broken,   // the connection is down; it may come back
+  closed,   // the peer has left the group in good order
+  aborted,  // the peer ended the group; notice() says why
+  dead,     // the process is gone
+};
+
+// Every message carries the fingerprint of its call, so a rank that is in another call, or that
+// counts differently, is found at its first message.
+//
+// Owned by its Transport and used by one thread at a time, except where a comment says otherwise.
+class Link {
+ public:
+  Link(int self, int peer) : self_(self), peer_(peer) {}
+  virtual ~Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  int peer() const { return peer_; }
+
+  // Queues a message; its bytes must stay as they are until sends_done().
+  void post_send(const Fingerprint& call, std::span<const std::byte> bytes) {
+    sends_.push_back({call, bytes, 0});
+    progress();
+  }
+
+  // Queues a receive: the next message goes there, and must be exactly that long.
+  void post_receive(const Fingerprint& call, std::span<std::byte> bytes) {
+    receives_.push_back({call, bytes, 0});
+    progress();
+  }
+
+  // Moves whatever can move now. True where something did. Throws CommError (mismatch, corrupted).
+  virtual bool progress() = 0;
+
+  bool idle() const { return sends_done() && receives_done(); }
+  virtual bool sends_done() const { return sends_.empty(); }
+  bool receives_done() const { return receives_.empty(); }
+
+  // The next message where it lies, without a copy; nullptr while it is not there, or while
+  // receives are queued before it. It stays valid until release_view(). Messages longer than
+  // longest_view() cannot be viewed, unless their sender's memory is shared.
+  virtual const std::byte* try_view(const Fingerprint& call, std::size_t bytes) = 0;
+  virtual void release_view() = 0;
+  virtual std::size_t longest_view() const = 0;
+
+  // Called when a call begins: a moment to catch up on what is not urgent.
+  virtual void begin_call() {}
+
+  // Called when a call ends, once sends_done(): nothing may refer to the call's memory afterwards.
+  virtual void end_call() {}
+
+  // For sleeping until something happens: before poll(2), arm() asks the peer to ring; it returns
+  // false where something is there already. woken() handles what poll reported.
+  virtual int descriptor() const = 0;
+  virtual short wanted_events() const = 0;
+  virtual bool arm() = 0;
+  virtual void disarm() {}
+  virtual void woken(short events) = 0;
+
+  // Looks at a broken connection and mends it, or finds out that it cannot be mended.
+  virtual void repair(Deadline) {}
+
+  virtual PeerState state() const = 0;
+  // Why the peer aborted.
+  virtual Notice notice() const = 0;
+
+  // Tells the peer that the group is over, as far as it can be told without waiting.
+  virtual void send_notice(const Notice& notice) = 0;
+  // Tells the peer that this rank leaves in good order.
+  virtual void send_goodbye(Deadline deadline) = 0;
+
+  // "shm" or "tcp".
+  virtual const char* kind() const = 0;
+
+ protected:
+  struct Send {
+    Fingerprint call;
+    std::span<const std::byte> bytes;
+    std::size_t done;
+  };
+  struct Receive {
+    Fingerprint call;
+    std::span<std::byte> bytes;
+    std::size_t done;
+  };
+
+  // Throws CommError (mismatch) naming both calls where the peer's message is not the one awaited.
+  void check_message(const Fingerprint& mine, std::size_t my_bytes, const Fingerprint& theirs,
+                     std::size_t their_bytes) const;
+
+  std::deque<Send> sends_;
+  std::deque<Receive> receives_;
+
+ private:
+  int self_;
+  int peer_;
+};
+
+}  // namespace lockstep::comm

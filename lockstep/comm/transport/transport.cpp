@@ -1,0 +1,228 @@
+#include <lockstep/comm/transport/transport.h>
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+namespace lockstep::comm {
+
+namespace {
+
+// A rank that is gone may have done its part of this call before it went. The others get this long
+// to finish without it.
+constexpr milliseconds kGraceForTheDead(100);
+// How often a broken connection is looked at.
+constexpr milliseconds kRepairInterval(20);
+constexpr milliseconds kLongestSleep(1000);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+int Topology::num_hosts() const {
+  return host_of.empty() ? 0 : *std::max_element(host_of.begin(), host_of.end()) + 1;
+}
+
+std::vector<int> Topology::ranks_on(int host) const {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < host_of.size(); ++rank)
+    if (host_of[rank] == host) ranks.push_back(static_cast<int>(rank));
+  return ranks;
+}
+
+Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links,
+                     std::shared_ptr<SharedHeap> heap)
+    : settings_(std::move(settings)),
+      links_(std::move(links)),
+      heap_(std::move(heap)),
+      longest_view_(std::size_t{1} << 20),
+      interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  LOCKSTEP_CHECK(settings_.topology.host_of.size() == links_.size());
+  for (const auto& link : links_) {
+    if (!link) continue;
+    longest_view_ = std::min(longest_view_, link->longest_view());
+    if (std::string_view(link->kind()) != "shm") all_shm_ = false;
+  }
+}
+
+Transport::~Transport() {
+  if (failed_) return;
+  const Deadline deadline = Deadline::after(std::chrono::seconds(2));
+  for (const auto& link : links_)
+    if (link) link->send_goodbye(deadline);
+}
+
+std::string Transport::kind() const {
+  bool shm = false;
+  bool tcp = false;
+  for (const auto& link : links_) {
+    if (!link) continue;
+    (std::string_view(link->kind()) == "shm" ? shm : tcp) = true;
+  }
+  if (shm && tcp) return "shm+tcp";
+  return tcp ? "tcp" : "shm";
+}
+
+void Transport::begin(const Fingerprint& call, Deadline deadline) {
+  call_ = call;
+  deadline_ = deadline;
+  for (const auto& link : links_)
+    if (link) link->begin_call();
+}
+
+void Transport::end() {
+  for (const auto& link : links_)
+    if (link) wait([&link] { return link->idle(); }, link->peer());
+  for (const auto& link : links_)
+    if (link) link->end_call();
+}
+
+void Transport::wait_received(int peer) {
+  wait([this, peer] { return link(peer).receives_done(); }, peer);
+}
+
+const std::byte* Transport::view(int peer, std::size_t bytes) {
+  const std::byte* found = nullptr;
+  wait([&] { return (found = link(peer).try_view(call_, bytes)) != nullptr; }, peer);
+  return found;
+}
+
+bool Transport::shared_with_all(const std::byte* data, std::size_t bytes) const {
+  return all_shm_ && heap_->find(data, bytes).has_value();
+}
+
+void Transport::progress_all() {
+  for (const auto& link : links_)
+    if (link && !link->idle()) link->progress();
+}
+
+template <typename Ready>
+void Transport::wait(Ready ready, int peer) {
+  if (ready()) return;
+  const auto spin_until = Clock::now() + settings_.spin;
+  for (unsigned turn = 1; settings_.spin.count() != 0; ++turn) {
+    progress_all();
+    if (ready()) return;
+    relax();
+    if (turn % 64 == 0 && Clock::now() >= spin_until) break;
+  }
+  while (true) {
+    sleep();
+    progress_all();
+    if (ready()) return;
+    check_peers(peer);
+    if (deadline_.passed()) timed_out(peer);
+  }
+}
+
+// Sleeps until a peer rings, a socket has something, somebody interrupts, or it is time to look at
+// the deadline again.
+void Transport::sleep() {
+  std::vector<pollfd> descriptors;
+  std::vector<Link*> owners;
+  descriptors.push_back({interrupt_event_.get(), POLLIN, 0});
+  owners.push_back(nullptr);
+  bool quiet = true;
+  bool broken = false;
+  for (const auto& link : links_) {
+    if (!link) continue;
+    if (link->state() == PeerState::broken) broken = true;
+    if (!link->arm()) quiet = false;
+    const short events = link->wanted_events();
+    if (events == 0) continue;
+    descriptors.push_back({link->descriptor(), events, 0});
+    owners.push_back(link.get());
+  }
+  int timeout = deadline_.poll_timeout(broken || death_seen_ ? kRepairInterval : kLongestSleep);
+  if (!quiet) timeout = 0;
+  const int ready = ::poll(descriptors.data(), descriptors.size(), timeout);
+  for (const auto& link : links_)
+    if (link) link->disarm();
+  if (ready <= 0) return;
+  for (std::size_t i = 1; i < descriptors.size(); ++i)
+    if (descriptors[i].revents != 0) owners[i]->woken(descriptors[i].revents);
+}
+
+void Transport::check_peers(int awaited_peer) {
+  if (interrupted_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(interrupt_mutex_);
+    failed_ = true;
+    throw interrupt_notice_->error(settings_.group, settings_.rank);
+  }
+  std::vector<int> dead;
+  for (const auto& link : links_) {
+    if (!link) continue;
+    if (link->state() == PeerState::broken) link->repair(deadline_);
+    switch (link->state()) {
+      case PeerState::alive:
+      case PeerState::broken: break;
+      case PeerState::aborted:
+        failed_ = true;
+        throw link->notice().error(settings_.group, settings_.rank);
+      case PeerState::closed:
+        if (link->peer() == awaited_peer)
+          fail({.fault = Fault::peer_lost,
+                .ranks = {awaited_peer},
+                .explanation = fmt::format("Rank {} has left the group in good order without "
+                                           "making this call.",
+                                           awaited_peer)});
+        break;
+      case PeerState::dead: dead.push_back(link->peer()); break;
+    }
+  }
+  if (dead.empty()) return;
+  if (!death_seen_) death_seen_ = Clock::now();
+  const bool awaited = std::find(dead.begin(), dead.end(), awaited_peer) != dead.end();
+  if (awaited || Clock::now() - *death_seen_ >= kGraceForTheDead)
+    fail({.fault = Fault::peer_lost,
+          .ranks = dead,
+          .explanation = dead.size() == 1 ? "Its process is gone." : "Their processes are gone."});
+}
+
+void Transport::fail(CommError::Details details) {
+  failed_ = true;
+  if (details.operation.empty()) details.operation = name(call_.operation);
+  if (details.sequence == 0) details.sequence = call_.sequence;
+  details.group = settings_.group;
+  throw CommError(std::move(details));
+}
+
+void Transport::timed_out(int awaited_peer) {
+  std::vector<int> missing;
+  for (const auto& link : links_)
+    if (link && (link->peer() == awaited_peer || !link->idle())) missing.push_back(link->peer());
+  fail({.fault = Fault::timeout,
+        .ranks = missing,
+        .explanation =
+            fmt::format("Rank {} waited {:.1f} s in {} for {}, which did not do its part. It may be "
+                        "stopped, stuck before this call, or unreachable.",
+                        settings_.rank, deadline_.span_seconds(), call_.text(),
+                        list_ranks(missing))});
+}
+
+void Transport::tell(const Notice& notice) {
+  failed_ = true;
+  for (const auto& link : links_)
+    if (link) link->send_notice(notice);
+}
+
+void Transport::interrupt(const Notice& notice) {
+  {
+    const std::lock_guard lock(interrupt_mutex_);
+    if (interrupt_notice_) return;
+    interrupt_notice_ = notice;
+  }
+  interrupted_.store(true, std::memory_order_release);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(interrupt_event_.get(), &one, sizeof(one));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,113 @@
+// The links of one rank to all others of its group, and the one place where communication waits.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/transport/link.h>
+#include <lockstep/comm/transport/shared_heap.h>
+#include <lockstep/net/fd.h>
+
+namespace lockstep::comm {
+
+// Where the ranks of a group are: ranks with the same number share a host, and its memory.
+struct Topology {
+  std::vector<int> host_of;  // by rank; hosts are numbered by their first rank
+
+  int num_hosts() const;
+  // Ranks on one host, ascending.
+  std::vector<int> ranks_on(int host) const;
+};
+
+// Algorithms call post_…, view and wait_…; nothing else in this library blocks on a peer. Each call
+// of a group runs between begin() and end() in one thread; interrupt() may come from any.
+//
+// Failure: CommError with the operation, group, sequence number and ranks at fault. The transport is
+// then of no more use: tell() the others, and destroy it.
+class Transport {
+ public:
+  struct Settings {
+    std::string group;
+    int rank = 0;
+    Topology topology;
+    // How long a waiting thread keeps looking before it sleeps.
+    std::chrono::microseconds spin{0};
+  };
+
+  // links[rank] is empty.
+  Transport(Settings settings, std::vector<std::unique_ptr<Link>> links,
+            std::shared_ptr<SharedHeap> heap);
+  // Leaves in good order where nothing has failed.
+  ~Transport();
+
+  int rank() const { return settings_.rank; }
+  int size() const { return static_cast<int>(links_.size()); }
+  const Topology& topology() const { return settings_.topology; }
+  SharedHeap& heap() { return *heap_; }
+  std::string kind() const;
+
+  void begin(const Fingerprint& call, Deadline deadline);
+  // Waits until nothing posted is outstanding.
+  void end();
+
+  void post_send(int peer, std::span<const std::byte> bytes) { link(peer).post_send(call_, bytes); }
+  void post_receive(int peer, std::span<std::byte> bytes) {
+    link(peer).post_receive(call_, bytes);
+  }
+  // For transfers that are numbered on their own.
+  void post_send(int peer, const Fingerprint& transfer, std::span<const std::byte> bytes) {
+    link(peer).post_send(transfer, bytes);
+  }
+  void post_receive(int peer, const Fingerprint& transfer, std::span<std::byte> bytes) {
+    link(peer).post_receive(transfer, bytes);
+  }
+
+  // Waits for all receives posted for `peer`.
+  void wait_received(int peer);
+
+  // Waits for the next message and returns it where it lies; release() gives it back.
+  const std::byte* view(int peer, std::size_t bytes);
+  void release(int peer) { link(peer).release_view(); }
+  // The longest message that any link can show.
+  std::size_t longest_view() const { return longest_view_; }
+  // True where a message from here can be seen by every peer in place, however long.
+  bool shared_with_all(const std::byte* data, std::size_t bytes) const;
+
+  // Tells every peer that the group is over.
+  void tell(const Notice& notice);
+
+  // Makes whatever waits, now or later, throw. Any thread.
+  void interrupt(const Notice& notice);
+
+ private:
+  Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
+
+  template <typename Ready>
+  void wait(Ready ready, int peer);
+  void sleep();
+  void progress_all();
+  void check_peers(int awaited_peer);
+  [[noreturn]] void fail(CommError::Details details);
+  [[noreturn]] void timed_out(int awaited_peer);
+
+  Settings settings_;
+  std::vector<std::unique_ptr<Link>> links_;
+  std::shared_ptr<SharedHeap> heap_;
+  std::size_t longest_view_ = 0;
+  bool all_shm_ = true;
+  net::Fd interrupt_event_;
+  std::atomic<bool> interrupted_{false};
+  std::mutex interrupt_mutex_;
+  std::optional<Notice> interrupt_notice_;
+  bool failed_ = false;
+  std::optional<Clock::time_point> death_seen_;
+
+  Fingerprint call_;
+  Deadline deadline_ = Deadline::after(milliseconds(0));
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,276 @@
+#include <lockstep/store/server.h>
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/net/socket.h>
+#include <lockstep/store/connection.h>
+#include <lockstep/store/table.h>
+
+namespace lockstep::store {
+
+namespace {
+
+// Strangers, or clients in their first milliseconds. Past this many the oldest has to go, so that
+// genuine clients get in however many strangers there are; but not in its first moments, so that a
+// thousand ranks that connect at once do not push each other out.
+constexpr std::size_t kMostNewcomers = 256;
+constexpr milliseconds kGrace(50);
+constexpr milliseconds kHandshakeTime(5000);
+
+constexpr milliseconds kPauseWithoutDescriptors(100);
+constexpr milliseconds kBetweenWarnings(10000);
+
+constexpr Ticket kListener = 0;
+constexpr Ticket kStop = 1;
+constexpr Ticket kFirstConnection = 2;
+
+net::Fd checked(int fd, const char* what) {
+  if (fd < 0) throw UsageError("the store cannot start: {} failed: {}", what, std::strerror(errno));
+  return net::Fd(fd);
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const net::Address& address, net::Secret secret, std::size_t capacity_bytes)
+      : secret_(std::move(secret)),
+        table_(capacity_bytes),
+        listener_(net::listen_tcp(address)),
+        epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+        stop_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+        address_{address.host, net::local_port(listener_)} {
+    net::fill_random(greeting_);
+    observe(EPOLL_CTL_ADD, listener_.get(), EPOLLIN, kListener);
+    observe(EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStop);
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Impl() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));
+    thread_.join();
+    // The listener first: a client whose connection closes and that comes back must find nobody.
+    listener_.reset();
+  }
+
+  const net::Address& address() const { return address_; }
+
+ private:
+  struct Peer {
+    Connection connection;
+    std::optional<std::list<Ticket>::iterator> newcomer;  // until it is proven
+    std::uint32_t interest = EPOLLIN;
+  };
+  using Condition = Connection::Condition;
+
+  void run();
+  void observe(int action, int fd, std::uint32_t events, Ticket ticket);
+  int poll_timeout(Clock::time_point now) const;
+
+  void accept_some();
+  void admit(net::Fd socket);
+  Clock::time_point accepts_from() const;
+  void update_listener(Clock::time_point now);
+
+  void serve(Ticket ticket, std::uint32_t events);
+  void settle(Ticket ticket, Condition condition);
+  void deliver();
+  void drop(Ticket ticket);
+  void drop_silent(Clock::time_point now);
+  void warn_of_strangers(Clock::time_point now);
+
+  const net::Secret secret_;
+  Greeting greeting_{};
+  Table table_;
+  net::Fd listener_;
+  net::Fd epoll_;
+  net::Fd stop_;
+  const net::Address address_;
+
+  // The thread's own.
+  bool accepting_ = true;
+  Clock::time_point no_descriptors_until_{};
+  Ticket next_ticket_ = kFirstConnection;
+  std::unordered_map<Ticket, Peer> peers_;
+  std::list<Ticket> newcomers_;  // oldest first
+  std::vector<Answer> answers_;
+  std::uint64_t num_strangers_ = 0;  // since the last warning
+  Clock::time_point next_warning_{};
+
+  std::thread thread_;
+};
+
+void Server::Impl::run() {
+  std::array<epoll_event, 256> events;
+  while (true) {
+    const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                   poll_timeout(Clock::now()));
+    for (int i = 0; i < ready; ++i) {
+      const Ticket ticket = events[static_cast<std::size_t>(i)].data.u64;
+      if (ticket == kStop) return;
+      try {
+        if (ticket == kListener) {
+          accept_some();
+        } else {
+          serve(ticket, events[static_cast<std::size_t>(i)].events);
+        }
+      } catch (const std::exception& error) {
+        // Most likely out of memory: one client loses its connection, the others go on.
+        log::error("the store drops a connection: {}", error.what());
+        if (peers_.contains(ticket)) drop(ticket);
+      }
+    }
+    const auto now = Clock::now();
+    table_.expire(now, answers_);
+    deliver();
+    drop_silent(now);
+    update_listener(now);
+    warn_of_strangers(now);
+  }
+}
+
+void Server::Impl::observe(int action, int fd, std::uint32_t events, Ticket ticket) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = ticket;
+  const int status = ::epoll_ctl(epoll_.get(), action, fd, &event);
+  LOCKSTEP_CHECK(status == 0, "epoll_ctl: {}", std::strerror(errno));
+}
+
+int Server::Impl::poll_timeout(Clock::time_point now) const {
+  auto next = now + std::chrono::hours(1);
+  if (const auto expiry = table_.next_expiry()) next = std::min(next, *expiry);
+  if (!newcomers_.empty())
+    next = std::min(next, peers_.at(newcomers_.front()).connection.since() + kHandshakeTime);
+  if (!accepting_) next = std::min(next, accepts_from());
+  const auto left = std::chrono::ceil<milliseconds>(std::max(next - now, Clock::duration::zero()));
+  return static_cast<int>(left.count());
+}
+
+void Server::Impl::accept_some() {
+  // Not all at once: clients that are inside want to be served as well.
+  for (std::size_t i = 0; i < 64 && Clock::now() >= accepts_from(); ++i) {
+    net::Fd socket = net::accept(listener_);
+    if (socket) {
+      admit(std::move(socket));
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      log::warn("the store cannot take another connection ({}): raise the limit with 'ulimit -n'",
+                std::strerror(errno));
+      no_descriptors_until_ = Clock::now() + kPauseWithoutDescriptors;
+      if (!newcomers_.empty()) drop(newcomers_.front());
+    } else if (errno != ECONNABORTED && errno != EINTR) {
+      return;
+    }
+  }
+}
+
+void Server::Impl::admit(net::Fd socket) {
+  if (newcomers_.size() >= kMostNewcomers) drop(newcomers_.front());
+  net::set_keep_alive(socket);
+  const Ticket ticket = next_ticket_++;
+  observe(EPOLL_CTL_ADD, socket.get(), EPOLLIN, ticket);
+  peers_.emplace(ticket, Peer{Connection(std::move(socket), secret_, greeting_),
+                              newcomers_.insert(newcomers_.end(), ticket)});
+}
+
+Clock::time_point Server::Impl::accepts_from() const {
+  auto from = no_descriptors_until_;
+  if (newcomers_.size() >= kMostNewcomers)
+    from = std::max(from, peers_.at(newcomers_.front()).connection.since() + kGrace);
+  return from;
+}
+
+void Server::Impl::update_listener(Clock::time_point now) {
+  const bool accepting = now >= accepts_from();
+  if (accepting == accepting_) return;
+  observe(EPOLL_CTL_MOD, listener_.get(), accepting ? EPOLLIN : 0u, kListener);
+  accepting_ = accepting;
+}
+
+void Server::Impl::serve(Ticket ticket, std::uint32_t events) {
+  const auto found = peers_.find(ticket);
+  if (found == peers_.end()) return;  // dropped earlier in this turn
+  Connection& connection = found->second.connection;
+  Condition condition = Condition::open;
+  if ((events & EPOLLOUT) != 0) condition = connection.flush();
+  std::optional<Request> request;
+  if (condition == Condition::open && (events & ~static_cast<std::uint32_t>(EPOLLOUT)) != 0)
+    condition = connection.receive(request);
+  if (condition == Condition::open && request)
+    table_.apply(ticket, connection.client(), std::move(*request), Clock::now(), answers_);
+  settle(ticket, condition);
+  deliver();
+}
+
+void Server::Impl::settle(Ticket ticket, Condition condition) {
+  Peer& peer = peers_.at(ticket);
+  if (condition != Condition::open) {
+    drop(ticket);
+    return;
+  }
+  if (peer.newcomer && peer.connection.proven()) {
+    newcomers_.erase(*peer.newcomer);
+    peer.newcomer.reset();
+  }
+  const std::uint32_t interest = peer.connection.has_unsent() ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  if (interest == peer.interest) return;
+  observe(EPOLL_CTL_MOD, peer.connection.fd(), interest, ticket);
+  peer.interest = interest;
+}
+
+void Server::Impl::deliver() {
+  for (const Answer& answer : std::exchange(answers_, {})) {
+    const auto found = peers_.find(answer.ticket);
+    if (found != peers_.end()) settle(answer.ticket, found->second.connection.send(answer.reply));
+  }
+}
+
+void Server::Impl::drop(Ticket ticket) {
+  const auto found = peers_.find(ticket);
+  if (found->second.newcomer) {
+    newcomers_.erase(*found->second.newcomer);
+    ++num_strangers_;
+  }
+  table_.cancel(ticket);
+  peers_.erase(found);
+}
+
+void Server::Impl::drop_silent(Clock::time_point now) {
+  while (!newcomers_.empty() &&
+         peers_.at(newcomers_.front()).connection.since() + kHandshakeTime <= now)
+    drop(newcomers_.front());
+}
+
+void Server::Impl::warn_of_strangers(Clock::time_point now) {
+  if (num_strangers_ == 0 || now < next_warning_) return;
+  log::warn(
+      "the store at {} has dropped {} connection(s) that did not prove to know the job's "
+      "secret",
+      address_.text(), std::exchange(num_strangers_, 0));
+  next_warning_ = now + kBetweenWarnings;
+}
+
+Server::Server(const net::Address& address, net::Secret secret, std::size_t capacity_bytes)
+    : impl_(std::make_unique<Impl>(address, std::move(secret), capacity_bytes)) {}
+
+Server::~Server() = default;
+
+net::Address Server::address() const {
+  return impl_->address();
+}
+
+}  // namespace lockstep::store

@@ -1,0 +1,82 @@
+// The contents of a store and who waits for what: everything but the sockets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/store/protocol.h>
+#include <lockstep/store/repeats.h>
+
+namespace lockstep::store {
+
+// Who asked: a connection's number. Has at most one request open.
+using Ticket = std::uint64_t;
+
+struct Answer {
+  Ticket ticket = 0;
+  Reply reply;
+};
+
+// Carries out requests, one at a time, at times it is told. Holds at most about `capacity_bytes`
+// of keys and values; what would exceed that is refused and changes nothing. Not thread-safe.
+class Table {
+ public:
+  explicit Table(std::size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+
+  // Appends the answer, unless the request has to wait, and those of others whose wait it ends. A
+  // stale repeat (Repeats) gets none.
+  void apply(Ticket ticket, const std::string& client, Request request, Clock::time_point now,
+             std::vector<Answer>& answers);
+
+  // Ends the waits whose time has come.
+  void expire(Clock::time_point now, std::vector<Answer>& answers);
+
+  // Forgets a wait, if there is one.
+  void cancel(Ticket ticket);
+
+  // When expire() has something to do next.
+  std::optional<Clock::time_point> next_expiry() const;
+
+  std::size_t held_bytes() const { return held_bytes_; }
+  std::size_t num_waiting() const { return waiters_.size(); }
+
+ private:
+  struct Waiter {
+    Request request;
+    std::size_t next = 0;  // wait: keys before this one existed when last looked at
+    std::string blocker;   // the one key whose change wakes it
+    Clock::time_point until;
+  };
+
+  Reply change(const Request& request);
+  Reply set(const std::string& key, const std::string& value);
+  Reply compare_and_set(const Request& request);
+  Reply add(const Request& request);
+  Reply remove(const std::string& key);
+
+  // Its answer where there is one, otherwise it stands behind its blocker.
+  std::optional<Reply> look(Waiter& waiter) const;
+  std::optional<Reply> look_for_all(Waiter& waiter) const;
+  Reply expired(const Waiter& waiter) const;
+  void park(Ticket ticket, Waiter waiter);
+  void wake(const std::string& key, std::vector<Answer>& answers);
+
+  std::size_t capacity_bytes_;
+  std::size_t held_bytes_ = 0;
+  std::uint64_t version_ = 0;  // of the whole store, so that a key set anew does not start over
+  std::unordered_map<std::string, Versioned> entries_;
+  std::unordered_map<Ticket, Waiter> waiters_;
+  std::unordered_map<std::string, std::unordered_set<Ticket>> behind_;  // by blocker
+  std::set<std::pair<Clock::time_point, Ticket>> expiries_;
+  Repeats repeats_;
+};
+
+}  // namespace lockstep::store
