@@ -14,6 +14,9 @@ enum class State : std::uint8_t { queued, started, finished, failed };
 
 const char* name(State state);
 
+// Nanoseconds of the monotonic clock of this host: the clock of every time below.
+std::int64_t now_ns();
+
 // One call. Times are nanoseconds of the monotonic clock, 0 where not reached.
 struct Entry {
   std::uint64_t number = 0;    // of the entry in this recorder, from 1
@@ -24,7 +27,7 @@ struct Entry {
   State state = State::queued;
   std::int64_t queued_ns = 0;
   std::int64_t started_ns = 0;
-  std::int64_t finished_ns = 0;
+  std::int64_t finished_ns = 0;  // or failed
 };
 
 // What the recorder is told of a call: plain data, no allocation. `summarize` makes the text only
@@ -37,45 +40,72 @@ struct Record {
   std::uint32_t line = 0;
 };
 
-// A ring of entries. Lock-free and allocation-free to write: record() and mark() may be called
-// from different threads. Readers get a consistent copy of each entry or skip it.
+// A ring of entries. Lock-free and allocation-free to write: any threads may call record() and
+// mark() at any time. Readers get a consistent copy of each entry or skip it. An entry that the
+// ring has overwritten is gone: marking it changes nothing. Nothing here fails but the constructor.
 class Recorder {
  public:
+  // Called by entries() only; null makes "operation #sequence".
   using Summarize = std::string (*)(const Record&);
 
+  // `capacity` is rounded up to a power of two. UsageError where `rank` is none of `global_ranks`.
   Recorder(std::string group, int rank, std::vector<int> global_ranks, Summarize summarize,
-           std::size_t capacity = 256);
+           std::size_t capacity = 256, std::uint32_t generation = 0);
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
 
   const std::string& group() const { return group_; }
   int rank() const { return rank_; }
+  int global_rank() const { return global_ranks_[static_cast<std::size_t>(rank_)]; }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
+  std::uint32_t generation() const { return generation_; }
+  std::size_t capacity() const { return mask_ + 1; }
 
   // Notes a new call as queued; returns its number.
   std::uint64_t record(const Record& record);
 
-  // Notes that a call has changed state.
+  // Notes that a call has changed state. The first time of each state counts; a call that is over
+  // stays as it is.
   void mark(std::uint64_t number, State state);
 
   // Oldest first.
   std::vector<Entry> entries() const;
 
+  // The highest call number seen, also where point-to-point calls have pushed it out of the ring.
+  std::uint64_t last_sequence() const { return last_sequence_.load(std::memory_order_relaxed); }
+
  private:
-  struct Slot {
-    std::atomic<std::uint64_t> number{0};
-    Record record;
-    std::atomic<State> state{State::queued};
+  // A sequence lock whose version also says which entry is in it: 2 × number, odd while it is
+  // being written. Every field is an atomic of its own, so a torn read is detected, not undefined.
+  //
+  // started and ended hold which lap of the ring they belong to beside the time, so that a late
+  // mark() of an entry that is being overwritten cannot touch the new one.
+  struct alignas(64) Slot {
+    std::atomic<std::uint64_t> version{0};
+    std::atomic<std::uint64_t> started{0};
+    std::atomic<std::uint64_t> ended{0};
     std::atomic<std::int64_t> queued_ns{0};
-    std::atomic<std::int64_t> started_ns{0};
-    std::atomic<std::int64_t> finished_ns{0};
+    std::atomic<std::uint64_t> sequence{0};
+    std::atomic<const char*> operation{""};
+    std::atomic<std::uint64_t> detail[4]{};
+    std::atomic<const char*> file{""};
+    std::atomic<std::uint32_t> line{0};
   };
+
+  Slot& slot_of(std::uint64_t number) const { return slots_[(number - 1) & mask_]; }
+  std::uint64_t lap_of(std::uint64_t number) const { return (number - 1) >> shift_; }
+  bool read(const Slot& slot, Entry& entry) const;
 
   std::string group_;
   int rank_;
   std::vector<int> global_ranks_;
   Summarize summarize_;
-  std::size_t capacity_;
+  std::uint32_t generation_;
+  std::size_t mask_;
+  unsigned shift_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<std::uint64_t> next_{1};
+  std::atomic<std::uint64_t> last_sequence_{0};
 };
 
 }  // namespace lockstep::flight

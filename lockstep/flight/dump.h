@@ -1,0 +1,47 @@
+// What a recorder held at one moment, as a file: one for each group and rank.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <lockstep/flight/recorder.h>
+
+namespace lockstep::flight {
+
+struct Dump {
+  std::string host;
+  std::int64_t pid = 0;
+  std::string group;
+  std::uint32_t generation = 0;
+  int rank = 0;              // in the group
+  std::vector<int> members;  // global ranks, in the group's order
+  std::string reason;        // why it was written, for a person
+  std::string wall_clock;    // when, "2026-03-01T12:00:00.000Z": for people, never compared
+  std::int64_t now_ns = 0;   // when, on the clock of the entries' times
+  std::uint64_t last_sequence = 0;
+  std::vector<Entry> entries;  // oldest first
+
+  int global_rank() const { return members[static_cast<std::size_t>(rank)]; }
+};
+
+Dump take_dump(const Recorder& recorder, const std::string& reason);
+
+// "flight-world-1f00c3a2.rank3.json": the same for each dump of one group by one process's rank, so
+// that a later one replaces an earlier one.
+std::string dump_file_name(const Dump& dump);
+
+// Writes the dump under a temporary name and renames it, so that no reader sees half of one; makes
+// the directory where it is missing. For error paths: never throws; where it cannot write it logs
+// a warning and returns false.
+bool write_dump(const Recorder& recorder, const std::filesystem::path& directory,
+                const std::string& reason) noexcept;
+
+// UsageError that names the file and the place in it where it is no dump, or an unreasonable one.
+Dump read_dump(const std::filesystem::path& path);
+
+// Every finished dump in a directory, by name; none where the directory is missing.
+std::vector<std::filesystem::path> list_dumps(const std::filesystem::path& directory);
+
+}  // namespace lockstep::flight
