@@ -13,6 +13,9 @@ std::optional<std::string> environment_variable(const char* name);
 // where it is something else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
 
+// Sets a variable that nobody has set, for libraries that read it.
+void set_environment_default(const char* name, const char* value);
+
 // Who started this process as a rank.
 enum class Launcher { none, lockstep, torchrun, mpirun, srun };
 

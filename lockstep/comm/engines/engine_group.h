@@ -23,7 +23,7 @@ class EngineGroup;
 
 // A call of an engine: finished by the engine's thread, failed by the group. Thread-safe; may
 // outlive the communicator.
-class EngineCall : public PendingCall {
+class EngineCall : public PendingCall, public std::enable_shared_from_this<EngineCall> {
  public:
   EngineCall(std::shared_ptr<EngineGroup> group, Call call, std::uint64_t position);
 

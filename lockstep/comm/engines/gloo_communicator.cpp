@@ -1,5 +1,8 @@
 #include <lockstep/comm/engines/gloo_communicator.h>
 
+#ifndef USE_C10D_GLOO
+#define USE_C10D_GLOO  // c10d's header is empty without
+#endif
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 

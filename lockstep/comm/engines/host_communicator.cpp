@@ -1,11 +1,10 @@
 #include <lockstep/comm/engines/host_communicator.h>
 
-#include <algorithm>
-
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/engines/host_collectives.h>
+#include <lockstep/comm/engines/split_plan.h>
 
 namespace lockstep::comm::engines {
 
@@ -98,7 +97,7 @@ void HostCommunicator::perform(EngineCall& call, const std::function<void()>& wo
     CommError::Details fault = error.details();
     if (fault.fault == Fault::mismatch) return group_->fail(std::move(fault));
     // The store's: it says nothing of this call yet.
-    fault.operation = name(call.call().fingerprint.operation);
+    fault.operation = comm::name(call.call().fingerprint.operation);
     fault.group = group_->info().name;
     fault.sequence = call.call().fingerprint.sequence;
     group_->fail(std::move(fault));
@@ -153,22 +152,7 @@ std::shared_ptr<Communicator> HostCommunicator::form(const SplitRequest& request
     engine_->all_gather(byte_alias(all), byte_alias(mine), deadline);
   else
     all.copy_(mine.unsqueeze(0));
-  const auto wish = [&](int rank, int column) {
-    return all.data_ptr<std::int64_t>()[2 * rank + column];
-  };
-
-  std::vector<int> members;
-  for (int rank = 0; rank < size(); ++rank)
-    if (wish(rank, 0) == request.color) members.push_back(rank);
-  std::stable_sort(members.begin(), members.end(),
-                   [&](int a, int b) { return wish(a, 1) < wish(b, 1); });
-
-  GroupInfo child{.name = request.name, .generation = generation()};
-  child.global_ranks.clear();
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    child.global_ranks.push_back(global_ranks()[static_cast<std::size_t>(members[i])]);
-    if (members[i] == rank()) child.rank = static_cast<int>(i);
-  }
+  GroupInfo child = plan_split(info(), request, all.data_ptr<std::int64_t>());
   const bool in_one = request.color >= 0;
   const std::string prefix = fmt::format("{}/s{}.{}", prefix_, request.number, request.color);
   std::unique_ptr<HostEngine> engine;

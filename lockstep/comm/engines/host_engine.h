@@ -21,8 +21,8 @@ inline constexpr std::int64_t kLargestPieceBytes = std::int64_t{1} << 30;
 
 // One group of ranks, connected. All calls block until the result is there, or throw
 // std::exception: what the engine says, or anything once the deadline has passed or after
-// interrupt(). Tensors are flat, contiguous and in host memory; they must stay alive until the call
-// returns.
+// interrupt(). Tensors are flat, contiguous and in host memory; an engine that throws while it may
+// still write to them keeps them.
 //
 // Threading: one thread makes the collective calls, in the same order on every rank; exchange and
 // interrupt may come from any thread at any time.

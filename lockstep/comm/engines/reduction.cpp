@@ -41,15 +41,13 @@ at::Tensor from_ordered(const at::Tensor& ordered) {
 }  // namespace
 
 at::Tensor flat_alias(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), {tensor.numel()},
-                       at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
+  const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
+  // No memory, nothing to point at.
+  if (tensor.numel() == 0) return at::empty({0}, options);
+  return at::from_blob(tensor.data_ptr(), {tensor.numel()}, [tensor](void*) {}, options);
 }
 
-at::Tensor byte_alias(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(),
-                       {tensor.numel() * static_cast<std::int64_t>(tensor.element_size())},
-                       at::TensorOptions().dtype(at::kByte).device(tensor.device()));
-}
+at::Tensor byte_alias(const at::Tensor& tensor) { return flat_alias(tensor).view(at::kByte); }
 
 Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op) {
   std::vector<at::Tensor> flat;

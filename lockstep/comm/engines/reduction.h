@@ -14,7 +14,7 @@ namespace lockstep::comm::engines {
 enum class BasicOp : std::uint8_t { sum, min, max };
 
 // The memory of a contiguous tensor as a flat one: no autograd, no version counter, no dispatch
-// keys. Does not keep the tensor alive.
+// keys. Keeps the tensor alive.
 at::Tensor flat_alias(const at::Tensor& tensor);
 // The same as bytes.
 at::Tensor byte_alias(const at::Tensor& tensor);
