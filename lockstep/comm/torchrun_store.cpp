@@ -1,8 +1,10 @@
 #include <lockstep/comm/torchrun_store.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <charconv>
-#include <limits>
 #include <mutex>
 #include <thread>
 
@@ -10,6 +12,7 @@
 #include <torch/version.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/net/secret.h>
 
 namespace lockstep::comm {
 
@@ -17,8 +20,9 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// How c10d's store holds a value of ours: "<version>:<value>". Never empty, because an empty
-// expectation means "no such key" to c10d.
+// How c10d's store holds a value of ours: "<version>.<writer>:<value>". Never empty, because an empty
+// expectation means "no such key" to c10d; and no two writes alike, because c10d answers a failed
+// comparison with what is there, which must not look like what was wanted.
 struct Held {
   Bytes raw;  // empty: no such key
   std::uint64_t version = 0;
@@ -28,7 +32,8 @@ struct Held {
 Held parse(Bytes raw) {
   Held held;
   const auto colon = std::find(raw.begin(), raw.end(), std::uint8_t{':'});
-  const std::string number(raw.begin(), colon);
+  const auto dot = std::find(raw.begin(), colon, std::uint8_t{'.'});
+  const std::string number(raw.begin(), dot);
   const auto [end, error] =
       std::from_chars(number.data(), number.data() + number.size(), held.version);
   if (colon == raw.end() || error != std::errc() || end != number.data() + number.size())
@@ -42,8 +47,8 @@ Held parse(Bytes raw) {
   return held;
 }
 
-Bytes serialize(std::uint64_t version, const std::string& value) {
-  const std::string text = fmt::format("{}:{}", version, value);
+Bytes serialize(std::uint64_t version, const std::string& writer, const std::string& value) {
+  const std::string text = fmt::format("{}.{}:{}", version, writer, value);
   return {text.begin(), text.end()};
 }
 
@@ -208,7 +213,8 @@ class TorchrunStore final : public store::Store {
   // Writes a value over `held`; false where another process was faster.
   bool replace(const std::string& key, const Held& held, const std::string& value,
                const Deadline& deadline) {
-    const Bytes wanted = serialize(next_version(held, deadline), value);
+    const Bytes wanted = serialize(
+        next_version(held, deadline), fmt::format("{:x}-{}", writer_, ++writes_), value);
     return call(deadline, [&] { return store_->compareSet(name(key), held.raw, wanted); }) ==
            wanted;
   }
@@ -238,6 +244,14 @@ class TorchrunStore final : public store::Store {
                                                 deadline.span_seconds(), fmt::join(keys, ", "))});
   }
 
+  static std::uint64_t random_number() {
+    std::array<std::byte, sizeof(std::uint64_t)> bytes;
+    net::fill_random(bytes);
+    return std::bit_cast<std::uint64_t>(bytes);
+  }
+
+  const std::uint64_t writer_ = random_number();
+  std::atomic<std::uint64_t> writes_{0};
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::TCPStore> store_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/comm/engines/host_collectives.h>
 #include <lockstep/comm/engines/split_plan.h>
 
@@ -27,7 +28,10 @@ std::string claim_prefix(const GroupInfo& group, const std::string& backend,
     throw UsageError("the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
                      "the program with lockstep run, torchrun or mpirun",
                      backend, group.global_ranks.size(), group.name);
-  const std::string base = fmt::format("engines/{}/{}/{}", backend, group.name, group.generation);
+  // Who is in it, so that ranks that are not do not have to count it.
+  const std::string members = fmt::format("{}", fmt::join(group.global_ranks, ","));
+  const std::string base = fmt::format("engines/{}/{}.{}.{:x}", backend, group.name,
+                                       group.generation, hash_text(members));
   const auto turn = options.store->add(fmt::format("{}/made{}", base, group.rank), 1,
                                        Deadline::after(options.timeout));
   return fmt::format("{}/{}", base, turn);

@@ -51,8 +51,8 @@ class HostCommunicator final : public Communicator {
   std::unique_ptr<WorkerPool> exchanges_;
 };
 
-// The prefix of a new group's keys: every rank's n-th group of that name and generation has the
-// same, and no other has it. UsageError where there is no store.
+// The prefix of a new group's keys: every rank's n-th group of that name, generation and membership
+// has the same, and no other has it. UsageError where there is no store.
 std::string claim_prefix(const GroupInfo& group, const std::string& backend,
                          const EngineOptions& options);
 

@@ -39,7 +39,9 @@ at::Tensor expected_reduction(int size, std::int64_t length, at::ScalarType type
   return result.to(type);
 }
 
-std::vector<ReduceOp> reductions(at::ScalarType type) {
+// Large tensors are there for their size: one reduction is enough.
+std::vector<ReduceOp> reductions(at::ScalarType type, std::int64_t length) {
+  if (length > 100'000) return {ReduceOp::sum};
   std::vector<ReduceOp> ops{ReduceOp::sum, ReduceOp::min, ReduceOp::max};
   if (at::isFloatingType(type)) ops.push_back(ReduceOp::mean);
   return ops;
@@ -53,7 +55,7 @@ void check_type(Communicator& group, at::ScalarType type, std::int64_t length) {
   SCOPED_TRACE(label(type, length));
   const int size = group.size();
   const int rank = group.rank();
-  for (const ReduceOp op : reductions(type)) {
+  for (const ReduceOp op : reductions(type, length)) {
     SCOPED_TRACE(name(op));
     at::Tensor tensor = sample(rank, length, type);
     group.all_reduce(tensor, op).wait();
