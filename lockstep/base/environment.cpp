@@ -16,6 +16,10 @@ std::optional<std::string> environment_variable(const char* name) {
   return std::string(value);
 }
 
+void set_environment_default(const char* name, const char* value) {
+  ::setenv(name, value, /*overwrite=*/0);
+}
+
 std::optional<long> environment_integer(const char* name, long lowest, long highest) {
   const auto text = environment_variable(name);
   if (!text) return std::nullopt;

@@ -17,6 +17,9 @@ std::optional<long> environment_integer(const char* name, long lowest, long high
 // Every variable as "NAME=value", for passing on to a child.
 std::vector<std::string> whole_environment();
 
+// Sets a variable that nobody has set, for libraries that read it.
+void set_environment_default(const char* name, const char* value);
+
 // Who started this process as a rank.
 enum class Launcher { none, lockstep, torchrun, mpirun, srun };
 

@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstring>
@@ -79,6 +80,11 @@ std::vector<SocketAddress> resolve(const Address& address) {
   }
   if (all.empty()) throw UsageError("host name '{}' has no address", address.host);
   return all;
+}
+
+std::string own_host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
 std::string local_host_toward(const Address& peer) {
