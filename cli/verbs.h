@@ -5,4 +5,5 @@
 
 #define LOCKSTEP_VERBS(HERE, TORCH) \
   HERE(run, "start the ranks of a job on this host, and watch over them") \
-  TORCH(check, "tell what this machine and these ranks can do, and what is wrong")
+  TORCH(check, "tell what this machine and these ranks can do, and what is wrong") \
+  TORCH(bench, "measure the collectives")
