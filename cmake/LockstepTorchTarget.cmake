@@ -33,4 +33,11 @@ if(NOT TARGET Lockstep::torch)
   target_link_libraries(Lockstep::torch INTERFACE ${TORCH_LIBRARIES})
   # The system's headers: their warnings are not ours.
   target_include_directories(Lockstep::torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+  # PyTorch's own builds carry the headers of a fmt that no library of theirs or of the system
+  # exports, and they come first: compile what is used of it.
+  foreach(folder IN LISTS TORCH_INCLUDE_DIRS)
+    if(EXISTS "${folder}/fmt/format.h" AND NOT folder STREQUAL "/usr/include")
+      target_compile_definitions(Lockstep::torch INTERFACE FMT_HEADER_ONLY)
+    endif()
+  endforeach()
 endif()

@@ -1,6 +1,7 @@
 // Gloo through c10d by itself, as PyTorch uses it, as a peer. Run under `lockstep run` or torchrun.
 // Gloo has no reduce-scatter in every version: there it is an all-reduce of the whole.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <lockstep/comm/world.h>
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>

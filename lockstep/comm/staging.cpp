@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -36,7 +37,7 @@ at::Tensor Staging::host_like(const at::Tensor& tensor) {
 }
 
 at::Tensor Staging::to_host(const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
   state_->ready.block(state_->side);
   at::Tensor host = host_like(tensor);
@@ -45,7 +46,7 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
 }
 
 void Staging::to_device(const at::Tensor& host, at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
   tensor.copy_(host, /*non_blocking=*/true);
 }

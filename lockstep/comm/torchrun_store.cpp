@@ -11,6 +11,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/version.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/net/secret.h>
 

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/version.h>
 
@@ -92,7 +93,7 @@ Support judge(const char* format, c10::Device device, const Product& fp32, const
 // Probes must see plain kernels and leave no trace: no autograd, no autocast.
 Support guarded(const char* format, c10::Device device, const std::function<Support()>& probe) {
   try {
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     return probe();
   } catch (const std::exception& error) {

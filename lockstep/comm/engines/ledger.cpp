@@ -4,6 +4,8 @@
 #include <charconv>
 #include <string_view>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {
