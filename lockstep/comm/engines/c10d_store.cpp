@@ -14,8 +14,12 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
-Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string to_text(const Bytes& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+Bytes to_bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
 
 // What clones share: the store, and which keys to tidy up.
 class Shared {
@@ -98,7 +102,9 @@ class JobStore final : public c10d::Store {
     TORCH_CHECK(false, "the job's store does not count its keys");
   }
 
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, timeout_);
+  }
 
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     std::vector<std::string> names;
@@ -107,7 +113,9 @@ class JobStore final : public c10d::Store {
   }
 
  private:
-  Deadline deadline() const { return Deadline::after(timeout_); }
+  Deadline deadline() const {
+    return Deadline::after(timeout_);
+  }
 
   std::shared_ptr<Shared> shared_;
 };
