@@ -8,8 +8,9 @@
 #include <mutex>
 #include <thread>
 
-#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/net/secret.h>
@@ -79,9 +80,10 @@ class TorchrunStore final : public store::Store {
     settings.waitWorkers = false;
     settings.timeout =
         std::max(std::chrono::ceil<milliseconds>(deadline.remaining()), milliseconds(1));
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
-    settings.useLibUV = false;  // not every LibTorch has it, and both speak the same protocol
-#endif
+    // Newer versions default to libuv, which not every build has; both speak the same protocol.
+    [](auto& newer) {
+      if constexpr (requires { newer.useLibUV; }) newer.useLibUV = false;
+    }(settings);
     try {
       store_ = c10::make_intrusive<c10d::TCPStore>(options.host, settings);
     } catch (const std::exception& error) {
@@ -167,9 +169,7 @@ class TorchrunStore final : public store::Store {
  private:
   static constexpr milliseconds kVanished{500};
 
-  static std::string name(const std::string& key) {
-    return "lockstep/" + key;
-  }
+  static std::string name(const std::string& key) { return "lockstep/" + key; }
 
   static void check_sizes(const std::string& key, const std::string& value) {
     if (key.size() > store::kLongestKey)

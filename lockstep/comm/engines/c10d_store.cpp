@@ -3,8 +3,6 @@
 #include <mutex>
 #include <set>
 
-#include <torch/version.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
@@ -61,11 +59,10 @@ class JobStore final : public c10d::Store {
   JobStore(std::shared_ptr<Shared> shared, milliseconds timeout)
       : c10d::Store(timeout), shared_(std::move(shared)) {}
 
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8)
-  c10::intrusive_ptr<c10d::Store> clone() override {
+  // Overrides it in the versions that have it.
+  c10::intrusive_ptr<c10d::Store> clone() {
     return c10::make_intrusive<JobStore>(shared_, timeout_);
   }
-#endif
 
   void set(const std::string& key, const Bytes& value) override {
     shared_->store().set(shared_->written(key), to_text(value), deadline());
@@ -102,9 +99,7 @@ class JobStore final : public c10d::Store {
     TORCH_CHECK(false, "the job's store does not count its keys");
   }
 
-  void wait(const std::vector<std::string>& keys) override {
-    wait(keys, timeout_);
-  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
 
   void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
     std::vector<std::string> names;
@@ -113,9 +108,7 @@ class JobStore final : public c10d::Store {
   }
 
  private:
-  Deadline deadline() const {
-    return Deadline::after(timeout_);
-  }
+  Deadline deadline() const { return Deadline::after(timeout_); }
 
   std::shared_ptr<Shared> shared_;
 };

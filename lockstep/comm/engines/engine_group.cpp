@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/scalar_type.h>

@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #ifdef LOCKSTEP_HAVE_GLOO
 #include <lockstep/comm/engines/gloo_communicator.h>

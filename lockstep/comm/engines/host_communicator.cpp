@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/comm/engines/host_collectives.h>

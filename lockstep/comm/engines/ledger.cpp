@@ -5,6 +5,8 @@
 #include <string_view>
 #include <utility>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {

@@ -48,7 +48,7 @@ void initialize() {
         "the engine 'mpi' works in a thread of its own, but MPI was initialised with "
         "thread level {} (MPI_THREAD_SERIALIZED, {}, is needed): call "
         "MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …), or leave it to Lockstep",
-        level, MPI_THREAD_SERIALIZED);
+        level, static_cast<int>(MPI_THREAD_SERIALIZED));
   runtime().level = level;
 }
 
