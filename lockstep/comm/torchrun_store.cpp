@@ -9,7 +9,8 @@
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/version.h>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -22,9 +23,9 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// How c10d's store holds a value of ours: "<version>.<writer>:<value>". Never empty, because an empty
-// expectation means "no such key" to c10d; and no two writes alike, because c10d answers a failed
-// comparison with what is there, which must not look like what was wanted.
+// How c10d's store holds a value of ours: "<version>.<writer>:<value>". Never empty, because an
+// empty expectation means "no such key" to c10d; and no two writes alike, because c10d answers a
+// failed comparison with what is there, which must not look like what was wanted.
 struct Held {
   Bytes raw;  // empty: no such key
   std::uint64_t version = 0;
@@ -79,21 +80,22 @@ class TorchrunStore final : public store::Store {
     settings.port = static_cast<std::uint16_t>(options.port);
     settings.isServer = options.hosted_here;
     settings.waitWorkers = false;
-    settings.timeout = std::max(std::chrono::ceil<milliseconds>(deadline.remaining()),
-                                milliseconds(1));
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 2)
-    settings.useLibUV = false;  // not every LibTorch has it, and both speak the same protocol
-#endif
+    settings.timeout =
+        std::max(std::chrono::ceil<milliseconds>(deadline.remaining()), milliseconds(1));
+    // Newer versions default to libuv, which not every build has; both speak the same protocol.
+    [](auto& newer) {
+      if constexpr (requires { newer.useLibUV; }) newer.useLibUV = false;
+    }(settings);
     try {
       store_ = c10::make_intrusive<c10d::TCPStore>(options.host, settings);
     } catch (const std::exception& error) {
-      throw CommError({.fault = Fault::timeout,
-                       .operation = "connecting to torchrun's store",
-                       .group = "world",
-                       .explanation = fmt::format(
-                           "{}:{} {}: {}", options.host, options.port,
-                           options.hosted_here ? "cannot be served" : "does not answer",
-                           error.what())});
+      throw CommError(
+          {.fault = Fault::timeout,
+           .operation = "connecting to torchrun's store",
+           .group = "world",
+           .explanation = fmt::format("{}:{} {}: {}", options.host, options.port,
+                                      options.hosted_here ? "cannot be served" : "does not answer",
+                                      error.what())});
     }
   }
 
@@ -185,8 +187,8 @@ class TorchrunStore final : public store::Store {
   auto call(const Deadline& deadline, const Request& request) -> decltype(request()) {
     std::lock_guard lock(mutex_);
     try {
-      store_->setTimeout(std::max(std::chrono::ceil<milliseconds>(deadline.remaining()),
-                                  milliseconds(1)));
+      store_->setTimeout(
+          std::max(std::chrono::ceil<milliseconds>(deadline.remaining()), milliseconds(1)));
       return request();
     } catch (const std::exception& error) {
       throw CommError({.fault = deadline.passed() ? Fault::timeout : Fault::peer_lost,
@@ -215,8 +217,8 @@ class TorchrunStore final : public store::Store {
   // Writes a value over `held`; false where another process was faster.
   bool replace(const std::string& key, const Held& held, const std::string& value,
                const Deadline& deadline) {
-    const Bytes wanted = serialize(
-        next_version(held, deadline), fmt::format("{:x}-{}", writer_, ++writes_), value);
+    const Bytes wanted =
+        serialize(next_version(held, deadline), fmt::format("{:x}-{}", writer_, ++writes_), value);
     return call(deadline, [&] { return store_->compareSet(name(key), held.raw, wanted); }) ==
            wanted;
   }
@@ -262,9 +264,10 @@ class TorchrunStore final : public store::Store {
 
 TorchrunStoreOptions torchrun_store_options(const LaunchEnvironment& launch) {
   if (launch.master_addr.empty() || launch.master_port == 0)
-    throw UsageError("torchrun's store cannot be found: {} is not set; start the program with "
-                     "torchrun or lockstep run, or set MASTER_ADDR and MASTER_PORT",
-                     launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT");
+    throw UsageError(
+        "torchrun's store cannot be found: {} is not set; start the program with "
+        "torchrun or lockstep run, or set MASTER_ADDR and MASTER_PORT",
+        launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT");
   const auto agents = environment_variable("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent_hosts = agents && (*agents == "True" || *agents == "true" || *agents == "1");
   return {.host = launch.master_addr,

@@ -21,8 +21,9 @@ TorchrunStoreOptions torchrun_store_options(const LaunchEnvironment& launch);
 
 // Connects, or starts serving where it is hosted here. CommError (timeout) where nobody answers.
 //
-// Thread-safe: one connection, and nobody waits on it: waits poll. Any process that reaches the port
-// can read and write this store, because c10d's has no secret; whoever makes one warns of that.
+// Thread-safe: one connection, and nobody waits on it: waits poll. Any process that reaches the
+// port can read and write this store, because c10d's has no secret; whoever makes one warns of
+// that.
 std::shared_ptr<store::Store> make_torchrun_store(const TorchrunStoreOptions& options,
                                                   Deadline deadline);
 

@@ -3,8 +3,6 @@
 #include <mutex>
 #include <set>
 
-#include <torch/version.h>
-
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 
@@ -14,8 +12,12 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
-Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string to_text(const Bytes& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+Bytes to_bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
 
 // What clones share: the store, and which keys to tidy up.
 class Shared {
@@ -57,11 +59,10 @@ class JobStore final : public c10d::Store {
   JobStore(std::shared_ptr<Shared> shared, milliseconds timeout)
       : c10d::Store(timeout), shared_(std::move(shared)) {}
 
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8)
-  c10::intrusive_ptr<c10d::Store> clone() override {
+  // Overrides it in the versions that have it.
+  c10::intrusive_ptr<c10d::Store> clone() {
     return c10::make_intrusive<JobStore>(shared_, timeout_);
   }
-#endif
 
   void set(const std::string& key, const Bytes& value) override {
     shared_->store().set(shared_->written(key), to_text(value), deadline());

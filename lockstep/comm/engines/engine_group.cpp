@@ -54,8 +54,8 @@ void EngineCall::wait_on_host(Deadline deadline) {
   const auto until = std::min(deadline.at(), call_.deadline.at());
   if (!changed_.wait_until(lock, until, [this] { return done_; })) {
     lock.unlock();
-    group_->time_out(*this, callers_comes_first ? deadline.span_seconds()
-                                                : call_.deadline.span_seconds());
+    group_->time_out(*this,
+                     callers_comes_first ? deadline.span_seconds() : call_.deadline.span_seconds());
     lock.lock();
     // The failure of a group reaches every call in flight before time_out returns, unless another
     // thread is about to do it.
@@ -64,9 +64,13 @@ void EngineCall::wait_on_host(Deadline deadline) {
   if (fault_) throw CommError(*fault_);
 }
 
-void EngineCall::wait() { wait_on_host(call_.deadline); }
+void EngineCall::wait() {
+  wait_on_host(call_.deadline);
+}
 
-void EngineCall::start() { group_->mark(call_, flight::State::started); }
+void EngineCall::start() {
+  group_->mark(call_, flight::State::started);
+}
 
 void EngineCall::finish() {
   {
@@ -129,8 +133,8 @@ void EngineGroup::close() {
       .operation = "a call",
       .group = info_.name,
       .ranks = {info_.rank},
-      .explanation = fmt::format("rank {} destroyed its communicator with calls in flight",
-                                 info_.rank)};
+      .explanation =
+          fmt::format("rank {} destroyed its communicator with calls in flight", info_.rank)};
   if (busy) fail(gone);
   if (ledger_) ledger_->close(dead() ? Ledger::Leave::at_once : Ledger::Leave::together);
   lock.lock();
@@ -147,9 +151,8 @@ void EngineGroup::check_alive(const char* operation) {
   std::lock_guard lock(mutex_);
   if (!fault_) return;
   CommError::Details details = *fault_;
-  details.explanation =
-      fmt::format("{} cannot be called, the group has failed before: {}", operation,
-                  fault_->explanation);
+  details.explanation = fmt::format("{} cannot be called, the group has failed before: {}",
+                                    operation, fault_->explanation);
   throw CommError(std::move(details));
 }
 
@@ -169,8 +172,8 @@ std::vector<Ledger::Entry> EngineGroup::entries(const Call& call, std::uint64_t 
       entry.key = fmt::format("x{}-{}.{}", sends ? info_.rank : transfer.peer,
                               sends ? transfer.peer : info_.rank, fingerprint.sequence);
       append_bytes(entry.digest, &fingerprint, sizeof(fingerprint));
-      entry.text = fmt::format("{} {} rank {}", fingerprint.text(),
-                               sends ? "to" : "from", transfer.peer);
+      entry.text =
+          fmt::format("{} {} rank {}", fingerprint.text(), sends ? "to" : "from", transfer.peer);
       entry.operation = name(Operation::exchange);
       entry.sequence = fingerprint.sequence;
       result.push_back(std::move(entry));
@@ -190,7 +193,8 @@ std::vector<Ledger::Entry> EngineGroup::entries(const Call& call, std::uint64_t 
     std::vector<std::int64_t> lengths;
     for (const at::Tensor& tensor : tensors) lengths.push_back(tensor.numel());
     append_bytes(entry.digest, lengths.data(), lengths.size() * sizeof(lengths[0]));
-    if (lengths.size() <= 16) entry.text += fmt::format(" of {} elements", fmt::join(lengths, ", "));
+    if (lengths.size() <= 16)
+      entry.text += fmt::format(" of {} elements", fmt::join(lengths, ", "));
   }
   result.push_back(std::move(entry));
   return result;
@@ -212,9 +216,8 @@ std::shared_ptr<EngineCall> EngineGroup::begin(Call call) {
 std::shared_ptr<EngineCall> EngineGroup::begin_split(const SplitRequest& request,
                                                      Deadline deadline) {
   Call call;
-  call.fingerprint = {.sequence = request.number,
-                      .generation = info_.generation,
-                      .operation = Operation::split};
+  call.fingerprint = {
+      .sequence = request.number, .generation = info_.generation, .operation = Operation::split};
   call.deadline = deadline;
   auto pending = begin(std::move(call));
   track(pending);
@@ -279,8 +282,10 @@ void EngineGroup::time_out(const EngineCall& call, double seconds) {
     if (ledger_ && call.position() != 0) {
       const auto roll = ledger_->call_roll(call.position());
       fault.ranks = joined(roll.silent, roll.behind);
-      reason = fault.ranks.empty() ? fmt::format("every rank has made the call, but {} has not "
-                                                 "completed it", backend_)
+      reason = fault.ranks.empty() ? fmt::format(
+                                         "every rank has made the call, but {} has not "
+                                         "completed it",
+                                         backend_)
                                    : "";
       if (!roll.behind.empty())
         reason += fmt::format("{} {} not made this call", list_ranks(roll.behind),
@@ -300,9 +305,8 @@ void EngineGroup::time_out(const EngineCall& call, double seconds) {
   } catch (const Error& error) {
     reason = fmt::format("the other ranks could not be asked where they are ({})", error.what());
   }
-  fault.explanation =
-      fmt::format("{} was not over after {:.1f} s: {}", call.call().fingerprint.text(), seconds,
-                  reason);
+  fault.explanation = fmt::format("{} was not over after {:.1f} s: {}",
+                                  call.call().fingerprint.text(), seconds, reason);
   fail(std::move(fault));
 }
 

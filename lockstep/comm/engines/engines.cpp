@@ -23,7 +23,7 @@ using Make = std::shared_ptr<Communicator> (*)(const GroupInfo&, const EngineOpt
 
 struct Known {
   const char* name;
-  Make make;         // null where this build lacks the engine
+  Make make;          // null where this build lacks the engine
   const char* needs;  // how to get it
 };
 
@@ -65,9 +65,10 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
   for (const Known& engine : kEngines) {
     if (name != engine.name) continue;
     if (engine.make != nullptr) return engine.make(group, options);
-    throw UsageError("the engine '{}' is not in this build (there is: {}); it needs {}: install "
-                     "that and build Lockstep again",
-                     name, fmt::join(available_engines(), ", "), engine.needs);
+    throw UsageError(
+        "the engine '{}' is not in this build (there is: {}); it needs {}: install "
+        "that and build Lockstep again",
+        name, fmt::join(available_engines(), ", "), engine.needs);
   }
   throw UsageError("there is no engine '{}'; this build has: {}", name,
                    fmt::join(available_engines(), ", "));

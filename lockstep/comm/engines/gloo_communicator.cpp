@@ -19,13 +19,18 @@ constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 // c10d takes tags from 0 to the largest int; the last one is for interrupting.
 constexpr int kInterruptTag = std::numeric_limits<int>::max();
 
-int tag_of(std::uint64_t sequence) { return static_cast<int>(sequence % kInterruptTag); }
+int tag_of(std::uint64_t sequence) {
+  return static_cast<int>(sequence % kInterruptTag);
+}
 
 c10d::ReduceOp c10d_op(BasicOp op) {
   switch (op) {
-    case BasicOp::min: return c10d::ReduceOp::MIN;
-    case BasicOp::max: return c10d::ReduceOp::MAX;
-    case BasicOp::sum: break;
+    case BasicOp::min:
+      return c10d::ReduceOp::MIN;
+    case BasicOp::max:
+      return c10d::ReduceOp::MAX;
+    case BasicOp::sum:
+      break;
   }
   return c10d::ReduceOp::SUM;
 }
@@ -54,8 +59,8 @@ class GlooEngine final : public HostEngine {
     try {
       settings->devices.push_back(
           c10d::ProcessGroupGloo::createDeviceForHostname(options_.bind_address));
-      pg_ = c10::make_intrusive<Group>(
-          make_c10d_store(options_.store, prefix + "/gloo", left), rank_, size_, settings);
+      pg_ = c10::make_intrusive<Group>(make_c10d_store(options_.store, prefix + "/gloo", left),
+                                       rank_, size_, settings);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
@@ -94,8 +99,7 @@ class GlooEngine final : public HostEngine {
 
   void all_to_all(const at::Tensor& output, const at::Tensor& input,
                   const std::vector<std::int64_t>& output_bytes,
-                  const std::vector<std::int64_t>& input_bytes,
-                  const Deadline& deadline) override {
+                  const std::vector<std::int64_t>& input_bytes, const Deadline& deadline) override {
     at::Tensor to = output;
     at::Tensor from = input;
     auto to_counts = output_bytes;
@@ -107,8 +111,8 @@ class GlooEngine final : public HostEngine {
     finish(issue([&] { return pg_->barrier(); }), deadline);
   }
 
-  void exchange(const std::vector<Transfer>& transfers,
-                const std::vector<std::uint64_t>& sequences, const Deadline& deadline) override {
+  void exchange(const std::vector<Transfer>& transfers, const std::vector<std::uint64_t>& sequences,
+                const Deadline& deadline) override {
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (std::size_t i = 0; i < transfers.size(); ++i) {
       std::vector<at::Tensor> bytes{byte_alias(transfers[i].tensor)};
@@ -133,8 +137,9 @@ class GlooEngine final : public HostEngine {
   void interrupt() override {
     try {
       std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-      issue([&] { return pg_->recv(nothing, (rank_ + 1) % size_, kInterruptTag); })
-          ->wait(milliseconds(1));
+      issue([&] {
+        return pg_->recv(nothing, (rank_ + 1) % size_, kInterruptTag);
+      })->wait(milliseconds(1));
     } catch (const std::exception&) {
       // As intended.
     }
@@ -149,8 +154,8 @@ class GlooEngine final : public HostEngine {
 
   static void finish(const c10::intrusive_ptr<c10d::Work>& work, const Deadline& deadline) {
     // 0 would mean "for ever".
-    const auto left = std::max(std::chrono::ceil<milliseconds>(deadline.remaining()),
-                               milliseconds(1));
+    const auto left =
+        std::max(std::chrono::ceil<milliseconds>(deadline.remaining()), milliseconds(1));
     if (!work->wait(std::min(left, kNever))) throw std::runtime_error("the call was cancelled");
   }
 
@@ -167,8 +172,7 @@ std::shared_ptr<Communicator> make_gloo(const GroupInfo& group, const EngineOpti
   const std::string prefix = claim_prefix(group, "gloo", options);
   std::unique_ptr<HostEngine> engine;
   if (group.global_ranks.size() > 1)
-    engine = std::make_unique<GlooEngine>(group, options, prefix,
-                                          Deadline::after(options.timeout));
+    engine = std::make_unique<GlooEngine>(group, options, prefix, Deadline::after(options.timeout));
   return std::make_shared<HostCommunicator>(group, "gloo", std::move(engine), options, prefix);
 }
 

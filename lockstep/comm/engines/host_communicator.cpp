@@ -27,9 +27,10 @@ std::string claim_prefix(const GroupInfo& group, const std::string& backend,
                          const EngineOptions& options) {
   if (group.global_ranks.size() == 1) return "";
   if (!options.store)
-    throw UsageError("the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
-                     "the program with lockstep run, torchrun or mpirun",
-                     backend, group.global_ranks.size(), group.name);
+    throw UsageError(
+        "the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
+        "the program with lockstep run, torchrun or mpirun",
+        backend, group.global_ranks.size(), group.name);
   // Who is in it, so that ranks that are not do not have to count it.
   const std::string members = fmt::format("{}", fmt::join(group.global_ranks, ","));
   const std::string base = fmt::format("engines/{}/{}.{}.{:x}", backend, group.name,
@@ -63,9 +64,8 @@ void gather_ranks(const GroupInfo& group, const std::string& backend, store::Sto
 }
 
 HostCommunicator::HostCommunicator(GroupInfo info, std::string backend,
-                                   std::unique_ptr<HostEngine> engine,
-                                   const EngineOptions& options, std::string prefix,
-                                   std::function<void()> on_close)
+                                   std::unique_ptr<HostEngine> engine, const EngineOptions& options,
+                                   std::string prefix, std::function<void()> on_close)
     : Communicator(std::move(info), options.timeout),
       backend_(std::move(backend)),
       options_(options),
@@ -76,11 +76,12 @@ HostCommunicator::HostCommunicator(GroupInfo info, std::string backend,
                                            mode_for(backend_, options.ledger))),
       collectives_(std::make_unique<WorkerPool>(1)),
       exchanges_(std::make_unique<WorkerPool>(kMostExchanges)) {
-  group_->open(options_, prefix_,
-               [this] {
-                 if (engine_) engine_->interrupt();
-               },
-               nullptr);
+  group_->open(
+      options_, prefix_,
+      [this] {
+        if (engine_) engine_->interrupt();
+      },
+      nullptr);
 }
 
 HostCommunicator::~HostCommunicator() {
@@ -122,9 +123,11 @@ std::shared_ptr<PendingCall> HostCommunicator::do_start(Call call) {
   group_->track(pending);
   if (pending->call().fingerprint.operation == Operation::exchange) {
     exchanges_->submit([this, pending] {
+      const Call& exchange = pending->call();
       perform(*pending, [&] {
-        engine_->exchange(pending->call().transfers, pending->call().transfer_sequences,
-                          pending->call().deadline);
+        // Alone in a group there is no engine, and nobody to exchange with.
+        if (!exchange.transfers.empty())
+          engine_->exchange(exchange.transfers, exchange.transfer_sequences, exchange.deadline);
       });
     });
   } else {
@@ -163,7 +166,8 @@ std::shared_ptr<Communicator> HostCommunicator::form(const SplitRequest& request
   const std::string prefix = fmt::format("{}/s{}.{}", prefix_, request.number, request.color);
   std::unique_ptr<HostEngine> engine;
   if (engine_)
-    engine = engine_->split(in_one ? &child : nullptr, request.color, request.key, prefix, deadline);
+    engine =
+        engine_->split(in_one ? &child : nullptr, request.color, request.key, prefix, deadline);
   if (!in_one) return nullptr;
   EngineOptions options = options_;
   options.timeout = timeout();
@@ -185,9 +189,10 @@ at::Tensor HostCommunicator::do_allocate(at::IntArrayRef sizes, at::ScalarType d
 
 void HostCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
   if (tensor.device().is_cpu()) return;
-  throw UsageError("{}: the tensor is on {}, but {} moves tensors in host memory only: use the "
-                   "backend nccl, shm or tcp for this device, or move the tensor with .cpu()",
-                   comm::name(operation), tensor.device().str(), backend_);
+  throw UsageError(
+      "{}: the tensor is on {}, but {} moves tensors in host memory only: use the "
+      "backend nccl, shm or tcp for this device, or move the tensor with .cpu()",
+      comm::name(operation), tensor.device().str(), backend_);
 }
 
 }  // namespace lockstep::comm::engines

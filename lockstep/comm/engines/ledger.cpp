@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
+#include <utility>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -18,13 +21,15 @@ constexpr milliseconds kTick(10);
 // that does not in this time is stopped, dead or starved.
 constexpr milliseconds kRollCall(300);
 // A store that does not answer one request in this time is as good as gone.
-constexpr milliseconds kStoreRequest(10'000);
+constexpr milliseconds kStoreRequest(5000);
 // How long a rank waits for the others when it leaves.
 constexpr milliseconds kLeaveTogether(5000);
 // Compared calls that stay in the store before rank 0 removes them.
 constexpr std::uint64_t kUnswept = 256;
 
-Deadline store_deadline() { return Deadline::after(kStoreRequest); }
+Deadline store_deadline() {
+  return Deadline::after(kStoreRequest);
+}
 
 std::uint64_t number(std::string_view text) {
   std::uint64_t value = 0;
@@ -48,8 +53,8 @@ std::string encode(const CommError::Details& fault) {
 CommError::Details decode(std::string_view text, const std::string& group) {
   CommError::Details fault;
   fault.group = group;
-  fault.fault = static_cast<Fault>(std::min<std::uint64_t>(number(take_line(text)),
-                                                           static_cast<int>(Fault::engine)));
+  fault.fault = static_cast<Fault>(
+      std::min<std::uint64_t>(number(take_line(text)), static_cast<int>(Fault::engine)));
   fault.operation = take_line(text);
   fault.sequence = number(take_line(text));
   std::string ranks = take_line(text);
@@ -70,7 +75,9 @@ Ledger::Ledger(Options options) : options_(std::move(options)) {
   listener_ = std::thread([this] { listen(); });
 }
 
-Ledger::~Ledger() { close(Leave::at_once); }
+Ledger::~Ledger() {
+  close(Leave::at_once);
+}
 
 void Ledger::close(Leave leave_how) {
   {
@@ -102,23 +109,23 @@ void Ledger::compare(const Entry& entry, const Deadline& deadline) {
   const std::string where = key(entry.key);
   const std::string mine =
       fmt::format("{}\n{}\n{}{}", options_.rank, entry.digest.size(), entry.digest, entry.text);
-  const std::string first =
-      options_.store->compare_and_set(where, std::nullopt, mine, deadline);
+  const std::string first = options_.store->compare_and_set(where, std::nullopt, mine, deadline);
 
   std::string_view rest = first;
   const int first_rank = static_cast<int>(number(take_line(rest)));
   const auto length = std::min<std::size_t>(number(take_line(rest)), rest.size());
   if (rest.substr(0, length) != entry.digest) {
     const std::string theirs(rest.substr(length));
-    CommError::Details fault{.fault = Fault::mismatch,
-                             .operation = entry.operation,
-                             .group = options_.group,
-                             .sequence = entry.sequence,
-                             .ranks = {first_rank, options_.rank},
-                             .explanation = fmt::format(
-                                 "rank {} calls {}, but rank {} calls {}: all ranks of a group must "
-                                 "make the same calls in the same order",
-                                 first_rank, theirs, options_.rank, entry.text)};
+    CommError::Details fault{
+        .fault = Fault::mismatch,
+        .operation = entry.operation,
+        .group = options_.group,
+        .sequence = entry.sequence,
+        .ranks = {first_rank, options_.rank},
+        .explanation =
+            fmt::format("rank {} calls {}, but rank {} calls {}: all ranks of a group must "
+                        "make the same calls in the same order",
+                        first_rank, theirs, options_.rank, entry.text)};
     std::sort(fault.ranks.begin(), fault.ranks.end());
     throw CommError(std::move(fault));
   }

@@ -33,9 +33,9 @@ class Ledger {
  public:
   // One call as one rank makes it.
   struct Entry {
-    std::string key;           // the call's number: equal keys must have equal digests
-    std::string digest;        // everything that must agree, as bytes
-    std::string text;          // the same for a person
+    std::string key;     // the call's number: equal keys must have equal digests
+    std::string digest;  // everything that must agree, as bytes
+    std::string text;    // the same for a person
     std::string operation;
     std::uint64_t sequence = 0;
     std::uint64_t position = 0;  // in the group's order of calls; 0 for exchanges

@@ -32,7 +32,8 @@ MpiWorld mpi_world() {
 BootstrapInfo exchange_over_mpi(const std::optional<BootstrapInfo>& mine,
                                 const Deadline& deadline) {
   const MpiWorld world = mpi_world();
-  // On the heap, because MPI may write to it as long as the process lives where the wait ends early.
+  // On the heap, because MPI may write to it as long as the process lives where the wait ends
+  // early.
   auto parcel = std::make_unique<Parcel>();
   if (world.rank == 0 && mine) {
     if (mine->store.host.size() >= sizeof(parcel->host))

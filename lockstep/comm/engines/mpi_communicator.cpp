@@ -41,12 +41,18 @@ class Backoff {
 
 MPI_Datatype mpi_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return MPI_FLOAT;
-    case at::kDouble: return MPI_DOUBLE;
-    case at::kInt: return MPI_INT32_T;
-    case at::kLong: return MPI_INT64_T;
-    case at::kByte: return MPI_UINT8_T;
-    default: break;
+    case at::kFloat:
+      return MPI_FLOAT;
+    case at::kDouble:
+      return MPI_DOUBLE;
+    case at::kInt:
+      return MPI_INT32_T;
+    case at::kLong:
+      return MPI_INT64_T;
+    case at::kByte:
+      return MPI_UINT8_T;
+    default:
+      break;
   }
   LOCKSTEP_CHECK(false, "MPI does not reduce {}", c10::toString(type));
   return MPI_DATATYPE_NULL;
@@ -54,9 +60,12 @@ MPI_Datatype mpi_type(at::ScalarType type) {
 
 MPI_Op mpi_op(BasicOp op) {
   switch (op) {
-    case BasicOp::min: return MPI_MIN;
-    case BasicOp::max: return MPI_MAX;
-    case BasicOp::sum: break;
+    case BasicOp::min:
+      return MPI_MIN;
+    case BasicOp::max:
+      return MPI_MAX;
+    case BasicOp::sum:
+      break;
   }
   return MPI_SUM;
 }
@@ -141,8 +150,7 @@ class MpiEngine final : public HostEngine {
   // Messages between all pairs at once: their lengths may exceed an int, unlike MPI_Alltoallv's.
   void all_to_all(const at::Tensor& output, const at::Tensor& input,
                   const std::vector<std::int64_t>& output_bytes,
-                  const std::vector<std::int64_t>& input_bytes,
-                  const Deadline& deadline) override {
+                  const std::vector<std::int64_t>& input_bytes, const Deadline& deadline) override {
     Requests requests{.memory = {output, input}};
     std::vector<std::int64_t> output_at(output_bytes.size(), 0);
     std::vector<std::int64_t> input_at(input_bytes.size(), 0);
@@ -173,8 +181,8 @@ class MpiEngine final : public HostEngine {
     complete(std::move(requests), deadline);
   }
 
-  void exchange(const std::vector<Transfer>& transfers,
-                const std::vector<std::uint64_t>& sequences, const Deadline& deadline) override {
+  void exchange(const std::vector<Transfer>& transfers, const std::vector<std::uint64_t>& sequences,
+                const Deadline& deadline) override {
     Requests requests;
     post([&] {
       for (std::size_t i = 0; i < transfers.size(); ++i) {
@@ -237,8 +245,8 @@ class MpiEngine final : public HostEngine {
       std::string problem;
       try {
         const auto turn = mpi_turn();
-        check_all(MPI_Testall(static_cast<int>(requests.requests.size()),
-                              requests.requests.data(), &done, statuses.data()),
+        check_all(MPI_Testall(static_cast<int>(requests.requests.size()), requests.requests.data(),
+                              &done, statuses.data()),
                   statuses);
       } catch (const std::runtime_error& error) {
         problem = error.what();
@@ -282,9 +290,10 @@ struct OwnStore {
 OwnStore host_store(const GroupInfo& group, const EngineOptions& options, const MpiWorld& world,
                     const Deadline& deadline) {
   if (static_cast<int>(group.global_ranks.size()) != world.size)
-    throw UsageError("mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
-                     "store only a group of all of them can be made: make that one and split it",
-                     group.name, group.global_ranks.size(), world.size);
+    throw UsageError(
+        "mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
+        "store only a group of all of them can be made: make that one and split it",
+        group.name, group.global_ranks.size(), world.size);
   OwnStore own;
   std::optional<BootstrapInfo> mine;
   if (world.rank == 0) {
@@ -316,14 +325,16 @@ MPI_Comm form_group(const GroupInfo& group) {
 void check_group(const GroupInfo& group, const MpiWorld& world) {
   for (const int rank : group.global_ranks)
     if (rank < 0 || rank >= world.size)
-      throw UsageError("mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
-                       "start the program with mpirun -n {} or more",
-                       group.name, rank, world.size, group.global_ranks.size());
+      throw UsageError(
+          "mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
+          "start the program with mpirun -n {} or more",
+          group.name, rank, world.size, group.global_ranks.size());
   const int mine = group.global_ranks[static_cast<std::size_t>(group.rank)];
   if (mine != world.rank)
-    throw UsageError("mpi: this process is rank {} of the group '{}', whose global rank is {}, but "
-                     "mpirun made it rank {}: number ranks as mpirun does",
-                     group.rank, group.name, mine, world.rank);
+    throw UsageError(
+        "mpi: this process is rank {} of the group '{}', whose global rank is {}, but "
+        "mpirun made it rank {}: number ranks as mpirun does",
+        group.rank, group.name, mine, world.rank);
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 //
 // What MPI cannot promise (docs/engines.md has the whole list):
 //   - Sums come in MPI's order: within rounding of the canonical one.
-//   - A call cannot be cancelled. After a failure every Work throws, but MPI may go on writing to the
+//   - A call cannot be cancelled. After a failure every Work throws, but MPI may go on writing to
+//   the
 //     tensors of calls that were in flight (they are kept for that), and MPI can not be finalised:
 //     the process should end, and mpirun ends the others.
 //   - A rank that dies ends the whole job: that is mpirun's rule.

@@ -10,18 +10,18 @@
 
 namespace lockstep::comm::engines {
 
-// Initialises MPI where the program has not, and finalises it at exit in that case. UsageError where the program has initialised it for one thread only, or was not
-// started by mpirun.
+// Initialises MPI where the program has not, and finalises it at exit in that case. UsageError
+// where the program has initialised it for one thread only, or was not started by mpirun.
 void require_mpi();
 
 // Held around every MPI call that returns at once.
 std::unique_lock<std::mutex> mpi_turn();
-// Held around those that wait for other ranks (making groups). Keeps nobody else out where MPI takes
-// calls from several threads; where it does not, the others wait too.
+// Held around those that wait for other ranks (making groups). Keeps nobody else out where MPI
+// takes calls from several threads; where it does not, the others wait too.
 std::unique_lock<std::mutex> mpi_long_turn();
 
-// Requests were abandoned whose memory MPI may still write to: the process can go on, but MPI cannot
-// be finalised any more.
+// Requests were abandoned whose memory MPI may still write to: the process can go on, but MPI
+// cannot be finalised any more.
 void abandon_mpi();
 
 // Throws std::runtime_error with MPI's text where `code` is not MPI_SUCCESS.

@@ -36,9 +36,12 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 c10d::ReduceOp c10d_op(BasicOp op) {
   switch (op) {
-    case BasicOp::min: return c10d::ReduceOp::MIN;
-    case BasicOp::max: return c10d::ReduceOp::MAX;
-    case BasicOp::sum: break;
+    case BasicOp::min:
+      return c10d::ReduceOp::MIN;
+    case BasicOp::max:
+      return c10d::ReduceOp::MAX;
+    case BasicOp::sum:
+      break;
   }
   return c10d::ReduceOp::SUM;
 }
@@ -119,7 +122,8 @@ class NcclCommunicator final : public Communicator {
             info, "nccl", shared_recorder(),
             options.ledger == LedgerMode::automatic ? LedgerMode::beside : options.ledger)) {
     connect(deadline);
-    group_->open(options_, prefix_, [this] { pg_->abort(); }, [this] { poll(); });
+    group_->open(
+        options_, prefix_, [this] { pg_->abort(); }, [this] { poll(); });
   }
 
   ~NcclCommunicator() override {
@@ -161,14 +165,13 @@ class NcclCommunicator final : public Communicator {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw CommError({.fault = Fault::engine,
-                       .operation = "connecting nccl",
-                       .group = name(),
-                       .explanation = fmt::format("nccl on {} reports: {}", device_.str(),
-                                                  error.what())});
+      throw CommError(
+          {.fault = Fault::engine,
+           .operation = "connecting nccl",
+           .group = name(),
+           .explanation = fmt::format("nccl on {} reports: {}", device_.str(), error.what())});
     }
-    if (size() > 1)
-      options_.store->remove(fmt::format("{}/here{}", prefix_, rank()), deadline);
+    if (size() > 1) options_.store->remove(fmt::format("{}/here{}", prefix_, rank()), deadline);
   }
 
   // Blocks until our stream has done what is on it now.
@@ -246,9 +249,10 @@ class NcclCommunicator final : public Communicator {
     const ReduceOp op = call.fingerprint.reduce_op;
     const DType dtype = call.fingerprint.dtype;
     const bool sums = op == ReduceOp::sum || op == ReduceOp::mean;
-    const bool native = dtype == DType::float32 || dtype == DType::float64
-                            ? sums
-                            : dtype == DType::int32 || dtype == DType::int64 || dtype == DType::uint8;
+    const bool native =
+        dtype == DType::float32 || dtype == DType::float64
+            ? sums
+            : dtype == DType::int32 || dtype == DType::int64 || dtype == DType::uint8;
     const at::Tensor& output = call.outputs.front();
     if (native && call.inputs.size() == 1) {
       at::Tensor to = flat_alias(output);
@@ -352,9 +356,12 @@ class NcclCommunicator final : public Communicator {
         // Uneven parts may be empty here and not on another rank.
         if (call.inputs.size() > 1 || !is_empty(call.inputs)) all_to_all(call, works);
         return;
-      case Operation::broadcast: return broadcast(call, works);
-      case Operation::exchange: return exchange(call, works);
-      case Operation::split: break;
+      case Operation::broadcast:
+        return broadcast(call, works);
+      case Operation::exchange:
+        return exchange(call, works);
+      case Operation::split:
+        break;
     }
     LOCKSTEP_CHECK(false, "{} is no call", comm::name(operation));
   }
@@ -423,10 +430,11 @@ class NcclCommunicator final : public Communicator {
 
   void do_check(Operation operation, const at::Tensor& tensor) const override {
     if (tensor.device() == device_) return;
-    throw UsageError("{}: the tensor is on {}, but this nccl group is on {}: move it with "
-                     ".to(\"{}\"){}",
-                     comm::name(operation), tensor.device().str(), device_.str(), device_.str(),
-                     tensor.device().is_cpu() ? ", or use the backend shm or tcp" : "");
+    throw UsageError(
+        "{}: the tensor is on {}, but this nccl group is on {}: move it with "
+        ".to(\"{}\"){}",
+        comm::name(operation), tensor.device().str(), device_.str(), device_.str(),
+        tensor.device().is_cpu() ? ", or use the backend shm or tcp" : "");
   }
 
   const EngineOptions options_;
@@ -444,8 +452,9 @@ class NcclCommunicator final : public Communicator {
 
 std::shared_ptr<Communicator> make_nccl(const GroupInfo& group, const EngineOptions& options) {
   if (c10::cuda::device_count() == 0)
-    throw UsageError("the engine 'nccl' needs a GPU, and this process sees none: use the backend "
-                     "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
+    throw UsageError(
+        "the engine 'nccl' needs a GPU, and this process sees none: use the backend "
+        "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
   return std::make_shared<NcclCommunicator>(group, options, claim_prefix(group, "nccl", options),
                                             Deadline::after(options.timeout));
 }

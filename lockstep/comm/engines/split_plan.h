@@ -9,8 +9,8 @@
 
 namespace lockstep::comm::engines {
 
-// `wishes` holds every rank's color and key, two numbers each. The group of the ranks that asked for
-// the same color as this one.
+// `wishes` holds every rank's color and key, two numbers each. The group of the ranks that asked
+// for the same color as this one.
 inline GroupInfo plan_split(const GroupInfo& parent, const SplitRequest& request,
                             const std::int64_t* wishes) {
   std::vector<int> members;

@@ -15,8 +15,7 @@ void WorkerPool::submit(std::function<void()> job) {
   {
     std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
-    if (jobs_.size() > idle_ && threads_.size() < most_)
-      threads_.emplace_back([this] { work(); });
+    if (jobs_.size() > idle_ && threads_.size() < most_) threads_.emplace_back([this] { work(); });
   }
   changed_.notify_one();
 }

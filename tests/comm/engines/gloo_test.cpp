@@ -15,6 +15,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/engines/engines.h>
+#include <lockstep/comm/torchrun_store.h>
 
 #include "operations.h"
 #include "ranks.h"
@@ -375,6 +376,37 @@ TEST_F(Gloo, LeavesNoKeysBehind) {
   for (const std::string& key : store->left()) EXPECT_THAT(key, HasSubstr("/made"));
 }
 
+// As a program under torchrun has it: no store of ours.
+TEST_F(Gloo, WorksOverTorchrunsStore) {
+  int port = 0;
+  {
+    store::Server probe({.host = "127.0.0.1", .port = 0}, net::Secret::random());
+    port = probe.address().port;
+  }
+  std::vector<std::shared_ptr<store::Store>> stores;
+  for (int rank = 0; rank < 2; ++rank)
+    stores.push_back(
+        make_torchrun_store({.host = "127.0.0.1", .port = port, .hosted_here = rank == 0},
+                            Deadline::after(milliseconds(5000))));
+  std::atomic<int> caught{0};
+  run_ranks(2, [&](int rank) {
+    auto group = make_engine(
+        "gloo", group_info("world", rank, 2),
+        {.store = stores[static_cast<std::size_t>(rank)], .timeout = milliseconds(20'000)});
+    check_forms(*group);
+    const auto start = Clock::now();
+    try {
+      group->all_reduce(at::ones({4 + rank}, at::kFloat)).wait();
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_EQ(error.fault(), Fault::mismatch) << error.what();
+      EXPECT_LT(Clock::now() - start, milliseconds(1000));
+      ++caught;
+    }
+  });
+  EXPECT_EQ(caught, 2);
+}
+
 TEST_F(Gloo, NamesAKilledRank) {
   const int secret_fd = job_.secret().to_inheritable_descriptor();
   const std::string address = job_.address().text();
@@ -413,8 +445,8 @@ int run_victim(int rank, int size, const char* store, int secret_fd) {
   auto client = std::make_shared<store::Client>(net::Address::parse(store, 0, "the store"),
                                                 net::Secret::from_descriptor(secret_fd),
                                                 Deadline::after(milliseconds(10'000)));
-  auto group = comm::engines::make_engine(
-      "gloo", comm::engines::group_info("world", rank, size), {.store = client});
+  auto group = comm::engines::make_engine("gloo", comm::engines::group_info("world", rank, size),
+                                          {.store = client});
   at::Tensor tensor = at::ones({100}, at::kFloat);
   group->all_reduce(tensor).wait();
   std::this_thread::sleep_for(std::chrono::seconds(30));

@@ -10,8 +10,8 @@ namespace lockstep::comm::engines {
 
 namespace {
 
-const std::vector<at::ScalarType> kTypes{at::kFloat,    at::kDouble, at::kHalf, at::kBFloat16,
-                                         at::kInt,      at::kLong,   at::kByte, at::kBool};
+const std::vector<at::ScalarType> kTypes{at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                         at::kInt,   at::kLong,   at::kByte, at::kBool};
 
 // Small whole numbers: their sums are exact in every dtype.
 at::Tensor sample(int rank, std::int64_t length, at::ScalarType type, int salt = 0) {
@@ -29,10 +29,18 @@ at::Tensor expected_reduction(int size, std::int64_t length, at::ScalarType type
   const at::Tensor stacked = at::stack(all);
   at::Tensor result;
   switch (op) {
-    case ReduceOp::sum: result = stacked.sum(0); break;
-    case ReduceOp::mean: result = stacked.sum(0).to(at::kFloat).div(size); break;
-    case ReduceOp::min: result = stacked.amin(0); break;
-    case ReduceOp::max: result = stacked.amax(0); break;
+    case ReduceOp::sum:
+      result = stacked.sum(0);
+      break;
+    case ReduceOp::mean:
+      result = stacked.sum(0).to(at::kFloat).div(size);
+      break;
+    case ReduceOp::min:
+      result = stacked.amin(0);
+      break;
+    case ReduceOp::max:
+      result = stacked.amax(0);
+      break;
   }
   if (op == ReduceOp::mean && type == at::kDouble) result = stacked.sum(0).div(size);
   if (type == at::kBool) return result.ne(0);
@@ -64,8 +72,8 @@ void check_type(Communicator& group, at::ScalarType type, std::int64_t length) {
     at::Tensor whole = sample(rank, length * size, type);
     at::Tensor part = at::zeros({length}, whole.options());
     group.reduce_scatter(part, whole, op).wait();
-    EXPECT_TRUE(part.equal(expected_reduction(size, length * size, type, op)
-                               .narrow(0, rank * length, length)));
+    EXPECT_TRUE(part.equal(
+        expected_reduction(size, length * size, type, op).narrow(0, rank * length, length)));
   }
 
   at::Tensor gathered = at::zeros({length * size}, at::TensorOptions().dtype(type));
@@ -79,7 +87,8 @@ void check_type(Communicator& group, at::ScalarType type, std::int64_t length) {
   }
 
   const int root = size - 1;
-  at::Tensor told = rank == root ? sample(77, length, type) : at::zeros_like(sample(0, length, type));
+  at::Tensor told =
+      rank == root ? sample(77, length, type) : at::zeros_like(sample(0, length, type));
   group.broadcast(told, root).wait();
   EXPECT_TRUE(told.equal(sample(77, length, type)));
 
@@ -89,8 +98,9 @@ void check_type(Communicator& group, at::ScalarType type, std::int64_t length) {
   const int left = (rank + size - 1) % size;
   at::Tensor from_left = at::zeros_like(told);
   at::Tensor from_right = at::zeros_like(told);
-  group.exchange({send_to(right, sample(rank, length, type, 1)), receive_from(left, from_left),
-                  send_to(left, sample(rank, length, type, 2)), receive_from(right, from_right)})
+  group
+      .exchange({send_to(right, sample(rank, length, type, 1)), receive_from(left, from_left),
+                 send_to(left, sample(rank, length, type, 2)), receive_from(right, from_right)})
       .wait();
   EXPECT_TRUE(from_left.equal(sample(left, length, type, 1)));
   EXPECT_TRUE(from_right.equal(sample(right, length, type, 2)));
@@ -132,8 +142,8 @@ void check_lists(Communicator& group) {
                                sample(rank, 12, at::kBFloat16, 1).reshape({3, 4})};
   group.all_reduce(list, ReduceOp::mean).wait();
   EXPECT_TRUE(list[0].equal(expected_reduction(size, 5, at::kBFloat16, ReduceOp::mean)));
-  EXPECT_TRUE(list[2].flatten().equal(
-      expected_reduction(size, 12, at::kBFloat16, ReduceOp::mean, 1)));
+  EXPECT_TRUE(
+      list[2].flatten().equal(expected_reduction(size, 12, at::kBFloat16, ReduceOp::mean, 1)));
 
   std::vector<at::Tensor> told{sample(rank, 5, at::kInt), sample(rank, 8, at::kInt, 1)};
   group.broadcast(told, 0).wait();
@@ -187,9 +197,9 @@ void check_in_flight(Communicator& group) {
     const auto at = static_cast<std::size_t>(i);
     works[at].wait_on_host();
     EXPECT_TRUE(works[at].done());
-    EXPECT_TRUE(tensors[at].equal(
-        expected_reduction(size, 100 + i, at::kFloat, ReduceOp::sum, i)));
+    EXPECT_TRUE(tensors[at].equal(expected_reduction(size, 100 + i, at::kFloat, ReduceOp::sum, i)));
   }
+  group.exchange({}).wait();
   if (size == 1) return;
   // Receives first, sends later: the first call can only end after the second was made.
   const int right = (rank + 1) % size;

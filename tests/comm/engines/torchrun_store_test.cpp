@@ -14,7 +14,9 @@ namespace {
 
 using testing::HasSubstr;
 
-Deadline soon() { return Deadline::after(milliseconds(5000)); }
+Deadline soon() {
+  return Deadline::after(milliseconds(5000));
+}
 
 class TorchrunStore : public testing::Test {
  protected:
