@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 
 namespace lockstep::mesh {
