@@ -1,0 +1,353 @@
+#include <lockstep/comm/engines/mpi_communicator.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/engines/host_communicator.h>
+#include <lockstep/comm/engines/mpi_bootstrap.h>
+#include <lockstep/comm/engines/mpi_runtime.h>
+#include <lockstep/store/client.h>
+#include <lockstep/store/server.h>
+
+namespace lockstep::comm::engines {
+
+namespace {
+
+constexpr int kAllToAllTag = 1;
+
+// Polls eagerly at first, because a small call is over in microseconds; then leaves the core to
+// others.
+class Backoff {
+ public:
+  void pause() {
+    if (++polls_ < 100) {
+      sched_yield();
+      return;
+    }
+    std::this_thread::sleep_for(sleep_);
+    sleep_ = std::min<std::chrono::microseconds>(sleep_ * 2, std::chrono::microseconds(500));
+  }
+
+ private:
+  int polls_ = 0;
+  std::chrono::microseconds sleep_{20};
+};
+
+MPI_Datatype mpi_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return MPI_FLOAT;
+    case at::kDouble: return MPI_DOUBLE;
+    case at::kInt: return MPI_INT32_T;
+    case at::kLong: return MPI_INT64_T;
+    case at::kByte: return MPI_UINT8_T;
+    default: break;
+  }
+  LOCKSTEP_CHECK(false, "MPI does not reduce {}", c10::toString(type));
+  return MPI_DATATYPE_NULL;
+}
+
+MPI_Op mpi_op(BasicOp op) {
+  switch (op) {
+    case BasicOp::min: return MPI_MIN;
+    case BasicOp::max: return MPI_MAX;
+    case BasicOp::sum: break;
+  }
+  return MPI_SUM;
+}
+
+// Non-blocking calls of one operation, and the memory they use.
+struct Requests {
+  std::vector<MPI_Request> requests;
+  std::vector<at::Tensor> memory;
+
+  MPI_Request* add() { return &requests.emplace_back(MPI_REQUEST_NULL); }
+};
+
+// Calls `each(address, count)` for pieces whose count fits an int.
+template <typename Each>
+void for_each_piece(const at::Tensor& tensor, const Each& each) {
+  const auto width = static_cast<std::int64_t>(tensor.element_size());
+  const std::int64_t longest = kLargestPieceBytes / width;
+  auto* base = static_cast<char*>(tensor.data_ptr());
+  for (std::int64_t at = 0; at < tensor.numel(); at += longest)
+    each(base + at * width, static_cast<int>(std::min(longest, tensor.numel() - at)));
+}
+
+class MpiEngine final : public HostEngine {
+ public:
+  // Takes the communicator over.
+  MpiEngine(MPI_Comm comm, int rank, int size) : rank_(rank), size_(size), comm_(comm) {
+    const auto turn = mpi_long_turn();
+    check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    // Exchanges are matched by tags of their own.
+    check_mpi(MPI_Comm_dup(comm_, &pairs_), "MPI_Comm_dup");
+    void* largest = nullptr;
+    int found = 0;
+    check_mpi(MPI_Comm_get_attr(pairs_, MPI_TAG_UB, &largest, &found), "MPI_Comm_get_attr");
+    if (found != 0) largest_tag_ = *static_cast<int*>(largest);
+  }
+
+  ~MpiEngine() override {
+    const auto turn = mpi_turn();
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized != 0 || abandoned_) return;
+    MPI_Comm_free(&pairs_);
+    MPI_Comm_free(&comm_);
+  }
+
+  std::string name() const override { return "mpi"; }
+
+  void all_reduce(const at::Tensor& tensor, BasicOp op, const Deadline& deadline) override {
+    Requests requests{.memory = {tensor}};
+    post([&] {
+      for_each_piece(tensor, [&](void* data, int count) {
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, count, mpi_type(tensor.scalar_type()),
+                                 mpi_op(op), comm_, requests.add()),
+                  "MPI_Iallreduce");
+      });
+    });
+    complete(std::move(requests), deadline);
+  }
+
+  void all_gather(const at::Tensor& output, const at::Tensor& input,
+                  const Deadline& deadline) override {
+    Requests requests{.memory = {output, input}};
+    const int count = static_cast<int>(input.numel());
+    post([&] {
+      check_mpi(MPI_Iallgather(input.data_ptr(), count, MPI_BYTE, output.data_ptr(), count,
+                               MPI_BYTE, comm_, requests.add()),
+                "MPI_Iallgather");
+    });
+    complete(std::move(requests), deadline);
+  }
+
+  void broadcast(const at::Tensor& tensor, int root, const Deadline& deadline) override {
+    Requests requests{.memory = {tensor}};
+    post([&] {
+      for_each_piece(tensor, [&](void* data, int count) {
+        check_mpi(MPI_Ibcast(data, count, MPI_BYTE, root, comm_, requests.add()), "MPI_Ibcast");
+      });
+    });
+    complete(std::move(requests), deadline);
+  }
+
+  // Messages between all pairs at once: their lengths may exceed an int, unlike MPI_Alltoallv's.
+  void all_to_all(const at::Tensor& output, const at::Tensor& input,
+                  const std::vector<std::int64_t>& output_bytes,
+                  const std::vector<std::int64_t>& input_bytes,
+                  const Deadline& deadline) override {
+    Requests requests{.memory = {output, input}};
+    std::vector<std::int64_t> output_at(output_bytes.size(), 0);
+    std::vector<std::int64_t> input_at(input_bytes.size(), 0);
+    for (std::size_t rank = 1; rank < output_at.size(); ++rank) {
+      output_at[rank] = output_at[rank - 1] + output_bytes[rank - 1];
+      input_at[rank] = input_at[rank - 1] + input_bytes[rank - 1];
+    }
+    post([&] {
+      // Starting after itself, so that not everyone sends to rank 0 first.
+      for (int step = 1; step < size_; ++step) {
+        const auto from = static_cast<std::size_t>((rank_ - step + size_) % size_);
+        const auto to = static_cast<std::size_t>((rank_ + step) % size_);
+        receive(output.narrow(0, output_at[from], output_bytes[from]), static_cast<int>(from),
+                kAllToAllTag, comm_, requests);
+        send(input.narrow(0, input_at[to], input_bytes[to]), static_cast<int>(to), kAllToAllTag,
+             comm_, requests);
+      }
+    });
+    const auto self = static_cast<std::size_t>(rank_);
+    output.narrow(0, output_at[self], output_bytes[self])
+        .copy_(input.narrow(0, input_at[self], input_bytes[self]));
+    complete(std::move(requests), deadline);
+  }
+
+  void barrier(const Deadline& deadline) override {
+    Requests requests;
+    post([&] { check_mpi(MPI_Ibarrier(comm_, requests.add()), "MPI_Ibarrier"); });
+    complete(std::move(requests), deadline);
+  }
+
+  void exchange(const std::vector<Transfer>& transfers,
+                const std::vector<std::uint64_t>& sequences, const Deadline& deadline) override {
+    Requests requests;
+    post([&] {
+      for (std::size_t i = 0; i < transfers.size(); ++i) {
+        const at::Tensor bytes = byte_alias(transfers[i].tensor);
+        const int tag =
+            static_cast<int>(sequences[i] % (static_cast<std::uint64_t>(largest_tag_) + 1));
+        requests.memory.push_back(bytes);
+        if (transfers[i].direction == Transfer::Direction::send)
+          send(bytes, transfers[i].peer, tag, pairs_, requests);
+        else
+          receive(bytes, transfers[i].peer, tag, pairs_, requests);
+      }
+    });
+    complete(std::move(requests), deadline);
+  }
+
+  std::unique_ptr<HostEngine> split(const GroupInfo* child, int color, int key, const std::string&,
+                                    const Deadline&) override {
+    MPI_Comm comm = MPI_COMM_NULL;
+    {
+      const auto turn = mpi_long_turn();
+      check_mpi(MPI_Comm_split(comm_, child == nullptr ? MPI_UNDEFINED : color, key, &comm),
+                "MPI_Comm_split");
+    }
+    if (child == nullptr) return nullptr;
+    const int size = static_cast<int>(child->global_ranks.size());
+    auto engine = std::make_unique<MpiEngine>(comm, child->rank, size);
+    if (size == 1) return nullptr;
+    return engine;
+  }
+
+  void interrupt() override { interrupted_ = true; }
+
+ private:
+  template <typename Post>
+  void post(const Post& post_all) {
+    if (interrupted_) throw std::runtime_error("the group was interrupted");
+    const auto turn = mpi_turn();
+    post_all();
+  }
+
+  static void send(const at::Tensor& bytes, int peer, int tag, MPI_Comm comm, Requests& requests) {
+    for_each_piece(bytes, [&](void* data, int count) {
+      check_mpi(MPI_Isend(data, count, MPI_BYTE, peer, tag, comm, requests.add()), "MPI_Isend");
+    });
+  }
+
+  static void receive(const at::Tensor& bytes, int peer, int tag, MPI_Comm comm,
+                      Requests& requests) {
+    for_each_piece(bytes, [&](void* data, int count) {
+      check_mpi(MPI_Irecv(data, count, MPI_BYTE, peer, tag, comm, requests.add()), "MPI_Irecv");
+    });
+  }
+
+  void complete(Requests requests, const Deadline& deadline) {
+    Backoff backoff;
+    std::vector<MPI_Status> statuses(requests.requests.size());
+    for (;;) {
+      int done = 0;
+      std::string problem;
+      try {
+        const auto turn = mpi_turn();
+        check_all(MPI_Testall(static_cast<int>(requests.requests.size()),
+                              requests.requests.data(), &done, statuses.data()),
+                  statuses);
+      } catch (const std::runtime_error& error) {
+        problem = error.what();
+      }
+      if (problem.empty() && done != 0) return;
+      if (problem.empty() && interrupted_) problem = "the group was interrupted";
+      if (problem.empty() && deadline.passed()) problem = "the deadline passed";
+      if (!problem.empty()) {
+        // MPI may write to this memory for as long as the process lives.
+        new Requests(std::move(requests));
+        abandoned_ = true;
+        abandon_mpi();
+        throw std::runtime_error(problem);
+      }
+      backoff.pause();
+    }
+  }
+
+  static void check_all(int code, const std::vector<MPI_Status>& statuses) {
+    if (code == MPI_ERR_IN_STATUS)
+      for (const MPI_Status& status : statuses)
+        if (status.MPI_ERROR != MPI_ERR_PENDING) check_mpi(status.MPI_ERROR, "MPI_Testall");
+    check_mpi(code, "MPI_Testall");
+  }
+
+  const int rank_;
+  const int size_;
+  MPI_Comm comm_;
+  MPI_Comm pairs_ = MPI_COMM_NULL;
+  int largest_tag_ = 32767;  // what the standard guarantees
+  std::atomic<bool> interrupted_{false};
+  std::atomic<bool> abandoned_{false};
+};
+
+// The store that rank 0 hosts where the job has none. Destroyed after the group has left it.
+struct OwnStore {
+  std::unique_ptr<store::Server> server;
+  std::shared_ptr<store::Store> client;
+};
+
+OwnStore host_store(const GroupInfo& group, const EngineOptions& options, const MpiWorld& world,
+                    const Deadline& deadline) {
+  if (static_cast<int>(group.global_ranks.size()) != world.size)
+    throw UsageError("mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
+                     "store only a group of all of them can be made: make that one and split it",
+                     group.name, group.global_ranks.size(), world.size);
+  OwnStore own;
+  std::optional<BootstrapInfo> mine;
+  if (world.rank == 0) {
+    const net::Secret secret = net::Secret::random();
+    own.server = std::make_unique<store::Server>(
+        net::Address{.host = options.bind_address, .port = 0}, secret);
+    mine = BootstrapInfo{.store = own.server->address(), .secret = secret};
+  }
+  const BootstrapInfo info = exchange_over_mpi(mine, deadline);
+  own.client = std::make_shared<store::Client>(info.store, info.secret, deadline);
+  return own;
+}
+
+MPI_Comm form_group(const GroupInfo& group) {
+  const auto turn = mpi_long_turn();
+  MPI_Group world = MPI_GROUP_NULL;
+  MPI_Group members = MPI_GROUP_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(world, static_cast<int>(group.global_ranks.size()),
+                           group.global_ranks.data(), &members),
+            "MPI_Group_incl");
+  check_mpi(MPI_Comm_create_group(MPI_COMM_WORLD, members, 0, &comm), "MPI_Comm_create_group");
+  MPI_Group_free(&members);
+  MPI_Group_free(&world);
+  return comm;
+}
+
+void check_group(const GroupInfo& group, const MpiWorld& world) {
+  for (const int rank : group.global_ranks)
+    if (rank < 0 || rank >= world.size)
+      throw UsageError("mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
+                       "start the program with mpirun -n {} or more",
+                       group.name, rank, world.size, group.global_ranks.size());
+  const int mine = group.global_ranks[static_cast<std::size_t>(group.rank)];
+  if (mine != world.rank)
+    throw UsageError("mpi: this process is rank {} of the group '{}', whose global rank is {}, but "
+                     "mpirun made it rank {}: number ranks as mpirun does",
+                     group.rank, group.name, mine, world.rank);
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_mpi(const GroupInfo& group, const EngineOptions& options) {
+  const MpiWorld world = mpi_world();
+  check_group(group, world);
+  if (group.global_ranks.size() == 1)
+    return std::make_shared<HostCommunicator>(group, "mpi", nullptr, options, "");
+
+  const Deadline deadline = Deadline::after(options.timeout);
+  EngineOptions with_store = options;
+  auto own = std::make_shared<OwnStore>();
+  if (!options.store) {
+    *own = host_store(group, options, world, deadline);
+    with_store.store = own->client;
+  }
+  const std::string prefix = claim_prefix(group, "mpi", with_store);
+  gather_ranks(group, "mpi", *with_store.store, prefix, deadline);
+  auto engine = std::make_unique<MpiEngine>(form_group(group), group.rank,
+                                            static_cast<int>(group.global_ranks.size()));
+  with_store.store->remove(fmt::format("{}/here{}", prefix, group.rank), deadline);
+  return std::make_shared<HostCommunicator>(group, "mpi", std::move(engine), with_store, prefix,
+                                            [own] { own->server.reset(); });
+}
+
+}  // namespace lockstep::comm::engines

@@ -1,0 +1,40 @@
+// Ranks as threads of the test, with the job's store between them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/comm/engines/engine_options.h>
+#include <lockstep/net/secret.h>
+#include <lockstep/store/client.h>
+#include <lockstep/store/server.h>
+
+namespace lockstep::comm::engines {
+
+class Job {
+ public:
+  Job() : secret_(net::Secret::random()), server_({.host = "127.0.0.1", .port = 0}, secret_) {}
+
+  net::Address address() const { return server_.address(); }
+  const net::Secret& secret() const { return secret_; }
+
+  std::shared_ptr<store::Store> connect() const {
+    return std::make_shared<store::Client>(server_.address(), secret_,
+                                           Deadline::after(milliseconds(10'000)));
+  }
+
+ private:
+  net::Secret secret_;
+  store::Server server_;
+};
+
+// Runs `body` once for each rank, each in a thread; what one throws fails the test.
+void run_ranks(int size, const std::function<void(int rank)>& body);
+
+// Group `name` of that many ranks.
+GroupInfo group_info(const std::string& name, int rank, int size);
+
+}  // namespace lockstep::comm::engines
