@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -97,6 +98,7 @@ TEST_P(EachDevice, SaysWhatItIs) {
 TEST_P(EachDevice, AnswersAboutFormatsAreProbed) {
   const auto manager = this->manager();
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
+  const int threads = at::get_num_threads();
   for (const Support* support : {&manager.supports_bf16(), &manager.supports_fp8()}) {
     EXPECT_FALSE(support->reason.empty());
     EXPECT_EQ(support->reason.find('\n'), std::string::npos);
@@ -105,6 +107,7 @@ TEST_P(EachDevice, AnswersAboutFormatsAreProbed) {
   }
   EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()))
       << "the user's random numbers must not depend on a probe";
+  EXPECT_EQ(at::get_num_threads(), threads);
   // Kept, and shared with copies.
   const DeviceManager copy = manager;
   EXPECT_EQ(&manager.supports_bf16(), &copy.supports_bf16());
