@@ -21,31 +21,42 @@ void for_each_peer(const Transport& transport, Visit visit) {
     visit((transport.rank() + shift) % transport.size());
 }
 
-// Waits for everyone's contribution of `count` elements and combines them with ours.
-void combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
-                   std::byte* destination, std::size_t count) {
+// Whether results are also written into peers' own memory where they share it.
+enum class Reach { own_memory, shared_memory };
+
+// Waits for everyone's contribution of `count` elements and combines them with ours. Returns, by
+// rank, who has the result already.
+std::vector<bool> combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
+                   std::byte* destination, std::size_t count, Reach reach) {
   const int n = transport.size();
   std::vector<Operand> operands(index(n));
+  std::vector<std::byte*> destinations = {destination};
+  std::vector<bool> written(index(n), false);
   for (int rank = 0; rank < n; ++rank) {
     operands[index(rank)] = {{rank, 1}, mine, false};
-    if (rank != transport.rank())
-      operands[index(rank)].data = transport.view(rank, count * reduction.element_bytes());
+    if (rank == transport.rank()) continue;
+    const View view = transport.view(rank, count * reduction.element_bytes());
+    operands[index(rank)].data = view.data;
+    if (reach == Reach::own_memory || view.shared == nullptr) continue;
+    destinations.push_back(view.shared);
+    written[index(rank)] = true;
   }
-  reduce_to_result(reduction, n, operands, destination, count);
+  reduce_to_result(reduction, n, operands, destinations, count);
   for_each_peer(transport, [&](int peer) { transport.release(peer); });
+  return written;
 }
 
 void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
-  // Peers may read shared memory in place while we overwrite it: send a copy.
+  // Peers must not see memory that we overwrite: what they would view in place is copied first.
   std::vector<std::byte> copy;
   ConstBytes sent = data;
-  if (transport.shared_with_all(data.data(), data.size())) {
-    copy.assign(data.begin(), data.end());
-    sent = copy;
-  }
+  for_each_peer(transport, [&](int peer) {
+    if (copy.empty() && transport.shares(peer, data)) copy.assign(data.begin(), data.end());
+  });
+  if (!copy.empty()) sent = copy;
   for_each_peer(transport, [&](int peer) { transport.post_send(peer, sent); });
   combine_views(transport, reduction, sent.data(), data.data(),
-                data.size() / reduction.element_bytes());
+                data.size() / reduction.element_bytes(), Reach::own_memory);
   transport.end();
 }
 
@@ -92,9 +103,12 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Ga
       transport.post_send(peer, blocks.in(data, index(peer), k));
     });
   };
+  // Where a block lies in memory that its owner can write, the owner has put the result there by
+  // the time it gives the block back, and nothing more is sent.
   const auto collect = [&](std::size_t k) {
     for_each_peer(transport, [&](int peer) {
-      transport.post_receive(peer, blocks.in(data, index(peer), k));
+      const Bytes theirs = blocks.in(data, index(peer), k);
+      if (!transport.shares(peer, theirs)) transport.post_receive(peer, theirs);
     });
   };
 
@@ -104,9 +118,13 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Ga
   for (std::size_t k = 0; k < num_blocks; ++k) {
     if (k + 1 < num_blocks) contribute(k + 1);
     const Bytes mine = blocks.in(data, self, k);
-    combine_views(transport, reduction, mine.data(), mine.data(), mine.size() / element);
+    const auto written =
+        combine_views(transport, reduction, mine.data(), mine.data(), mine.size() / element,
+                      everyone ? Reach::shared_memory : Reach::own_memory);
     if (!everyone) continue;
-    for_each_peer(transport, [&](int peer) { transport.post_send(peer, mine); });
+    for_each_peer(transport, [&](int peer) {
+      if (!written[index(peer)]) transport.post_send(peer, mine);
+    });
     if (k > 0) collect(k - 1);
   }
   if (everyone) {
@@ -147,7 +165,7 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
     if (!has_block(mine, k)) continue;
     const std::size_t size = std::min(block, mine.size() - k * block);
     combine_views(transport, reduction, mine.data() + k * block, output.data() + k * block,
-                  size / element);
+                  size / element, Reach::own_memory);
   }
   transport.end();
 }

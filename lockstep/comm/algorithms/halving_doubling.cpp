@@ -87,7 +87,7 @@ class AllReduce {
   // Adds a peer's partial results to ours; `lower` where the peer's ranks come first in the tree.
   void add_partial(int peer, Region region, bool lower) {
     for_pieces(region, [&](Region piece) {
-      const std::byte* theirs = transport_.view(peer, piece.size() * wide_);
+      const std::byte* theirs = transport_.view(peer, piece.size() * wide_).data;
       std::byte* ours = partial_.data() + piece.begin * wide_;
       combine(reduction_, lower ? theirs : ours, lower ? ours : theirs, ours, piece.size());
       transport_.release(peer);

@@ -88,7 +88,7 @@ class AllReduceChunk {
       std::vector<const std::byte*> values;
       for (const int rank : hosts_.local())
         values.push_back(rank == transport_.rank() ? mine.data() + at
-                                                   : transport_.view(rank, size));
+                                                   : transport_.view(rank, size).data);
       const std::size_t count = size / element_;
       hosts_.combine_local(reduction_, values, piece_out.data(), count);
       for (const int rank : hosts_.local())
@@ -124,8 +124,8 @@ class AllReduceChunk {
       parts.push_back(host == self ? own_[host].data() : theirs_[host].data());
     }
     const auto operands = hosts_.operands(reduction_, parts, part.count);
-    reduce_to_result(reduction_, transport_.size(), operands,
-                     lane(hosts_.local_index()).data() + part.begin * element_, part.count);
+    std::byte* result = lane(hosts_.local_index()).data() + part.begin * element_;
+    reduce_to_result(reduction_, transport_.size(), operands, std::span(&result, 1), part.count);
   }
 
   void share_across_hosts() {
@@ -214,7 +214,7 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
     for_pieces(mine.size(), piece, [&](std::size_t at, std::size_t size) {
       std::vector<const std::byte*> values;
       for (const int local : hosts.local())
-        values.push_back(local == self ? mine.data() + at : transport.view(local, size));
+        values.push_back(local == self ? mine.data() + at : transport.view(local, size).data);
       const std::size_t count = size / element;
       hosts.combine_local(reduction, values, piece_out.data(), count);
       for (const int local : hosts.local())
@@ -237,8 +237,9 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   }
   for (std::size_t host = 0; host < hosts.count(); ++host)
     if (host != own_host) transport.wait_received(deputy_for(hosts, host, self));
+  std::byte* result = output.data();
   reduce_to_result(reduction, transport.size(), hosts.operands(reduction, parts, count),
-                   output.data(), count);
+                   std::span(&result, 1), count);
   transport.end();
 }
 

@@ -125,21 +125,24 @@ class Evaluator {
     }
   }
 
-  void to_result(int num_ranks, bool mean, T* destination, std::size_t count) const {
-    // Two ranks' own values, the common case, need no buffer at all.
-    if constexpr (std::is_same_v<T, A>) {
-      if (operands_.size() == 2 && !mean) {
-        combine_block<A, Op>(reinterpret_cast<const A*>(operands_[0].data),
-                             reinterpret_cast<const A*>(operands_[1].data), destination, count);
-        return;
-      }
-    }
+  void to_result(int num_ranks, bool mean, std::span<std::byte* const> destinations,
+                 std::size_t count) const {
     A buffer[kBlock];
+    T* first = reinterpret_cast<T*>(destinations.front());
     for (std::size_t at = 0; at < count; at += kBlock) {
       const std::size_t size = std::min(kBlock, count - at);
-      std::size_t next = 0;
-      const A* values = evaluate({0, num_ranks}, next, at, size, buffer);
-      finish_block(num_ranks, mean, values, destination + at, size);
+      if (std::is_same_v<T, A> && operands_.size() == 2 && !mean) {
+        // Two ranks' own values, the common case, need no buffer.
+        combine_block<A, Op>(reinterpret_cast<const A*>(operands_[0].data) + at,
+                             reinterpret_cast<const A*>(operands_[1].data) + at,
+                             reinterpret_cast<A*>(first) + at, size);
+      } else {
+        std::size_t next = 0;
+        const A* values = evaluate({0, num_ranks}, next, at, size, buffer);
+        finish_block(num_ranks, mean, values, first + at, size);
+      }
+      for (std::byte* other : destinations.subspan(1))
+        std::memcpy(reinterpret_cast<T*>(other) + at, first + at, size * sizeof(T));
     }
   }
 
@@ -205,10 +208,9 @@ void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<cons
 }
 
 void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
-                      std::byte* destination, std::size_t count) {
+                      std::span<std::byte* const> destinations, std::size_t count) {
   visit(reduction, [&]<typename T, typename Op>(T, Op) {
-    Evaluator<T, Op>(operands).to_result(num_ranks, is_mean(reduction),
-                                         reinterpret_cast<T*>(destination), count);
+    Evaluator<T, Op>(operands).to_result(num_ranks, is_mean(reduction), destinations, count);
   });
 }
 

@@ -36,10 +36,10 @@ struct Operand {
 void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<const Operand> operands,
                        std::byte* destination, std::size_t count);
 
-// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type.
-// The destination may be one of the operands' memory, element for element.
+// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type, and
+// written to every destination. Destinations may be operands' memory, element for element.
 void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
-                      std::byte* destination, std::size_t count);
+                      std::span<std::byte* const> destinations, std::size_t count);
 
 // accumulated ← left ∘ right, partial results both; may be in place.
 void combine(const Reduction& reduction, const std::byte* left, const std::byte* right,

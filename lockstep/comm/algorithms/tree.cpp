@@ -44,7 +44,7 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
     const std::size_t size = std::min(block, count - at);
     std::byte* mine = partial.data() + at * wide;
     for (const int child : around.children) {
-      const std::byte* theirs = transport.view(child, size * wide);
+      const std::byte* theirs = transport.view(child, size * wide).data;
       combine(reduction, mine, theirs, mine, size);
       transport.release(child);
     }

@@ -22,6 +22,13 @@ enum class PeerState : std::uint8_t {
   dead,     // the process is gone
 };
 
+// A message where it lies. Where it lies in memory that its sender shares, it is the sender's own
+// buffer: writing to it, before the view is given back, writes to the sender's tensor.
+struct View {
+  const std::byte* data = nullptr;
+  std::byte* shared = nullptr;
+};
+
 // Every message carries the fingerprint of its call, so a rank that is in another call, or that
 // counts differently, is found at its first message.
 //
@@ -55,12 +62,15 @@ class Link {
   virtual bool sends_done() const { return sends_.empty(); }
   bool receives_done() const { return receives_.empty(); }
 
-  // The next message where it lies, without a copy; nullptr while it is not there, or while
-  // receives are queued before it. It stays valid until release_view(). Messages longer than
-  // longest_view() cannot be viewed, unless their sender's memory is shared.
-  virtual const std::byte* try_view(const Fingerprint& call, std::size_t bytes) = 0;
+  // The next message without a copy; nothing while it is not there, or while receives are queued
+  // before it. It stays valid until release_view(). Messages longer than longest_view() cannot be
+  // viewed.
+  virtual std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) = 0;
   virtual void release_view() = 0;
   virtual std::size_t longest_view() const = 0;
+
+  // True where the peer will view these bytes in our own memory (View::shared).
+  virtual bool shares(std::span<const std::byte> bytes) const = 0;
 
   // Called when a call begins: a moment to catch up on what is not urgent.
   virtual void begin_call() {}

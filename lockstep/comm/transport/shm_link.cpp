@@ -115,10 +115,7 @@ bool ShmLink::progress_sends() {
     slot.call = send.call;
     slot.message_bytes = send.bytes.size();
     const std::size_t left = send.bytes.size() - send.done;
-    std::optional<SharedHeap::Place> place;
-    if (send.done == 0 && left >= kSmallestReference)
-      place = heap_->find(send.bytes.data(), send.bytes.size());
-    if (place) {
+    if (const auto place = send.done == 0 ? place_of(send.bytes) : std::nullopt) {
       slot.bytes = 0;
       slot.segment = place->segment;
       slot.offset = place->offset;
@@ -147,7 +144,7 @@ const ShmSlot* ShmLink::arrived() const {
   return slot.filled.load(std::memory_order_acquire) == received_ + 1 ? &slot : nullptr;
 }
 
-const std::byte* ShmLink::payload(const ShmSlot& slot) {
+std::byte* ShmLink::payload(const ShmSlot& slot) {
   const std::size_t slot_bytes = segment_->layout().slot_bytes;
   if (slot.segment == 0) {
     if (slot.bytes > slot_bytes)
@@ -198,17 +195,27 @@ bool ShmLink::progress_receives() {
   return moved;
 }
 
+std::optional<SharedHeap::Place> ShmLink::place_of(std::span<const std::byte> bytes) const {
+  if (bytes.size() < kSmallestReference) return std::nullopt;
+  return heap_->find(bytes.data(), bytes.size());
+}
+
+bool ShmLink::shares(std::span<const std::byte> bytes) const {
+  return place_of(bytes).has_value();
+}
+
 bool ShmLink::sends_done() const {
   return sends_.empty() && (freed_ >= referenced_ ||
                             outgoing_->emptied.load(std::memory_order_acquire) >= referenced_);
 }
 
-const std::byte* ShmLink::try_view(const Fingerprint& call, std::size_t bytes) {
-  if (!receives_.empty()) return nullptr;
+std::optional<View> ShmLink::try_view(const Fingerprint& call, std::size_t bytes) {
+  if (!receives_.empty()) return std::nullopt;
   const ShmSlot* slot = arrived();
-  if (slot == nullptr) return nullptr;
+  if (slot == nullptr) return std::nullopt;
   check_message(call, bytes, slot->call, slot->message_bytes);
-  return payload(*slot);
+  std::byte* data = payload(*slot);
+  return View{data, slot->segment != 0 ? data : nullptr};
 }
 
 void ShmLink::release_view() { consume(); }

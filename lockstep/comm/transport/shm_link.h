@@ -57,9 +57,10 @@ class ShmLink final : public Link {
 
   bool progress() override;
   bool sends_done() const override;
-  const std::byte* try_view(const Fingerprint& call, std::size_t bytes) override;
+  std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) override;
   void release_view() override;
   std::size_t longest_view() const override { return segment_->layout().slot_bytes; }
+  bool shares(std::span<const std::byte> bytes) const override;
   void begin_call() override;
   int descriptor() const override { return socket_.get(); }
   short wanted_events() const override;
@@ -81,7 +82,8 @@ class ShmLink final : public Link {
   bool progress_sends();
   bool progress_receives();
   const struct ShmSlot* arrived() const;
-  const std::byte* payload(const struct ShmSlot& slot);
+  std::byte* payload(const struct ShmSlot& slot);
+  std::optional<SharedHeap::Place> place_of(std::span<const std::byte> bytes) const;
   void consume();
   void ring_peer();
   void signal(const Signal& signal, int descriptor);

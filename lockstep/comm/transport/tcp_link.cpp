@@ -408,15 +408,16 @@ bool TcpLink::progress_in() {
   return moved;
 }
 
-const std::byte* TcpLink::try_view(const Fingerprint& call, std::size_t bytes) {
-  if (!receives_.empty()) return nullptr;
+std::optional<View> TcpLink::try_view(const Fingerprint& call, std::size_t bytes) {
+  if (!receives_.empty()) return std::nullopt;
   if (!in_->view_ready) {
     in_->view_wanted = true;
     in_->view_call = call;
     in_->view_bytes = bytes;
     progress();
   }
-  return in_->view_ready ? in_->scratch.data() : nullptr;
+  if (!in_->view_ready) return std::nullopt;
+  return View{in_->scratch.data(), nullptr};
 }
 
 void TcpLink::release_view() { in_->view_ready = false; }

@@ -48,7 +48,6 @@ Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links
   for (const auto& link : links_) {
     if (!link) continue;
     LOCKSTEP_CHECK(link->longest_view() >= settings_.longest_view);
-    if (std::string_view(link->kind()) != "shm") all_shm_ = false;
   }
 }
 
@@ -89,18 +88,14 @@ void Transport::wait_received(int peer) {
   wait([this, peer] { return link(peer).receives_done(); }, peer);
 }
 
-const std::byte* Transport::view(int peer, std::size_t bytes) {
+View Transport::view(int peer, std::size_t bytes) {
   Link& from = link(peer);
-  const std::byte* found = from.try_view(call_, bytes);
-  if (found != nullptr) return found;
+  std::optional<View> found = from.try_view(call_, bytes);
+  if (found) return *found;
   from.set_view_wanted(true);
-  wait([&] { return (found = from.try_view(call_, bytes)) != nullptr; }, peer);
+  wait([&] { return (found = from.try_view(call_, bytes)).has_value(); }, peer);
   from.set_view_wanted(false);
-  return found;
-}
-
-bool Transport::shared_with_all(const std::byte* data, std::size_t bytes) const {
-  return all_shm_ && heap_->find(data, bytes).has_value();
+  return *found;
 }
 
 void Transport::progress_all() {

@@ -75,12 +75,12 @@ class Transport {
   void wait_received(int peer);
 
   // Waits for the next message and returns it where it lies; release() gives it back.
-  const std::byte* view(int peer, std::size_t bytes);
+  View view(int peer, std::size_t bytes);
   void release(int peer) { link(peer).release_view(); }
   // The longest message that can be viewed. The same on all ranks, so that they cut alike.
   std::size_t longest_view() const { return settings_.longest_view; }
-  // True where a message from here can be seen by every peer in place, however long.
-  bool shared_with_all(const std::byte* data, std::size_t bytes) const;
+  // True where `peer` will view these bytes in our own memory (View::shared).
+  bool shares(int peer, std::span<const std::byte> bytes) { return link(peer).shares(bytes); }
 
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
@@ -102,7 +102,6 @@ class Transport {
   Settings settings_;
   std::vector<std::unique_ptr<Link>> links_;
   std::shared_ptr<SharedHeap> heap_;
-  bool all_shm_ = true;
   net::Fd interrupt_event_;
   std::atomic<bool> interrupted_{false};
   std::mutex interrupt_mutex_;
