@@ -33,6 +33,17 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND LOCKSTEP_PRECOMPILED_HEADERS)
 endif()
 if(LOCKSTEP_SANITIZE)
   target_compile_options(lockstep_compiler INTERFACE
-    -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+    -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
+    # The sanitizers' own code makes g++ see uninitialised reads in the standard library.
+    -Wno-maybe-uninitialized)
   target_link_options(lockstep_compiler INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
+endif()
+if(LOCKSTEP_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "LOCKSTEP_FUZZ needs clang (libFuzzer): configure with "
+                        "-DCMAKE_CXX_COMPILER=clang++, in a build folder of its own")
+  endif()
+  # Everything is to be seen by the fuzzer, not only the targets.
+  target_compile_options(lockstep_compiler INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(lockstep_compiler INTERFACE -fsanitize=fuzzer-no-link)
 endif()

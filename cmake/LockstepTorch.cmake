@@ -20,13 +20,6 @@ if(NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR})
   endif()
 endif()
 
-# A LibTorch with CUDA wants the toolkit's compiler, which is often not in PATH.
-if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-  find_program(LOCKSTEP_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
-  if(LOCKSTEP_NVCC)
-    set(CMAKE_CUDA_COMPILER ${LOCKSTEP_NVCC})
-  endif()
-endif()
 include(${CMAKE_CURRENT_LIST_DIR}/LockstepTorchTarget.cmake)
 message(STATUS "Lockstep: LibTorch ${LOCKSTEP_TORCH_VERSION} (${Torch_DIR})")
 

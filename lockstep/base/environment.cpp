@@ -1,5 +1,7 @@
 #include <lockstep/base/environment.h>
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -30,13 +32,25 @@ std::optional<long> environment_integer(const char* name, long lowest, long high
   return value;
 }
 
+std::vector<std::string> whole_environment() {
+  std::vector<std::string> all;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry)
+    all.emplace_back(*entry);
+  return all;
+}
+
 const char* launcher_name(Launcher launcher) {
   switch (launcher) {
-    case Launcher::none: return "no launcher";
-    case Launcher::lockstep: return "lockstep run";
-    case Launcher::torchrun: return "torchrun";
-    case Launcher::mpirun: return "mpirun";
-    case Launcher::srun: return "srun";
+    case Launcher::none:
+      return "no launcher";
+    case Launcher::lockstep:
+      return "lockstep run";
+    case Launcher::torchrun:
+      return "torchrun";
+    case Launcher::mpirun:
+      return "mpirun";
+    case Launcher::srun:
+      return "srun";
   }
   return "unknown";
 }
@@ -72,18 +86,19 @@ void read_torchrun(LaunchEnvironment& env) {
   env.local_rank = optional_or("LOCAL_RANK", 0, kMostRanks, env.rank);
   env.local_world_size = optional_or("LOCAL_WORLD_SIZE", 1, kMostRanks, env.world_size);
   env.node_rank = optional_or("GROUP_RANK", 0, kMostRanks, env.rank / env.local_world_size);
-  env.num_nodes =
-      optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
-                  (env.world_size + env.local_world_size - 1) / env.local_world_size);
+  env.num_nodes = optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
+                              (env.world_size + env.local_world_size - 1) / env.local_world_size);
   env.restart_count = optional_or("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks, 0);
   env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
   read_master(env);
   if (env.world_size > 1 && env.master_addr.empty())
-    throw UsageError("environment variable MASTER_ADDR is not set, but RANK and WORLD_SIZE are: "
-                     "set it to the address of rank 0's host (127.0.0.1 for one host)");
+    throw UsageError(
+        "environment variable MASTER_ADDR is not set, but RANK and WORLD_SIZE are: "
+        "set it to the address of rank 0's host (127.0.0.1 for one host)");
   if (env.world_size > 1 && env.master_port == 0)
-    throw UsageError("environment variable MASTER_PORT is not set, but RANK and WORLD_SIZE are: "
-                     "set it to a free port of rank 0's host, for example 29500");
+    throw UsageError(
+        "environment variable MASTER_PORT is not set, but RANK and WORLD_SIZE are: "
+        "set it to a free port of rank 0's host, for example 29500");
 }
 
 void read_mpirun(LaunchEnvironment& env) {
@@ -97,33 +112,87 @@ void read_mpirun(LaunchEnvironment& env) {
   read_master(env);
 }
 
+// Slurm's count of tasks on one node, out of a list such as "4(x2),3": nodes 0 and 1 have 4 each,
+// node 2 has 3.
+int slurm_tasks_on(const std::string& list, int node, const char* name) {
+  const auto bad = [&] {
+    return UsageError(
+        "environment variable {} is '{}': it must be a list such as '4(x2),3' with "
+        "an entry for node {}",
+        name, list, node);
+  };
+  const char* at = list.data();
+  const char* const end = at + list.size();
+  const auto number = [&] {
+    long value = 0;
+    const auto [next, error] = std::from_chars(at, end, value);
+    if (error != std::errc() || value < 1 || value > kMostRanks) throw bad();
+    at = next;
+    return static_cast<int>(value);
+  };
+  for (int first = 0;;) {
+    const int tasks = number();
+    int repeats = 1;
+    if (end - at > 2 && at[0] == '(' && at[1] == 'x') {
+      at += 2;
+      repeats = number();
+      if (at == end || *at++ != ')') throw bad();
+    }
+    first += repeats;
+    if (node < first) return tasks;
+    if (at == end || *at++ != ',') throw bad();
+  }
+}
+
+int slurm_local_world_size(const LaunchEnvironment& env) {
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
+    if (const auto list = environment_variable(name))
+      return slurm_tasks_on(*list, env.node_rank, name);
+  return (env.world_size + env.num_nodes - 1) / env.num_nodes;
+}
+
 void read_srun(LaunchEnvironment& env) {
   env.rank = required("SLURM_PROCID", 0, kMostRanks, env.launcher);
   env.world_size = required("SLURM_NTASKS", 1, kMostRanks, env.launcher);
   env.local_rank = required("SLURM_LOCALID", 0, kMostRanks, env.launcher);
   env.node_rank = optional_or("SLURM_NODEID", 0, kMostRanks, 0);
   env.num_nodes = optional_or("SLURM_NNODES", 1, kMostRanks, 1);
-  env.local_world_size = (env.world_size + env.num_nodes - 1) / env.num_nodes;
+  env.local_world_size = slurm_local_world_size(env);
   env.run_id = environment_variable("SLURM_JOB_ID").value_or("none");
   read_master(env);
   if (env.world_size > 1 && (env.master_addr.empty() || env.master_port == 0))
-    throw UsageError("under srun set MASTER_ADDR to the first host of the allocation (scontrol "
-                     "show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) and MASTER_PORT to a "
-                     "free port of it, for example 29500");
+    throw UsageError(
+        "under srun set MASTER_ADDR to the first host of the allocation (scontrol "
+        "show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) and MASTER_PORT to a "
+        "free port of it, for example 29500");
+}
+
+// The variables a launcher tells ranks with, for messages.
+struct Sources {
+  const char* rank;
+  const char* local_rank;
+  const char* local_world_size;
+};
+
+Sources sources(Launcher launcher) {
+  if (launcher == Launcher::mpirun)
+    return {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+  if (launcher == Launcher::srun)
+    return {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"};
+  return {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 }
 
 void check(const LaunchEnvironment& env) {
-  const char* rank_source = env.launcher == Launcher::mpirun ? "OMPI_COMM_WORLD_RANK"
-                            : env.launcher == Launcher::srun ? "SLURM_PROCID"
-                                                             : "RANK";
+  const Sources from = sources(env.launcher);
   if (env.rank >= env.world_size)
-    throw UsageError("{} says rank {}, but there are only {} ranks (0 to {}): check how the "
-                     "program was launched",
-                     rank_source, env.rank, env.world_size, env.world_size - 1);
+    throw UsageError(
+        "{} says rank {}, but there are only {} ranks (0 to {}): check how the "
+        "program was launched",
+        from.rank, env.rank, env.world_size, env.world_size - 1);
   if (env.local_rank >= env.local_world_size)
-    throw UsageError("local rank {} is not below the {} ranks of this host: check LOCAL_RANK and "
-                     "LOCAL_WORLD_SIZE",
-                     env.local_rank, env.local_world_size);
+    throw UsageError("{} says local rank {}, but this host has only {} ranks: check {} and {}",
+                     from.local_rank, env.local_rank, env.local_world_size, from.local_rank,
+                     from.local_world_size);
 }
 
 }  // namespace

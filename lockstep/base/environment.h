@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -12,6 +13,9 @@ std::optional<std::string> environment_variable(const char* name);
 // The same as a whole number in [lowest, highest]; UsageError naming the variable and its value
 // where it is something else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
+
+// Every variable as "NAME=value", for passing on to a child.
+std::vector<std::string> whole_environment();
 
 // Sets a variable that nobody has set, for libraries that read it.
 void set_environment_default(const char* name, const char* value);
@@ -30,10 +34,10 @@ struct LaunchEnvironment {
   int local_world_size = 1;
   int node_rank = 0;
   int num_nodes = 1;
-  std::string master_addr;       // empty where the launcher gives none
-  int master_port = 0;           // 0 likewise
-  int restart_count = 0;         // how often the launcher has restarted this job
-  std::string run_id;            // one job's name; "none" where the launcher gives none
+  std::string master_addr;  // empty where the launcher gives none
+  int master_port = 0;      // 0 likewise
+  int restart_count = 0;    // how often the launcher has restarted this job
+  std::string run_id;       // one job's name; "none" where the launcher gives none
   // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
   std::optional<int> secret_fd;
   std::string secret_file;

@@ -24,6 +24,7 @@ std::string compose(const CommError::Details& details) {
   text += fmt::format(" failed: {}", fault_name(details.fault));
   if (!details.ranks.empty()) text += " of " + list_ranks(details.ranks);
   if (!details.explanation.empty()) text += ". " + details.explanation;
+  if (details.found_by >= 0) text += fmt::format(" (Found by rank {}.)", details.found_by);
   return text;
 }
 

@@ -29,13 +29,13 @@ class UsageError : public Error {
 
 // What went wrong between ranks.
 enum class Fault : std::uint8_t {
-  timeout,      // a deadline passed; `ranks` are those that did not arrive
-  peer_lost,    // a process died, or its connection is gone for good
-  mismatch,     // ranks made different calls
-  aborted,      // a rank called abort(), or the group failed in an earlier call
-  corrupted,    // bytes arrived that fail their checksum or break the protocol
-  refused,      // a peer could not prove that it knows the job's secret
-  engine,       // an engine below us (NCCL, MPI, Gloo) reported an error of its own
+  timeout,    // a deadline passed; `ranks` are those that did not arrive
+  peer_lost,  // a process died, or its connection is gone for good
+  mismatch,   // ranks made different calls
+  aborted,    // a rank called abort(), or the group failed in an earlier call
+  corrupted,  // bytes arrived that fail their checksum or break the protocol
+  refused,    // a peer could not prove that it knows the job's secret
+  engine,     // an engine below us (NCCL, MPI, Gloo) reported an error of its own
 };
 
 const char* fault_name(Fault fault);
@@ -46,11 +46,12 @@ class CommError : public Error {
  public:
   struct Details {
     Fault fault = Fault::aborted;
-    std::string operation;             // "all_reduce", or what was being set up
-    std::string group;                 // the group's name, "world" for all ranks
-    std::uint64_t sequence = 0;        // number of the call in its group, from 1; 0 before any
-    std::vector<int> ranks;            // group-local ranks at fault, ascending
-    std::string explanation;           // one or two sentences for a person
+    std::string operation;       // "all_reduce", or what was being set up
+    std::string group;           // the group's name, "world" for all ranks
+    std::uint64_t sequence = 0;  // number of the call in its group, from 1; 0 before any
+    std::vector<int> ranks;      // group-local ranks at fault, ascending
+    std::string explanation;     // one or two sentences for a person
+    int found_by = -1;           // the rank that found it, where that is another one
   };
 
   explicit CommError(Details details);
@@ -80,9 +81,9 @@ namespace internal {
 }  // namespace lockstep
 
 // Guards an invariant of our own code. Never use it on what a caller passed in.
-#define LOCKSTEP_CHECK(condition, ...)                                                \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]]                                                    \
-      ::lockstep::internal::check_failed(#condition, __FILE__, __LINE__,              \
-                                         ::fmt::format("" __VA_ARGS__));              \
+#define LOCKSTEP_CHECK(condition, ...)                                   \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::lockstep::internal::check_failed(#condition, __FILE__, __LINE__, \
+                                         ::fmt::format("" __VA_ARGS__)); \
   } while (false)

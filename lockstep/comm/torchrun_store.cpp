@@ -12,6 +12,8 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/net/secret.h>

@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <cstring>
@@ -33,8 +34,7 @@ Address Address::parse(std::string_view text, int default_port, std::string_view
   } else {
     address.host = text;
   }
-  if (address.host.empty())
-    throw UsageError("{}: '{}' names no host: write host:port", what, text);
+  if (address.host.empty()) throw UsageError("{}: '{}' names no host: write host:port", what, text);
   if (!port.empty()) {
     const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
     if (error != std::errc() || end != port.data() + port.size() || address.port < 0 ||
@@ -80,6 +80,11 @@ std::vector<SocketAddress> resolve(const Address& address) {
   }
   if (all.empty()) throw UsageError("host name '{}' has no address", address.host);
   return all;
+}
+
+std::string own_host_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
 std::string local_host_toward(const Address& peer) {

@@ -31,6 +31,9 @@ struct SocketAddress {
 // Looks a name up. UsageError where it does not resolve; never returns an empty list.
 std::vector<SocketAddress> resolve(const Address& address);
 
+// What this host calls itself.
+std::string own_host_name();
+
 // The address this host would use to reach `peer`: what to tell others to connect to.
 std::string local_host_toward(const Address& peer);
 

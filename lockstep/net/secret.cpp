@@ -26,11 +26,11 @@ std::vector<std::byte> read_from_start(int fd, const std::string& what) {
   std::vector<std::byte> bytes(kLongest);
   std::size_t size = 0;
   while (size < bytes.size()) {
-    const ssize_t got = ::pread(fd, bytes.data() + size, bytes.size() - size,
-                                static_cast<off_t>(size));
+    const ssize_t got =
+        ::pread(fd, bytes.data() + size, bytes.size() - size, static_cast<off_t>(size));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw UsageError("cannot read the job's secret from {}: {}", what,
-                                  std::strerror(errno));
+    if (got < 0)
+      throw UsageError("cannot read the job's secret from {}: {}", what, std::strerror(errno));
     if (got == 0) break;
     size += static_cast<std::size_t>(got);
   }
@@ -58,8 +58,7 @@ Secret Secret::random() {
 
 Secret Secret::from_file(const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file)
-    throw UsageError("cannot open the secret file '{}': {}", path, std::strerror(errno));
+  if (!file) throw UsageError("cannot open the secret file '{}': {}", path, std::strerror(errno));
   struct stat info {};
   if (::fstat(file.get(), &info) == 0 && (info.st_mode & 077) != 0)
     throw UsageError("the secret file '{}' has mode {:04o}, so others could read it: run "
@@ -110,8 +109,8 @@ bool equal(const Secret::Mac& a, const Secret::Mac& b) {
 }
 
 void fill_random(std::span<std::byte> bytes) {
-  const int ok = RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()),
-                            static_cast<int>(bytes.size()));
+  const int ok =
+      RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size()));
   LOCKSTEP_CHECK(ok == 1, "no randomness to be had");
 }
 

@@ -37,6 +37,8 @@ class Secret {
 
   Secret(const Secret&) = default;
   Secret& operator=(const Secret&) = default;
+  Secret(Secret&&) = default;
+  Secret& operator=(Secret&&) = default;
   ~Secret();
 
  private:

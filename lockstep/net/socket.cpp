@@ -18,7 +18,9 @@ namespace {
 
 constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-std::string reason(int error) { return std::strerror(error); }
+std::string reason(int error) {
+  return std::strerror(error);
+}
 
 [[noreturn]] void fail(Fault fault, const std::string& operation, const std::string& explanation) {
   throw CommError({.fault = fault, .operation = operation, .explanation = explanation});
@@ -57,13 +59,15 @@ Fd listen_tcp(const Address& address, int backlog) {
         ::listen(socket.get(), backlog) == 0)
       return socket;
     if (errno == EADDRINUSE)
-      throw UsageError("port {} on {} is in use: choose another port, or end the program that "
-                       "listens there (ss -ltnp 'sport = :{}' shows it)",
-                       address.port, address.host, address.port);
+      throw UsageError(
+          "port {} on {} is in use: choose another port, or end the program that "
+          "listens there (ss -ltnp 'sport = :{}' shows it)",
+          address.port, address.host, address.port);
     if (errno == EADDRNOTAVAIL)
-      throw UsageError("{} is not an address of this host: give one that 'ip address' lists, or "
-                       "a name that resolves to one",
-                       address.host);
+      throw UsageError(
+          "{} is not an address of this host: give one that 'ip address' lists, or "
+          "a name that resolves to one",
+          address.host);
     last = reason(errno);
   }
   throw UsageError("cannot listen on {}: {}", address.text(), last);
@@ -76,20 +80,24 @@ int local_port(const Fd& socket) {
   return self.address().port;
 }
 
+Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error) {
+  error = 0;
+  for (const SocketAddress& where : resolve(address)) {
+    Fd socket(::socket(where.get()->sa_family, kFlags, 0));
+    error = socket ? finish_connect(socket, where.get(), where.length, deadline) : errno;
+    if (error == 0) {
+      set_no_delay(socket);
+      return socket;
+    }
+  }
+  return {};
+}
+
 Fd connect_tcp(const Address& address, const Deadline& deadline, IfRefused if_refused) {
-  const auto candidates = resolve(address);
   milliseconds pause(5);
   while (true) {
     int error = 0;
-    for (const SocketAddress& where : candidates) {
-      Fd socket(::socket(where.get()->sa_family, kFlags, 0));
-      if (!socket) fail(Fault::peer_lost, "connect to " + address.text(), reason(errno));
-      error = finish_connect(socket, where.get(), where.length, deadline);
-      if (error == 0) {
-        set_no_delay(socket);
-        return socket;
-      }
-    }
+    if (Fd socket = try_connect_tcp(address, deadline, error)) return socket;
     if (error == ECONNREFUSED && if_refused == IfRefused::give_up)
       fail(Fault::peer_lost, "connect to " + address.text(),
            "Nobody listens there any more: that process has ended.");
@@ -222,8 +230,7 @@ void send_descriptors(const Fd& socket, const std::vector<int>& descriptors,
   }
 }
 
-std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count,
-                                    const Deadline& deadline) {
+std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count, const Deadline& deadline) {
   char byte = 0;
   iovec payload{&byte, 1};
   std::vector<char> control(CMSG_SPACE(sizeof(int) * count));
@@ -250,9 +257,12 @@ std::vector<Fd> receive_descriptors(const Fd& socket, std::size_t count,
       received.emplace_back(fd);
     }
   }
-  if (got != 1 || received.size() != count)
+  if (got == 0)
+    fail(Fault::peer_lost, "receive descriptors", "The other side closed the connection.");
+  if ((message.msg_flags & MSG_CTRUNC) != 0 || received.size() != count)
     fail(Fault::corrupted, "receive descriptors",
-         fmt::format("Expected {} descriptors, got {}.", count, received.size()));
+         fmt::format("Expected {} descriptors, got {}{}.", count, received.size(),
+                     (message.msg_flags & MSG_CTRUNC) != 0 ? " and more" : ""));
   return received;
 }
 

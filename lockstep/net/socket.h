@@ -28,6 +28,9 @@ enum class IfRefused { try_again, give_up };
 Fd connect_tcp(const Address& address, const Deadline& deadline,
                IfRefused if_refused = IfRefused::try_again);
 
+// One attempt. An empty Fd, and the reason (an errno) in `error`, where it fails.
+Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error);
+
 // Abstract Unix sockets: they have no file, so nothing is left behind.
 Fd listen_unix(const std::string& name, int backlog = 1024);
 Fd connect_unix(const std::string& name, const Deadline& deadline);

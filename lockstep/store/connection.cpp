@@ -33,9 +33,7 @@ Connection::Condition Connection::shake_hands() {
     const auto reply = acceptor_.take(std::span(bytes).first(*got));
     output_.insert(output_.end(), reply.begin(), reply.end());
   }
-  if (acceptor_.state() == net::Acceptor::State::refused ||
-      !acceptor_.purpose().starts_with(kPurpose))
-    return Condition::refused;
+  if (!proven()) return Condition::refused;
   output_.insert(output_.end(), greeting_.begin(), greeting_.end());
   return flush();
 }

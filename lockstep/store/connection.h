@@ -22,8 +22,11 @@ class Connection {
   int fd() const { return socket_.get(); }
   Clock::time_point since() const { return since_; }
 
-  // Whether it has proven to be of this job.
-  bool proven() const { return acceptor_.state() == net::Acceptor::State::welcomed; }
+  // Whether it has proven to be of this job, and wants the store.
+  bool proven() const {
+    return acceptor_.state() == net::Acceptor::State::welcomed &&
+           acceptor_.purpose().starts_with(kPurpose);
+  }
 
   // Which client this is, across its connections. Empty before it is proven.
   std::string client() const;

@@ -243,7 +243,7 @@ void Server::Impl::drop(Ticket ticket) {
   const auto found = peers_.find(ticket);
   if (found->second.newcomer) {
     newcomers_.erase(*found->second.newcomer);
-    ++num_strangers_;
+    if (!found->second.connection.proven()) ++num_strangers_;
   }
   table_.cancel(ticket);
   peers_.erase(found);

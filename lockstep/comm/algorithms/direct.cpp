@@ -57,7 +57,10 @@ struct Blocks {
   std::size_t ranks;
   std::size_t block;  // most elements in a block
 
-  std::size_t number() const { return ((count + ranks - 1) / ranks + block - 1) / block; }
+  // At least one, so that even an empty call carries its fingerprint to everyone.
+  std::size_t number() const {
+    return std::max<std::size_t>(((count + ranks - 1) / ranks + block - 1) / block, 1);
+  }
 
   // Block k of the part that `owner` combines.
   Part at(std::size_t owner, std::size_t k) const {

@@ -7,6 +7,8 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,7 @@ struct EndpointAddress {
   std::string host;       // identifies the host, its boot and its network: equal means shared memory
   std::string unix_name;  // of its abstract Unix socket
   net::Address tcp;
+  std::vector<int> cores;  // that the process may run on
 
   std::string encode() const;
   static EndpointAddress decode(const std::string& text);  // CommError (corrupted)
@@ -39,9 +41,6 @@ class Mailbox {
   // Readable while something waits.
   int event() const { return event_.get(); }
 
-  // From now on, who connects is told this and nothing else.
-  void close_with(const Notice& notice);
-
  private:
   friend class Endpoint;
   void put(int from, net::Fd connection);
@@ -49,9 +48,11 @@ class Mailbox {
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<int, net::Fd> waiting_;
-  std::optional<Notice> verdict_;
   net::Fd event_;
 };
+
+// What a connection runs over.
+enum class Medium : std::uint8_t { shared_memory, tcp };
 
 // Listens on a Unix socket and, on the address it is told, on TCP; a thread greets who connects and
 // sorts them by group. Whoever does not prove within two seconds that it knows the secret is
@@ -69,12 +70,29 @@ class Endpoint {
   std::shared_ptr<Mailbox> open(const std::string& group_id);
 
   // Connects to another endpoint's mailbox for a group, as rank `from` of it. CommError.
-  net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, bool over_tcp,
+  net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, Medium medium,
                   Deadline deadline) const;
+  // The same on a TCP connection that stands already.
+  void introduce(const net::Fd& connection, const std::string& group_id, int from,
+                 Deadline deadline) const;
+
+  // Asks another endpoint, over a fresh TCP connection to it, how a group is doing there.
+  struct Answer {
+    bool open = false;
+    std::optional<Notice> notice;  // why it is over, where it failed
+  };
+  Answer ask(const net::Fd& connection, const std::string& group_id, Deadline deadline) const;
+
+  // The group has failed here: from now on, who asks is told why.
+  void close(const std::string& group_id, const Notice& notice);
 
  private:
+  struct Greeting;
+
   void serve();
-  void greet(net::Fd connection);
+  bool advance(Greeting& greeting);
+  void deliver(const std::string& purpose, net::Fd connection);
+  void answer(const std::string& group_id, const net::Fd& connection);
 
   net::Secret secret_;
   EndpointAddress address_;
@@ -82,9 +100,9 @@ class Endpoint {
   net::Fd tcp_listener_;
   net::Fd stop_event_;
   std::mutex mutex_;
-  std::condition_variable greeted_;
-  int num_greeting_ = 0;
   std::map<std::string, std::weak_ptr<Mailbox>> mailboxes_;
+  std::vector<std::shared_ptr<Mailbox>> early_;  // of groups this process has yet to open
+  std::map<std::string, Notice> failed_;         // groups that are over
   std::thread thread_;
 };
 

@@ -33,6 +33,7 @@ class Link {
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 
+  int self() const { return self_; }
   int peer() const { return peer_; }
 
   // Queues a message; its bytes must stay as they are until sends_done().
@@ -67,8 +68,11 @@ class Link {
   // Called when a call ends, once sends_done(): nothing may refer to the call's memory afterwards.
   virtual void end_call() {}
 
+  // Whether somebody waits for the next message with try_view().
+  void set_view_wanted(bool wanted) { view_wanted_ = wanted; }
+
   // For sleeping until something happens: before poll(2), arm() asks the peer to ring; it returns
-  // false where something is there already. woken() handles what poll reported.
+  // false where something can be done already. woken() handles what poll reported.
   virtual int descriptor() const = 0;
   virtual short wanted_events() const = 0;
   virtual bool arm() = 0;
@@ -106,12 +110,15 @@ class Link {
   void check_message(const Fingerprint& mine, std::size_t my_bytes, const Fingerprint& theirs,
                      std::size_t their_bytes) const;
 
+  bool receiving() const { return view_wanted_ || !receives_.empty(); }
+
   std::deque<Send> sends_;
   std::deque<Receive> receives_;
 
  private:
   int self_;
   int peer_;
+  bool view_wanted_ = false;
 };
 
 }  // namespace lockstep::comm

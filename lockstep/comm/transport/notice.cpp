@@ -26,7 +26,7 @@ static_assert(sizeof(Header) == 24);
 Notice Notice::from(const CommError& error, int found_by) {
   const auto& details = error.details();
   return {.fault = details.fault,
-          .found_by = found_by,
+          .found_by = details.found_by >= 0 ? details.found_by : found_by,
           .sequence = details.sequence,
           .operation = details.operation,
           .ranks = details.ranks,
@@ -34,14 +34,13 @@ Notice Notice::from(const CommError& error, int found_by) {
 }
 
 CommError Notice::error(const std::string& group, int rank) const {
-  std::string text = explanation;
-  if (found_by != rank) text += fmt::format(" (found by rank {})", found_by);
   return CommError({.fault = fault,
                     .operation = operation,
                     .group = group,
                     .sequence = sequence,
                     .ranks = ranks,
-                    .explanation = std::move(text)});
+                    .explanation = explanation,
+                    .found_by = found_by == rank ? -1 : found_by});
 }
 
 std::vector<std::byte> Notice::encode() const {

@@ -21,6 +21,7 @@ struct Notice {
   std::vector<int> ranks;  // at fault
   std::string explanation;
 
+  // `found_by` is who throws it, unless the error names another.
   static Notice from(const CommError& error, int found_by);
 
   // The error that a rank of `group` throws for it.

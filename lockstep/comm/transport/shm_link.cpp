@@ -225,7 +225,7 @@ void ShmLink::ring_peer() {
 bool ShmLink::arm() {
   segment_->control().sleeping.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool can_receive = arrived() != nullptr;
+  const bool can_receive = receiving() && arrived() != nullptr;
   const bool can_send =
       (!sends_.empty() || referenced_ > freed_) &&
       outgoing_->emptied.load(std::memory_order_acquire) != freed_;

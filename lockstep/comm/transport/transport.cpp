@@ -43,17 +43,17 @@ Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links
     : settings_(std::move(settings)),
       links_(std::move(links)),
       heap_(std::move(heap)),
-      longest_view_(std::size_t{1} << 20),
       interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   LOCKSTEP_CHECK(settings_.topology.host_of.size() == links_.size());
   for (const auto& link : links_) {
     if (!link) continue;
-    longest_view_ = std::min(longest_view_, link->longest_view());
+    LOCKSTEP_CHECK(link->longest_view() >= settings_.longest_view);
     if (std::string_view(link->kind()) != "shm") all_shm_ = false;
   }
 }
 
 Transport::~Transport() {
+  heap_->set_announce(nullptr);
   if (failed_) return;
   const Deadline deadline = Deadline::after(std::chrono::seconds(2));
   for (const auto& link : links_)
@@ -90,8 +90,12 @@ void Transport::wait_received(int peer) {
 }
 
 const std::byte* Transport::view(int peer, std::size_t bytes) {
-  const std::byte* found = nullptr;
-  wait([&] { return (found = link(peer).try_view(call_, bytes)) != nullptr; }, peer);
+  Link& from = link(peer);
+  const std::byte* found = from.try_view(call_, bytes);
+  if (found != nullptr) return found;
+  from.set_view_wanted(true);
+  wait([&] { return (found = from.try_view(call_, bytes)) != nullptr; }, peer);
+  from.set_view_wanted(false);
   return found;
 }
 
@@ -129,7 +133,8 @@ void Transport::sleep() {
   std::vector<pollfd> descriptors;
   std::vector<Link*> owners;
   descriptors.push_back({interrupt_event_.get(), POLLIN, 0});
-  owners.push_back(nullptr);
+  descriptors.push_back({settings_.mailbox ? settings_.mailbox->event() : -1, POLLIN, 0});
+  owners.resize(descriptors.size());
   bool quiet = true;
   bool broken = false;
   for (const auto& link : links_) {
@@ -147,8 +152,12 @@ void Transport::sleep() {
   for (const auto& link : links_)
     if (link) link->disarm();
   if (ready <= 0) return;
-  for (std::size_t i = 1; i < descriptors.size(); ++i)
-    if (descriptors[i].revents != 0) owners[i]->woken(descriptors[i].revents);
+  for (std::size_t i = 0; i < descriptors.size(); ++i)
+    if (descriptors[i].revents != 0 && owners[i] != nullptr)
+      owners[i]->woken(descriptors[i].revents);
+  if (descriptors[1].revents != 0)
+    for (const auto& link : links_)
+      if (link) link->begin_call();
 }
 
 void Transport::check_peers(int awaited_peer) {

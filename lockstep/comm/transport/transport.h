@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/comm/transport/link.h>
 #include <lockstep/comm/transport/shared_heap.h>
 #include <lockstep/net/fd.h>
@@ -36,6 +37,10 @@ class Transport {
     Topology topology;
     // How long a waiting thread keeps looking before it sleeps.
     std::chrono::microseconds spin{0};
+    // The longest message that every link of the group can show, on every rank.
+    std::size_t longest_view = 0;
+    // Where connections that are made again arrive.
+    std::shared_ptr<Mailbox> mailbox;
   };
 
   // links[rank] is empty.
@@ -72,8 +77,8 @@ class Transport {
   // Waits for the next message and returns it where it lies; release() gives it back.
   const std::byte* view(int peer, std::size_t bytes);
   void release(int peer) { link(peer).release_view(); }
-  // The longest message that any link can show.
-  std::size_t longest_view() const { return longest_view_; }
+  // The longest message that can be viewed. The same on all ranks, so that they cut alike.
+  std::size_t longest_view() const { return settings_.longest_view; }
   // True where a message from here can be seen by every peer in place, however long.
   bool shared_with_all(const std::byte* data, std::size_t bytes) const;
 
@@ -97,7 +102,6 @@ class Transport {
   Settings settings_;
   std::vector<std::unique_ptr<Link>> links_;
   std::shared_ptr<SharedHeap> heap_;
-  std::size_t longest_view_ = 0;
   bool all_shm_ = true;
   net::Fd interrupt_event_;
   std::atomic<bool> interrupted_{false};

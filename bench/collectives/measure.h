@@ -1,0 +1,47 @@
+// How every program here measures: batches of calls back to back, and the median batch, so that one
+// moment in which the machine did something else does not count.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace lockstep::bench {
+
+// Bytes that a call is about, as nccl-tests count them: the whole buffer on one rank.
+inline const std::vector<std::size_t> kSizes = {4u << 10,  64u << 10, 256u << 10,
+                                                1u << 20,  4u << 20,  16u << 20,
+                                                64u << 20, 128u << 20};
+
+template <typename Call>
+double median_microseconds(std::size_t bytes, Call call) {
+  using Clock = std::chrono::steady_clock;
+  // About 256 MiB, or 200 calls, in all.
+  const std::size_t calls =
+      std::clamp<std::size_t>((256u << 20) / std::max<std::size_t>(bytes, 1), 5, 1000);
+  const std::size_t per_batch = std::max<std::size_t>(calls / 10, 1);
+  for (std::size_t i = 0; i < std::max<std::size_t>(per_batch, 3); ++i) call();
+  std::vector<double> batches;
+  for (std::size_t done = 0; done < calls; done += per_batch) {
+    const auto begin = Clock::now();
+    for (std::size_t i = 0; i < per_batch; ++i) call();
+    batches.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
+                      static_cast<double>(per_batch));
+  }
+  std::nth_element(batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(batches.size() / 2),
+                   batches.end());
+  return batches[batches.size() / 2];
+}
+
+// One line of JSON for compare.py.
+inline void report(const std::string& who, const std::string& operation, int ranks,
+                   std::size_t bytes, double microseconds) {
+  std::printf("{\"who\": \"%s\", \"op\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"us\": %.3f}\n",
+              who.c_str(), operation.c_str(), ranks, bytes, microseconds);
+  std::fflush(stdout);
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,93 @@
+#include <cli/dispatch.h>
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+#include <cli/nearest.h>
+
+namespace lockstep::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kUsageMistake = 2;
+
+std::string help(std::span<const Verb> verbs) {
+  std::string text =
+      "lockstep " LOCKSTEP_VERSION
+      ": distributed training for LibTorch\n\nUsage: lockstep VERB [ARGUMENTS]\n\nVerbs:\n";
+  for (const Verb& verb : verbs) text += fmt::format("  {:<8} {}\n", verb.name, verb.summary);
+  return text + "\n'lockstep VERB --help' tells more. --version prints the version.\n";
+}
+
+void complain(std::string_view text) {
+  fmt::print(stderr, "lockstep: {}\n", text);
+}
+
+// It lies beside this program in a build tree, in libexec where installed.
+int execute_torch_program(std::string_view verb, char** argv) {
+  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  std::string tried;
+  for (const fs::path& candidate :
+       {here / "lockstep-torch", here.parent_path() / "libexec/lockstep/lockstep-torch"}) {
+    ::execv(candidate.c_str(), argv);
+    tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", candidate.string(),
+                         std::strerror(errno));
+  }
+  throw UsageError(
+      "'{}' needs the program lockstep-torch, which is not there: tried {}. Build "
+      "Lockstep with LibTorch (LOCKSTEP_LIBTORCH=ON), or install all of it",
+      verb, tried);
+}
+
+int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "{}", help(verbs));
+    return kUsageMistake;
+  }
+  const std::string_view wanted = argv[1];
+  if (wanted == "--help" || wanted == "-h" || wanted == "help") {
+    fmt::print("{}", help(verbs));
+    return 0;
+  }
+  if (wanted == "--version") {
+    fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
+    return 0;
+  }
+  std::vector<std::string_view> names;
+  for (const Verb& verb : verbs) {
+    if (verb.name == wanted) {
+      if (verb.run == nullptr) return execute_torch_program(verb.name, argv);
+      const std::vector<std::string> arguments(argv + 2, argv + argc);
+      return verb.run(arguments);
+    }
+    names.push_back(verb.name);
+  }
+  throw UsageError("'{}' is no verb of lockstep{}; 'lockstep --help' lists them all", wanted,
+                   did_you_mean(wanted, names));
+}
+
+}  // namespace
+
+int dispatch(std::span<const Verb> verbs, int argc, char** argv) {
+  try {
+    log::set_name("lockstep");
+    return dispatch_or_throw(verbs, argc, argv);
+  } catch (const UsageError& error) {
+    complain(error.what());
+    return kUsageMistake;
+  } catch (const std::exception& error) {
+    complain(error.what());
+    return 1;
+  }
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,24 @@
+// From the command line to a verb.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep::cli {
+
+// What follows the verb.
+using Arguments = std::span<const std::string>;
+
+struct Verb {
+  std::string_view name;
+  std::string_view summary;
+  // Null where the verb belongs to lockstep-torch, which is then executed with the same arguments.
+  int (*run)(Arguments);
+};
+
+// What `lockstep` does: --help, --version, the verb, or the nearest one to a verb it does not
+// know. Turns errors into a message and an exit code: 2 for a mistake of the user, 1 otherwise.
+int dispatch(std::span<const Verb> verbs, int argc, char** argv);
+
+}  // namespace lockstep::cli

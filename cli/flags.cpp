@@ -1,0 +1,77 @@
+#include <cli/flags.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include <lockstep/base/error.h>
+
+#include <cli/nearest.h>
+
+namespace lockstep::cli {
+
+namespace {
+
+[[noreturn]] void unknown_flag(const CLI::App& app, const std::string& written,
+                               const std::string& name) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  throw UsageError(
+      "unknown flag '{}'{} ('{} --help' lists all; flags of the program "
+      "itself come after it)",
+      written, did_you_mean(name, known), app.get_name());
+}
+
+}  // namespace
+
+SplitArguments split_at_program(const CLI::App& app, Arguments arguments) {
+  SplitArguments split;
+  std::size_t at = 0;
+  while (at < arguments.size()) {
+    std::string word = arguments[at];
+    if (word == "--") {
+      ++at;
+      break;
+    }
+    if (word.size() < 2 || word[0] != '-') break;
+    const bool is_long = word.starts_with("--");
+    const auto name_end = is_long ? std::min(word.find('='), word.size()) : 2;
+    std::replace(word.begin() + 2, word.begin() + static_cast<long>(name_end), '_', '-');
+    const std::string name = word.substr(0, name_end);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    if (option == nullptr) unknown_flag(app, arguments[at], name);
+    split.flags.push_back(word);
+    ++at;
+    const bool takes_value = option->get_items_expected_max() > 0;
+    if (!takes_value || name_end < word.size()) continue;
+    if (at == arguments.size()) throw UsageError("flag '{}' needs a value after it", name);
+    split.flags.push_back(arguments[at++]);
+  }
+  split.program.assign(arguments.begin() + static_cast<long>(at), arguments.end());
+  return split;
+}
+
+bool parse_flags(CLI::App& app, std::vector<std::string> flags) {
+  std::reverse(flags.begin(), flags.end());  // CLI11 takes them from the back
+  try {
+    app.parse(flags);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError("{} ('{} --help' tells more)", error.what(), app.get_name());
+  }
+  return true;
+}
+
+int parse_integer(const std::string& text, const std::string& flag, int lowest, int highest) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < lowest || value > highest)
+    throw UsageError("{} is '{}': it must be a whole number from {} to {}", flag, text, lowest,
+                     highest);
+  return value;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,32 @@
+// Flags as torchrun takes them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include <cli/dispatch.h>
+
+namespace lockstep::cli {
+
+struct SplitArguments {
+  std::vector<std::string> flags;    // spelled with dashes
+  std::vector<std::string> program;  // the program and all that is its own
+};
+
+// Finds where the program begins: the first word that is neither a flag of `app` nor the value of
+// one, or what follows "--". Flags may be spelled with underscores. UsageError for a flag that
+// `app` does not have, with the nearest that it has.
+SplitArguments split_at_program(const CLI::App& app, Arguments arguments);
+
+// Parses flags that are all known. Returns false where help was asked for, having printed it.
+// UsageError where a value is missing or wrong.
+bool parse_flags(CLI::App& app, std::vector<std::string> flags);
+
+// A whole number of at least `lowest`; UsageError names the flag, the text and `example`.
+int parse_integer(const std::string& text, const std::string& flag, int lowest, int highest);
+
+}  // namespace lockstep::cli

@@ -1,0 +1,219 @@
+// `lockstep run`: torchrun's flags, turned into what the launcher needs to know.
+#include <cmath>
+#include <sstream>
+
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/cores.h>
+#include <lockstep/elastic/launch.h>
+#include <lockstep/net/secret.h>
+
+#include <cli/flags.h>
+
+namespace lockstep::cli {
+
+namespace {
+
+constexpr int kMostRanks = 1 << 16;
+constexpr int kDefaultPort = 29500;  // torchrun's
+
+// The flags' texts, as far as they need more than storing.
+struct Texts {
+  std::string num_local_ranks = "1", num_nodes = "1", node_rank;
+  std::string master_addr, master_port, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf;
+  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, grace;
+  std::string start_method, monitor_interval;
+  bool standalone = false, module = false, no_python = false;
+};
+
+int num_local_ranks(const std::string& text) {
+  const std::string flag = "--nproc-per-node";
+  const auto num_cores = [] {
+    return elastic::usable_cores(elastic::allowed_cpus().size(), elastic::cgroup_cpu_limit());
+  };
+  const int num_gpus = elastic::num_visible_gpus();
+  if (text == "cpu") return num_cores();
+  if (text == "auto") return num_gpus > 0 ? num_gpus : num_cores();
+  if (text == "gpu" || text.starts_with("gpu:")) {
+    const int wanted =
+        text == "gpu" ? std::max(1, num_gpus) : parse_integer(text.substr(4), flag, 1, kMostRanks);
+    if (wanted > num_gpus)
+      throw UsageError(
+          "{} {}: {} ranks with a GPU each need {} GPUs, and this host has {} (counted "
+          "in /dev/nvidia*, limited by CUDA_VISIBLE_DEVICES): ask for fewer, or give a "
+          "plain number so that ranks share GPUs or use the CPU",
+          flag, text, wanted, wanted, num_gpus);
+    return wanted;
+  }
+  if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos)
+    throw UsageError(
+        "{} is '{}': it must be a number of ranks, auto, cpu, gpu, or gpu:N for N "
+        "ranks with a GPU each",
+        flag, text);
+  return parse_integer(text, flag, 1, kMostRanks);
+}
+
+int num_nodes(const std::string& text) {
+  const auto colon = text.find(':');
+  const int lowest = parse_integer(text.substr(0, colon), "--nnodes", 1, kMostRanks);
+  if (colon == std::string::npos) return lowest;
+  const int highest = parse_integer(text.substr(colon + 1), "--nnodes", 1, kMostRanks);
+  if (lowest != highest)
+    throw UsageError(
+        "--nnodes {}: a number of nodes that changes is not supported yet; give one "
+        "number, such as --nnodes {}",
+        text, highest);
+  return lowest;
+}
+
+milliseconds parse_seconds(const std::string& text, const std::string& flag) {
+  std::istringstream stream(text);
+  double seconds = 0;
+  if (!(stream >> seconds) || !stream.eof() || !std::isfinite(seconds) || seconds < 0 ||
+      seconds > 1e7)
+    throw UsageError("{} is '{}': it must be a number of seconds, such as 30 or 0.5", flag, text);
+  return std::chrono::ceil<milliseconds>(std::chrono::duration<double>(seconds));
+}
+
+// Settings of torchrun's rendezvous, as far as they mean something here.
+void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
+  std::istringstream entries(text);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const auto equals = entry.find('=');
+    const std::string key = entry.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : entry.substr(equals + 1);
+    if (key == "timeout" || key == "join_timeout") {
+      options.timeout = parse_seconds(value, "--rdzv-conf " + key);
+    } else if (key == "rank") {
+      options.node_rank = parse_integer(value, "--rdzv-conf rank", 0, kMostRanks);
+    } else {
+      throw UsageError(
+          "--rdzv-conf: '{}' has no meaning for lockstep; it knows timeout, "
+          "join_timeout (both are --timeout) and rank (--node-rank)",
+          key);
+    }
+  }
+}
+
+// Where the launchers meet, and what the ranks are told of it.
+void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
+  if (!texts.rdzv_backend.empty() && texts.rdzv_backend != "c10d" && texts.rdzv_backend != "static")
+    throw UsageError(
+        "--rdzv-backend {}: lockstep's launchers meet through a store of their own; "
+        "leave the flag out, or give c10d or static, which mean the same",
+        texts.rdzv_backend);
+  std::optional<int> port;
+  if (!texts.master_port.empty())
+    port = parse_integer(texts.master_port, "--master-port", 1, 65535);
+  if (texts.standalone) {
+    if (options.num_nodes > 1)
+      throw UsageError("--standalone means one node, but --nnodes is {}: leave one of them out",
+                       options.num_nodes);
+    if (options.run_id == "none") {
+      std::array<std::byte, 8> random;
+      net::fill_random(random);
+      options.run_id.clear();
+      for (const std::byte byte : random)
+        options.run_id += fmt::format("{:02x}", std::to_integer<int>(byte));
+    }
+    options.master_port = port;
+    return;
+  }
+  if (!texts.rdzv_endpoint.empty()) {
+    options.endpoint = net::Address::parse(texts.rdzv_endpoint, kDefaultPort, "--rdzv-endpoint");
+    if (options.endpoint->port == 0 && options.num_nodes > 1)
+      throw UsageError(
+          "--rdzv-endpoint {}: several nodes need a port that all of them know, from 1 "
+          "to 65535",
+          texts.rdzv_endpoint);
+  } else if (options.num_nodes > 1 && !texts.master_addr.empty()) {
+    options.endpoint = net::Address{texts.master_addr, port.value_or(kDefaultPort)};
+  }
+  if (options.num_nodes == 1) {
+    options.master_addr = texts.master_addr;
+    options.master_port = port;
+  }
+}
+
+void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
+  app.footer(
+      "Example: lockstep run --nproc-per-node 4 ./my_program --its-own-flag\n"
+      "Flags may be spelled with underscores. All after PROGRAM belongs to it.");
+  app.option_defaults()->take_last();  // as torchrun does with a flag given twice
+  app.add_option("--nproc-per-node", texts.num_local_ranks,
+                 "ranks on this host: a number, auto, cpu, gpu, or gpu:N (a GPU each)");
+  app.add_option("--nnodes", texts.num_nodes, "hosts of the job; each runs 'lockstep run'");
+  app.add_option("--node-rank", texts.node_rank,
+                 "number of this host; left out: in order of arrival");
+  app.add_option("--master-addr", texts.master_addr, "host of node 0");
+  app.add_option("--master-port", texts.master_port, "port where the launchers meet (29500)");
+  app.add_option("--rdzv-endpoint", texts.rdzv_endpoint,
+                 "HOST:PORT where the launchers meet: the same as the two above");
+  app.add_option("--rdzv-backend", texts.rdzv_backend, "c10d or static; both mean the same here");
+  app.add_option("--rdzv-id", options.run_id, "name of the job; all hosts must agree");
+  app.add_option("--rdzv-conf", texts.rdzv_conf, "timeout=S, join_timeout=S, rank=N");
+  app.add_flag("--standalone", texts.standalone, "a job on this host alone");
+  app.add_option("--local-addr", options.local_addr, "what other hosts call this one in messages");
+  app.add_option("--secret-file", options.secret_file,
+                 "the job's secret (mode 0600), needed for several hosts");
+  app.add_option("--timeout", texts.timeout, "seconds for all hosts to meet (300)");
+  app.add_option("--grace", texts.grace, "seconds between SIGTERM and SIGKILL (0.4)");
+  app.add_option("--bind-to", texts.bind_to,
+                 "core: ranks get cores of their own where there are enough; none");
+  app.add_option("--max-restarts", texts.max_restarts, "0: a job that fails ends");
+  app.add_option("--role", options.role, "value of ROLE_NAME");
+  app.add_option("--log-dir", options.log_directory, "folder for --redirects and --tee");
+  app.add_option("-r,--redirects", texts.redirects,
+                 "output to files only: 1 standard output, 2 error, 3 both; or 0:1,1:3 by rank");
+  app.add_option("-t,--tee", texts.tee, "output to files as well; as --redirects");
+  app.add_flag("-m,--module", texts.module, "PROGRAM is a Python module");
+  app.add_flag("--no-python", texts.no_python, "execute PROGRAM itself even where it ends in .py");
+  app.add_option("--monitor-interval", texts.monitor_interval,
+                 "accepted for torchrun's sake: ranks are watched at every moment");
+  app.add_option("--start-method", texts.start_method,
+                 "accepted for torchrun's sake: ranks are programs, not functions");
+}
+
+}  // namespace
+
+int run(Arguments arguments) {
+  CLI::App app("Starts the ranks of a job on this host, as torchrun does.", "lockstep run");
+  app.get_formatter()->label("OPTIONS", "FLAGS] PROGRAM [ARGUMENTS");
+  Texts texts;
+  elastic::LaunchOptions options;
+  describe(app, texts, options);
+  SplitArguments split = split_at_program(app, arguments);
+  if (!parse_flags(app, std::move(split.flags))) return 0;
+
+  options.program = std::move(split.program);
+  if (texts.module && texts.no_python)
+    throw UsageError("--module and --no-python contradict each other: leave one out");
+  if (texts.module) options.program_kind = elastic::ProgramKind::python_module;
+  if (texts.no_python) options.program_kind = elastic::ProgramKind::executable;
+  options.num_local_ranks = num_local_ranks(texts.num_local_ranks);
+  options.num_nodes = num_nodes(texts.num_nodes);
+  if (!texts.timeout.empty()) options.timeout = parse_seconds(texts.timeout, "--timeout");
+  if (!texts.grace.empty()) options.grace = parse_seconds(texts.grace, "--grace");
+  apply_rdzv_conf(texts.rdzv_conf, options);
+  if (!texts.node_rank.empty())
+    options.node_rank = parse_integer(texts.node_rank, "--node-rank", 0, kMostRanks);
+  if (options.node_rank && *options.node_rank >= options.num_nodes)
+    throw UsageError("--node-rank {} is not below --nnodes {}: nodes are numbered from 0 to {}",
+                     *options.node_rank, options.num_nodes, options.num_nodes - 1);
+  apply_addresses(texts, options);
+  if (parse_integer(texts.max_restarts, "--max-restarts", 0, kMostRanks) > 0)
+    throw UsageError(
+        "--max-restarts {}: restarting ranks is not supported yet; leave the flag out "
+        "or give 0",
+        texts.max_restarts);
+  if (texts.bind_to == "none") {
+    options.binding = elastic::Binding::none;
+  } else if (texts.bind_to != "core") {
+    throw UsageError("--bind-to is '{}': it must be core or none", texts.bind_to);
+  }
+  if (!texts.redirects.empty())
+    options.redirects = elastic::StreamChoice::parse(texts.redirects, "--redirects");
+  if (!texts.tee.empty()) options.tee = elastic::StreamChoice::parse(texts.tee, "--tee");
+  return elastic::launch(options);
+}
+
+}  // namespace lockstep::cli

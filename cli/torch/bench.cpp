@@ -1,0 +1,239 @@
+// `lockstep bench collectives`: how fast the collectives are here, as nccl-tests tell it.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/world.h>
+
+#include <cli/flags.h>
+#include <cli/torch/relaunch.h>
+
+namespace lockstep::cli {
+
+namespace {
+
+using comm::Communicator;
+
+struct Settings {
+  std::vector<std::string> operations;
+  std::string backend = "auto";
+  std::string algorithm = "automatic";
+  std::string smallest = "4K";
+  std::string largest = "64M";
+  std::string dtype = "float32";
+  int iterations = 20;
+  int warmup = 5;
+  bool allocated = false;
+  bool json = false;
+};
+
+// "64K", "1M", "1G" or plain bytes.
+std::size_t parse_size(const std::string& text, const std::string& flag) {
+  std::size_t used = 0;
+  unsigned long long value = 0;
+  try {
+    value = std::stoull(text, &used);
+  } catch (const std::exception&) {
+    used = 0;
+  }
+  const std::string unit = text.substr(used);
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (used == 0 || shift < 0 || value == 0 || value > (1ull << 40 >> std::max(shift, 0)))
+    throw UsageError("{} is '{}': it must be a size such as 4096, 64K, 1M or 2G", flag, text);
+  return static_cast<std::size_t>(value << shift);
+}
+
+at::ScalarType parse_dtype(const std::string& text) {
+  using comm::DType;
+  std::string known;
+  for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16,
+                            DType::int32, DType::int64, DType::uint8}) {
+    if (text == comm::name(dtype)) return comm::scalar_type_of(dtype);
+    known += (known.empty() ? "" : ", ") + std::string(comm::name(dtype));
+  }
+  throw UsageError("--dtype is '{}': choose one of {}", text, known);
+}
+
+// One operation on buffers of one size, and how to tell that it did the right thing.
+struct Trial {
+  std::function<void()> call;
+  std::function<std::int64_t()> wrong;  // elements that are not what they should be
+  double bus_factor;                    // bus bandwidth ÷ algorithm bandwidth
+};
+
+class Bench {
+ public:
+  Bench(Communicator& world, const Settings& settings)
+      : world_(world),
+        dtype_(parse_dtype(settings.dtype)),
+        allocated_(settings.allocated),
+        options_{.algorithm = comm::algorithm_from_name(settings.algorithm),
+                 .launch = comm::Launch::on_wait} {}
+
+  // `count` elements in all on each rank, a multiple of the number of ranks.
+  Trial prepare(const std::string& operation, std::int64_t count) {
+    const int n = world_.size();
+    const std::int64_t part = count / n;
+    at::Tensor whole = tensor(count);
+    at::Tensor other = tensor(operation == "all_to_all" ? count : part);
+    const double share = static_cast<double>(n - 1) / n;
+    if (operation == "all_reduce")
+      return {[=, this] { wait(world_.all_reduce(whole, comm::ReduceOp::max, options_)); },
+              [=] { return mismatches(whole, 1); }, 2 * share};
+    if (operation == "all_gather")
+      return {[=, this] { wait(world_.all_gather(whole, other, options_)); },
+              [=] { return mismatches(whole, 1); }, share};
+    if (operation == "reduce_scatter")
+      return {[=, this] {
+                wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_));
+              },
+              [=] { return mismatches(other, 1); }, share};
+    if (operation == "all_to_all")
+      return {[=, this] { wait(world_.all_to_all(other, whole, options_)); },
+              [=] { return mismatches(other, 1); }, share};
+    if (operation == "broadcast")
+      return {[=, this] { wait(world_.broadcast(whole, 0, options_)); },
+              [=] { return mismatches(whole, 1); }, 1};
+    throw UsageError("there is no collective '{}' to measure: choose all_reduce, all_gather, "
+                     "reduce_scatter, all_to_all or broadcast",
+                     operation);
+  }
+
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(c10::elementSize(dtype_)); }
+
+  // Microseconds of one call: the slowest rank's mean.
+  double time(const Trial& trial, int iterations, int warmup) {
+    for (int i = 0; i < warmup; ++i) trial.call();
+    world_.barrier(options_without_algorithm()).wait_on_host();
+    const auto begin = Clock::now();
+    for (int i = 0; i < iterations; ++i) trial.call();
+    const std::chrono::duration<double, std::micro> taken = Clock::now() - begin;
+    at::Tensor mean = at::full({1}, taken.count() / iterations, at::kDouble);
+    wait(world_.all_reduce(mean, comm::ReduceOp::max, options_without_algorithm()));
+    return mean.item<double>();
+  }
+
+  std::int64_t total_wrong(const Trial& trial) {
+    at::Tensor wrong = at::full({1}, trial.wrong(), at::kLong);
+    wait(world_.all_reduce(wrong, comm::ReduceOp::sum, options_without_algorithm()));
+    return wrong.item<std::int64_t>();
+  }
+
+ private:
+  static void wait(comm::Work work) { work.wait_on_host(); }
+  static std::int64_t mismatches(const at::Tensor& tensor, double wanted) {
+    return tensor.ne(wanted).sum().item<std::int64_t>();
+  }
+  comm::CallOptions options_without_algorithm() const { return {.launch = options_.launch}; }
+
+  at::Tensor tensor(std::int64_t count) {
+    at::Tensor made = allocated_ ? world_.allocate({count}, dtype_) : at::empty({count}, dtype_);
+    return made.fill_(1);
+  }
+
+  Communicator& world_;
+  at::ScalarType dtype_;
+  bool allocated_;
+  comm::CallOptions options_;
+};
+
+void run(Communicator& world, const Settings& settings) {
+  const std::size_t smallest = parse_size(settings.smallest, "--min");
+  const std::size_t largest = parse_size(settings.largest, "--max");
+  if (smallest > largest)
+    throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
+  Bench bench(world, settings);
+  const bool speaks = world.rank() == 0;
+  if (speaks && !settings.json)
+    std::printf("# %d ranks over %s, %s, %d iterations after %d to warm up\n", world.size(),
+                world.backend().c_str(), settings.dtype.c_str(), settings.iterations,
+                settings.warmup);
+  auto rows = nlohmann::json::array();
+  for (const std::string& operation : settings.operations) {
+    if (speaks && !settings.json)
+      std::printf("#\n# %s\n#%11s %12s %10s %12s %12s %12s %7s\n", operation.c_str(), "bytes",
+                  "elements", "type", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong");
+    for (std::size_t bytes = smallest; bytes <= largest; bytes *= 2) {
+      const std::int64_t part = std::max<std::int64_t>(
+          static_cast<std::int64_t>(bytes) / bench.element_bytes() / world.size(), 1);
+      const std::int64_t count = part * world.size();
+      const Trial trial = bench.prepare(operation, count);
+      const double time = bench.time(trial, settings.iterations, settings.warmup);
+      const std::int64_t wrong = bench.total_wrong(trial);
+      const auto moved = static_cast<double>(count * bench.element_bytes());
+      const double algorithm_bandwidth = moved / time / 1e3;
+      if (!speaks) continue;
+      if (settings.json) {
+        rows.push_back({{"operation", operation},
+                        {"bytes", count * bench.element_bytes()},
+                        {"elements", count},
+                        {"dtype", settings.dtype},
+                        {"time_us", time},
+                        {"algbw_gb_s", algorithm_bandwidth},
+                        {"busbw_gb_s", algorithm_bandwidth * trial.bus_factor},
+                        {"wrong", wrong}});
+      } else {
+        std::printf("%12.0f %12lld %10s %12.2f %12.2f %12.2f %7lld\n", moved,
+                    static_cast<long long>(count), settings.dtype.c_str(), time,
+                    algorithm_bandwidth, algorithm_bandwidth * trial.bus_factor,
+                    static_cast<long long>(wrong));
+        std::fflush(stdout);
+      }
+    }
+  }
+  if (speaks && settings.json)
+    std::printf("%s\n", nlohmann::json{{"ranks", world.size()},
+                                       {"backend", world.backend()},
+                                       {"iterations", settings.iterations},
+                                       {"results", rows}}
+                            .dump(2)
+                            .c_str());
+}
+
+}  // namespace
+
+int bench(Arguments arguments) {
+  Settings settings;
+  std::string subject;
+  int num_ranks = 2;
+  CLI::App app("Measures collectives and prints sizes, times, algorithm and bus bandwidth.",
+               "lockstep bench");
+  app.add_option("subject", subject, "What to measure: collectives")->required();
+  app.add_option("--op", settings.operations, "Collectives to measure (default: all)")
+      ->delimiter(',');
+  app.add_option("--nproc-per-node", num_ranks, "Ranks to start, where no launcher has (2)");
+  app.add_option("--backend", settings.backend, "auto, shm, tcp, gloo, mpi or nccl");
+  app.add_option("--algorithm", settings.algorithm,
+                 "automatic, direct, tree, ring, halving_doubling or hierarchical");
+  app.add_option("--min", settings.smallest, "Smallest size (4K)");
+  app.add_option("--max", settings.largest, "Largest size (64M)");
+  app.add_option("--dtype", settings.dtype, "Element type (float32)");
+  app.add_option("--iterations", settings.iterations, "Calls to time (20)");
+  app.add_option("--warmup", settings.warmup, "Calls before that (5)");
+  app.add_flag("--allocated", settings.allocated,
+               "Use buffers that the backend reaches without a copy");
+  app.add_flag("--json", settings.json, "Print JSON");
+  if (!parse_flags(app, {arguments.begin(), arguments.end()})) return 0;
+  if (subject != "collectives")
+    throw UsageError("there is nothing called '{}' to measure: say 'lockstep bench collectives'",
+                     subject);
+  if (settings.iterations < 1 || settings.warmup < 0)
+    throw UsageError("--iterations {} and --warmup {}: at least 1 and 0", settings.iterations,
+                     settings.warmup);
+  if (settings.operations.empty())
+    settings.operations = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"};
+  if (!launched()) return relaunch("bench", arguments, num_ranks);
+  at::set_num_threads(1);
+  const auto world = comm::join_world({.backend = settings.backend});
+  run(*world, settings);
+  return 0;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,110 @@
+#include <lockstep/comm/executor.h>
+
+namespace lockstep::comm {
+
+Executor::Executor(std::function<void(std::exception_ptr)> on_failure)
+    : on_failure_(std::move(on_failure)) {}
+
+Executor::~Executor() { finish(); }
+
+void Executor::finish() {
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    while (!queue_.empty() || running_) {
+      if (running_) {
+        changed_.wait(lock);
+      } else {
+        run_next(lock);
+      }
+    }
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Executor::submit(const std::shared_ptr<Job>& job, Launch launch) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(job);
+  if (launch == Launch::on_wait) return;
+  // Everything queued before it has to run first, so the thread takes that along.
+  in_background_ = static_cast<int>(queue_.size());
+  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+  changed_.notify_all();
+}
+
+void Executor::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || (in_background_ > 0 && !running_); });
+    if (stopping_) return;
+    if (!queue_.empty()) run_next(lock);
+  }
+}
+
+// Runs the first job of the queue without holding the lock.
+void Executor::run_next(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Job> job = queue_.front();
+  running_ = true;
+  std::exception_ptr error = failure_;
+  if (!error) {
+    lock.unlock();
+    try {
+      job->run_();
+    } catch (...) {
+      error = std::current_exception();
+      on_failure_(error);
+    }
+    lock.lock();
+    if (error && !failure_) failure_ = error;
+  }
+  job->error_ = error;
+  job->run_ = nullptr;  // lets go of the tensors
+  job->done_ = true;
+  queue_.pop_front();
+  if (in_background_ > 0) --in_background_;
+  running_ = false;
+  changed_.notify_all();
+}
+
+bool Executor::done(const Job& job) const {
+  const std::lock_guard lock(mutex_);
+  return job.done_;
+}
+
+bool Executor::wait(const std::shared_ptr<Job>& job, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  // A waiter that has less time than the job itself must not run it: it could not stop in time.
+  const bool may_run = deadline.at() >= job->deadline_.at();
+  while (!job->done_) {
+    if (!running_ && may_run) {
+      run_next(lock);
+      continue;
+    }
+    if (!may_run && in_background_ == 0) {
+      in_background_ = static_cast<int>(queue_.size());
+      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      changed_.notify_all();
+    }
+    if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout && !job->done_)
+      return false;
+  }
+  if (job->error_) std::rethrow_exception(job->error_);
+  return true;
+}
+
+void Executor::fail(std::exception_ptr error, const std::function<void()>& meanwhile) {
+  std::unique_lock lock(mutex_);
+  if (failure_) return;
+  failure_ = error;
+  // Whoever runs a job now has been interrupted and will come back soon.
+  changed_.wait(lock, [this] { return !running_; });
+  running_ = true;
+  lock.unlock();
+  meanwhile();
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
+}
+
+}  // namespace lockstep::comm

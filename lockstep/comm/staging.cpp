@@ -1,0 +1,62 @@
+#include <lockstep/comm/staging.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep::comm {
+
+struct Staging::State {
+  explicit State(c10::Device on)
+      : device(on),
+        guard(on.type()),
+        side(guard.getStreamFromGlobalPool(on)),
+        ready(on.type()),
+        done(on.type()) {}
+
+  c10::Device device;
+  c10::impl::VirtualGuardImpl guard;
+  c10::Stream side;
+  c10::Event ready;
+  c10::Event done;
+};
+
+Staging::Staging(c10::Device device) : state_(std::make_unique<State>(device)) {
+  state_->ready.record(state_->guard.getStream(device));
+}
+
+Staging::~Staging() = default;
+
+at::Tensor Staging::host_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options()
+                                       .device(c10::DeviceType::CPU)
+                                       .requires_grad(false)
+                                       .pinned_memory(tensor.is_cuda()));
+}
+
+at::Tensor Staging::to_host(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  const c10::StreamGuard stream(state_->side);
+  state_->ready.block(state_->side);
+  at::Tensor host = host_like(tensor);
+  host.copy_(tensor);  // blocks until the bytes are here
+  return host;
+}
+
+void Staging::to_device(const at::Tensor& host, at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  const c10::StreamGuard stream(state_->side);
+  tensor.copy_(host, /*non_blocking=*/true);
+}
+
+void Staging::finish() { state_->done.record(state_->side); }
+
+void Staging::order_current_stream() {
+  state_->done.block(state_->guard.getStream(state_->device));
+}
+
+bool Staging::arrived() const { return state_->done.query(); }
+
+}  // namespace lockstep::comm

@@ -1,0 +1,129 @@
+#include <lockstep/comm/transport/connect.h>
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include <lockstep/comm/transport/shm_link.h>
+#include <lockstep/comm/transport/tcp_link.h>
+
+namespace lockstep::comm {
+
+namespace {
+
+// Long enough to bridge the moment between two ranks' arrivals, short enough not to take a core
+// from someone who computes.
+constexpr std::chrono::microseconds kSpin(50);
+
+// Spinning pays only where every rank of this host can have a core to itself.
+std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses,
+                                   const std::string& host) {
+  std::vector<bool> cores;
+  int ranks = 0;
+  for (const EndpointAddress& address : addresses) {
+    if (address.host != host) continue;
+    ++ranks;
+    for (const int core : address.cores) {
+      if (static_cast<std::size_t>(core) >= cores.size()) cores.resize(static_cast<std::size_t>(core) + 1);
+      cores[static_cast<std::size_t>(core)] = true;
+    }
+  }
+  const auto available = std::count(cores.begin(), cores.end(), true);
+  return ranks <= available ? kSpin : std::chrono::microseconds(0);
+}
+
+// From what all ranks know alike: some may have links of one kind only.
+std::size_t longest_view(const Topology& topology, Media media) {
+  const int n = static_cast<int>(topology.host_of.size());
+  const bool any_shared = media != Media::tcp && topology.num_hosts() < n;
+  return any_shared ? std::min(ShmLayout(n).slot_bytes, TcpLink::kFragment) : TcpLink::kFragment;
+}
+
+}  // namespace
+
+Topology topology_of(const std::vector<EndpointAddress>& addresses) {
+  Topology topology;
+  std::vector<std::string> hosts;
+  for (const EndpointAddress& address : addresses) {
+    const auto found = std::find(hosts.begin(), hosts.end(), address.host);
+    topology.host_of.push_back(static_cast<int>(found - hosts.begin()));
+    if (found == hosts.end()) hosts.push_back(address.host);
+  }
+  return topology;
+}
+
+std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoint,
+                                         const Membership& membership, Media media,
+                                         Deadline deadline) {
+  const auto& addresses = membership.addresses;
+  const int self = membership.rank;
+  const int n = static_cast<int>(addresses.size());
+  const EndpointAddress& own = addresses[static_cast<std::size_t>(self)];
+  const Topology topology = topology_of(addresses);
+  if (media == Media::shared_memory && topology.num_hosts() > 1)
+    throw UsageError("group '{}' spans {} hosts, which share no memory: use tcp, or let the backend "
+                     "be chosen automatically",
+                     membership.group_name, topology.num_hosts());
+
+  const auto medium_to = [&](int peer) {
+    const bool near = addresses[static_cast<std::size_t>(peer)].host == own.host;
+    return near && media != Media::tcp ? Medium::shared_memory : Medium::tcp;
+  };
+  const auto mailbox = endpoint->open(membership.group_id);
+  auto heap = std::make_shared<SharedHeap>();
+  std::shared_ptr<ShmSegment> segment;
+  std::vector<std::unique_ptr<Link>> links(static_cast<std::size_t>(n));
+
+  const auto fail = [&](Fault fault, int peer, const std::string& why) {
+    throw CommError({.fault = fault,
+                     .operation = "connect",
+                     .group = membership.group_name,
+                     .ranks = {peer},
+                     .explanation = why});
+  };
+  const auto add_link = [&](int peer, net::Fd connection) {
+    auto& link = links[static_cast<std::size_t>(peer)];
+    if (medium_to(peer) == Medium::shared_memory) {
+      if (!segment) segment = std::make_shared<ShmSegment>(n);
+      link = std::make_unique<ShmLink>(self, peer, std::move(connection), segment, heap, deadline);
+    } else {
+      link = std::make_unique<TcpLink>(
+          self, peer, std::move(connection),
+          TcpPeer{endpoint, mailbox, addresses[static_cast<std::size_t>(peer)],
+                  membership.group_id});
+    }
+  };
+  for (int peer = 0; peer < self; ++peer) {
+    try {
+      add_link(peer, endpoint->connect(addresses[static_cast<std::size_t>(peer)],
+                                       membership.group_id, self, medium_to(peer), deadline));
+    } catch (const CommError& error) {
+      fail(error.fault(), peer, error.details().explanation);
+    }
+  }
+  for (int peer = self + 1; peer < n; ++peer) {
+    net::Fd connection = mailbox->take(peer, deadline);
+    if (!connection)
+      fail(Fault::timeout, peer,
+           fmt::format("It did not connect within {:.1f} s.", deadline.span_seconds()));
+    add_link(peer, std::move(connection));
+  }
+
+  std::vector<ShmLink*> near;
+  for (const auto& link : links)
+    if (auto* shm = dynamic_cast<ShmLink*>(link.get())) near.push_back(shm);
+  auto transport = std::make_unique<Transport>(
+      Transport::Settings{.group = membership.group_name,
+                          .rank = self,
+                          .topology = topology,
+                          .spin = spin_for(addresses, own.host),
+                          .longest_view = longest_view(topology, media),
+                          .mailbox = mailbox},
+      std::move(links), heap);
+  heap->set_announce([near](std::uint32_t id, std::size_t bytes, int descriptor) {
+    for (ShmLink* link : near) link->announce(id, bytes, descriptor);
+  });
+  return transport;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,36 @@
+// How a group's transport comes to be: every rank connects to the ranks before it and is connected
+// to by those after it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/transport/endpoint.h>
+#include <lockstep/comm/transport/transport.h>
+
+namespace lockstep::comm {
+
+// Which links a group may use.
+enum class Media : std::uint8_t {
+  automatic,      // shared memory inside a host, TCP between hosts
+  shared_memory,  // only that; a UsageError where ranks are on several hosts
+  tcp,            // only that, also inside a host
+};
+
+struct Membership {
+  std::string group_id;    // the same on all members, different from every other group's
+  std::string group_name;  // for messages
+  int rank = 0;
+  std::vector<EndpointAddress> addresses;  // of the members, in order
+};
+
+// Which ranks share a host.
+Topology topology_of(const std::vector<EndpointAddress>& addresses);
+
+// Blocks until all links stand. CommError (timeout) names the ranks that did not come.
+std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoint,
+                                         const Membership& membership, Media media,
+                                         Deadline deadline);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,290 @@
+#include <lockstep/comm/transport/endpoint.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <list>
+#include <sstream>
+
+#include <lockstep/net/handshake.h>
+#include <lockstep/net/socket.h>
+
+namespace lockstep::comm {
+
+namespace {
+
+constexpr milliseconds kGreetingTime(2000);
+// Strangers beyond this wait in the kernel's queue.
+constexpr std::size_t kMostGreetings = 512;
+constexpr std::size_t kMostFailed = 64;
+
+// What a connection is for.
+constexpr std::string_view kJoin = "group ";  // and "<from> <group id>"
+constexpr std::string_view kAsk = "ask ";     // and "<group id>"
+
+struct AnswerHeader {
+  std::uint32_t open = 0;
+  std::uint32_t notice_bytes = 0;
+};
+
+std::string random_name() {
+  std::array<std::byte, 12> bytes;
+  net::fill_random(bytes);
+  std::string text = "lockstep-";
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+// Processes with equal identities can share memory and reach each other's abstract sockets.
+std::string host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network {};
+  ::stat("/proc/self/ns/net", &network);
+  return fmt::format("{}/{}", boot, network.st_ino);
+}
+
+std::vector<int> usable_cores() {
+  std::vector<int> cores;
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+std::string purpose_of(const std::string& group_id, int from) {
+  return fmt::format("{}{} {}", kJoin, from, group_id);
+}
+
+}  // namespace
+
+std::string EndpointAddress::encode() const {
+  std::string text = fmt::format("{}\n{}\n{}\n{}\n", host, unix_name, tcp.host, tcp.port);
+  for (const int core : cores) text += fmt::format("{} ", core);
+  return text;
+}
+
+EndpointAddress EndpointAddress::decode(const std::string& text) {
+  EndpointAddress address;
+  std::istringstream in(text);
+  std::string port;
+  std::getline(in, address.host);
+  std::getline(in, address.unix_name);
+  std::getline(in, address.tcp.host);
+  std::getline(in, port);
+  const auto [end, error] =
+      std::from_chars(port.data(), port.data() + port.size(), address.tcp.port);
+  if (error != std::errc() || end != port.data() + port.size() || address.host.empty())
+    throw CommError({.fault = Fault::corrupted,
+                     .operation = "read a rank's address",
+                     .explanation = fmt::format("'{}' is no address.", text)});
+  int core = 0;
+  while (in >> core)
+    if (core >= 0 && core < CPU_SETSIZE) address.cores.push_back(core);
+  return address;
+}
+
+Mailbox::Mailbox() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+net::Fd Mailbox::take(int from, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_until(lock, deadline.at(), [&] { return waiting_.contains(from); });
+  const auto found = waiting_.find(from);
+  if (found == waiting_.end()) return {};
+  net::Fd connection = std::move(found->second);
+  waiting_.erase(found);
+  if (waiting_.empty()) {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const auto got = ::read(event_.get(), &count, sizeof(count));
+  }
+  return connection;
+}
+
+void Mailbox::put(int from, net::Fd connection) {
+  const std::lock_guard lock(mutex_);
+  waiting_[from] = std::move(connection);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof(one));
+  arrived_.notify_all();
+}
+
+// A connection being greeted.
+struct Endpoint::Greeting {
+  Greeting(net::Fd connection, const net::Secret& secret)
+      : connection(std::move(connection)),
+        acceptor(secret),
+        deadline(Deadline::after(kGreetingTime)) {}
+
+  net::Fd connection;
+  net::Acceptor acceptor;
+  Deadline deadline;
+};
+
+Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
+    : secret_(std::move(secret)),
+      address_{host_identity(), random_name(), {bind_host, 0}, usable_cores()},
+      unix_listener_(net::listen_unix(address_.unix_name)),
+      tcp_listener_(net::listen_tcp(address_.tcp)),
+      stop_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  address_.tcp.port = net::local_port(tcp_listener_);
+  thread_ = std::thread([this] { serve(); });
+}
+
+Endpoint::~Endpoint() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(stop_event_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+std::shared_ptr<Mailbox> Endpoint::open(const std::string& group_id) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(mailboxes_, [](const auto& entry) { return entry.second.expired(); });
+  auto mailbox = mailboxes_[group_id].lock();
+  std::erase(early_, mailbox);
+  if (!mailbox) {
+    mailbox = std::make_shared<Mailbox>();
+    mailboxes_[group_id] = mailbox;
+  }
+  return mailbox;
+}
+
+net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id, int from,
+                          Medium medium, Deadline deadline) const {
+  net::Fd connection = medium == Medium::tcp ? net::connect_tcp(to.tcp, deadline)
+                                             : net::connect_unix(to.unix_name, deadline);
+  introduce(connection, group_id, from, deadline);
+  return connection;
+}
+
+void Endpoint::introduce(const net::Fd& connection, const std::string& group_id, int from,
+                         Deadline deadline) const {
+  net::introduce(connection, secret_, purpose_of(group_id, from), deadline);
+}
+
+Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& group_id,
+                               Deadline deadline) const {
+  net::introduce(connection, secret_, std::string(kAsk) + group_id, deadline);
+  AnswerHeader header;
+  net::read_all(connection, std::as_writable_bytes(std::span(&header, 1)), deadline);
+  if (header.notice_bytes == 0) return {.open = header.open != 0, .notice = {}};
+  if (header.notice_bytes > Notice::kMostBytes)
+    throw CommError({.fault = Fault::corrupted, .operation = "ask about a group"});
+  std::vector<std::byte> text(header.notice_bytes);
+  net::read_all(connection, text, deadline);
+  return {.open = false, .notice = Notice::decode(text)};
+}
+
+void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
+  std::vector<std::byte> text;
+  AnswerHeader header;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto failed = failed_.find(group_id);
+    const auto found = mailboxes_.find(group_id);
+    if (failed != failed_.end()) text = failed->second.encode();
+    header.open = failed == failed_.end() && found != mailboxes_.end() && !found->second.expired();
+  }
+  header.notice_bytes = static_cast<std::uint32_t>(text.size());
+  std::vector<std::byte> reply(sizeof(header));
+  std::memcpy(reply.data(), &header, sizeof(header));
+  reply.insert(reply.end(), text.begin(), text.end());
+  // Small enough for a fresh connection's buffer; who asks in vain asks again.
+  [[maybe_unused]] const auto sent =
+      ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
+}
+
+void Endpoint::close(const std::string& group_id, const Notice& notice) {
+  const std::lock_guard lock(mutex_);
+  if (failed_.size() >= kMostFailed) failed_.erase(failed_.begin());
+  failed_.emplace(group_id, notice);
+}
+
+void Endpoint::serve() {
+  std::list<Greeting> greetings;
+  while (true) {
+    std::vector<pollfd> polled{{stop_event_.get(), POLLIN, 0}};
+    const bool room = greetings.size() < kMostGreetings;
+    polled.push_back({unix_listener_.get(), static_cast<short>(room ? POLLIN : 0), 0});
+    polled.push_back({tcp_listener_.get(), static_cast<short>(room ? POLLIN : 0), 0});
+    for (const Greeting& greeting : greetings)
+      polled.push_back({greeting.connection.get(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), greetings.empty() ? -1 : 200);
+    if (polled[0].revents != 0) return;
+
+    std::size_t index = 3;
+    for (auto greeting = greetings.begin(); greeting != greetings.end(); ++index) {
+      const bool over = polled[index].revents != 0 ? advance(*greeting) : false;
+      greeting = over || greeting->deadline.passed() ? greetings.erase(greeting)
+                                                     : std::next(greeting);
+    }
+    for (const std::size_t listener : {1u, 2u}) {
+      if ((polled[listener].revents & POLLIN) == 0) continue;
+      const net::Fd& from = listener == 1 ? unix_listener_ : tcp_listener_;
+      while (greetings.size() < kMostGreetings) {
+        net::Fd connection = net::accept(from);
+        if (!connection) break;
+        greetings.emplace_back(std::move(connection), secret_);
+      }
+    }
+  }
+}
+
+// True once the greeting is over, one way or the other.
+bool Endpoint::advance(Greeting& greeting) {
+  std::array<std::byte, 1024> buffer;
+  while (greeting.acceptor.state() == net::Acceptor::State::reading) {
+    const std::size_t wanted = std::min(buffer.size(), greeting.acceptor.wanted());
+    const ssize_t got = ::recv(greeting.connection.get(), buffer.data(), wanted, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (got <= 0) return true;
+    const auto reply =
+        greeting.acceptor.take(std::span(buffer).first(static_cast<std::size_t>(got)));
+    // A fresh connection's buffer takes a reply this small whole, or the peer is up to no good.
+    if (!reply.empty() && ::send(greeting.connection.get(), reply.data(), reply.size(),
+                                 MSG_NOSIGNAL) != static_cast<ssize_t>(reply.size()))
+      return true;
+  }
+  if (greeting.acceptor.state() == net::Acceptor::State::welcomed)
+    deliver(greeting.acceptor.purpose(), std::move(greeting.connection));
+  return true;
+}
+
+void Endpoint::deliver(const std::string& purpose, net::Fd connection) {
+  if (purpose.starts_with(kAsk)) return answer(purpose.substr(kAsk.size()), connection);
+  if (!purpose.starts_with(kJoin)) return;
+  int from = -1;
+  const char* begin = purpose.data() + kJoin.size();
+  const char* end = purpose.data() + purpose.size();
+  const auto [after, error] = std::from_chars(begin, end, from);
+  if (error != std::errc() || after == end || *after != ' ' || from < 0) return;
+  const std::string group_id(after + 1, end);
+
+  std::shared_ptr<Mailbox> mailbox;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.contains(group_id)) return;
+    const auto found = mailboxes_.find(group_id);
+    if (found != mailboxes_.end()) mailbox = found->second.lock();
+    // A peer may be faster than we are: keep its connection until the group is opened here.
+    if (!mailbox) {
+      mailbox = std::make_shared<Mailbox>();
+      mailboxes_[group_id] = mailbox;
+      early_.push_back(mailbox);
+      if (early_.size() > kMostGreetings) early_.erase(early_.begin());
+    }
+  }
+  mailbox->put(from, std::move(connection));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,398 @@
+#include <lockstep/comm/transport_communicator.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/comm/algorithms/collectives.h>
+#include <lockstep/comm/executor.h>
+#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/staging.h>
+#include <lockstep/flight/dump.h>
+
+namespace lockstep::comm {
+
+namespace {
+
+// Tensors of one coalesced call up to this size travel together.
+constexpr std::size_t kPackBytes = 256u << 10;
+
+Bytes bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()),
+          static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
+}
+
+// One span for each rank: of each tensor, or of equal parts of the only one.
+std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_ranks) {
+  std::vector<Bytes> parts;
+  if (tensors.size() == 1 && num_ranks > 0) {
+    const Bytes whole = bytes_of(tensors.front());
+    const std::size_t size = whole.size() / static_cast<std::size_t>(num_ranks);
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(num_ranks); ++rank)
+      parts.push_back(whole.subspan(rank * size, size));
+  } else {
+    for (const at::Tensor& tensor : tensors) parts.push_back(bytes_of(tensor));
+  }
+  return parts;
+}
+
+// A call on its way through the executor.
+struct Flight {
+  Call call;
+  std::unique_ptr<Staging> staging;  // where the tensors are on a device
+};
+
+class Pending final : public PendingCall {
+ public:
+  Pending(std::shared_ptr<Executor> executor, std::shared_ptr<Job> job,
+          std::shared_ptr<Flight> flight, Deadline deadline, GroupInfo group)
+      : executor_(std::move(executor)),
+        job_(std::move(job)),
+        flight_(std::move(flight)),
+        deadline_(deadline),
+        group_(std::move(group)) {}
+
+  bool done() const override {
+    return executor_->done(*job_) && (!flight_->staging || flight_->staging->arrived());
+  }
+
+  void wait() override {
+    wait_for_job(Deadline::after(milliseconds::max()));
+    if (flight_->staging) flight_->staging->order_current_stream();
+  }
+
+  void wait_on_host(Deadline deadline) override {
+    wait_for_job(deadline);
+    while (flight_->staging && !flight_->staging->arrived())
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+
+ private:
+  void wait_for_job(Deadline deadline) {
+    if (executor_->wait(job_, deadline)) return;
+    const Fingerprint& call = flight_->call.fingerprint;
+    throw CommError({.fault = Fault::timeout,
+                     .operation = name(call.operation),
+                     .group = group_.name,
+                     .sequence = call.sequence,
+                     .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
+                                                "over; it goes on.",
+                                                deadline.span_seconds())});
+  }
+
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Job> job_;
+  std::shared_ptr<Flight> flight_;
+  Deadline deadline_;
+  GroupInfo group_;
+};
+
+class TransportCommunicator final : public Communicator {
+ public:
+  TransportCommunicator(std::shared_ptr<Endpoint> endpoint, const GroupInfo& group,
+                        std::string group_id, std::vector<EndpointAddress> addresses,
+                        const TransportOptions& options)
+      : Communicator(group, options.timeout),
+        endpoint_(std::move(endpoint)),
+        group_id_(std::move(group_id)),
+        addresses_(std::move(addresses)),
+        options_(options),
+        transport_(connect_group(endpoint_,
+                                 {.group_id = group_id_,
+                                  .group_name = group.name,
+                                  .rank = group.rank,
+                                  .addresses = addresses_},
+                                 options.media, Deadline::after(options.timeout))),
+        executor_(std::make_shared<Executor>(
+            [this](const std::exception_ptr& error) { tell_all(error); })) {}
+
+  // Jobs refer to this object: run them out before its members go.
+  ~TransportCommunicator() override { executor_->finish(); }
+
+  std::string backend() const override { return transport_->kind(); }
+  bool canonical_order() const override { return true; }
+
+ private:
+  std::shared_ptr<PendingCall> do_start(Call call) override;
+  std::shared_ptr<Communicator> do_split(const SplitRequest& request, Deadline deadline) override;
+  void do_abort(const std::string& reason) override;
+  at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
+  void do_check(Operation operation, const at::Tensor& tensor) const override;
+
+  void run(Flight& flight);
+  void run_on_device(Flight& flight);
+  void run_on_host(const Call& call);
+  void all_reduce_tensors(const Call& call, Algorithm algorithm);
+  void run_exchange(const Call& call);
+  void tell_all(const std::exception_ptr& error);
+  CommError complete(const CommError& error, const Fingerprint& call) const;
+
+  std::shared_ptr<Endpoint> endpoint_;
+  std::string group_id_;
+  std::vector<EndpointAddress> addresses_;
+  TransportOptions options_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<std::byte> packed_;
+  std::shared_ptr<Executor> executor_;
+};
+
+void TransportCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
+  const auto type = tensor.device().type();
+  if (type != c10::DeviceType::CPU && type != c10::DeviceType::CUDA &&
+      type != c10::DeviceType::MPS)
+    throw UsageError("{}: the backend '{}' takes tensors on the CPU, CUDA or MPS, not on {}",
+                     comm::name(operation), transport_->kind(), tensor.device().str());
+}
+
+std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
+  Fingerprint& fingerprint = call.fingerprint;
+  if (fingerprint.algorithm == Algorithm::automatic) {
+    const auto available = algorithms_of(fingerprint.operation);
+    if (std::find(available.begin(), available.end(), options_.algorithm) != available.end())
+      fingerprint.algorithm = options_.algorithm;
+  } else {
+    choose_algorithm(fingerprint.operation, fingerprint.algorithm, 0, transport_->topology());
+  }
+  const at::Tensor& sample = !call.outputs.empty()     ? call.outputs.front()
+                             : !call.transfers.empty() ? call.transfers.front().tensor
+                                                       : at::Tensor();
+  auto flight = std::make_shared<Flight>();
+  if (sample.defined() && !sample.device().is_cpu())
+    flight->staging = std::make_unique<Staging>(sample.device());
+  const Deadline deadline = call.deadline;
+  const Launch launch = call.launch;
+  flight->call = std::move(call);
+  auto job = std::make_shared<Job>([this, flight] { run(*flight); }, deadline);
+  executor_->submit(job, launch);
+  return std::make_shared<Pending>(executor_, std::move(job), std::move(flight), deadline, info());
+}
+
+CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
+  auto details = error.details();
+  details.group = name();
+  if (details.operation.empty()) details.operation = comm::name(call.operation);
+  if (details.sequence == 0) details.sequence = call.sequence;
+  return CommError(std::move(details));
+}
+
+void TransportCommunicator::run(Flight& flight) {
+  const Call& call = flight.call;
+  recorder().mark(call.flight_entry, flight::State::started);
+  try {
+    transport_->begin(call.fingerprint, call.deadline);
+    if (flight.staging) {
+      run_on_device(flight);
+    } else {
+      run_on_host(call);
+    }
+  } catch (const CommError& error) {
+    recorder().mark(call.flight_entry, flight::State::failed);
+    if (!error.details().group.empty()) throw;
+    throw complete(error, call.fingerprint);
+  } catch (...) {
+    recorder().mark(call.flight_entry, flight::State::failed);
+    throw;
+  }
+  recorder().mark(call.flight_entry, flight::State::finished);
+  flight.call.inputs.clear();
+  flight.call.outputs.clear();
+  flight.call.transfers.clear();
+}
+
+// The same call on host copies of its tensors.
+void TransportCommunicator::run_on_device(Flight& flight) {
+  Staging& staging = *flight.staging;
+  Call& call = flight.call;
+  Call host;
+  host.fingerprint = call.fingerprint;
+  host.transfer_sequences = call.transfer_sequences;
+  for (const at::Tensor& input : call.inputs) host.inputs.push_back(staging.to_host(input));
+  const bool in_place = call.fingerprint.operation == Operation::all_reduce ||
+                        call.fingerprint.operation == Operation::broadcast;
+  for (const at::Tensor& output : call.outputs)
+    host.outputs.push_back(in_place ? staging.to_host(output) : staging.host_like(output));
+  for (const Transfer& transfer : call.transfers) {
+    const bool sends = transfer.direction == Transfer::Direction::send;
+    host.transfers.push_back({transfer.direction, transfer.peer,
+                              sends ? staging.to_host(transfer.tensor)
+                                    : staging.host_like(transfer.tensor)});
+  }
+  run_on_host(host);
+  for (std::size_t i = 0; i < call.outputs.size(); ++i)
+    staging.to_device(host.outputs[i], call.outputs[i]);
+  for (std::size_t i = 0; i < call.transfers.size(); ++i)
+    if (call.transfers[i].direction == Transfer::Direction::receive)
+      staging.to_device(host.transfers[i].tensor, call.transfers[i].tensor);
+  staging.finish();
+}
+
+void TransportCommunicator::run_on_host(const Call& call) {
+  const Fingerprint& fingerprint = call.fingerprint;
+  const Reduction reduction{fingerprint.dtype, fingerprint.reduce_op};
+  const Algorithm algorithm =
+      choose_algorithm(fingerprint.operation, fingerprint.algorithm,
+                       fingerprint.count * size_of(fingerprint.dtype), transport_->topology());
+  switch (fingerprint.operation) {
+    case Operation::all_reduce: return all_reduce_tensors(call, algorithm);
+    case Operation::all_gather:
+      return comm::all_gather(*transport_, algorithm, parts_of(call.outputs, size()),
+                              bytes_of(call.inputs.front()));
+    case Operation::reduce_scatter: {
+      const auto parts = parts_of(call.inputs, size());
+      const std::vector<ConstBytes> inputs(parts.begin(), parts.end());
+      return comm::reduce_scatter(*transport_, algorithm, reduction,
+                                  bytes_of(call.outputs.front()), inputs);
+    }
+    case Operation::all_to_all: {
+      const auto parts = parts_of(call.inputs, size());
+      const std::vector<ConstBytes> inputs(parts.begin(), parts.end());
+      return comm::all_to_all(*transport_, parts_of(call.outputs, size()), inputs);
+    }
+    case Operation::broadcast:
+      for (const at::Tensor& tensor : call.outputs)
+        comm::broadcast(*transport_, algorithm, bytes_of(tensor), fingerprint.root);
+      return;
+    case Operation::exchange: return run_exchange(call);
+    case Operation::barrier:
+    case Operation::split: return comm::barrier(*transport_);
+  }
+}
+
+// Small tensors of a list are packed: one message is cheaper than many, and the bits are the same.
+void TransportCommunicator::all_reduce_tensors(const Call& call, Algorithm algorithm) {
+  const Reduction reduction{call.fingerprint.dtype, call.fingerprint.reduce_op};
+  std::vector<Bytes> small;
+  std::size_t small_bytes = 0;
+  const auto flush = [&] {
+    if (small.empty()) return;
+    if (small.size() == 1) {
+      comm::all_reduce(*transport_, algorithm, reduction, small.front());
+    } else {
+      packed_.resize(std::max(packed_.size(), small_bytes));
+      std::size_t at = 0;
+      for (const Bytes& bytes : small) {
+        if (!bytes.empty()) std::memcpy(packed_.data() + at, bytes.data(), bytes.size());
+        at += bytes.size();
+      }
+      comm::all_reduce(*transport_, algorithm, reduction, {packed_.data(), small_bytes});
+      at = 0;
+      for (const Bytes& bytes : small) {
+        if (!bytes.empty()) std::memcpy(bytes.data(), packed_.data() + at, bytes.size());
+        at += bytes.size();
+      }
+    }
+    small.clear();
+    small_bytes = 0;
+  };
+  for (const at::Tensor& tensor : call.outputs) {
+    const Bytes bytes = bytes_of(tensor);
+    if (small_bytes + bytes.size() > kPackBytes) flush();
+    small.push_back(bytes);
+    small_bytes += bytes.size();
+  }
+  flush();
+}
+
+void TransportCommunicator::run_exchange(const Call& call) {
+  for (const bool sending : {true, false}) {
+    for (std::size_t i = 0; i < call.transfers.size(); ++i) {
+      const Transfer& transfer = call.transfers[i];
+      if (sending != (transfer.direction == Transfer::Direction::send)) continue;
+      Fingerprint one = call.fingerprint;
+      one.sequence = call.transfer_sequences[i];
+      one.count = static_cast<std::uint64_t>(transfer.tensor.numel());
+      one.dtype = dtype_of(transfer.tensor.scalar_type());
+      one.tensors = 1;
+      if (sending) {
+        transport_->post_send(transfer.peer, one, bytes_of(transfer.tensor));
+      } else {
+        transport_->post_receive(transfer.peer, one, bytes_of(transfer.tensor));
+      }
+    }
+  }
+  transport_->end();
+}
+
+// Runs in the thread of the failing call, before anyone hears of the failure.
+void TransportCommunicator::tell_all(const std::exception_ptr& error) {
+  Notice notice;
+  notice.found_by = rank();
+  notice.operation = "communication";
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError& comm_error) {
+    notice = Notice::from(comm_error, rank());
+  } catch (const std::exception& other) {
+    notice.ranks = {rank()};
+    notice.explanation = other.what();
+  }
+  transport_->tell(notice);
+  if (!options_.flight_directory.empty())
+    flight::write_dump(recorder(), options_.flight_directory,
+                       notice.error(name(), rank()).what());
+}
+
+void TransportCommunicator::do_abort(const std::string& reason) {
+  const Notice notice{.fault = Fault::aborted,
+                      .found_by = rank(),
+                      .operation = "abort",
+                      .ranks = {rank()},
+                      .explanation = reason};
+  const auto error = std::make_exception_ptr(notice.error(name(), rank()));
+  transport_->interrupt(notice);
+  executor_->fail(error, [&] { tell_all(error); });
+}
+
+std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest& request,
+                                                              Deadline deadline) {
+  at::Tensor mine = at::empty({2}, at::kLong);
+  mine[0] = request.color;
+  mine[1] = request.key;
+  at::Tensor all = at::empty({size(), 2}, at::kLong);
+  all_gather(all, mine, {.launch = Launch::on_wait}).wait_on_host(deadline);
+  if (request.color < 0) return nullptr;
+
+  const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());
+  std::vector<int> members;
+  for (int other = 0; other < size(); ++other)
+    if (rows[2 * other] == request.color) members.push_back(other);
+  std::stable_sort(members.begin(), members.end(),
+                   [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
+  GroupInfo group{.name = request.name, .generation = generation()};
+  group.global_ranks.clear();
+  std::vector<EndpointAddress> addresses;
+  for (const int member : members) {
+    if (member == rank()) group.rank = static_cast<int>(addresses.size());
+    addresses.push_back(addresses_[static_cast<std::size_t>(member)]);
+    group.global_ranks.push_back(global_ranks()[static_cast<std::size_t>(member)]);
+  }
+  TransportOptions options = options_;
+  options.timeout = timeout();
+  return make_transport_communicator(
+      endpoint_, group, fmt::format("{}/{}.{}", group_id_, request.number, request.color),
+      std::move(addresses), options);
+}
+
+at::Tensor TransportCommunicator::do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : sizes) count *= extent;
+  auto memory =
+      transport_->heap().allocate(static_cast<std::size_t>(count) * c10::elementSize(dtype));
+  void* data = memory.get();
+  return at::from_blob(data, sizes, [memory](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_transport_communicator(std::shared_ptr<Endpoint> endpoint,
+                                                          const GroupInfo& group,
+                                                          const std::string& group_id,
+                                                          std::vector<EndpointAddress> addresses,
+                                                          const TransportOptions& options) {
+  return std::make_shared<TransportCommunicator>(std::move(endpoint), group, group_id,
+                                                 std::move(addresses), options);
+}
+
+}  // namespace lockstep::comm

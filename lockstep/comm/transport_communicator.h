@@ -1,0 +1,28 @@
+// The communicator over our own transports: shared memory inside a host, TCP between hosts.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/comm/transport/connect.h>
+
+namespace lockstep::comm {
+
+struct TransportOptions {
+  Media media = Media::automatic;
+  Algorithm algorithm = Algorithm::automatic;  // of calls that ask for none
+  milliseconds timeout{600'000};
+  std::string flight_directory;  // where a failing group writes its last calls; empty: nowhere
+};
+
+// Connects the group: every member calls it with the same id, and with the addresses of all members
+// in order. Blocks until all are connected. CommError (timeout) names the ranks that did not come.
+std::shared_ptr<Communicator> make_transport_communicator(std::shared_ptr<Endpoint> endpoint,
+                                                          const GroupInfo& group,
+                                                          const std::string& group_id,
+                                                          std::vector<EndpointAddress> addresses,
+                                                          const TransportOptions& options);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,234 @@
+#include <lockstep/comm/world.h>
+
+#include <algorithm>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/log.h>
+#include <lockstep/comm/engines/engines.h>
+#include <lockstep/comm/torchrun_store.h>
+#include <lockstep/comm/transport_communicator.h>
+#include <lockstep/store/client.h>
+#include <lockstep/store/server.h>
+#if defined(LOCKSTEP_HAVE_MPI)
+#include <lockstep/comm/engines/mpi_bootstrap.h>
+#endif
+
+namespace lockstep::comm {
+
+namespace {
+
+// Where ranks meet before they can talk: the job's store, and the secret that proves membership.
+struct MeetingPoint {
+  std::shared_ptr<store::Store> store;
+  net::Secret secret = net::Secret::random();
+  net::Address address;  // of the store's host: what this host's own address is found by
+};
+
+// A store that lives as long as whoever hosts it needs it.
+class HostedStore final : public store::Client {
+ public:
+  HostedStore(std::unique_ptr<store::Server> server, const net::Secret& secret, Deadline deadline)
+      : store::Client(server->address(), secret, deadline), server_(std::move(server)) {}
+
+ private:
+  std::unique_ptr<store::Server> server_;
+};
+
+std::optional<net::Secret> secret_from(const LaunchEnvironment& launch) {
+  if (launch.secret_fd) return net::Secret::from_descriptor(*launch.secret_fd);
+  if (!launch.secret_file.empty()) return net::Secret::from_file(launch.secret_file);
+  return std::nullopt;
+}
+
+MeetingPoint meet_at_lockstep_store(const LaunchEnvironment& launch, Deadline deadline) {
+  MeetingPoint meeting;
+  meeting.address = net::Address::parse(launch.store_endpoint, 0, "LOCKSTEP_STORE");
+  const auto secret = secret_from(launch);
+  if (!secret)
+    throw UsageError("LOCKSTEP_STORE is set, but neither LOCKSTEP_SECRET_FD nor "
+                     "LOCKSTEP_SECRET_FILE is: start this program with 'lockstep run'");
+  meeting.secret = *secret;
+  meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline);
+  return meeting;
+}
+
+// torchrun's store has no secret: anyone who reaches it can read what passes through it. Unless a
+// secret file is given, rank 0 makes one up and leaves it there.
+MeetingPoint meet_at_torchrun_store(const LaunchEnvironment& launch, Deadline deadline) {
+  MeetingPoint meeting;
+  const TorchrunStoreOptions options = torchrun_store_options(launch);
+  meeting.address = {options.host, options.port};
+  meeting.store = make_torchrun_store(options, deadline);
+  if (const auto secret = secret_from(launch)) {
+    meeting.secret = *secret;
+    return meeting;
+  }
+  const std::string key = fmt::format("lockstep/{}/secret", launch.restart_count);
+  if (launch.rank == 0) {
+    log::warn("this job was not started by 'lockstep run' and has no secret of its own: one is "
+              "passed through torchrun's store, which anyone who reaches {} can read. Set "
+              "LOCKSTEP_SECRET_FILE to a file with mode 0600 on every host to prevent that.",
+              meeting.address.text());
+    const auto bytes = meeting.secret.bytes();
+    meeting.store->set(key, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, deadline);
+  }
+  const std::string shared = meeting.store->wait({key}, deadline).front();
+  meeting.secret = net::Secret::from_bytes(std::as_bytes(std::span(shared)));
+  return meeting;
+}
+
+// Rank 0 hosts a store at MASTER_ADDR:MASTER_PORT; everyone has the secret in a file.
+MeetingPoint meet_at_rank_zero(const LaunchEnvironment& launch, Deadline deadline) {
+  MeetingPoint meeting;
+  const auto secret = secret_from(launch);
+  if (!secret)
+    throw UsageError("under srun set LOCKSTEP_SECRET_FILE to a file with mode 0600 that every host "
+                     "can read, for example: (umask 077; head -c 32 /dev/urandom > ~/.job-secret)");
+  meeting.secret = *secret;
+  meeting.address = {launch.master_addr, launch.master_port};
+  if (launch.rank == 0) {
+    meeting.store = std::make_shared<HostedStore>(
+        std::make_unique<store::Server>(meeting.address, meeting.secret), meeting.secret, deadline);
+  } else {
+    meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline);
+  }
+  return meeting;
+}
+
+// mpirun has connected the ranks already: rank 0 says over MPI where its store is.
+MeetingPoint meet_over_mpi(const LaunchEnvironment& launch, Deadline deadline) {
+#if defined(LOCKSTEP_HAVE_MPI)
+  MeetingPoint meeting;
+  std::optional<engines::BootstrapInfo> mine;
+  std::unique_ptr<store::Server> server;
+  if (launch.rank == 0) {
+    const std::string host = launch.num_nodes == 1        ? "127.0.0.1"
+                             : !launch.master_addr.empty() ? launch.master_addr
+                                                           : net::own_host_name();
+    if (const auto secret = secret_from(launch)) meeting.secret = *secret;
+    server = std::make_unique<store::Server>(net::Address{host, 0}, meeting.secret);
+    mine = engines::BootstrapInfo{server->address(), meeting.secret};
+  }
+  const engines::BootstrapInfo info = engines::exchange_over_mpi(mine, deadline);
+  meeting.secret = info.secret;
+  meeting.address = info.store;
+  if (server) {
+    meeting.store = std::make_shared<HostedStore>(std::move(server), meeting.secret, deadline);
+  } else {
+    meeting.store = std::make_shared<store::Client>(info.store, meeting.secret, deadline);
+  }
+  return meeting;
+#else
+  if (launch.master_addr.empty() || launch.master_port == 0)
+    throw UsageError("this program was started by mpirun, but Lockstep was built without MPI: build "
+                     "it where Open MPI's headers are (libopenmpi-dev), use 'lockstep run', or set "
+                     "MASTER_ADDR, MASTER_PORT and LOCKSTEP_SECRET_FILE");
+  return meet_at_rank_zero(launch, deadline);
+#endif
+}
+
+MeetingPoint meet(const LaunchEnvironment& launch, Deadline deadline) {
+  switch (launch.launcher) {
+    case Launcher::lockstep: return meet_at_lockstep_store(launch, deadline);
+    case Launcher::torchrun: return meet_at_torchrun_store(launch, deadline);
+    case Launcher::mpirun: return meet_over_mpi(launch, deadline);
+    case Launcher::srun: return meet_at_rank_zero(launch, deadline);
+    case Launcher::none: break;
+  }
+  MeetingPoint alone;
+  alone.address = {"127.0.0.1", 0};
+  return alone;
+}
+
+// Every rank leaves its address in the store and reads the others'.
+std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::string& prefix,
+                                                const EndpointAddress& own,
+                                                const GroupInfo& world, Deadline deadline) {
+  std::vector<std::string> keys;
+  for (const int rank : world.global_ranks) keys.push_back(fmt::format("{}/{}", prefix, rank));
+  store.set(keys[static_cast<std::size_t>(world.rank)], own.encode(), deadline);
+  std::vector<EndpointAddress> addresses;
+  try {
+    for (const std::string& text : store.wait(keys, deadline))
+      addresses.push_back(EndpointAddress::decode(text));
+  } catch (const CommError& error) {
+    if (error.fault() != Fault::timeout) throw;
+    std::vector<int> missing;
+    for (const int rank : world.global_ranks) {
+      const auto soon = Deadline::after(milliseconds(1000));
+      if (!store.get(keys[static_cast<std::size_t>(rank)], soon)) missing.push_back(rank);
+    }
+    throw CommError({.fault = Fault::timeout,
+                     .operation = "join",
+                     .group = world.name,
+                     .ranks = missing,
+                     .explanation = fmt::format(
+                         "They did not come within {:.1f} s. Did they start, and did they call "
+                         "join_world?",
+                         deadline.span_seconds())});
+  }
+  return addresses;
+}
+
+std::optional<Media> own_media(const std::string& backend) {
+  if (backend == "auto") return Media::automatic;
+  if (backend == "shm") return Media::shared_memory;
+  if (backend == "tcp") return Media::tcp;
+  return std::nullopt;
+}
+
+void check_backend(const std::string& backend) {
+  const auto known = available_backends();
+  if (std::find(known.begin(), known.end(), backend) != known.end()) return;
+  std::string list;
+  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
+  throw UsageError("there is no backend '{}' in this build: choose one of {}", backend, list);
+}
+
+}  // namespace
+
+std::vector<std::string> available_backends() {
+  std::vector<std::string> backends = {"auto", "shm", "tcp"};
+  for (std::string& engine : engines::available_engines()) backends.push_back(std::move(engine));
+  return backends;
+}
+
+std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
+  check_backend(options.backend);
+  const LaunchEnvironment launch = read_launch_environment();
+  log::set_rank(launch.rank, launch.world_size);
+  GroupInfo world{.name = "world", .rank = launch.rank};
+  world.global_ranks.resize(static_cast<std::size_t>(launch.world_size));
+  for (int rank = 0; rank < launch.world_size; ++rank)
+    world.global_ranks[static_cast<std::size_t>(rank)] = rank;
+  world.generation = static_cast<std::uint32_t>(launch.restart_count);
+
+  const Deadline deadline = Deadline::after(options.timeout);
+  const MeetingPoint meeting = meet(launch, deadline);
+  const std::string bind_host =
+      options.bind_host.empty() ? net::local_host_toward(meeting.address) : options.bind_host;
+  const auto media = own_media(options.backend);
+  if (!media)
+    return engines::make_engine(options.backend, world,
+                                {.store = meeting.store,
+                                 .timeout = options.timeout,
+                                 .bind_address = bind_host});
+
+  auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
+  const std::string group_id = fmt::format("{}/{}", launch.run_id, launch.restart_count);
+  std::vector<EndpointAddress> addresses = {endpoint->address()};
+  if (launch.world_size > 1)
+    addresses = exchange_addresses(*meeting.store,
+                                   fmt::format("lockstep/{}/rank", launch.restart_count),
+                                   endpoint->address(), world, deadline);
+  auto communicator = make_transport_communicator(endpoint, world, group_id, std::move(addresses),
+                                                  {.media = *media,
+                                                   .algorithm = options.algorithm,
+                                                   .timeout = options.timeout,
+                                                   .flight_directory = launch.flight_directory});
+  // Whoever hosts the store must not take it away before all have read it.
+  communicator->barrier({.launch = Launch::on_wait}).wait_on_host(deadline);
+  return communicator;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,36 @@
+// How a process joins its job: from what its launcher left in the environment to a communicator over
+// all ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/communicator.h>
+
+namespace lockstep::comm {
+
+struct JoinOptions {
+  // "auto": our own transports, shared memory inside a host and TCP between hosts. "shm" and "tcp":
+  // only that one. "gloo", "mpi", "nccl": that engine, where this build has it.
+  std::string backend = "auto";
+  // How long joining, and any call that says nothing else, may take.
+  milliseconds timeout{600'000};
+  // Of calls that ask for none; our own transports only.
+  Algorithm algorithm = Algorithm::automatic;
+  // The address to listen on; empty: the one this host uses to reach the job's store.
+  std::string bind_host;
+};
+
+// The backends this build has, "auto" first.
+std::vector<std::string> available_backends();
+
+// Joins the job this process was launched into by lockstep run, torchrun, mpirun or srun; a process
+// nobody launched is a world of one. Every rank calls it with the same options. Also gives log lines
+// their rank.
+//
+// UsageError where the environment is incomplete or the backend unknown; CommError (timeout) naming
+// the ranks that did not come.
+std::shared_ptr<Communicator> join_world(const JoinOptions& options = {});
+
+}  // namespace lockstep::comm

@@ -1,0 +1,257 @@
+#include <lockstep/elastic/agent.h>
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/descendants.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// A lost peer is noticed by the others within 0.2 s; they need that long to leave word of where
+// they were. Together with the default grace, a job ends well within a second.
+constexpr milliseconds kNoticing(250);
+// Whoever is interrupted by the user may have something to save.
+constexpr milliseconds kInterruptGrace(2000);
+// SIGKILL takes this long only where the kernel holds a process.
+constexpr milliseconds kKilling(6000);
+// A reader that takes nothing for so long does not hold up the end of a job that failed.
+constexpr milliseconds kStuckReader(1000);
+constexpr milliseconds kConfirmation(300);
+constexpr std::size_t kLastLines = 10;
+constexpr std::size_t kLongestLastLine = 500;
+
+const char* spawn_advice(int error) {
+  switch (error) {
+    case ENOEXEC:
+      return "it is neither a program for this machine nor a script with a '#!' line";
+    case ENOENT:
+      return "the interpreter in its '#!' line, or its loader, does not exist";
+    case EACCES:
+      return "it, or a folder above it, may not be executed by this user";
+    case EAGAIN:
+      return "too many processes; raise 'ulimit -u' or run fewer ranks";
+    case E2BIG:
+      return "its arguments and environment are too long";
+    default:
+      return "see the system's message";
+  }
+}
+
+}  // namespace
+
+Agent::Agent(const Layout& layout, Guardian& guardian, Peers& peers,
+             std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
+             Options options)
+    : layout_(layout),
+      guardian_(guardian),
+      peers_(peers),
+      outputs_(outputs),
+      sinks_(sinks),
+      signals_(signals),
+      options_(options),
+      stage_deadline_(Deadline::after(milliseconds::max())),
+      pids_(outputs.size(), 0),
+      num_running_(static_cast<int>(outputs.size())),
+      last_progress_(Clock::now()) {}
+
+void Agent::run() {
+  while (!finished()) {
+    wait();
+    hear_guardian();
+    hear_user();
+    peers_.attend();
+    advance();
+    for (Sink* sink : sinks_) {
+      const std::size_t before = sink->backlog();
+      sink->flush();
+      if (sink->backlog() < before) last_progress_ = Clock::now();
+    }
+    if (sinks_[0]->lost() && !told_lost_) {
+      told_lost_ = true;
+      sinks_[1]->append(
+          "lockstep: nobody reads the standard output any more; the job goes on without\n");
+    }
+  }
+}
+
+void Agent::wait() {
+  std::vector<pollfd> polled;
+  std::vector<RankStream*> streams;
+  for (RankOutput& output : outputs_) {
+    for (RankStream& stream : output.streams) {
+      if (!stream.open() || stream.held_back()) continue;
+      polled.push_back({stream.fd(), POLLIN, 0});
+      streams.push_back(&stream);
+    }
+  }
+  polled.push_back({signals_, POLLIN, 0});
+  if (!guardian_.gone()) polled.push_back({guardian_.fd(), POLLIN, 0});
+  for (const Sink* sink : sinks_)
+    if (sink->backlog() > 0) polled.push_back({sink->fd(), POLLOUT, 0});
+  peers_.add_to(polled);
+  int timeout = stage_deadline_.poll_timeout(Peers::kBeat / 4);
+  if (stage_ == Stage::running && layout_.num_nodes() == 1) timeout = -1;  // only events matter
+  if (stage_ == Stage::ended) timeout = peers_.failure() ? 20 : 250;
+  if (::poll(polled.data(), polled.size(), timeout) <= 0) return;
+  for (std::size_t i = 0; i < streams.size(); ++i)
+    if (polled[i].revents != 0) streams[i]->read();
+}
+
+void Agent::drain(int local_rank) {
+  for (RankStream& stream : outputs_[static_cast<std::size_t>(local_rank)].streams)
+    while (stream.open() && !stream.held_back() && stream.read()) {
+    }
+}
+
+Failure Agent::failure_of(int local_rank, Failure::Kind kind) {
+  drain(local_rank);  // what it wrote last is still in the pipe
+  Failure failure{.kind = kind,
+                  .rank = layout_.first_rank() + local_rank,
+                  .local_rank = local_rank,
+                  .node_rank = layout_.node_rank,
+                  .host = layout_.here().host,
+                  .pid = pids_[static_cast<std::size_t>(local_rank)]};
+  failure.last_lines = outputs_[static_cast<std::size_t>(local_rank)].tail->lines(kLastLines);
+  for (std::string& line : failure.last_lines)
+    if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
+  return failure;
+}
+
+void Agent::hear_guardian() {
+  while (const auto event = guardian_.next()) {
+    switch (event->kind) {
+      case Guardian::Event::Kind::started:
+        pids_[static_cast<std::size_t>(event->local_rank)] = event->value;
+        break;
+      case Guardian::Event::Kind::spawn_failed: {
+        --num_running_;
+        Failure failure = failure_of(event->local_rank, Failure::Kind::spawn);
+        failure.exit_code = event->value == ENOENT ? 127 : 126;
+        failure.detail =
+            fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
+        fail(failure);
+        break;
+      }
+      case Guardian::Event::Kind::ended: {
+        --num_running_;
+        const int status = event->value;
+        if (stage_ != Stage::running || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) break;
+        Failure failure = failure_of(
+            event->local_rank, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
+        failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+        failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        fail(failure);
+        break;
+      }
+    }
+  }
+  if (guardian_.failed() && stage_ != Stage::ended) {
+    fail({.kind = Failure::Kind::node_lost,
+          .node_rank = layout_.node_rank,
+          .host = layout_.here().host,
+          .detail = "the process that guards its ranks was killed"});
+    kill_descendants(Deadline::after(kKilling));  // they are our children now
+    num_running_ = 0;
+    enter(Stage::ended, kStuckReader);
+  }
+}
+
+void Agent::hear_user() {
+  signalfd_siginfo info;
+  while (::read(signals_, &info, sizeof(info)) == sizeof(info)) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    const milliseconds grace = std::max(options_.grace, kInterruptGrace);
+    if (stage_ == Stage::running || stage_ == Stage::noticing) {
+      peers_.announce({.kind = Failure::Kind::interrupted,
+                       .node_rank = layout_.node_rank,
+                       .host = layout_.here().host,
+                       .exit_code = 128 + signal,
+                       .signal = signal});
+      guardian_.signal(signal);
+      enter(signal == SIGINT ? Stage::interrupted : Stage::terminated, grace);
+    } else if (stage_ == Stage::interrupted) {  // they insist: no more waiting at this stage
+      guardian_.signal(SIGTERM);
+      enter(Stage::terminated, grace);
+    } else if (stage_ == Stage::terminated) {
+      guardian_.finish();
+      enter(Stage::killed, kKilling);
+    } else if (stage_ == Stage::ended) {
+      impatient_ = true;
+    }
+  }
+}
+
+void Agent::fail(const Failure& failure) {
+  if (stage_ != Stage::running) return;
+  peers_.announce(failure);
+  sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(),
+                                num_running_ > 0 ? "; ending the others" : ""));
+  enter(Stage::noticing, kNoticing);
+}
+
+void Agent::enter(Stage stage, milliseconds span) {
+  stage_ = stage;
+  stage_deadline_ = Deadline::after(span);
+}
+
+void Agent::advance() {
+  if (stage_ == Stage::running && peers_.failure()) {
+    sinks_[1]->append(
+        fmt::format("lockstep: {}; ending this host's ranks\n", peers_.failure()->sentence()));
+    enter(Stage::noticing, kNoticing);
+  }
+  if (guardian_.gone()) {
+    if (stage_ != Stage::ended) enter(Stage::ended, kStuckReader);
+  } else if (num_running_ == 0 && stage_ != Stage::killed) {
+    guardian_.finish();  // what ranks left behind ends with them
+    enter(Stage::killed, kKilling);
+  } else if (stage_deadline_.passed()) {
+    if (stage_ == Stage::noticing || stage_ == Stage::interrupted) {
+      const bool polite = stage_ == Stage::interrupted;
+      guardian_.signal(SIGTERM);
+      enter(Stage::terminated, polite ? std::max(options_.grace, kInterruptGrace) : options_.grace);
+    } else if (stage_ == Stage::terminated) {
+      guardian_.finish();
+      enter(Stage::killed, kKilling);
+    } else if (stage_ == Stage::killed) {
+      sinks_[1]->append("lockstep: some processes do not end: the kernel holds them\n");
+      enter(Stage::ended, kStuckReader);
+    }
+  }
+  if (stage_ == Stage::ended && !peers_.failure() && !told_done_) {
+    told_done_ = true;
+    peers_.announce_done();
+  }
+}
+
+bool Agent::streams_open() const {
+  for (const RankOutput& output : outputs_)
+    for (const RankStream& stream : output.streams)
+      if (stream.open()) return true;
+  return false;
+}
+
+bool Agent::finished() const {
+  if (stage_ != Stage::ended) return false;
+  const bool failed = peers_.failure().has_value();
+  if (!failed && !peers_.all_done()) return false;
+  if (failed && !peers_.settled() &&
+      Clock::now() < stage_deadline_.at() - kStuckReader + kConfirmation)
+    return false;
+  if (!streams_open() && sinks_[0]->backlog() == 0 && sinks_[1]->backlog() == 0) return true;
+  // All is over but for a reader who has not taken everything yet. Where the job ended well, it
+  // may take its time; the user can still interrupt.
+  if (impatient_) return true;
+  const bool stuck = Clock::now() - last_progress_ > kStuckReader;
+  return failed && stuck && stage_deadline_.passed();
+}
+
+}  // namespace lockstep::elastic

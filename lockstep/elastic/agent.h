@@ -1,0 +1,79 @@
+// The agent of one host: watches its ranks from the first to the last.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/elastic/failure.h>
+#include <lockstep/elastic/guardian.h>
+#include <lockstep/elastic/layout.h>
+#include <lockstep/elastic/output.h>
+#include <lockstep/elastic/peers.h>
+
+namespace lockstep::elastic {
+
+// Everything the agent reads of a rank.
+struct RankOutput {
+  std::unique_ptr<Tail> tail = std::make_unique<Tail>();
+  std::vector<RankStream> streams;
+};
+
+// Runs the loop of the launcher: hands on output, hears how ranks end, hears from other launchers
+// and from the user (signals), and when something fails brings everything on this host to an end.
+// One thread; borrows what it is given. `signals` is a signalfd.
+class Agent {
+ public:
+  struct Options {
+    milliseconds grace{0};  // between a polite signal and SIGKILL
+  };
+
+  Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,
+        std::array<Sink*, 2> sinks, int signals, Options options);
+
+  // Until every rank of this host, and all they started, are gone, and the whole job is over.
+  void run();
+
+ private:
+  // How far the end has come. Each stage but the first and last has a deadline.
+  enum class Stage {
+    running,
+    noticing,     // something failed: other ranks may find out by themselves and say what they saw
+    interrupted,  // SIGINT was passed on
+    terminated,   // SIGTERM was sent
+    killed,       // the guardian ends everything
+    ended,
+  };
+
+  void wait();  // and reads what ranks have written
+  void hear_guardian();
+  void hear_user();
+  void advance();
+  void enter(Stage stage, milliseconds span);
+  void fail(const Failure& failure);
+  void drain(int local_rank);
+  bool streams_open() const;
+  bool finished() const;
+  Failure failure_of(int local_rank, Failure::Kind kind);
+
+  const Layout& layout_;
+  Guardian& guardian_;
+  Peers& peers_;
+  std::vector<RankOutput>& outputs_;
+  std::array<Sink*, 2> sinks_;
+  int signals_;
+  Options options_;
+  Stage stage_ = Stage::running;
+  Deadline stage_deadline_;
+  std::vector<int> pids_;  // by local rank
+  int num_running_;
+  bool told_done_ = false;
+  bool told_lost_ = false;
+  bool impatient_ = false;           // the user interrupted when only output was left
+  Clock::time_point last_progress_;  // of the sinks
+};
+
+}  // namespace lockstep::elastic

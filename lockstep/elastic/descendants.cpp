@@ -1,0 +1,74 @@
+#include <lockstep/elastic/descendants.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include <lockstep/base/error.h>
+#include <lockstep/net/fd.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// The parent as /proc/<pid>/stat has it: "123 (name, which may hold anything) S 45 ...".
+pid_t parent_of(const char* pid) {
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%s/stat", pid);
+  const net::Fd file(::open(path, O_RDONLY | O_CLOEXEC));
+  char text[512];
+  const ssize_t size = file ? ::read(file.get(), text, sizeof(text) - 1) : -1;
+  if (size <= 0) return -1;
+  text[size] = '\0';
+  const char* name_end = std::strrchr(text, ')');
+  int parent = -1;
+  if (name_end == nullptr || std::sscanf(name_end + 1, " %*c %d", &parent) != 1) return -1;
+  return parent;
+}
+
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  DIR* proc = ::opendir("/proc");
+  if (proc == nullptr) return found;
+  const pid_t self = ::getpid();
+  while (const dirent* entry = ::readdir(proc)) {
+    if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
+    if (parent_of(entry->d_name) == self)
+      found.push_back(static_cast<pid_t>(std::atoi(entry->d_name)));
+  }
+  ::closedir(proc);
+  return found;
+}
+
+}  // namespace
+
+void adopt_orphans() {
+  if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0)
+    throw UsageError("cannot become the parent of orphaned processes: {}", std::strerror(errno));
+}
+
+std::vector<pid_t> kill_descendants(const Deadline& deadline) {
+  milliseconds pause(1);
+  while (true) {
+    pid_t reaped = 0;
+    while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
+    }
+    if (reaped < 0 && errno == ECHILD) return {};
+    const std::vector<pid_t> found = children();
+    if (deadline.passed()) return found;
+    for (const pid_t child : found) ::kill(child, SIGKILL);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, milliseconds(20));
+  }
+}
+
+}  // namespace lockstep::elastic

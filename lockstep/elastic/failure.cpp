@@ -1,0 +1,130 @@
+#include <lockstep/elastic/failure.h>
+
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::elastic {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr std::pair<Failure::Kind, const char*> kKinds[] = {
+    {Failure::Kind::exit, "exit"},
+    {Failure::Kind::signal, "signal"},
+    {Failure::Kind::spawn, "spawn"},
+    {Failure::Kind::node_lost, "node_lost"},
+    {Failure::Kind::interrupted, "interrupted"},
+};
+
+const char* kind_name(Failure::Kind kind) {
+  for (const auto& [known, name] : kKinds)
+    if (known == kind) return name;
+  return "unknown";
+}
+
+// Output may hold any bytes; JSON may not.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// What users most often want to know next.
+const char* hint(int signal) {
+  switch (signal) {
+    case SIGKILL:
+      return "; if nobody ended it, the system ran out of memory ('dmesg' tells)";
+    case SIGBUS:
+      return "; shared memory may be full ('df /dev/shm' tells)";
+    case SIGILL:
+      return "; it was built for another processor";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+std::string signal_name(int signal) {
+  if (signal >= SIGRTMIN && signal <= SIGRTMAX)
+    return fmt::format("SIGRTMIN+{}", signal - SIGRTMIN);
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+std::string Failure::sentence() const {
+  const std::string who = fmt::format("rank {} (local rank {} on host {}", rank, local_rank, host);
+  switch (kind) {
+    case Kind::exit:
+      return fmt::format("{}, pid {}) ended with exit code {}", who, pid, exit_code);
+    case Kind::signal:
+      return fmt::format("{}, pid {}) was ended by {}{}", who, pid, signal_name(signal),
+                         hint(signal));
+    case Kind::spawn:
+      return fmt::format("{}) could not be started: {}", who, detail);
+    case Kind::node_lost:
+      return fmt::format("the launcher of node {} (host {}) is gone: {}", node_rank, host, detail);
+    case Kind::interrupted:
+      return fmt::format("the launcher of node {} (host {}) was told to end by {}", node_rank, host,
+                         signal_name(signal));
+  }
+  return detail;
+}
+
+std::string Failure::machine_line() const {
+  Json json;
+  json["kind"] = kind_name(kind);
+  if (rank >= 0) {
+    json["rank"] = rank;
+    json["local_rank"] = local_rank;
+  }
+  json["node_rank"] = node_rank;
+  json["host"] = host;
+  if (signal != 0) json["signal"] = signal_name(signal);
+  json["exit_code"] = exit_code;
+  return "lockstep: fault " + dump(json);
+}
+
+std::string Failure::encode() const {
+  return dump({{"kind", kind_name(kind)},
+               {"rank", rank},
+               {"local_rank", local_rank},
+               {"node_rank", node_rank},
+               {"host", host},
+               {"pid", pid},
+               {"exit_code", exit_code},
+               {"signal", signal},
+               {"detail", detail},
+               {"last_lines", last_lines}});
+}
+
+Failure Failure::decode(const std::string& text) {
+  try {
+    const Json json = Json::parse(text);
+    Failure failure;
+    const std::string kind = json.at("kind");
+    for (const auto& [known, name] : kKinds)
+      if (kind == name) failure.kind = known;
+    failure.rank = json.at("rank");
+    failure.local_rank = json.at("local_rank");
+    failure.node_rank = json.at("node_rank");
+    failure.host = json.at("host");
+    failure.pid = json.at("pid");
+    failure.exit_code = json.at("exit_code");
+    failure.signal = json.at("signal");
+    failure.detail = json.at("detail");
+    failure.last_lines = json.at("last_lines");
+    return failure;
+  } catch (const Json::exception& error) {
+    throw UsageError(
+        "another launcher reported a failure in a form this one does not know ({}): "
+        "use the same version of lockstep on every host",
+        error.what());
+  }
+}
+
+}  // namespace lockstep::elastic

@@ -1,0 +1,43 @@
+// Why a job ended before its time: what launchers tell each other, the user and the machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::elastic {
+
+struct Failure {
+  enum class Kind {
+    exit,         // a rank ended with an exit code other than 0
+    signal,       // a rank was ended by a signal
+    spawn,        // a rank could not be started
+    node_lost,    // a host's launcher died or cannot be reached
+    interrupted,  // a launcher was told to end by a signal
+  };
+
+  Kind kind = Kind::exit;
+  int rank = -1;  // -1 where it concerns a whole host
+  int local_rank = -1;
+  int node_rank = 0;
+  std::string host;
+  int pid = 0;
+  int exit_code = 1;  // of the whole job: the rank's own, or 128 + signal
+  int signal = 0;
+  std::string detail;                   // what the system said, for spawn and node_lost
+  std::vector<std::string> last_lines;  // of the rank's output
+
+  // One sentence for a person.
+  std::string sentence() const;
+
+  // `lockstep: fault {...}`: one line for a program that watches.
+  std::string machine_line() const;
+
+  // For other launchers, as JSON. decode throws UsageError where the text is no failure.
+  std::string encode() const;
+  static Failure decode(const std::string& text);
+};
+
+// "SIGKILL"
+std::string signal_name(int signal);
+
+}  // namespace lockstep::elastic

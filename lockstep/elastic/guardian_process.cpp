@@ -1,0 +1,226 @@
+#include <lockstep/elastic/guardian_process.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <string_view>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/elastic/descendants.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+constexpr std::size_t kLargestPacket = 256 << 10;
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> all;
+  for (std::string& word : words) all.push_back(word.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+// The launcher's environment with `changes` over it.
+std::vector<std::string> merged_environment(const std::vector<std::string>& changes) {
+  std::vector<std::string> merged = changes;
+  const auto name = [](std::string_view entry) { return entry.substr(0, entry.find('=')); };
+  for (std::string& inherited : whole_environment()) {
+    bool changed = false;
+    for (const std::string& change : changes) changed |= name(change) == name(inherited);
+    if (!changed) merged.push_back(std::move(inherited));
+  }
+  return merged;
+}
+
+struct CpuSet {
+  explicit CpuSet(const std::vector<int>& cpus) {
+    int highest = 0;
+    for (const int cpu : cpus) highest = std::max(highest, cpu);
+    bytes = CPU_ALLOC_SIZE(highest + 1);
+    set = CPU_ALLOC(highest + 1);
+    CPU_ZERO_S(bytes, set);
+    for (const int cpu : cpus) CPU_SET_S(cpu, bytes, set);
+  }
+  ~CpuSet() { CPU_FREE(set); }
+  CpuSet(const CpuSet&) = delete;
+  CpuSet& operator=(const CpuSet&) = delete;
+
+  std::size_t bytes = 0;
+  cpu_set_t* set = nullptr;
+};
+
+// All that the child of a vfork needs, made ready beforehand: it shares our memory and may only
+// make system calls.
+struct Start {
+  char* const* command;
+  char* const* environment;
+  int standard_input;  // -1: inherited
+  int standard_output;
+  int standard_error;
+  const CpuSet* cpus;  // or null
+  pid_t guardian;
+  int error = 0;  // errno of what failed in the child
+};
+
+[[noreturn]] void become_rank(Start& start) {
+  const auto require = [&start](bool succeeded) {
+    if (succeeded) return;
+    start.error = errno;
+    ::_exit(127);
+  };
+  require(::setpgid(0, 0) == 0);
+  require(::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+  if (::getppid() != start.guardian) ::_exit(127);  // it died before the line above
+  // Pinning is a matter of speed: a rank that may not be pinned runs all the same.
+  if (start.cpus != nullptr) ::sched_setaffinity(0, start.cpus->bytes, start.cpus->set);
+  if (start.standard_input >= 0) require(::dup2(start.standard_input, STDIN_FILENO) >= 0);
+  require(::dup2(start.standard_output, STDOUT_FILENO) >= 0);
+  require(::dup2(start.standard_error, STDERR_FILENO) >= 0);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execve(start.command[0], start.command, start.environment);
+  require(false);
+  ::_exit(127);
+}
+
+}  // namespace
+
+GuardianProcess::GuardianProcess(GuardianSetup setup, net::Fd channel)
+    : setup_(std::move(setup)), channel_(std::move(channel)), pids_(setup_.ranks.size(), 0) {}
+
+void GuardianProcess::run() {
+  try {
+    ::prctl(PR_SET_NAME, "lockstep-guard");
+    // A session of its own: neither Ctrl-C nor a kill of the launcher's group reaches it. Every
+    // signal that can wait, waits for ever: it leaves when the launcher says so or vanishes.
+    ::setsid();
+    sigset_t all;
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);
+    ::signal(SIGCHLD, SIG_DFL);
+    sigset_t child;
+    ::sigemptyset(&child);
+    ::sigaddset(&child, SIGCHLD);
+    children_ = net::Fd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
+    adopt_orphans();
+
+    receive_variables();
+    for (std::size_t rank = 0; rank < pids_.size(); ++rank) spawn(static_cast<int>(rank));
+    setup_.ranks.clear();  // only the ranks hold the ends of their pipes now
+    while (true) {
+      pollfd ready[2] = {{channel_.get(), POLLIN, 0}, {children_.get(), POLLIN, 0}};
+      if (::poll(ready, 2, -1) < 0 && errno != EINTR) leave();
+      if (ready[1].revents != 0) reap();
+      if (ready[0].revents != 0 && !obey()) leave();
+    }
+  } catch (...) {
+    leave();
+  }
+}
+
+// Waits for every rank's variables before it starts the first, so that neither side can block the
+// other with both queues full.
+void GuardianProcess::receive_variables() {
+  std::string packet(kLargestPacket, '\0');
+  while (variables_.size() < pids_.size()) {
+    const ssize_t got = ::recv(channel_.get(), packet.data(), packet.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    // Shorter than any variable: the launcher gives up before anything has started.
+    if (got <= static_cast<ssize_t>(sizeof(std::int32_t))) leave();
+    std::vector<std::string> one;
+    for (std::string_view rest(packet.data(), static_cast<std::size_t>(got)); !rest.empty();) {
+      const auto end = rest.find('\0');
+      one.emplace_back(rest.substr(0, end));
+      rest.remove_prefix(std::min(end, rest.size() - 1) + 1);
+    }
+    variables_.push_back(std::move(one));
+  }
+}
+
+void GuardianProcess::spawn(int local_rank) {
+  const RankSetup& rank = setup_.ranks[static_cast<std::size_t>(local_rank)];
+  std::vector<std::string> environment =
+      merged_environment(variables_[static_cast<std::size_t>(local_rank)]);
+  const std::vector<char*> environment_pointers = pointers(environment);
+  const std::vector<char*> command_pointers = pointers(setup_.command);
+  // Ranks that read from a terminal would fight over what its user types.
+  const net::Fd nothing(::isatty(STDIN_FILENO) == 1 ? ::open("/dev/null", O_RDONLY | O_CLOEXEC)
+                                                    : -1);
+  const CpuSet cpus(rank.cpus);
+  Start start{.command = command_pointers.data(),
+              .environment = environment_pointers.data(),
+              .standard_input = nothing.get(),
+              .standard_output = rank.standard_output.get(),
+              .standard_error = rank.standard_error.get(),
+              .cpus = rank.cpus.empty() ? nullptr : &cpus,
+              .guardian = ::getpid()};
+  const pid_t pid = ::vfork();
+  if (pid == 0) become_rank(start);
+  const int error = pid < 0 ? errno : start.error;
+  if (error != 0) {
+    report({Guardian::Event::Kind::spawn_failed, local_rank, error});
+  } else {
+    pids_[static_cast<std::size_t>(local_rank)] = pid;
+    report({Guardian::Event::Kind::started, local_rank, pid});
+  }
+}
+
+void GuardianProcess::reap() {
+  signalfd_siginfo ignored;
+  while (::read(children_.get(), &ignored, sizeof(ignored)) > 0) {
+  }
+  int status = 0;
+  for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (pids_[rank] != pid) continue;  // all others are orphans we adopted
+      pids_[rank] = 0;
+      report({Guardian::Event::Kind::ended, static_cast<std::int32_t>(rank), status});
+    }
+  }
+}
+
+bool GuardianProcess::obey() {
+  std::int32_t command = 0;
+  const ssize_t got = ::recv(channel_.get(), &command, sizeof(command), MSG_DONTWAIT);
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return true;
+  if (got != sizeof(command) || command == kFinish) return false;
+  for (const pid_t pid : pids_)
+    if (pid > 0) ::kill(-pid, command);
+  return true;
+}
+
+void GuardianProcess::report(Guardian::Event event) {
+  ::send(channel_.get(), &event, sizeof(event), MSG_NOSIGNAL);
+}
+
+void GuardianProcess::leave() {
+  // Groups first: one call reaches all of a rank's usual children at the same moment.
+  for (const pid_t pid : pids_)
+    if (pid > 0) ::kill(-pid, SIGKILL);
+  // How ranks end from here on is still of interest.
+  bool running = true;
+  for (const Deadline deadline = Deadline::after(milliseconds(2000)); running;) {
+    reap();
+    running = false;
+    for (const pid_t pid : pids_) running |= pid > 0;
+    if (!running || deadline.passed()) break;
+    pollfd ready{children_.get(), POLLIN, 0};
+    ::poll(&ready, 1, deadline.poll_timeout(milliseconds(20)));
+  }
+  const auto stuck = kill_descendants(Deadline::after(milliseconds(3000)));
+  if (!setup_.flight_directory.empty()) ::rmdir(setup_.flight_directory.c_str());
+  ::_exit(stuck.empty() ? 0 : 1);
+}
+
+}  // namespace lockstep::elastic

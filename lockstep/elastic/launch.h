@@ -1,0 +1,44 @@
+// `lockstep run` as a function.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/elastic/logs.h>
+#include <lockstep/elastic/program.h>
+#include <lockstep/net/address.h>
+
+namespace lockstep::elastic {
+
+enum class Binding { none, core };
+
+struct LaunchOptions {
+  std::vector<std::string> program;  // and its arguments
+  ProgramKind program_kind = ProgramKind::automatic;
+  int num_local_ranks = 1;
+  int num_nodes = 1;
+  std::optional<int> node_rank;          // unset: by order of arrival
+  std::optional<net::Address> endpoint;  // where the launchers meet; needed for several nodes
+  std::string master_addr;               // empty: the endpoint's host, 127.0.0.1 for one node
+  std::optional<int> master_port;        // for the ranks of a single node; unset: one that is free
+  std::string local_addr;                // this host's name in messages; empty: its host name
+  std::string run_id = "none";
+  std::string role = "default";
+  std::string secret_file;  // needed for several nodes
+  Binding binding = Binding::core;
+  milliseconds timeout{300'000};  // for the launchers to meet
+  milliseconds grace{400};        // between SIGTERM and SIGKILL
+  std::string log_directory;
+  StreamChoice redirects;  // to files only
+  StreamChoice tee;        // to files as well
+};
+
+// Starts the ranks of this host and stays until the whole job has ended. Returns its exit code: 0,
+// that of the first rank that failed, or 128 + the signal that ended it. Takes over the process:
+// its signals, its children and its output. Must be called before the process has threads. Throws
+// UsageError and CommError where the job could not begin.
+int launch(const LaunchOptions& options);
+
+}  // namespace lockstep::elastic

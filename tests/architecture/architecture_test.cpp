@@ -1,0 +1,133 @@
+// The tree keeps to ARCHITECTURE.md, and the rules that say so catch what they are for.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "rules.h"
+
+namespace lockstep::architecture {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+TEST(Architecture, TheTreeKeepsToItsTable) {
+  for (const std::string& violation : violations(LOCKSTEP_SOURCE_DIR)) ADD_FAILURE() << violation;
+}
+
+// A small tree that keeps to its table; each test spoils one thing.
+class Rules : public testing::Test {
+ protected:
+  Rules() {
+    std::string name = (fs::temp_directory_path() / "architecture_test_XXXXXX").string();
+    root_ = ::mkdtemp(name.data());
+    write_table("| `base` | the ground | | no |\n"
+                "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+                "| `comm` | collectives | base, comm/types | yes |\n"
+                "| `cli` | the program | base | no |\n");
+    write("lockstep/base/environment.cpp", "auto home() { return std::getenv(\"HOME\"); }\n");
+    write("lockstep/base/error.h", "#include <string>\n");
+    write("lockstep/comm/types.h", "#include <lockstep/base/error.h>\n");
+    write("lockstep/comm/words.h", "#include <lockstep/comm/types.h>\n");
+    write("lockstep/comm/tcp/link.h",
+          "#include <ATen/core/Tensor.h>\n#include <lockstep/comm/words.h>\n");
+    write("cli/main.cpp", "#include <lockstep/base/error.h>\n#include \"verbs.h\"\n");
+  }
+  ~Rules() override { fs::remove_all(root_); }
+
+  void write(const fs::path& file, const std::string& text) {
+    fs::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text;
+  }
+
+  void write_table(const std::string& rows) {
+    write("ARCHITECTURE.md",
+          "| part | what it is for | may include | LibTorch |\n|---|---|---|---|\n" + rows +
+              "\n| another | table |\n");
+  }
+
+  fs::path root_;
+};
+
+TEST_F(Rules, ATreeThatKeepsToItsTablePasses) { EXPECT_THAT(violations(root_), IsEmpty()); }
+
+TEST_F(Rules, AnArrowThatTheTableDoesNotHave) {
+  write("lockstep/base/error.h", "#pragma once\n  # include <lockstep/comm/types.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(AllOf(StartsWith("lockstep/base/error.h:2: "),
+                                                   HasSubstr("base may not include comm/types"))));
+}
+
+TEST_F(Rules, AFileThatStandsLowerThanItsFolderMayNotIncludeTheRestOfIt) {
+  write("lockstep/comm/words.h", "#include \"lockstep/comm/tcp/link.h\"\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
+}
+
+TEST_F(Rules, AnArrowOfTheProgram) {
+  write("cli/main.cpp", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include comm ")));
+}
+
+TEST_F(Rules, ARelativeIncludeWouldHideAnArrow) {
+  write("lockstep/base/error.h", "#include \"../comm/types.h\"\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("write it as <lockstep/")));
+}
+
+TEST_F(Rules, LibTorchWhereTheTableSaysNo) {
+  for (const char* header :
+       {"ATen/ATen.h", "c10/util/Half.h", "torch/torch.h", "caffe2/core/a.h"}) {
+    write("lockstep/comm/types.h", std::string("#include <") + header + ">\n");
+    EXPECT_THAT(violations(root_),
+                ElementsAre(AllOf(StartsWith("lockstep/comm/types.h:1: "), HasSubstr(header))));
+  }
+}
+
+TEST_F(Rules, AFolderWithoutARow) {
+  fs::create_directories(root_ / "lockstep/mesh");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("lockstep/mesh: this folder has no row")));
+}
+
+TEST_F(Rules, ARowWithoutAFolder) {
+  fs::remove(root_ / "lockstep/comm/words.h");
+  write("lockstep/comm/tcp/link.h", "");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/words")));
+}
+
+TEST_F(Rules, AnEnvironmentVariableReadElsewhere) {
+  write("cli/main.cpp", "const char* home = ::getenv(\"HOME\");\n");
+  EXPECT_THAT(violations(root_), ElementsAre(StartsWith("cli/main.cpp:1: reads an environment")));
+}
+
+TEST_F(Rules, NamesThatSayNothing) {
+  for (const char* file : {"lockstep/base/utils.h", "lockstep/comm/tcp_helpers.cpp",
+                           "tests/misc/test.cpp", "bench/common.h"}) {
+    write(file, "");
+    EXPECT_THAT(violations(root_), ElementsAre(StartsWith(file))) << file;
+    fs::remove(root_ / file);
+    if (std::string(file).starts_with("tests")) fs::remove_all(root_ / "tests");
+  }
+}
+
+TEST_F(Rules, ATableThatCannotBeRead) {
+  write_table("| `base` | the ground | | maybe |\n");
+  EXPECT_THAT(violations(root_), testing::Contains(HasSubstr("yes or no")));
+  write_table("");
+  EXPECT_THAT(violations(root_), testing::Contains(HasSubstr("has no table of parts")));
+}
+
+TEST_F(Rules, ARowMayNameOnlyRowsAboveIt) {
+  write_table("| `base` | the ground | comm | no |\n"
+              "| `comm` | collectives | base | yes |\n"
+              "| `cli` | the program | base, comm | no |\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("base may include comm, which has no row above it"),
+                          HasSubstr("cli says no LibTorch, but it may include comm")));
+}
+
+}  // namespace
+}  // namespace lockstep::architecture

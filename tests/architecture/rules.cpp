@@ -1,0 +1,161 @@
+#include "rules.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "table.h"
+
+namespace lockstep::architecture {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::array kLibTorchFolders{"ATen/", "c10/", "torch/", "caffe2/"};
+constexpr std::array kNamelessNames{"util", "utils", "helper", "helpers", "misc", "common"};
+
+bool is_source(const fs::path& file) {
+  return file.extension() == ".h" || file.extension() == ".cpp" || file.extension() == ".cu";
+}
+
+// Relative to root, sorted, so that a report reads the same each time.
+std::vector<fs::path> files_under(const fs::path& root, const fs::path& folder) {
+  std::vector<fs::path> files;
+  if (!fs::is_directory(root / folder)) return files;
+  for (const auto& entry : fs::recursive_directory_iterator(root / folder))
+    if (entry.is_regular_file()) files.push_back(fs::relative(entry.path(), root));
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// What the table calls a file: without the leading lockstep/.
+std::string table_path(const fs::path& file) {
+  const std::string text = file.generic_string();
+  const std::string prefix = "lockstep/";
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+struct Include {
+  std::string header;
+  bool quoted = false;
+};
+
+// The header of an #include line.
+std::optional<Include> parse_include(const std::string& line) {
+  std::istringstream stream(line);
+  char hash = 0;
+  std::string rest;
+  stream >> hash;
+  std::getline(stream >> std::ws, rest);
+  const std::string directive = "include";
+  if (hash != '#' || !rest.starts_with(directive)) return std::nullopt;
+  const auto open = rest.find_first_not_of(" \t", directive.size());
+  if (open == std::string::npos || (rest[open] != '<' && rest[open] != '"')) return std::nullopt;
+  const bool quoted = rest[open] == '"';
+  const auto close = rest.find(quoted ? '"' : '>', open + 1);
+  if (close == std::string::npos) return std::nullopt;
+  return Include{rest.substr(open + 1, close - open - 1), quoted};
+}
+
+// A call of getenv, also as std::getenv or secure_getenv.
+bool reads_environment(const std::string& line) {
+  const std::string name = "getenv";
+  const auto at = line.find(name);
+  if (at == std::string::npos) return false;
+  const auto after = line.find_first_not_of(' ', at + name.size());
+  return after != std::string::npos && line[after] == '(';
+}
+
+class Checker {
+ public:
+  explicit Checker(fs::path root)
+      : root_(std::move(root)), table_(read_table(root_ / "ARCHITECTURE.md")) {}
+
+  std::vector<std::string> run() {
+    for (const std::string& mistake : table_.mistakes)
+      found_.push_back("ARCHITECTURE.md: " + mistake);
+    check_rows();
+    for (const char* folder : {"lockstep", "cli"})
+      for (const fs::path& file : files_under(root_, folder))
+        if (is_source(file)) check_source(file);
+    for (const char* folder : {"lockstep", "cli", "tests", "bench"})
+      for (const fs::path& file : files_under(root_, folder)) check_name(file);
+    return std::move(found_);
+  }
+
+ private:
+  void check_rows() {
+    for (const Part& part : table_.parts)
+      for (const std::string& path : part.paths) {
+        const fs::path place = part.name == "cli" ? root_ / path : root_ / "lockstep" / path;
+        if (!fs::is_directory(place) && !fs::exists(place.string() + ".h"))
+          found_.push_back("ARCHITECTURE.md: the table has a row for " + path +
+                           ", which is neither a folder nor a file of lockstep/");
+      }
+    for (const auto& entry : fs::directory_iterator(root_ / "lockstep"))
+      if (entry.is_directory() && table_.named(entry.path().filename().string()) == nullptr)
+        found_.push_back("lockstep/" + entry.path().filename().string() +
+                         ": this folder has no row in ARCHITECTURE.md");
+  }
+
+  void check_source(const fs::path& file) {
+    const Part* part = table_.part_of(table_path(file));
+    if (part == nullptr) {
+      found_.push_back(file.generic_string() + ": no row of ARCHITECTURE.md holds this file");
+      return;
+    }
+    std::ifstream stream(root_ / file);
+    int number = 0;
+    for (std::string line; std::getline(stream, line);) {
+      const std::string where = file.generic_string() + ":" + std::to_string(++number) + ": ";
+      if (const auto include = parse_include(line)) check_include(where, file, *part, *include);
+      if (file.generic_string() != "lockstep/base/environment.cpp" && reads_environment(line))
+        found_.push_back(where + "reads an environment variable, which only "
+                                 "lockstep/base/environment.cpp may");
+    }
+  }
+
+  void check_include(const std::string& where, const fs::path& file, const Part& part,
+                     const Include& include) {
+    const std::string& header = include.header;
+    if (include.quoted && !header.starts_with("lockstep/") && *file.begin() == "lockstep")
+      found_.push_back(where + "includes \"" + header + "\": write it as <lockstep/…>");
+    if (header.starts_with("lockstep/")) {
+      const Part* used = table_.part_of(table_path(header));
+      const auto& allowed = part.may_include;
+      if (used == nullptr)
+        found_.push_back(where + "includes " + header + ", which no row of ARCHITECTURE.md holds");
+      else if (used != &part &&
+               std::find(allowed.begin(), allowed.end(), used->name) == allowed.end())
+        found_.push_back(where + part.name + " may not include " + used->name + " (" + header +
+                         ")");
+    }
+    for (const char* folder : kLibTorchFolders)
+      if (!part.libtorch && header.starts_with(folder))
+        found_.push_back(where + part.name + " has no LibTorch, but includes " + header);
+  }
+
+  // Names that say nothing about what is inside.
+  void check_name(const fs::path& file) {
+    for (const fs::path& piece : file) {
+      std::istringstream words(piece.stem().string());
+      for (std::string word; std::getline(words, word, '_');)
+        if (std::find(kNamelessNames.begin(), kNamelessNames.end(), word) != kNamelessNames.end())
+          found_.push_back(file.generic_string() + ": the name '" + word +
+                           "' does not say what is inside");
+    }
+  }
+
+  fs::path root_;
+  Table table_;
+  std::vector<std::string> found_;
+};
+
+}  // namespace
+
+std::vector<std::string> violations(const fs::path& root) { return Checker(root).run(); }
+
+}  // namespace lockstep::architecture

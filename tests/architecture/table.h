@@ -1,0 +1,29 @@
+// The table of parts in ARCHITECTURE.md.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::architecture {
+
+struct Part {
+  std::string name;                // its first path
+  std::vector<std::string> paths;  // "store", "comm/types": folders, or files without extension
+  std::vector<std::string> may_include;  // names of other parts
+  bool libtorch = false;
+};
+
+struct Table {
+  std::vector<Part> parts;            // in the table's order, lowest first
+  std::vector<std::string> mistakes;  // what is wrong with the table itself
+
+  // The part a file belongs to: the one with the longest path that holds it. `file` is relative to
+  // lockstep/ ("comm/types.h"), or starts with "cli/". Null where no part holds it.
+  const Part* part_of(const std::string& file) const;
+  const Part* named(const std::string& name) const;
+};
+
+Table read_table(const std::filesystem::path& markdown);
+
+}  // namespace lockstep::architecture

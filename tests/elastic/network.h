@@ -1,0 +1,36 @@
+// Several hosts on one machine: network namespaces, joined by a bridge.
+#pragma once
+
+#include <string>
+
+#include "launched.h"
+
+namespace lockstep::elastic::testing {
+
+// `size` hosts, named host0, host1, …, with addresses of their own. Removes everything at the end.
+class Network {
+ public:
+  explicit Network(int size);
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
+
+  // False where this process may not make namespaces.
+  bool works() const { return works_; }
+
+  static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
+
+  // `lockstep run` on one of the hosts.
+  Launched run(int host, std::vector<std::string> arguments) const;
+
+  void set_link(int host, const std::string& state) const;
+
+ private:
+  std::string name(int host) const;
+
+  int size_;
+  std::string prefix_;
+  bool works_ = true;
+};
+
+}  // namespace lockstep::elastic::testing

@@ -1,0 +1,16 @@
+# Run as a script: installs `build`, then configures, builds and runs `project` in `work`.
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "failed (${status}): ${ARGN}")
+  endif()
+endfunction()
+
+file(REMOVE_RECURSE ${work})
+run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/prefix)
+# Nothing may come from the source tree or the user's package registry.
+run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator}
+    -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_BUILD_TYPE=Release
+    -D CMAKE_PREFIX_PATH=${work}/prefix)
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
