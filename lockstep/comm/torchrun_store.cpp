@@ -15,6 +15,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/net/secret.h>
 
 namespace lockstep::comm {
@@ -95,7 +96,7 @@ class TorchrunStore final : public store::Store {
            .group = "world",
            .explanation = fmt::format("{}:{} {}: {}", options.host, options.port,
                                       options.hosted_here ? "cannot be served" : "does not answer",
-                                      error.what())});
+                                      engines::engine_text(error.what()))});
     }
   }
 
@@ -194,7 +195,7 @@ class TorchrunStore final : public store::Store {
       throw CommError({.fault = deadline.passed() ? Fault::timeout : Fault::peer_lost,
                        .operation = "a request to torchrun's store",
                        .group = "world",
-                       .explanation = error.what()});
+                       .explanation = engines::engine_text(error.what())});
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/scalar_type.h>
 
 namespace lockstep::comm::engines {
@@ -261,7 +262,7 @@ CommError::Details EngineGroup::describe(const Call& call, Fault fault) const {
 void EngineGroup::engine_failed(const EngineCall& call, const std::string& text) {
   if (dead()) return;
   CommError::Details fault = describe(call.call(), Fault::engine);
-  fault.explanation = fmt::format("{} reports: {}", backend_, text);
+  fault.explanation = fmt::format("{} reports: {}", backend_, engine_text(text));
   try {
     // Most often another process has died: say which.
     if (ledger_) fault.ranks = ledger_->call_roll(0).silent;

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/engines/c10d_store.h>
+#include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/engines/host_communicator.h>
 
 namespace lockstep::comm::engines {
@@ -64,11 +65,12 @@ class GlooEngine final : public HostEngine {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw CommError({.fault = Fault::engine,
-                       .operation = "connecting gloo",
-                       .group = group.name,
-                       .explanation = fmt::format("gloo, bound to {}, reports: {}",
-                                                  options_.bind_address, error.what())});
+      throw CommError(
+          {.fault = Fault::engine,
+           .operation = "connecting gloo",
+           .group = group.name,
+           .explanation = fmt::format("gloo, bound to {}, reports: {}", options_.bind_address,
+                                      engine_text(error.what()))});
     }
     pg_->never_time_out();
     options_.store->remove(fmt::format("{}/here{}", prefix, rank_), deadline);

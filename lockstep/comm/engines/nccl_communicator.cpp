@@ -20,6 +20,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/engines/c10d_store.h>
 #include <lockstep/comm/engines/engine_group.h>
+#include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/engines/host_communicator.h>
 #include <lockstep/comm/engines/reduction.h>
 #include <lockstep/comm/engines/split_plan.h>
@@ -165,11 +166,11 @@ class NcclCommunicator final : public Communicator {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      throw CommError(
-          {.fault = Fault::engine,
-           .operation = "connecting nccl",
-           .group = name(),
-           .explanation = fmt::format("nccl on {} reports: {}", device_.str(), error.what())});
+      throw CommError({.fault = Fault::engine,
+                       .operation = "connecting nccl",
+                       .group = name(),
+                       .explanation = fmt::format("nccl on {} reports: {}", device_.str(),
+                                                  engine_text(error.what()))});
     }
     if (size() > 1) options_.store->remove(fmt::format("{}/here{}", prefix_, rank()), deadline);
   }
