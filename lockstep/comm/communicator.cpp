@@ -54,6 +54,8 @@ std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   return count;
 }
 
+constexpr std::size_t kFlightEntries = 256;
+
 // Texts of records are made only when someone reads them.
 std::string summarize(const flight::Record& record) {
   Fingerprint fingerprint;
@@ -68,7 +70,7 @@ Communicator::Communicator(GroupInfo info, milliseconds timeout)
     : info_(std::move(info)),
       timeout_(timeout),
       recorder_(std::make_shared<flight::Recorder>(info_.name, info_.rank, info_.global_ranks,
-                                                   &summarize)),
+                                                   &summarize, kFlightEntries, info_.generation)),
       sent_(info_.global_ranks.size(), 0),
       received_(info_.global_ranks.size(), 0) {
   LOCKSTEP_CHECK(info_.rank >= 0 && info_.rank < size(), "rank {} of {}", info_.rank, size());
@@ -309,7 +311,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     throw UsageError("split: a group's name has 1 to 128 characters, this one has {}",
                      group.size());
   flight::Record record;
-  const Fingerprint fingerprint{.sequence = sequence_ + 1, .operation = Operation::split};
+  const Fingerprint fingerprint{.sequence = ++sequence_, .operation = Operation::split};
   record.sequence = fingerprint.sequence;
   record.operation = comm::name(Operation::split);
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
