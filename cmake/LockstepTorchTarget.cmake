@@ -30,7 +30,9 @@ endif()
 
 if(NOT TARGET Lockstep::torch)
   add_library(Lockstep::torch INTERFACE IMPORTED GLOBAL)
-  target_link_libraries(Lockstep::torch INTERFACE ${TORCH_LIBRARIES})
+  # PyTorch's own builds export parts of an older libstdc++ (std::filesystem, some of it broken):
+  # the system's must be found first.
+  target_link_libraries(Lockstep::torch INTERFACE stdc++ ${TORCH_LIBRARIES})
   # The system's headers: their warnings are not ours.
   target_include_directories(Lockstep::torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
   # PyTorch's own builds carry the headers of a fmt that no library of theirs or of the system

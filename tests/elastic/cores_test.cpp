@@ -101,7 +101,7 @@ TEST(Cores, AutomaticNumberOfRanks) {
   Launched job = Launched::run({"--nproc-per-node", "cpu", "sh", "-c", "echo $WORLD_SIZE"});
   ASSERT_EQ(job.wait(), 0);
   const auto expected = usable_cores(allowed_cpus().size(), cgroup_cpu_limit());
-  EXPECT_THAT(job.output(), HasSubstr("[0] " + std::to_string(expected) + "\n"));
+  EXPECT_THAT(job.output(), HasSubstr("0] " + std::to_string(expected) + "\n"));
 }
 
 }  // namespace
