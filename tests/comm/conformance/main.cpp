@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 

@@ -6,6 +6,8 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep::comm::conformance {
 
 void Suite::cell(const std::string& name, const std::function<void()>& body) {
