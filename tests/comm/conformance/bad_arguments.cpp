@@ -17,7 +17,7 @@ struct Mistake {
 
 std::vector<Mistake> mistakes(Suite& suite) {
   const int n = suite.size();
-  const auto good = [&suite](std::int64_t count) { return suite.room(count, at::kFloat); };
+  const auto good = [suite](std::int64_t count) { return suite.room(count, at::kFloat); };
   const at::Tensor strided = suite.room(12, at::kFloat).view({3, 4}).t();
   const at::Tensor gappy = suite.room(12, at::kFloat).slice(0, 0, 12, 2);
   const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
@@ -25,8 +25,8 @@ std::vector<Mistake> mistakes(Suite& suite) {
   const at::Tensor shorts = at::ones({4}, at::TensorOptions().dtype(at::kShort).device(suite.device()));
   const at::Tensor complex =
       at::ones({4}, at::TensorOptions().dtype(at::kComplexFloat).device(suite.device()));
-  const auto ones = [&](std::int64_t count, at::ScalarType dtype) { return suite.room(count, dtype); };
-  const auto some = [&](int number) {
+  const auto ones = [suite](std::int64_t count, at::ScalarType dtype) { return suite.room(count, dtype); };
+  const auto some = [good](int number) {
     return std::vector<at::Tensor>(static_cast<std::size_t>(number), good(2));
   };
 
