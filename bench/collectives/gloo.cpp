@@ -1,5 +1,6 @@
 // Gloo through c10d by itself, as PyTorch uses it, as a peer. Run under `lockstep run` or torchrun.
-// Gloo has no reduce-scatter in every version: there it is an all-reduce of the whole.
+// Gloo has no reduce-scatter in every version: it is measured as an all-reduce of the whole.
+// Argument: the largest size in MiB.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -10,7 +11,7 @@
 
 #include "measure.h"
 
-int main() {
+int main(int argc, char** argv) {
   using namespace lockstep;
   at::set_num_threads(1);
   const LaunchEnvironment launch = read_launch_environment();
@@ -32,7 +33,7 @@ int main() {
     const double time = bench::median_microseconds(bytes, call);
     if (launch.rank == 0) bench::report("gloo", operation, launch.world_size, bytes, time);
   };
-  for (const std::size_t bytes : bench::kSizes) {
+  for (const std::size_t bytes : bench::sizes_up_to(argc > 1 ? argv[1] : nullptr)) {
     const auto part = static_cast<std::int64_t>(bytes / 4) / launch.world_size;
     std::vector<at::Tensor> whole = {at::zeros({part * launch.world_size}, at::kFloat)};
     std::vector<at::Tensor> own = {at::zeros({part}, at::kFloat)};

@@ -1,5 +1,5 @@
-// Our own communicator. Arguments: backend, name to report, "allocated" for buffers that the
-// backend reaches without a copy. Run under `lockstep run`.
+// Our own communicator. Arguments: the largest size in MiB, the backend, the name to report, and
+// "allocated" for buffers that the backend reaches without a copy. Run under `lockstep run`.
 #include <cstring>
 
 #include <ATen/ATen.h>
@@ -11,9 +11,10 @@
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  const std::string backend = argc > 1 ? argv[1] : "auto";
-  const std::string who = argc > 2 ? argv[2] : "lockstep";
-  const bool allocated = argc > 3 && std::strcmp(argv[3], "allocated") == 0;
+  const auto sizes = bench::sizes_up_to(argc > 1 ? argv[1] : nullptr);
+  const std::string backend = argc > 2 ? argv[2] : "auto";
+  const std::string who = argc > 3 ? argv[3] : "lockstep";
+  const bool allocated = argc > 4 && std::strcmp(argv[4], "allocated") == 0;
   at::set_num_threads(1);
   const auto world = comm::join_world({.backend = backend});
   const comm::CallOptions now{.launch = comm::Launch::on_wait};
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
     const double time = bench::median_microseconds(bytes, call);
     if (world->rank() == 0) bench::report(who, operation, world->size(), bytes, time);
   };
-  for (const std::size_t bytes : bench::kSizes) {
+  for (const std::size_t bytes : sizes) {
     const auto part = static_cast<std::int64_t>(bytes / 4) / world->size();
     at::Tensor whole = tensor(part * world->size());
     at::Tensor own = tensor(part);
@@ -39,7 +40,7 @@ int main(int argc, char** argv) {
             [&] { world->reduce_scatter(own, whole, comm::ReduceOp::sum, now).wait(); });
   }
   if (world->rank() == 0 && allocated) {
-    for (const std::size_t bytes : bench::kSizes) {
+    for (const std::size_t bytes : sizes) {
       std::vector<char> from(bytes, 1);
       std::vector<char> to(bytes);
       const double time = bench::median_microseconds(bytes, [&] {

@@ -6,20 +6,27 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 namespace lockstep::bench {
 
-// Bytes that a call is about, as nccl-tests count them: the whole buffer on one rank.
-inline const std::vector<std::size_t> kSizes = {4u << 10,  64u << 10, 256u << 10,
-                                                1u << 20,  4u << 20,  16u << 20,
-                                                64u << 20, 128u << 20};
+// Bytes that a call is about, as nccl-tests count them: the whole buffer on one rank. `argument` is
+// the program's for the largest one, in MiB.
+inline std::vector<std::size_t> sizes_up_to(const char* argument) {
+  const std::size_t largest =
+      argument != nullptr ? std::strtoull(argument, nullptr, 10) << 20 : 128u << 20;
+  std::vector<std::size_t> sizes;
+  for (std::size_t kib : {4, 64, 256, 1024, 4096, 16384, 65536, 131072})
+    if (kib << 10 <= largest) sizes.push_back(kib << 10);
+  return sizes;
+}
 
 template <typename Call>
 double median_microseconds(std::size_t bytes, Call call) {
   using Clock = std::chrono::steady_clock;
-  // About 256 MiB, or 200 calls, in all.
+  // About 256 MiB in all, and neither a handful nor a thousand calls.
   const std::size_t calls =
       std::clamp<std::size_t>((256u << 20) / std::max<std::size_t>(bytes, 1), 5, 1000);
   const std::size_t per_batch = std::max<std::size_t>(calls / 10, 1);

@@ -1,4 +1,4 @@
-// Open MPI by itself, as a peer. Run under mpirun.
+// Open MPI by itself, as a peer. Argument: the largest size in MiB. Run under mpirun.
 #include <mpi.h>
 
 #include <vector>
@@ -17,7 +17,7 @@ int main(int argc, char** argv) {
     const double time = bench::median_microseconds(bytes, call);
     if (rank == 0) bench::report("openmpi", operation, size, bytes, time);
   };
-  for (const std::size_t bytes : bench::kSizes) {
+  for (const std::size_t bytes : bench::sizes_up_to(argc > 1 ? argv[1] : nullptr)) {
     const int part = static_cast<int>(bytes / 4) / size;
     std::vector<float> whole(static_cast<std::size_t>(part * size));
     std::vector<float> own(static_cast<std::size_t>(part));
