@@ -58,7 +58,13 @@ MPI_Datatype mpi_type(at::ScalarType type) {
   return MPI_DATATYPE_NULL;
 }
 
-MPI_Op mpi_op(BasicOp op) {
+void add_bytes(void* from, void* into, int* count, MPI_Datatype*) {
+  const auto* theirs = static_cast<const std::uint8_t*>(from);
+  auto* mine = static_cast<std::uint8_t*>(into);
+  for (int i = 0; i < *count; ++i) mine[i] = static_cast<std::uint8_t>(mine[i] + theirs[i]);
+}
+
+MPI_Op mpi_op(BasicOp op, at::ScalarType type) {
   switch (op) {
     case BasicOp::min:
       return MPI_MIN;
@@ -67,7 +73,14 @@ MPI_Op mpi_op(BasicOp op) {
     case BasicOp::sum:
       break;
   }
-  return MPI_SUM;
+  if (type != at::kByte) return MPI_SUM;
+  // Open MPI's vector code stops at 255 where every other backend, and its own scalar code, wraps.
+  static const MPI_Op wrapping_sum = [] {
+    MPI_Op made = MPI_OP_NULL;
+    check_mpi(MPI_Op_create(&add_bytes, /*commute=*/1, &made), "MPI_Op_create");
+    return made;
+  }();
+  return wrapping_sum;
 }
 
 // Non-blocking calls of one operation, and the memory they use.
@@ -117,8 +130,9 @@ class MpiEngine final : public HostEngine {
     Requests requests{.memory = {tensor}};
     post([&] {
       for_each_piece(tensor, [&](void* data, int count) {
-        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, count, mpi_type(tensor.scalar_type()),
-                                 mpi_op(op), comm_, requests.add()),
+        const at::ScalarType type = tensor.scalar_type();
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, count, mpi_type(type), mpi_op(op, type), comm_,
+                                 requests.add()),
                   "MPI_Iallreduce");
       });
     });

@@ -75,6 +75,9 @@ class Link {
   // Called when a call begins: a moment to catch up on what is not urgent.
   virtual void begin_call() {}
 
+  // Called when connections that were made again have arrived.
+  virtual void take_connection() {}
+
   // Called when a call ends, once sends_done(): nothing may refer to the call's memory afterwards.
   virtual void end_call() {}
 

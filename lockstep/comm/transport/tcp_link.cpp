@@ -433,7 +433,15 @@ void TcpLink::corrupted(const std::string& what) const {
 
 // ---- the connection ----------------------------------------------------------------------------
 
+// Nobody may have looked at the connection since the last call.
 void TcpLink::begin_call() {
+  take_connection();
+  if (!socket_ || ended_) return;
+  pollfd polled{socket_.get(), POLLRDHUP, 0};
+  if (::poll(&polled, 1, 0) > 0) woken(polled.revents);
+}
+
+void TcpLink::take_connection() {
   if (net::Fd again = reconnect_.mailbox->take(peer(), Deadline::after(milliseconds(0)))) {
     disconnect();
     adopt(std::move(again));
@@ -496,7 +504,7 @@ void TcpLink::read_ahead() {
 // whether there is still a process to wait for.
 void TcpLink::repair(Deadline deadline) {
   if (end_ != PeerState::alive) return;
-  begin_call();
+  take_connection();
   if ((socket_ && !lost_) || Clock::now() < next_repair_) return;
   next_repair_ = Clock::now() + kRepairPause;
   const Deadline soon = Deadline::after(std::min<Clock::duration>(kConnectTime, deadline.remaining()));

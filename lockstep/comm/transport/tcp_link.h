@@ -36,6 +36,7 @@ class TcpLink final : public Link {
   void release_view() override;
   std::size_t longest_view() const override { return kFragment; }
   void begin_call() override;
+  void take_connection() override;
   void end_call() override;
   int descriptor() const override { return socket_.get(); }
   short wanted_events() const override;

@@ -73,8 +73,16 @@ std::string Transport::kind() const {
 void Transport::begin(const Fingerprint& call, Deadline deadline) {
   call_ = call;
   deadline_ = deadline;
-  for (const auto& link : links_)
-    if (link) link->begin_call();
+  // A rank that comes late may find everything it waits for in its buffers, and must still not go
+  // on in a group that is over.
+  for (const auto& link : links_) {
+    if (!link) continue;
+    link->begin_call();
+    if (link->state() == PeerState::aborted) {
+      failed_ = true;
+      throw link->notice().error(settings_.group, settings_.rank);
+    }
+  }
 }
 
 void Transport::end() {
@@ -154,7 +162,7 @@ void Transport::sleep() {
       owners[i]->woken(descriptors[i].revents);
   if (descriptors[1].revents != 0)
     for (const auto& link : links_)
-      if (link) link->begin_call();
+      if (link) link->take_connection();
 }
 
 void Transport::check_peers(int awaited_peer) {

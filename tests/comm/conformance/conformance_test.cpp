@@ -27,6 +27,10 @@ struct Job {
   int ranks;
 };
 
+void PrintTo(const Job& job, std::ostream* out) {
+  *out << job.ranks << " ranks over " << job.backend << " with tensors on " << job.device;
+}
+
 int num_gpus() {
   return at::hasCUDA() ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() : 0;
 }
