@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
 
 namespace lockstep::comm {
@@ -48,6 +49,11 @@ void check_reduction(ReduceOp op, DType dtype, Operation operation) {
                      name(operation), name(dtype));
 }
 
+// Before the call is numbered: a rank that is told of its mistake goes on with the others.
+void check_algorithm(Operation operation, Algorithm algorithm) {
+  if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
+}
+
 std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   std::uint64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
@@ -80,6 +86,7 @@ Communicator::~Communicator() = default;
 
 Work Communicator::start(Call call, const CallOptions& options, const Where& where) {
   Fingerprint& fingerprint = call.fingerprint;
+  check_algorithm(fingerprint.operation, options.algorithm);
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
   // An exchange concerns only the ranks it names: it is numbered per pair instead.
@@ -279,6 +286,7 @@ Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOpti
 }
 
 Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options, Where where) {
+  check_algorithm(Operation::exchange, options.algorithm);
   Call call;
   call.fingerprint = {.operation = Operation::exchange,
                       .tensors = static_cast<std::uint32_t>(transfers.size())};
@@ -311,8 +319,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     throw UsageError("split: a group's name has 1 to 128 characters, this one has {}",
                      group.size());
   flight::Record record;
-  const Fingerprint fingerprint{.sequence = ++sequence_, .operation = Operation::split};
-  record.sequence = fingerprint.sequence;
+  // The gathering inside it has the number; the record has none, or two calls would share it.
+  const Fingerprint fingerprint{.sequence = sequence_ + 1, .operation = Operation::split};
   record.operation = comm::name(Operation::split);
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
   record.file = where.file_name();

@@ -152,8 +152,6 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
     const auto available = algorithms_of(fingerprint.operation);
     if (std::find(available.begin(), available.end(), options_.algorithm) != available.end())
       fingerprint.algorithm = options_.algorithm;
-  } else {
-    choose_algorithm(fingerprint.operation, fingerprint.algorithm, 0, transport_->topology());
   }
   const at::Tensor& sample = !call.outputs.empty()     ? call.outputs.front()
                              : !call.transfers.empty() ? call.transfers.front().tensor

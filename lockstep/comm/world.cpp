@@ -58,6 +58,7 @@ MeetingPoint meet_at_torchrun_store(const LaunchEnvironment& launch, Deadline de
   MeetingPoint meeting;
   const TorchrunStoreOptions options = torchrun_store_options(launch);
   meeting.address = {options.host, options.port};
+  net::resolve(meeting.address);  // c10d's store would try a wrong name until the deadline
   meeting.store = make_torchrun_store(options, deadline);
   if (const auto secret = secret_from(launch)) {
     meeting.secret = *secret;

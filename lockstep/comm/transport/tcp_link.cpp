@@ -28,6 +28,9 @@ constexpr int kMostChecksumFailures = 3;
 // How long a rank that fails tries to finish a frame, so that it can say why.
 constexpr milliseconds kNoticeTime(100);
 
+// What a connection that has ended can still hold: the kernel's buffers are smaller.
+constexpr std::size_t kMostReadAhead = 64u << 20;
+
 constexpr std::uint32_t kFrameMagic = 0x4c53464d;
 constexpr std::uint32_t kResumeMagic = 0x4c535253;
 
@@ -120,6 +123,7 @@ void TcpLink::adopt(net::Fd socket) {
   socket_ = std::move(socket);
   net::set_no_delay(socket_);
   resumed_ = false;
+  deaf_ = ended_ = lost_ = false;
   in_->reset_connection();
   written_ = 0;
   control_.reset();
@@ -132,7 +136,7 @@ void TcpLink::disconnect() {
   if (end_ == PeerState::alive && resumed_)
     log::debug("connection to rank {} broke; trying to make it again", peer());
   socket_.reset();
-  resumed_ = false;
+  resumed_ = deaf_ = ended_ = lost_ = false;
   next_repair_ = Clock::now();
 }
 
@@ -208,7 +212,8 @@ bool TcpLink::write_current() {
     message.msg_iovlen = static_cast<std::size_t>(num_parts);
     const ssize_t put = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && errno != EAGAIN) disconnect();
+    // What the peer wrote before it went, a notice perhaps, can still be read: reading finds the end.
+    if (put < 0 && errno != EAGAIN) deaf_ = true;
     if (put < 0) return false;
     written_ += static_cast<std::size_t>(put);
   }
@@ -223,7 +228,7 @@ bool TcpLink::write_current() {
 
 bool TcpLink::progress_out() {
   bool moved = false;
-  while (resumed_ && next_frame()) {
+  while (resumed_ && !deaf_ && next_frame()) {
     const std::size_t before = written_;
     const bool whole = write_current();
     moved = moved || whole || written_ != before;
@@ -435,24 +440,64 @@ void TcpLink::begin_call() {
   }
 }
 
+// Whether the next frame is for a call that is yet to be made here.
+bool TcpLink::waits_for_taker() const {
+  return in_->view_ready || (in_->have_header && in_->target == nullptr && receives_.empty() &&
+                             !in_->view_wanted);
+}
+
 short TcpLink::wanted_events() const {
   if (!socket_) return 0;
-  const bool waits_for_taker =
-      in_->view_ready || (in_->have_header && in_->target == nullptr && receives_.empty() &&
-                          !in_->view_wanted);
-  short events = waits_for_taker ? 0 : POLLIN;
-  if (resumed_ && !sends_done()) events |= POLLOUT;
+  short events = POLLIN;
+  if (waits_for_taker()) events = ended_ ? 0 : POLLRDHUP;
+  if (resumed_ && !deaf_ && !sends_done()) events |= POLLOUT;
   return events;
 }
 
-void TcpLink::woken(short) { progress(); }
+void TcpLink::woken(short events) {
+  progress();
+  if (socket_ && waits_for_taker() && !ended_ && (events & (POLLRDHUP | POLLHUP | POLLERR)) != 0)
+    read_ahead();
+}
+
+// The peer has ended while a frame of its lies unread. What comes after that frame may be a notice,
+// which must not wait until somebody takes the frame.
+void TcpLink::read_ahead() {
+  Receiver& in = *in_;
+  while (!ended_ && in.end < kMostReadAhead) {
+    if (in.end == in.buffer.size()) in.buffer.resize(2 * in.buffer.size());
+    const ssize_t got =
+        ::recv(socket_.get(), in.buffer.data() + in.end, in.buffer.size() - in.end, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    in.end += static_cast<std::size_t>(got);
+  }
+  ended_ = true;
+  lost_ = true;
+  std::size_t at = in.begin + (in.have_header ? in.header.bytes - in.done : 0);
+  FrameHeader header;
+  while (at + sizeof(header) <= in.end) {
+    std::memcpy(&header, in.buffer.data() + at, sizeof(header));
+    at += sizeof(header);
+    if (header.magic != kFrameMagic || header.header_checksum != header.compute() ||
+        header.bytes > in.end - at)
+      return;
+    if (header.kind == Kind::goodbye) lost_ = false;
+    if (header.kind == Kind::abort_notice) {
+      lost_ = false;
+      notice_ = Notice::decode({in.buffer.data() + at, header.bytes});
+      end_ = PeerState::aborted;
+    }
+    at += header.bytes;
+  }
+}
 
 // The side that connected connects again; the other side waits for that, but finds out for itself
 // whether there is still a process to wait for.
 void TcpLink::repair(Deadline deadline) {
   if (end_ != PeerState::alive) return;
   begin_call();
-  if (socket_ || Clock::now() < next_repair_) return;
+  if ((socket_ && !lost_) || Clock::now() < next_repair_) return;
   next_repair_ = Clock::now() + kRepairPause;
   const Deadline soon = Deadline::after(std::min<Clock::duration>(kConnectTime, deadline.remaining()));
   int error = 0;
@@ -480,37 +525,49 @@ void TcpLink::repair(Deadline deadline) {
 
 PeerState TcpLink::state() const {
   if (end_ != PeerState::alive) return end_;
-  return socket_ ? PeerState::alive : PeerState::broken;
+  return socket_ && !lost_ ? PeerState::alive : PeerState::broken;
+}
+
+// A link that no call has used yet may not have read the peer's first word, which nothing may
+// precede.
+bool TcpLink::await_resume(Deadline deadline) {
+  while (socket_ && !resumed_ && !read_resume()) {
+    if (!socket_ || !net::wait_ready(socket_.get(), POLLIN, deadline)) return false;
+  }
+  return static_cast<bool>(socket_);
 }
 
 // In band where the stream is between frames or soon will be; otherwise the peer finds the
 // connection closed, and asks our endpoint.
 void TcpLink::send_notice(const Notice& notice) {
   reconnect_.endpoint->close(reconnect_.group_id, notice);
-  if (!socket_ || !resumed_) return;
   const Deadline soon = Deadline::after(kNoticeTime);
-  while (socket_ && written_ != 0 && !write_current() && !soon.passed())
-    net::wait_ready(socket_.get(), POLLOUT, soon);
-  if (!socket_) return;
-  if (written_ == 0) {
-    control_ = std::make_unique<Frame>(control(Kind::abort_notice, notice.encode()));
-    write_current();
+  try {
+    if (!await_resume(soon)) return;
+    while (!deaf_ && written_ != 0 && !write_current() && !soon.passed())
+      net::wait_ready(socket_.get(), POLLOUT, soon);
+    if (written_ == 0) {
+      control_ = std::make_unique<Frame>(control(Kind::abort_notice, notice.encode()));
+      write_current();
+    }
+    ::shutdown(socket_.get(), SHUT_WR);
+  } catch (const Error& error) {
+    log::debug("telling rank {}: {}", peer(), error.what());
   }
-  if (socket_) ::shutdown(socket_.get(), SHUT_WR);
 }
 
 // Closing a socket that holds unread bytes throws away what is still on its way out: so wait, for a
 // short while, until the other side's kernel has everything.
 void TcpLink::send_goodbye(Deadline deadline) {
-  if (!socket_ || end_ == PeerState::aborted || end_ == PeerState::dead) return;
+  if (end_ == PeerState::aborted || end_ == PeerState::dead) return;
   try {
-    while (socket_ && resumed_ && !sends_done() && !deadline.passed()) {
+    if (!await_resume(deadline)) return;
+    while (socket_ && resumed_ && !deaf_ && !sends_done() && !deadline.passed()) {
       if (!progress()) net::wait_ready(socket_.get(), POLLOUT, Deadline::after(milliseconds(10)));
     }
-    if (!socket_ || !resumed_ || written_ != 0) return;
+    if (!socket_ || !resumed_ || deaf_ || written_ != 0) return;
     control_ = std::make_unique<Frame>(control(Kind::goodbye, {}));
     write_current();
-    if (!socket_) return;
     ::shutdown(socket_.get(), SHUT_WR);
     int unsent = 0;
     while (::ioctl(socket_.get(), SIOCOUTQ, &unsent) == 0 && unsent > 0 && !deadline.passed())

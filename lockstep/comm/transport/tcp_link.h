@@ -63,9 +63,12 @@ class TcpLink final : public Link {
   bool write_current();
   bool fill(std::size_t wanted);
   bool read_resume();
+  bool await_resume(Deadline deadline);
   bool read_header();
   bool read_payload();
   void accept_frame();
+  bool waits_for_taker() const;
+  void read_ahead();
   void control_frame();
   void acknowledge(std::uint64_t number);
   Frame control(std::uint32_t kind, std::span<const std::byte> payload) const;
@@ -75,6 +78,9 @@ class TcpLink final : public Link {
   net::Fd socket_;
   bool connector_;  // this side makes the connection
   bool resumed_ = false;
+  bool deaf_ = false;   // the peer takes nothing more on this connection; it may still have said why
+  bool ended_ = false;  // everything that will ever come on this connection is in the buffer
+  bool lost_ = false;   // and it ends without a word of why
   PeerState end_ = PeerState::alive;  // closed, aborted or dead once known
   Notice notice_;
   Clock::time_point next_repair_{};

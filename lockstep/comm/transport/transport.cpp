@@ -113,12 +113,14 @@ void Transport::wait(Ready ready, int peer) {
     relax();
     if (turn % 64 == 0 && Clock::now() >= spin_until) break;
   }
+  // Peers are looked at before each sleep: what would wake us may have come, and been read, while an
+  // earlier call waited for something else.
   while (true) {
+    check_peers(peer);
+    if (deadline_.passed()) timed_out(peer);
     sleep();
     progress_all();
     if (ready()) return;
-    check_peers(peer);
-    if (deadline_.passed()) timed_out(peer);
   }
 }
 

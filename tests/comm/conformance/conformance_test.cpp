@@ -1,0 +1,114 @@
+// One suite over every backend: each test launches one job of real processes, whose ranks run all
+// cells and say what failed.
+#include <algorithm>
+#include <filesystem>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/comm/world.h>
+
+#include "../../elastic/launched.h"
+#include "../../elastic/network.h"
+
+namespace lockstep::comm::conformance {
+namespace {
+
+using elastic::testing::Folder;
+using elastic::testing::Launched;
+using elastic::testing::Network;
+using ::testing::HasSubstr;
+
+struct Job {
+  std::string backend;
+  std::string device;
+  int ranks;
+};
+
+int num_gpus() {
+  return at::hasCUDA() ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() : 0;
+}
+
+std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+bool available(const std::string& backend) {
+  const auto backends = available_backends();
+  return std::find(backends.begin(), backends.end(), backend) != backends.end();
+}
+
+Launched start(const Job& job) {
+  std::vector<std::string> rank = {this_program(), "--rank", job.backend, job.device};
+  const std::string number = std::to_string(job.ranks);
+  if (job.backend != "mpi") {
+    rank.insert(rank.begin(), {"--standalone", "--nproc-per-node", number});
+    return Launched::run(rank);
+  }
+  rank.insert(rank.begin(), {LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", number});
+  return Launched(rank, {"OMPI_MCA_btl_vader_single_copy_mechanism=none"});
+}
+
+// How often each rank's closing line appears, and no failure.
+void expect_success(Launched& job, int ranks, const std::string& backend) {
+  const int code = job.wait(milliseconds(100'000));
+  const std::string output = job.output();
+  int finished = 0;
+  std::string failures;
+  for (const std::string& line : elastic::testing::lines_of(output)) {
+    if (line.find("FAIL [") != std::string::npos) failures += line + "\n";
+    if (line.ends_with(" cells, 0 failures")) ++finished;
+  }
+  EXPECT_EQ(failures, "");
+  EXPECT_EQ(code, 0) << job.error();
+  EXPECT_EQ(finished, ranks) << output << job.error();
+  EXPECT_THAT(output, HasSubstr("backend " + backend + "\n"));
+  EXPECT_TRUE(job.all_gone(milliseconds(2000)));
+}
+
+class Conformance : public ::testing::TestWithParam<Job> {};
+
+TEST_P(Conformance, EveryCell) {
+  const Job& job = GetParam();
+  if (!available(job.backend)) GTEST_SKIP() << "this build has no " << job.backend;
+  if (job.device == "cuda" && num_gpus() == 0) GTEST_SKIP() << "there is no GPU";
+  if (job.backend == "nccl" && num_gpus() < job.ranks)
+    GTEST_SKIP() << "NCCL takes one rank per GPU, and there are " << num_gpus();
+  if (job.backend == "mpi" && std::string(LOCKSTEP_MPIRUN).empty())
+    GTEST_SKIP() << "there is no mpirun";
+  Launched launched = start(job);
+  expect_success(launched, job.ranks, job.backend == "auto" ? "shm" : job.backend);
+}
+
+std::vector<Job> jobs() {
+  std::vector<Job> all;
+  for (int ranks = 1; ranks <= 5; ++ranks) {
+    for (const std::string backend : {"auto", "tcp", "gloo", "mpi"})
+      all.push_back({backend == "tcp" && ranks == 1 ? "shm" : backend, "cpu", ranks});
+    for (const std::string backend : {"auto", "nccl"}) all.push_back({backend, "cuda", ranks});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Conformance, ::testing::ValuesIn(jobs()), [](const auto& info) {
+  return info.param.backend + "_" + info.param.device + "_" + std::to_string(info.param.ranks);
+});
+
+// Shared memory inside hosts and TCP between them, as in a cluster.
+TEST(Conformance, TwoHostsOfTwoAndThreeRanks) {
+  const Network network(2);
+  if (!network.works()) GTEST_SKIP() << "this process may not make network namespaces";
+  const Folder folder;
+  const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
+  std::vector<Launched> hosts;
+  for (int host = 0; host < 2; ++host)
+    hosts.push_back(network.run(
+        host, {"--nnodes", "2", "--node-rank", std::to_string(host), "--nproc-per-node",
+               std::to_string(host + 2), "--rdzv-endpoint", Network::address(0) + ":29400",
+               "--secret-file", secret, this_program(), "--rank", "auto", "cpu"}));
+  for (int host = 0; host < 2; ++host)
+    expect_success(hosts[static_cast<std::size_t>(host)], host + 2, "shm+tcp");
+}
+
+}  // namespace
+}  // namespace lockstep::comm::conformance
