@@ -178,20 +178,20 @@ std::optional<Media> own_media(const std::string& backend) {
   return std::nullopt;
 }
 
-void check_backend(const std::string& backend) {
-  const auto known = available_backends();
-  if (std::find(known.begin(), known.end(), backend) != known.end()) return;
-  std::string list;
-  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-  throw UsageError("there is no backend '{}' in this build: choose one of {}", backend, list);
-}
-
 }  // namespace
 
 std::vector<std::string> available_backends() {
   std::vector<std::string> backends = {"auto", "shm", "tcp"};
   for (std::string& engine : engines::available_engines()) backends.push_back(std::move(engine));
   return backends;
+}
+
+void check_backend(const std::string& backend) {
+  const auto known = available_backends();
+  if (std::find(known.begin(), known.end(), backend) != known.end()) return;
+  std::string list;
+  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
+  throw UsageError("there is no backend '{}' in this build: choose one of {}", backend, list);
 }
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {

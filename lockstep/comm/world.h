@@ -24,6 +24,8 @@ struct JoinOptions {
 
 // The backends this build has, "auto" first.
 std::vector<std::string> available_backends();
+// UsageError with that list where `backend` is not one of them.
+void check_backend(const std::string& backend);
 
 // Joins the job this process was launched into by lockstep run, torchrun, mpirun or srun; a process
 // nobody launched is a world of one. Every rank calls it with the same options. Also gives log lines
