@@ -3,7 +3,7 @@
 // LibTorch), in cli/torch/ for TORCH (a verb of lockstep-torch).
 #pragma once
 
-#define LOCKSTEP_VERBS(HERE, TORCH)                                       \
-  HERE(run, "start the ranks of a job on this host, and watch over them") \
+#define LOCKSTEP_VERBS(HERE, TORCH)                                                \
+  HERE(run, "start the ranks of a job on this host, and watch over them")          \
   TORCH(check, "tell what this machine and these ranks can do, and what is wrong") \
   TORCH(bench, "measure the collectives")
