@@ -20,14 +20,15 @@ class Network {
 
   static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
 
+  // Of a host's network namespace.
+  std::string name(int host) const;
+
   // `lockstep run` on one of the hosts.
   Launched run(int host, std::vector<std::string> arguments) const;
 
   void set_link(int host, const std::string& state) const;
 
  private:
-  std::string name(int host) const;
-
   int size_;
   std::string prefix_;
   bool works_ = true;

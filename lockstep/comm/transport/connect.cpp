@@ -6,6 +6,7 @@
 
 #include <lockstep/comm/transport/shm_link.h>
 #include <lockstep/comm/transport/tcp_link.h>
+#include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
 
@@ -118,7 +119,13 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
                           .topology = topology,
                           .spin = spin_for(addresses, own.host),
                           .longest_view = longest_view(topology, media),
-                          .mailbox = mailbox},
+                          .mailbox = mailbox,
+                          .ask =
+                              [endpoint, membership](int peer, Deadline soon) {
+                                const auto& to = membership.addresses[static_cast<std::size_t>(peer)];
+                                return endpoint->ask(net::connect_tcp(to.tcp, soon),
+                                                     membership.group_id, soon);
+                              }},
       std::move(links), heap);
   heap->set_announce([near](std::uint32_t id, std::size_t bytes, int descriptor) {
     for (ShmLink* link : near) link->announce(id, bytes, descriptor);

@@ -33,6 +33,7 @@ constexpr std::string_view kJoin = "group ";  // and "<from> <group id>"
 constexpr std::string_view kAsk = "ask ";     // and "<group id>"
 
 struct AnswerHeader {
+  std::uint64_t sequence = 0;
   std::uint32_t open = 0;
   std::uint32_t notice_bytes = 0;
 };
@@ -177,12 +178,13 @@ Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& gro
   net::introduce(connection, secret_, std::string(kAsk) + group_id, deadline);
   AnswerHeader header;
   net::read_all(connection, std::as_writable_bytes(std::span(&header, 1)), deadline);
-  if (header.notice_bytes == 0) return {.open = header.open != 0, .notice = {}};
+  if (header.notice_bytes == 0)
+    return {.open = header.open != 0, .sequence = header.sequence, .notice = {}};
   if (header.notice_bytes > Notice::kMostBytes)
     throw CommError({.fault = Fault::corrupted, .operation = "ask about a group"});
   std::vector<std::byte> text(header.notice_bytes);
   net::read_all(connection, text, deadline);
-  return {.open = false, .notice = Notice::decode(text)};
+  return {.open = false, .sequence = header.sequence, .notice = Notice::decode(text)};
 }
 
 void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
@@ -193,7 +195,9 @@ void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
     const auto failed = failed_.find(group_id);
     const auto found = mailboxes_.find(group_id);
     if (failed != failed_.end()) text = failed->second.encode();
-    header.open = failed == failed_.end() && found != mailboxes_.end() && !found->second.expired();
+    const auto mailbox = found == mailboxes_.end() ? nullptr : found->second.lock();
+    header.open = failed == failed_.end() && mailbox != nullptr;
+    if (mailbox) header.sequence = mailbox->sequence();
   }
   header.notice_bytes = static_cast<std::uint32_t>(text.size());
   std::vector<std::byte> reply(sizeof(header));

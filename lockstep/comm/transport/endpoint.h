@@ -1,6 +1,7 @@
 // Where a process can be reached by the others of its job, for all groups it is in.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -41,6 +42,12 @@ class Mailbox {
   // Readable while something waits.
   int event() const { return event_.get(); }
 
+  // How far this rank has got in the group: the number of its newest call, for others who ask.
+  void set_sequence(std::uint64_t sequence) {
+    sequence_.store(sequence, std::memory_order_relaxed);
+  }
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+
  private:
   friend class Endpoint;
   void put(int from, net::Fd connection);
@@ -49,6 +56,7 @@ class Mailbox {
   std::condition_variable arrived_;
   std::map<int, net::Fd> waiting_;
   net::Fd event_;
+  std::atomic<std::uint64_t> sequence_{0};
 };
 
 // What a connection runs over.
@@ -79,6 +87,7 @@ class Endpoint {
   // Asks another endpoint, over a fresh TCP connection to it, how a group is doing there.
   struct Answer {
     bool open = false;
+    std::uint64_t sequence = 0;    // of its newest call
     std::optional<Notice> notice;  // why it is over, where it failed
   };
   Answer ask(const net::Fd& connection, const std::string& group_id, Deadline deadline) const;

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <thread>
 
 namespace lockstep::comm {
 
@@ -16,6 +17,9 @@ constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
+// How long a rank may take to answer whether it is there, and how many are asked.
+constexpr milliseconds kAskTime(500);
+constexpr int kMostAsked = 64;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -43,7 +47,8 @@ Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links
     : settings_(std::move(settings)),
       links_(std::move(links)),
       heap_(std::move(heap)),
-      interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      states_(links_.size(), PeerState::alive) {
   LOCKSTEP_CHECK(settings_.topology.host_of.size() == links_.size());
   for (const auto& link : links_) {
     if (!link) continue;
@@ -73,6 +78,7 @@ std::string Transport::kind() const {
 void Transport::begin(const Fingerprint& call, Deadline deadline) {
   call_ = call;
   deadline_ = deadline;
+  if (call.operation != Operation::exchange) settings_.mailbox->set_sequence(call.sequence);
   // A rank that comes late may find everything it waits for in its buffers, and must still not go
   // on in a group that is over.
   for (const auto& link : links_) {
@@ -122,9 +128,13 @@ void Transport::wait(Ready ready, int peer) {
     if (turn % 64 == 0 && Clock::now() >= spin_until) break;
   }
   // Peers are looked at before each sleep: what would wake us may have come, and been read, while an
-  // earlier call waited for something else.
+  // earlier call waited for something else. What a peer sent before it went still counts.
   while (true) {
-    check_peers(peer);
+    if (!look_at_peers()) {
+      progress_all();
+      if (ready()) return;
+      check_peers(peer);
+    }
     if (deadline_.passed()) timed_out(peer);
     sleep();
     progress_all();
@@ -138,7 +148,7 @@ void Transport::sleep() {
   std::vector<pollfd> descriptors;
   std::vector<Link*> owners;
   descriptors.push_back({interrupt_event_.get(), POLLIN, 0});
-  descriptors.push_back({settings_.mailbox ? settings_.mailbox->event() : -1, POLLIN, 0});
+  descriptors.push_back({settings_.mailbox->event(), POLLIN, 0});
   owners.resize(descriptors.size());
   bool quiet = true;
   bool broken = false;
@@ -165,6 +175,19 @@ void Transport::sleep() {
       if (link) link->take_connection();
 }
 
+// False where something is the matter with one of them, or with us.
+bool Transport::look_at_peers() {
+  bool well = !interrupted_.load(std::memory_order_acquire);
+  for (const auto& link : links_) {
+    if (!link) continue;
+    if (link->state() == PeerState::broken) link->repair(deadline_);
+    PeerState& state = states_[static_cast<std::size_t>(link->peer())];
+    state = link->state();
+    well = well && (state == PeerState::alive || state == PeerState::broken);
+  }
+  return well;
+}
+
 void Transport::check_peers(int awaited_peer) {
   if (interrupted_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(interrupt_mutex_);
@@ -174,8 +197,7 @@ void Transport::check_peers(int awaited_peer) {
   std::vector<int> dead;
   for (const auto& link : links_) {
     if (!link) continue;
-    if (link->state() == PeerState::broken) link->repair(deadline_);
-    switch (link->state()) {
+    switch (states_[static_cast<std::size_t>(link->peer())]) {
       case PeerState::alive:
       case PeerState::broken: break;
       case PeerState::aborted:
@@ -209,17 +231,56 @@ void Transport::fail(CommError::Details details) {
   throw CommError(std::move(details));
 }
 
+// Whom we wait for may wait for another one itself. So everyone is asked: who does not answer is
+// stopped or cut off, who has not come to this call is behind.
 void Transport::timed_out(int awaited_peer) {
-  std::vector<int> missing;
+  std::vector<int> waited_for;
   for (const auto& link : links_)
-    if (link && (link->peer() == awaited_peer || !link->idle())) missing.push_back(link->peer());
+    if (link && (link->peer() == awaited_peer || !link->idle())) waited_for.push_back(link->peer());
+  std::vector<std::optional<Endpoint::Answer>> answers(links_.size());
+  std::vector<int> asked = waited_for;
+  if (size() <= kMostAsked) {
+    asked.clear();
+    for (const auto& link : links_)
+      if (link) asked.push_back(link->peer());
+  }
+  {
+    std::vector<std::jthread> askers;
+    for (const int peer : asked) {
+      askers.emplace_back([this, peer, &answers] {
+        try {
+          answers[static_cast<std::size_t>(peer)] =
+              settings_.ask(peer, Deadline::after(kAskTime));
+        } catch (const Error&) {
+        }
+      });
+    }
+  }
+  std::vector<int> silent;
+  std::vector<int> behind;
+  for (const int peer : asked) {
+    const auto& answer = answers[static_cast<std::size_t>(peer)];
+    if (!answer) {
+      silent.push_back(peer);
+    } else if (answer->notice) {
+      failed_ = true;
+      throw answer->notice->error(settings_.group, settings_.rank);
+    } else if (answer->sequence < call_.sequence && call_.operation != Operation::exchange) {
+      behind.push_back(peer);
+    }
+  }
+  std::string text = fmt::format("Rank {} waited {:.1f} s in {} for {}.", settings_.rank,
+                                 deadline_.span_seconds(), call_.text(), list_ranks(waited_for));
+  if (!silent.empty())
+    text += fmt::format(" No answer from {}: stopped, or unreachable.", list_ranks(silent));
+  if (!behind.empty())
+    text += fmt::format(" Not yet in this call: {}.", list_ranks(behind));
+  std::vector<int> missing = silent;
+  missing.insert(missing.end(), behind.begin(), behind.end());
+  std::sort(missing.begin(), missing.end());
   fail({.fault = Fault::timeout,
-        .ranks = missing,
-        .explanation =
-            fmt::format("Rank {} waited {:.1f} s in {} for {}, which did not do its part. It may be "
-                        "stopped, stuck before this call, or unreachable.",
-                        settings_.rank, deadline_.span_seconds(), call_.text(),
-                        list_ranks(missing))});
+        .ranks = missing.empty() ? waited_for : missing,
+        .explanation = text});
 }
 
 void Transport::tell(const Notice& notice) {

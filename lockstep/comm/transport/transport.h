@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -41,6 +42,8 @@ class Transport {
     std::size_t longest_view = 0;
     // Where connections that are made again arrive.
     std::shared_ptr<Mailbox> mailbox;
+    // How the group is doing at a peer; throws where it does not answer. Called from several threads.
+    std::function<Endpoint::Answer(int peer, Deadline deadline)> ask;
   };
 
   // links[rank] is empty.
@@ -95,6 +98,7 @@ class Transport {
   void wait(Ready ready, int peer);
   void sleep();
   void progress_all();
+  bool look_at_peers();
   void check_peers(int awaited_peer);
   [[noreturn]] void fail(CommError::Details details);
   [[noreturn]] void timed_out(int awaited_peer);
@@ -107,6 +111,7 @@ class Transport {
   std::mutex interrupt_mutex_;
   std::optional<Notice> interrupt_notice_;
   bool failed_ = false;
+  std::vector<PeerState> states_;  // by rank, as look_at_peers() found them
   std::optional<Clock::time_point> death_seen_;
 
   Fingerprint call_;

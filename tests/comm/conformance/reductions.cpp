@@ -1,4 +1,5 @@
 // all_reduce and reduce_scatter: every dtype, reduction, size and algorithm.
+#include <algorithm>
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -16,7 +17,7 @@ namespace {
 // 0, 1, odd; beyond one round (16 KiB), beyond a slot (128 KiB), and long.
 constexpr std::int64_t kSizes[] = {0, 1, 17, 8191};
 constexpr std::int64_t kLarge = 300'007;
-constexpr std::int64_t kHuge = 1'500'001;
+constexpr std::int64_t kHuge = 800'001;
 
 std::vector<Algorithm> algorithms(Suite& suite, Operation operation) {
   std::vector<Algorithm> all = {Algorithm::automatic};
@@ -108,7 +109,7 @@ void check_special_values(Suite& suite, at::ScalarType dtype) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
   for (const ReduceOp op : kReductions) {
-    for (int bad = 0; bad < suite.size(); ++bad) {
+    for (int bad = 0; bad < suite.size(); bad += std::max(suite.size() - 1, 1)) {
       suite.cell(fmt::format("all_reduce {} of {} with a NaN on rank {}", name(op),
                              name(dtype_of(dtype)), bad),
                  [&] {

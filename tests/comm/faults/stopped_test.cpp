@@ -1,0 +1,150 @@
+// Ranks that stop, leave, or are called off.
+#include <signal.h>
+
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "collective.h"
+
+namespace lockstep::comm::faults {
+namespace {
+
+constexpr milliseconds kTimeout(2000);
+
+class Absent : public ::testing::TestWithParam<Media> {};
+
+TEST_P(Absent, AStoppedRankIsNamedAtTheDeadlineAndCannotComeBack) {
+  for (const Collective collective :
+       {Collective{Operation::all_reduce, Algorithm::direct, 1000},
+        Collective{Operation::all_reduce, Algorithm::direct, 600'000},
+        Collective{Operation::all_reduce, Algorithm::tree, 1000},
+        Collective{Operation::all_gather, Algorithm::ring, 600'000},
+        Collective{Operation::barrier, Algorithm::direct, 0}}) {
+    SCOPED_TRACE(collective.name());
+    constexpr int kVictim = 1;
+    Job job(4, {.media = GetParam()}, [&](Rank& rank) {
+      run(rank, collective, 0, kTimeout);
+      rank.say("ready");
+      rank.hear("go");
+      run(rank, collective, 1, kTimeout);
+      run(rank, collective, 2, kTimeout);
+    });
+    for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(job.says(rank, "ready"));
+    job.signal(kVictim, SIGSTOP);
+    const auto begin = Clock::now();
+    for (int rank = 0; rank < 4; ++rank) job.tell(rank, "go");
+    for (const int rank : {0, 2, 3}) {
+      const Outcome outcome = job.outcome(rank, milliseconds(10'000));
+      ASSERT_TRUE(outcome.failed) << outcome.text;
+      EXPECT_EQ(outcome.fault, Fault::timeout) << outcome.text;
+      EXPECT_EQ(outcome.ranks, std::vector<int>{kVictim}) << "rank " << rank << ":" << outcome.text;
+      EXPECT_GE(outcome.at - begin, kTimeout - milliseconds(100));
+      EXPECT_LT(outcome.at - begin, kTimeout + milliseconds(3000));
+    }
+    // It wakes up in a group that has ended without it.
+    job.signal(kVictim, SIGCONT);
+    const Outcome stale = job.outcome(kVictim, milliseconds(10'000));
+    EXPECT_TRUE(stale.failed) << stale.text << stale.said;
+  }
+}
+
+// A rank that is stopped for less than the deadline costs time and nothing else.
+TEST_P(Absent, AShortStopIsForgiven) {
+  Job job(3, {.media = GetParam()}, [](Rank& rank) {
+    std::uint32_t all = 0;
+    for (int round = 0; round < 200; ++round) {
+      all ^= run(rank, {Operation::all_reduce, Algorithm::direct, 100'000}, round,
+                 milliseconds(20'000));
+      if (round == 20) rank.say("ready");
+    }
+    rank.say(fmt::format("result {}", all));
+  });
+  ASSERT_TRUE(job.says(1, "ready"));
+  job.signal(1, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(700));
+  job.signal(1, SIGCONT);
+  std::string first;
+  for (int rank = 0; rank < 3; ++rank) {
+    const Outcome outcome = job.outcome(rank);
+    EXPECT_FALSE(outcome.failed || outcome.gone) << outcome.text;
+    const std::string result = outcome.said.substr(outcome.said.find("result"));
+    if (rank == 0) first = result;
+    EXPECT_EQ(result, first);
+  }
+}
+
+TEST_P(Absent, ARankThatLeftInGoodOrderIsNamed) {
+  for (const int leaver : {0, 2}) {
+    Job job(3, {.media = GetParam()}, [leaver](Rank& rank) {
+      run(rank, {Operation::barrier, Algorithm::direct, 0}, 0, milliseconds(20'000));
+      if (rank.rank() == leaver) return;
+      run(rank, {Operation::all_reduce, Algorithm::direct, 1000}, 0, milliseconds(20'000));
+    });
+    EXPECT_FALSE(job.outcome(leaver).failed);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == leaver) continue;
+      const Outcome outcome = job.outcome(rank, milliseconds(10'000));
+      ASSERT_TRUE(outcome.failed) << outcome.text;
+      EXPECT_EQ(outcome.fault, Fault::peer_lost) << outcome.text;
+      EXPECT_EQ(outcome.ranks, std::vector<int>{leaver}) << outcome.text;
+      EXPECT_NE(outcome.text.find("good order"), std::string::npos) << outcome.text;
+    }
+  }
+}
+
+// Ranks that have done their part may leave at once, whoever is still reading.
+TEST_P(Absent, LeavingAfterTheLastCallHarmsNobody) {
+  for (const Collective& collective : every_collective()) {
+    SCOPED_TRACE(collective.name());
+    Job job(4, {.media = GetParam()}, [&](Rank& rank) {
+      if (rank.rank() == 3) std::this_thread::sleep_for(milliseconds(5));
+      run(rank, collective, 0, milliseconds(20'000));
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      const Outcome outcome = job.outcome(rank);
+      ASSERT_FALSE(outcome.failed || outcome.gone) << "rank " << rank << ": " << outcome.text;
+    }
+  }
+}
+
+TEST_P(Absent, AnInterruptEndsTheWaitOnEveryRank) {
+  Job job(4, {.media = GetParam()}, [](Rank& rank) {
+    std::thread other;
+    if (rank.rank() == 2)
+      other = std::thread([&rank] {
+        std::this_thread::sleep_for(milliseconds(30));
+        rank.transport().interrupt({.fault = Fault::aborted,
+                                    .found_by = 2,
+                                    .operation = "abort",
+                                    .ranks = {2},
+                                    .explanation = "called off"});
+      });
+    rank.say("ready");
+    if (rank.rank() == 0) rank.hear("never");
+    try {
+      run(rank, {Operation::all_reduce, Algorithm::direct, 1000}, 0, milliseconds(20'000));
+    } catch (...) {
+      if (other.joinable()) other.join();
+      throw;
+    }
+  });
+  ASSERT_TRUE(job.says(0, "ready"));
+  const auto begin = Clock::now();
+  for (const int rank : {1, 2, 3}) {
+    const Outcome outcome = job.outcome(rank, milliseconds(10'000));
+    ASSERT_TRUE(outcome.failed) << outcome.text;
+    EXPECT_EQ(outcome.fault, Fault::aborted) << outcome.text;
+    EXPECT_EQ(outcome.ranks, std::vector<int>{2}) << outcome.text;
+    EXPECT_NE(outcome.text.find("called off"), std::string::npos) << outcome.text;
+  }
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
+}
+
+INSTANTIATE_TEST_SUITE_P(Media, Absent, ::testing::Values(Media::shared_memory, Media::tcp),
+                         [](const auto& info) {
+                           return info.param == Media::tcp ? "tcp" : "shm";
+                         });
+
+}  // namespace
+}  // namespace lockstep::comm::faults
