@@ -30,14 +30,18 @@ void check_tensor(const at::Tensor& tensor, const char* what, Operation operatio
                      name(operation), what, shape_text(tensor));
 }
 
+void check_same_device(const at::Tensor& first, const at::Tensor& other, Operation operation) {
+  if (first.device() != other.device())
+    throw UsageError("{}: the tensors of one call must be on one device, these are on {} and {}",
+                     name(operation), first.device().str(), other.device().str());
+}
+
 void check_same_kind(const at::Tensor& first, const at::Tensor& other, Operation operation) {
+  check_same_device(first, other, operation);
   if (first.scalar_type() != other.scalar_type())
     throw UsageError("{}: the tensors of one call must have one dtype, these have {} and {}",
                      name(operation), c10::toString(first.scalar_type()),
                      c10::toString(other.scalar_type()));
-  if (first.device() != other.device())
-    throw UsageError("{}: the tensors of one call must be on one device, these are on {} and {}",
-                     name(operation), first.device().str(), other.device().str());
 }
 
 void check_reduction(ReduceOp op, DType dtype, Operation operation) {
@@ -295,6 +299,7 @@ Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options
       throw UsageError("exchange: {} is not another rank of the group '{}' (this is rank {} of {})",
                        transfer.peer, info_.name, rank(), size());
     check(transfer.tensor, "tensor", Operation::exchange);
+    check_same_device(transfers.front().tensor, transfer.tensor, Operation::exchange);
     call.fingerprint.dtype = dtype_of(transfer.tensor.scalar_type());
     call.fingerprint.count += static_cast<std::uint64_t>(transfer.tensor.numel());
   }

@@ -47,11 +47,10 @@ struct Flight {
 class Pending final : public PendingCall {
  public:
   Pending(std::shared_ptr<Executor> executor, std::shared_ptr<Job> job,
-          std::shared_ptr<Flight> flight, Deadline deadline, GroupInfo group)
+          std::shared_ptr<Flight> flight, std::string group)
       : executor_(std::move(executor)),
         job_(std::move(job)),
         flight_(std::move(flight)),
-        deadline_(deadline),
         group_(std::move(group)) {}
 
   bool done() const override {
@@ -75,7 +74,7 @@ class Pending final : public PendingCall {
     const Fingerprint& call = flight_->call.fingerprint;
     throw CommError({.fault = Fault::timeout,
                      .operation = name(call.operation),
-                     .group = group_.name,
+                     .group = group_,
                      .sequence = call.sequence,
                      .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
                                                 "over; it goes on.",
@@ -85,8 +84,7 @@ class Pending final : public PendingCall {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Job> job_;
   std::shared_ptr<Flight> flight_;
-  Deadline deadline_;
-  GroupInfo group_;
+  std::string group_;
 };
 
 class TransportCommunicator final : public Communicator {
@@ -164,7 +162,7 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   flight->call = std::move(call);
   auto job = std::make_shared<Job>([this, flight] { run(*flight); }, deadline);
   executor_->submit(job, launch);
-  return std::make_shared<Pending>(executor_, std::move(job), std::move(flight), deadline, info());
+  return std::make_shared<Pending>(executor_, std::move(job), std::move(flight), name());
 }
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {

@@ -164,13 +164,8 @@ net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id
                           Medium medium, Deadline deadline) const {
   net::Fd connection = medium == Medium::tcp ? net::connect_tcp(to.tcp, deadline)
                                              : net::connect_unix(to.unix_name, deadline);
-  introduce(connection, group_id, from, deadline);
-  return connection;
-}
-
-void Endpoint::introduce(const net::Fd& connection, const std::string& group_id, int from,
-                         Deadline deadline) const {
   net::introduce(connection, secret_, purpose_of(group_id, from), deadline);
+  return connection;
 }
 
 Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& group_id,

@@ -80,10 +80,6 @@ class Endpoint {
   // Connects to another endpoint's mailbox for a group, as rank `from` of it. CommError.
   net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, Medium medium,
                   Deadline deadline) const;
-  // The same on a TCP connection that stands already.
-  void introduce(const net::Fd& connection, const std::string& group_id, int from,
-                 Deadline deadline) const;
-
   // Asks another endpoint, over a fresh TCP connection to it, how a group is doing there.
   struct Answer {
     bool open = false;
