@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include <lockstep/comm/algorithms/partition.h>
 
@@ -35,18 +36,15 @@ void combine_views(Transport& transport, const Reduction& reduction, const std::
   for_each_peer(transport, [&](int peer) { transport.release(peer); });
 }
 
+// The result goes to scratch first: until end() a message may have to be sent from `data`, for the
+// first time where a peer is slow to take it, or again where a connection broke.
 void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
-  // Peers may read shared memory in place while we overwrite it: send a copy.
-  std::vector<std::byte> copy;
-  ConstBytes sent = data;
-  if (transport.shared_with_all(data.data(), data.size())) {
-    copy.assign(data.begin(), data.end());
-    sent = copy;
-  }
-  for_each_peer(transport, [&](int peer) { transport.post_send(peer, sent); });
-  combine_views(transport, reduction, sent.data(), data.data(),
+  const auto result = std::make_unique_for_overwrite<std::byte[]>(data.size());
+  for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
+  combine_views(transport, reduction, data.data(), result.get(),
                 data.size() / reduction.element_bytes());
   transport.end();
+  if (!data.empty()) std::memcpy(data.data(), result.get(), data.size());
 }
 
 // One rank's part of an all-reduce is worked through in blocks, so that blocks of one round travel

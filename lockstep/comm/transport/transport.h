@@ -62,16 +62,14 @@ class Transport {
   // Waits until nothing posted is outstanding.
   void end();
 
-  void post_send(int peer, std::span<const std::byte> bytes) { link(peer).post_send(call_, bytes); }
-  void post_receive(int peer, std::span<std::byte> bytes) {
-    link(peer).post_receive(call_, bytes);
-  }
+  void post_send(int peer, std::span<const std::byte> bytes) { post_send(peer, call_, bytes); }
+  void post_receive(int peer, std::span<std::byte> bytes) { post_receive(peer, call_, bytes); }
   // For transfers that are numbered on their own.
   void post_send(int peer, const Fingerprint& transfer, std::span<const std::byte> bytes) {
-    link(peer).post_send(transfer, bytes);
+    guard([&] { link(peer).post_send(transfer, bytes); });
   }
   void post_receive(int peer, const Fingerprint& transfer, std::span<std::byte> bytes) {
-    link(peer).post_receive(transfer, bytes);
+    guard([&] { link(peer).post_receive(transfer, bytes); });
   }
 
   // Waits for all receives posted for `peer`.
@@ -82,8 +80,6 @@ class Transport {
   void release(int peer) { link(peer).release_view(); }
   // The longest message that can be viewed. The same on all ranks, so that they cut alike.
   std::size_t longest_view() const { return settings_.longest_view; }
-  // True where a message from here can be seen by every peer in place, however long.
-  bool shared_with_all(const std::byte* data, std::size_t bytes) const;
 
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
@@ -94,8 +90,25 @@ class Transport {
  private:
   Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
 
+  // Runs what may throw. The links let go of the call's memory before anyone above gives it back.
+  template <typename Step>
+  void guard(Step step) {
+    try {
+      step();
+    } catch (...) {
+      failed_ = true;
+      for (const auto& link : links_)
+        if (link) link->abandon_call();
+      throw;
+    }
+  }
+
   template <typename Ready>
-  void wait(Ready ready, int peer);
+  void wait(Ready ready, int peer) {
+    guard([&] { wait_until(ready, peer); });
+  }
+  template <typename Ready>
+  void wait_until(Ready ready, int peer);
   void sleep();
   void progress_all();
   bool look_at_peers();
@@ -106,7 +119,6 @@ class Transport {
   Settings settings_;
   std::vector<std::unique_ptr<Link>> links_;
   std::shared_ptr<SharedHeap> heap_;
-  bool all_shm_ = true;
   net::Fd interrupt_event_;
   std::atomic<bool> interrupted_{false};
   std::mutex interrupt_mutex_;
