@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include <lockstep/comm/algorithms/partition.h>
 
@@ -46,18 +47,15 @@ std::vector<bool> combine_views(Transport& transport, const Reduction& reduction
   return written;
 }
 
+// The result goes to scratch first: until end() a message may have to be sent from `data`, for the
+// first time where a peer is slow to take it, or again where a connection broke.
 void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
-  // Peers must not see memory that we overwrite: what they would view in place is copied first.
-  std::vector<std::byte> copy;
-  ConstBytes sent = data;
-  for_each_peer(transport, [&](int peer) {
-    if (copy.empty() && transport.shares(peer, data)) copy.assign(data.begin(), data.end());
-  });
-  if (!copy.empty()) sent = copy;
-  for_each_peer(transport, [&](int peer) { transport.post_send(peer, sent); });
-  combine_views(transport, reduction, sent.data(), data.data(),
+  const auto result = std::make_unique_for_overwrite<std::byte[]>(data.size());
+  for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
+  combine_views(transport, reduction, data.data(), result.get(),
                 data.size() / reduction.element_bytes(), Reach::own_memory);
   transport.end();
+  if (!data.empty()) std::memcpy(data.data(), result.get(), data.size());
 }
 
 // One rank's part of an all-reduce is worked through in blocks, so that blocks of one round travel

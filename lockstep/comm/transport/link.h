@@ -81,6 +81,12 @@ class Link {
   // Called when a call ends, once sends_done(): nothing may refer to the call's memory afterwards.
   virtual void end_call() {}
 
+  // Called when a call fails, while its memory is still there: nothing may refer to it afterwards.
+  virtual void abandon_call() {
+    sends_.clear();
+    receives_.clear();
+  }
+
   // Whether somebody waits for the next message with try_view().
   void set_view_wanted(bool wanted) { view_wanted_ = wanted; }
 

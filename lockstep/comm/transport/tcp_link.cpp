@@ -253,6 +253,12 @@ void TcpLink::end_call() {
   for (Frame& frame : unacknowledged_) frame.own();
 }
 
+// A frame that is half out has to be finished before anything else can be said.
+void TcpLink::abandon_call() {
+  Link::abandon_call();
+  if (written_ != 0 && !control_) unacknowledged_[to_send_].own();
+}
+
 // ---- in ----------------------------------------------------------------------------------------
 
 // Sees to it that the buffer holds `wanted` bytes; false where they have not come yet.

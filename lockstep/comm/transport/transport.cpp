@@ -50,10 +50,8 @@ Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links
       interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       states_(links_.size(), PeerState::alive) {
   LOCKSTEP_CHECK(settings_.topology.host_of.size() == links_.size());
-  for (const auto& link : links_) {
-    if (!link) continue;
-    LOCKSTEP_CHECK(link->longest_view() >= settings_.longest_view);
-  }
+  for (const auto& link : links_)
+    if (link) LOCKSTEP_CHECK(link->longest_view() >= settings_.longest_view);
 }
 
 Transport::~Transport() {
@@ -104,7 +102,8 @@ void Transport::wait_received(int peer) {
 
 View Transport::view(int peer, std::size_t bytes) {
   Link& from = link(peer);
-  std::optional<View> found = from.try_view(call_, bytes);
+  std::optional<View> found;
+  guard([&] { found = from.try_view(call_, bytes); });
   if (found) return *found;
   from.set_view_wanted(true);
   wait([&] { return (found = from.try_view(call_, bytes)).has_value(); }, peer);
@@ -118,7 +117,7 @@ void Transport::progress_all() {
 }
 
 template <typename Ready>
-void Transport::wait(Ready ready, int peer) {
+void Transport::wait_until(Ready ready, int peer) {
   if (ready()) return;
   const auto spin_until = Clock::now() + settings_.spin;
   for (unsigned turn = 1; settings_.spin.count() != 0; ++turn) {

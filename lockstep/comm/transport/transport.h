@@ -62,16 +62,14 @@ class Transport {
   // Waits until nothing posted is outstanding.
   void end();
 
-  void post_send(int peer, std::span<const std::byte> bytes) { link(peer).post_send(call_, bytes); }
-  void post_receive(int peer, std::span<std::byte> bytes) {
-    link(peer).post_receive(call_, bytes);
-  }
+  void post_send(int peer, std::span<const std::byte> bytes) { post_send(peer, call_, bytes); }
+  void post_receive(int peer, std::span<std::byte> bytes) { post_receive(peer, call_, bytes); }
   // For transfers that are numbered on their own.
   void post_send(int peer, const Fingerprint& transfer, std::span<const std::byte> bytes) {
-    link(peer).post_send(transfer, bytes);
+    guard([&] { link(peer).post_send(transfer, bytes); });
   }
   void post_receive(int peer, const Fingerprint& transfer, std::span<std::byte> bytes) {
-    link(peer).post_receive(transfer, bytes);
+    guard([&] { link(peer).post_receive(transfer, bytes); });
   }
 
   // Waits for all receives posted for `peer`.
@@ -94,8 +92,25 @@ class Transport {
  private:
   Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
 
+  // Runs what may throw. The links let go of the call's memory before anyone above gives it back.
+  template <typename Step>
+  void guard(Step step) {
+    try {
+      step();
+    } catch (...) {
+      failed_ = true;
+      for (const auto& link : links_)
+        if (link) link->abandon_call();
+      throw;
+    }
+  }
+
   template <typename Ready>
-  void wait(Ready ready, int peer);
+  void wait(Ready ready, int peer) {
+    guard([&] { wait_until(ready, peer); });
+  }
+  template <typename Ready>
+  void wait_until(Ready ready, int peer);
   void sleep();
   void progress_all();
   bool look_at_peers();

@@ -92,6 +92,24 @@ TEST(BadNetwork, ResetConnectionsAreMadeAgain) {
   EXPECT_GT(connections, kRanks) << "nothing was cut";
 }
 
+// Short calls: what must be sent again may be from a call whose result has already been written over
+// its input.
+TEST(BadNetwork, ShortCallsSurviveResetsToo) {
+  for (const std::size_t count : {100u, 4000u}) {
+    WiredJob wired([count](Rank& rank) {
+      work_for(rank, milliseconds(2000), count, milliseconds(20'000));
+    });
+    for (int time = 0; time < 100; ++time) {
+      std::this_thread::sleep_for(milliseconds(17));
+      auto wire = wired.wires.begin();
+      std::advance(wire, time % wired.wires.size());
+      wire->second->cut();
+    }
+    expect_undisturbed(*wired.job);
+    if (HasFailure()) return;
+  }
+}
+
 TEST(BadNetwork, AFlippedBitIsNeverAResult) {
   WiredJob wired([](Rank& rank) {
     work_for(rank, milliseconds(2500), 200'000, milliseconds(20'000));
