@@ -48,6 +48,8 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
 void Staging::to_device(const at::Tensor& host, at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
+  // What the caller had enqueued on the tensor must not overtake the result.
+  state_->ready.block(state_->side);
   tensor.copy_(host, /*non_blocking=*/true);
 }
 

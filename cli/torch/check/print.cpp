@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 namespace lockstep::cli::inspection {
 
