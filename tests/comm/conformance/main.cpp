@@ -1,4 +1,5 @@
-// The test program, and with --rank <backend> <device> one rank of a job that runs the suite.
+// The test program; with --rank <backend> <device> one rank of a job that runs the suite, with
+// --scenario <name> one of a job that goes wrong.
 #include <cstdio>
 #include <cstring>
 
@@ -11,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
 
+#include "scenarios.h"
 #include "suite.h"
 
 namespace lockstep::comm::conformance {
@@ -52,6 +54,8 @@ int run_rank(const std::string& backend, const std::string& device_kind) {
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--rank") == 0)
     return lockstep::comm::conformance::run_rank(argv[2], argv[3]);
+  if (argc == 3 && std::strcmp(argv[1], "--scenario") == 0)
+    return lockstep::comm::conformance::run_scenario(argv[2]);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
