@@ -117,7 +117,16 @@ TcpLink::TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect)
   adopt(std::move(socket));
 }
 
-TcpLink::~TcpLink() = default;
+// A socket that is closed with unread bytes in it resets the connection, and the peer may lose the
+// notice: read on until the peer has hung up as well, for a moment.
+TcpLink::~TcpLink() {
+  const Deadline soon = Deadline::after(kNoticeTime);
+  while (told_ && socket_ && !soon.passed()) {
+    const ssize_t got = ::recv(socket_.get(), in_->buffer.data(), in_->buffer.size(), 0);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) break;
+    if (got < 0) ::usleep(1000);
+  }
+}
 
 void TcpLink::adopt(net::Fd socket) {
   socket_ = std::move(socket);
@@ -565,6 +574,7 @@ void TcpLink::send_notice(const Notice& notice) {
       write_current();
     }
     ::shutdown(socket_.get(), SHUT_WR);
+    told_ = true;
   } catch (const Error& error) {
     log::debug("telling rank {}: {}", peer(), error.what());
   }

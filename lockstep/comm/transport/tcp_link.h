@@ -85,6 +85,7 @@ class TcpLink final : public Link {
   bool lost_ = false;   // and it ends without a word of why
   PeerState end_ = PeerState::alive;  // closed, aborted or dead once known
   Notice notice_;
+  bool told_ = false;  // our own notice is on its way
   Clock::time_point next_repair_{};
   int checksum_failures_ = 0;
 
