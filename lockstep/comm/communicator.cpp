@@ -1,5 +1,6 @@
 #include <lockstep/comm/communicator.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include <lockstep/base/error.h>
@@ -62,6 +63,19 @@ std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   std::uint64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
   return count;
+}
+
+std::uint16_t count_of(const std::vector<at::Tensor>& tensors) {
+  return static_cast<std::uint16_t>(std::min<std::size_t>(tensors.size(), 0xffff));
+}
+
+// Tells lists of different lengths apart whose elements are as many in all; 0 for a single tensor.
+std::uint16_t hash_sizes(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() == 1) return 0;
+  std::uint64_t hash = 0;
+  for (const at::Tensor& tensor : tensors)
+    hash = (hash ^ static_cast<std::uint64_t>(tensor.numel())) * 0x9e3779b97f4a7c15ull + 1;
+  return static_cast<std::uint16_t>(hash >> 48 | 1);
 }
 
 constexpr std::size_t kFlightEntries = 256;
@@ -152,7 +166,8 @@ Work Communicator::all_reduce(std::vector<at::Tensor> tensors, ReduceOp op, Call
                       .operation = Operation::all_reduce,
                       .dtype = dtype_of(tensors.front().scalar_type()),
                       .reduce_op = op,
-                      .tensors = static_cast<std::uint32_t>(tensors.size())};
+                      .tensors = count_of(tensors),
+                      .sizes = hash_sizes(tensors)};
   check_reduction(op, call.fingerprint.dtype, Operation::all_reduce);
   call.outputs = std::move(tensors);
   return start(std::move(call), options, where);
@@ -186,7 +201,8 @@ Work Communicator::all_gather(std::vector<at::Tensor> outputs, at::Tensor input,
   call.fingerprint = {.count = total_elements(outputs),
                       .operation = Operation::all_gather,
                       .dtype = dtype_of(input.scalar_type()),
-                      .tensors = static_cast<std::uint32_t>(size())};
+                      .tensors = count_of(outputs),
+                      .sizes = hash_sizes(outputs)};
   call.inputs = {std::move(input)};
   call.outputs = std::move(outputs);
   return start(std::move(call), options, where);
@@ -224,7 +240,8 @@ Work Communicator::reduce_scatter(at::Tensor output, std::vector<at::Tensor> inp
                       .operation = Operation::reduce_scatter,
                       .dtype = dtype_of(output.scalar_type()),
                       .reduce_op = op,
-                      .tensors = static_cast<std::uint32_t>(size())};
+                      .tensors = count_of(inputs),
+                      .sizes = hash_sizes(inputs)};
   check_reduction(op, call.fingerprint.dtype, Operation::reduce_scatter);
   call.inputs = std::move(inputs);
   call.outputs = {std::move(output)};
@@ -263,7 +280,7 @@ Work Communicator::all_to_all(std::vector<at::Tensor> outputs, std::vector<at::T
   // Lengths differ from rank to rank, so they are compared message by message, not here.
   call.fingerprint = {.operation = Operation::all_to_all,
                       .dtype = dtype_of(inputs.front().scalar_type()),
-                      .tensors = static_cast<std::uint32_t>(size())};
+                      .tensors = count_of(inputs)};
   call.inputs = std::move(inputs);
   call.outputs = std::move(outputs);
   return start(std::move(call), options, where);
@@ -284,7 +301,8 @@ Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOpti
                       .root = root,
                       .operation = Operation::broadcast,
                       .dtype = dtype_of(tensors.front().scalar_type()),
-                      .tensors = static_cast<std::uint32_t>(tensors.size())};
+                      .tensors = count_of(tensors),
+                      .sizes = hash_sizes(tensors)};
   call.outputs = std::move(tensors);
   return start(std::move(call), options, where);
 }
@@ -293,7 +311,8 @@ Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options
   check_algorithm(Operation::exchange, options.algorithm);
   Call call;
   call.fingerprint = {.operation = Operation::exchange,
-                      .tensors = static_cast<std::uint32_t>(transfers.size())};
+                      .tensors = static_cast<std::uint16_t>(std::min<std::size_t>(
+                          transfers.size(), 0xffff))};
   for (const Transfer& transfer : transfers) {
     if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank())
       throw UsageError("exchange: {} is not another rank of the group '{}' (this is rank {} of {})",

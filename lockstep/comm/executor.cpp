@@ -58,8 +58,10 @@ void Executor::run_next(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     if (error && !failure_) failure_ = error;
   }
+  lock.unlock();
+  job->run_ = nullptr;  // lets go of the tensors: whatever their deleters do, nobody is held up
+  lock.lock();
   job->error_ = error;
-  job->run_ = nullptr;  // lets go of the tensors
   job->done_ = true;
   queue_.pop_front();
   if (in_background_ > 0) --in_background_;
@@ -74,8 +76,12 @@ bool Executor::done(const Job& job) const {
 
 bool Executor::wait(const std::shared_ptr<Job>& job, Deadline deadline) {
   std::unique_lock lock(mutex_);
-  // A waiter that has less time than the job itself must not run it: it could not stop in time.
-  const bool may_run = deadline.at() >= job->deadline_.at();
+  // A waiter that has less time than the jobs it would have to run must not: it could not stop.
+  bool may_run = true;
+  for (const auto& before : queue_) {
+    may_run = may_run && deadline.at() >= before->deadline_.at();
+    if (before == job) break;
+  }
   while (!job->done_) {
     if (!running_ && may_run) {
       run_next(lock);
@@ -97,7 +103,7 @@ void Executor::fail(std::exception_ptr error, const std::function<void()>& meanw
   std::unique_lock lock(mutex_);
   if (failure_) return;
   failure_ = error;
-  // Whoever runs a job now has been interrupted and will come back soon.
+  // Whoever runs a job now has been interrupted; it comes back at once where it waits for a peer.
   changed_.wait(lock, [this] { return !running_; });
   running_ = true;
   lock.unlock();

@@ -19,6 +19,7 @@ std::string Fingerprint::text() const {
     default: text += fmt::format(" ({} {}", count, name(dtype)); break;
   }
   if (tensors != 1) text += fmt::format(" in {} tensors", tensors);
+  if (sizes != 0) text += fmt::format(" of lengths [{:04x}]", sizes);
   if (algorithm != Algorithm::automatic) text += fmt::format(", {}", name(algorithm));
   return text + ")";
 }

@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// Travels in the first message of each call between each pair of ranks; fixed layout, no padding.
+// Travels in every message; fixed layout, no padding.
 struct Fingerprint {
   std::uint64_t sequence = 0;    // number of the call in its group; of the pair for an exchange
   std::uint64_t count = 0;       // elements, all ranks' together where the sizes are even
@@ -19,7 +19,8 @@ struct Fingerprint {
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint32_t tensors = 1;     // of a coalesced call
+  std::uint16_t tensors = 1;     // in a list; more count as 65535
+  std::uint16_t sizes = 0;       // a hash of their lengths, where those must agree
 
   bool operator==(const Fingerprint&) const = default;
 

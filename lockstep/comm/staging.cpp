@@ -42,6 +42,7 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
   state_->ready.block(state_->side);
   at::Tensor host = host_like(tensor);
   host.copy_(tensor);  // blocks until the bytes are here
+  keep_for_side_stream(tensor);
   return host;
 }
 
@@ -51,6 +52,13 @@ void Staging::to_device(const at::Tensor& host, at::Tensor& tensor) {
   // What the caller had enqueued on the tensor must not overtake the result.
   state_->ready.block(state_->side);
   tensor.copy_(host, /*non_blocking=*/true);
+  keep_for_side_stream(tensor);
+}
+
+// The caller may let go of a tensor while the side stream still works on it: its memory must not be
+// given to someone else before.
+void Staging::keep_for_side_stream(const at::Tensor& tensor) {
+  state_->guard.recordDataPtrOnStream(tensor.storage().data_ptr(), state_->side);
 }
 
 void Staging::finish() { state_->done.record(state_->side); }

@@ -30,6 +30,8 @@ class Staging {
   bool arrived() const;
 
  private:
+  void keep_for_side_stream(const at::Tensor& tensor);
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -64,13 +64,18 @@ class Pending final : public PendingCall {
 
   void wait_on_host(Deadline deadline) override {
     wait_for_job(deadline);
-    while (flight_->staging && !flight_->staging->arrived())
+    while (flight_->staging && !flight_->staging->arrived()) {
+      if (deadline.passed()) give_up(deadline);
       std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 
  private:
   void wait_for_job(Deadline deadline) {
-    if (executor_->wait(job_, deadline)) return;
+    if (!executor_->wait(job_, deadline)) give_up(deadline);
+  }
+
+  [[noreturn]] void give_up(Deadline deadline) const {
     const Fingerprint& call = flight_->call.fingerprint;
     throw CommError({.fault = Fault::timeout,
                      .operation = name(call.operation),
@@ -251,9 +256,10 @@ void TransportCommunicator::run_on_host(const Call& call) {
         comm::broadcast(*transport_, algorithm, bytes_of(tensor), fingerprint.root);
       return;
     case Operation::exchange: return run_exchange(call);
-    case Operation::barrier:
-    case Operation::split: return comm::barrier(*transport_);
+    case Operation::barrier: return comm::barrier(*transport_);
+    case Operation::split: break;  // is made of an all_gather
   }
+  LOCKSTEP_CHECK(false, "a call of {}", comm::name(fingerprint.operation));
 }
 
 // Small tensors of a list are packed: one message is cheaper than many, and the bits are the same.
@@ -347,7 +353,10 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   mine[0] = request.color;
   mine[1] = request.key;
   at::Tensor all = at::empty({size(), 2}, at::kLong);
-  all_gather(all, mine, {.launch = Launch::on_wait}).wait_on_host(deadline);
+  all_gather(all, mine,
+             {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),
+              .launch = Launch::on_wait})
+      .wait_on_host();
   if (request.color < 0) return nullptr;
 
   const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());

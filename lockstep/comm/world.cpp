@@ -216,19 +216,26 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
                                  .bind_address = bind_host});
 
   auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
-  const std::string group_id = fmt::format("{}/{}", launch.run_id, launch.restart_count);
+  std::string group_id = fmt::format("{}/{}", launch.run_id, launch.restart_count);
   std::vector<EndpointAddress> addresses = {endpoint->address()};
-  if (launch.world_size > 1)
-    addresses = exchange_addresses(*meeting.store,
-                                   fmt::format("lockstep/{}/rank", launch.restart_count),
-                                   endpoint->address(), world, deadline);
+  if (launch.world_size > 1) {
+    // A process may join again after it has left: each time under keys of its own.
+    const auto join = meeting.store->add(
+        fmt::format("lockstep/{}/joins/{}", launch.restart_count, launch.rank), 1, deadline);
+    group_id += fmt::format("/{}", join);
+    addresses = exchange_addresses(*meeting.store, "lockstep/" + group_id, endpoint->address(),
+                                   world, deadline);
+  }
   auto communicator = make_transport_communicator(endpoint, world, group_id, std::move(addresses),
                                                   {.media = *media,
                                                    .algorithm = options.algorithm,
                                                    .timeout = options.timeout,
                                                    .flight_directory = launch.flight_directory});
   // Whoever hosts the store must not take it away before all have read it.
-  communicator->barrier({.launch = Launch::on_wait}).wait_on_host(deadline);
+  communicator
+      ->barrier({.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),
+                 .launch = Launch::on_wait})
+      .wait_on_host();
   return communicator;
 }
 

@@ -70,7 +70,7 @@ Algorithm choose_algorithm(Operation operation, Algorithm wanted, std::size_t by
 
 void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& reduction,
                 Bytes data) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // which has nothing to do then
+  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
   switch (algorithm) {
     case Algorithm::tree: return tree::all_reduce(transport, reduction, data);
     case Algorithm::ring:
@@ -84,7 +84,7 @@ void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& redu
 
 void reduce_scatter(Transport& transport, Algorithm algorithm, const Reduction& reduction,
                     Bytes output, std::span<const ConstBytes> inputs) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // which has nothing to do then
+  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
   if (algorithm == Algorithm::hierarchical)
     return hierarchical::reduce_scatter(transport, reduction, output, inputs);
   direct::reduce_scatter(transport, reduction, output, inputs);
@@ -92,7 +92,7 @@ void reduce_scatter(Transport& transport, Algorithm algorithm, const Reduction& 
 
 void all_gather(Transport& transport, Algorithm algorithm, std::span<const Bytes> outputs,
                 ConstBytes input) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // which has nothing to do then
+  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
   switch (algorithm) {
     case Algorithm::ring: return direct::all_gather_ring(transport, outputs, input);
     case Algorithm::hierarchical: return hierarchical::all_gather(transport, outputs, input);
@@ -106,7 +106,7 @@ void all_to_all(Transport& transport, std::span<const Bytes> outputs,
 }
 
 void broadcast(Transport& transport, Algorithm algorithm, Bytes data, int root) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // which has nothing to do then
+  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
   switch (algorithm) {
     case Algorithm::tree: return tree::broadcast(transport, data, root);
     case Algorithm::hierarchical: return hierarchical::broadcast(transport, data, root);

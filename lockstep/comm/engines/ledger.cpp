@@ -7,8 +7,6 @@
 
 #include <spdlog/fmt/ranges.h>
 
-#include <spdlog/fmt/ranges.h>
-
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {

@@ -3,9 +3,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include <lockstep/comm/transport/shm_link.h>
 #include <lockstep/comm/transport/tcp_link.h>
+#include <lockstep/net/socket.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
@@ -31,6 +33,25 @@ std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses
   }
   const auto available = std::count(cores.begin(), cores.end(), true);
   return ranks <= available ? kSpin : std::chrono::microseconds(0);
+}
+
+// Its host answers, but nobody listens there any more.
+bool is_gone(const EndpointAddress& address) {
+  int error = 0;
+  net::try_connect_tcp(address.tcp, Deadline::after(milliseconds(500)), error);
+  return error == ECONNREFUSED;
+}
+
+// Waits for a peer's connection, and looks in between whether there is still someone to wait for.
+template <typename Look>
+net::Fd take_connection(Mailbox& mailbox, int peer, const Deadline& deadline, Look look) {
+  constexpr milliseconds kLookInterval(100);
+  while (true) {
+    const auto slice = std::min<Clock::duration>(kLookInterval, deadline.remaining());
+    net::Fd connection = mailbox.take(peer, Deadline::after(slice));
+    if (connection || deadline.passed()) return connection;
+    look();
+  }
 }
 
 // From what all ranks know alike: some may have links of one kind only.
@@ -75,11 +96,11 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   std::shared_ptr<ShmSegment> segment;
   std::vector<std::unique_ptr<Link>> links(static_cast<std::size_t>(n));
 
-  const auto fail = [&](Fault fault, int peer, const std::string& why) {
+  const auto fail = [&](Fault fault, std::vector<int> ranks, const std::string& why) {
     throw CommError({.fault = fault,
                      .operation = "connect",
                      .group = membership.group_name,
-                     .ranks = {peer},
+                     .ranks = std::move(ranks),
                      .explanation = why});
   };
   const auto add_link = [&](int peer, net::Fd connection) {
@@ -99,16 +120,24 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
       add_link(peer, endpoint->connect(addresses[static_cast<std::size_t>(peer)],
                                        membership.group_id, self, medium_to(peer), deadline));
     } catch (const CommError& error) {
-      fail(error.fault(), peer, error.details().explanation);
+      fail(error.fault(), {peer}, error.details().explanation);
     }
   }
+  std::vector<int> missing;
   for (int peer = self + 1; peer < n; ++peer) {
-    net::Fd connection = mailbox->take(peer, deadline);
-    if (!connection)
-      fail(Fault::timeout, peer,
-           fmt::format("It did not connect within {:.1f} s.", deadline.span_seconds()));
-    add_link(peer, std::move(connection));
+    const auto& address = addresses[static_cast<std::size_t>(peer)];
+    net::Fd connection = take_connection(*mailbox, peer, deadline, [&] {
+      if (is_gone(address)) fail(Fault::peer_lost, {peer}, "Its process is gone.");
+    });
+    if (connection) {
+      add_link(peer, std::move(connection));
+    } else {
+      missing.push_back(peer);
+    }
   }
+  if (!missing.empty())
+    fail(Fault::timeout, missing,
+         fmt::format("No connection came within {:.1f} s.", deadline.span_seconds()));
 
   std::vector<ShmLink*> near;
   for (const auto& link : links)

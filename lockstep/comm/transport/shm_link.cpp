@@ -233,20 +233,23 @@ bool ShmLink::arm() {
   segment_->control().sleeping.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const bool can_receive = receiving() && arrived() != nullptr;
-  const bool can_send =
-      (!sends_.empty() || referenced_ > freed_) &&
-      outgoing_->emptied.load(std::memory_order_acquire) != freed_;
-  return !can_receive && !can_send;
+  const std::uint64_t freed_before = freed_;
+  freed_ = outgoing_->emptied.load(std::memory_order_acquire);
+  const bool can_send = !sends_.empty() && sent_ - freed_ < ShmLayout::kSlots;
+  const bool memory_is_free = freed_before < referenced_ && freed_ >= referenced_;
+  return !can_receive && !can_send && !memory_is_free;
 }
 
 void ShmLink::disarm() { segment_->control().sleeping.store(0, std::memory_order_relaxed); }
 
-// Buffers the peer has given back stay mapped here until this is read.
+// Buffers the peer has given back stay mapped until no call can be looking at them any more.
 void ShmLink::begin_call() {
   const auto now = peer_control_->announcements.load(std::memory_order_acquire);
   if (now == announcements_seen_) return;
   announcements_seen_ = now;
   read_signals();
+  for (const std::uint32_t segment : removed_) peer_heap_.erase(segment);
+  removed_.clear();
 }
 
 short ShmLink::wanted_events() const { return hung_up_ ? 0 : POLLIN; }
@@ -316,7 +319,7 @@ void ShmLink::read_signals() {
     if (signal.kind == Signal::heap_added && descriptor)
       peer_heap_.insert_or_assign(signal.segment,
                                   SharedMemory::map(std::move(descriptor), signal.bytes));
-    if (signal.kind == Signal::heap_removed) peer_heap_.erase(signal.segment);
+    if (signal.kind == Signal::heap_removed) removed_.push_back(signal.segment);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include <lockstep/comm/transport/link.h>
 #include <lockstep/comm/transport/shared_heap.h>
@@ -37,7 +38,7 @@ struct ShmRing;
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  ShmSegment(int num_ranks);
+  explicit ShmSegment(int num_ranks);
 
   const ShmLayout& layout() const { return layout_; }
   const SharedMemory& memory() const { return memory_; }
@@ -99,6 +100,7 @@ class ShmLink final : public Link {
   std::byte* outgoing_data_ = nullptr;
   std::byte* incoming_data_ = nullptr;
   std::map<std::uint32_t, SharedMemory> peer_heap_;
+  std::vector<std::uint32_t> removed_;  // of peer_heap_, to be unmapped between calls
   std::uint32_t announcements_seen_ = 0;
   std::uint64_t sent_ = 0;        // slots filled
   std::uint64_t freed_ = 0;       // of them, emptied by the peer as far as we know
