@@ -152,8 +152,9 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
                           .ask =
                               [endpoint, membership](int peer, Deadline soon) {
                                 const auto& to = membership.addresses[static_cast<std::size_t>(peer)];
-                                return endpoint->ask(net::connect_tcp(to.tcp, soon),
-                                                     membership.group_id, soon);
+                                return endpoint->ask(
+                                    net::connect_tcp(to.tcp, soon, net::IfRefused::give_up),
+                                    membership.group_id, soon);
                               }},
       std::move(links), heap);
   heap->set_announce([near](std::uint32_t id, std::size_t bytes, int descriptor) {

@@ -214,12 +214,16 @@ void Transport::check_peers(int awaited_peer) {
     }
   }
   if (dead.empty()) return;
-  if (!death_seen_) death_seen_ = Clock::now();
+  // Those seen to go first: a rank may end because another did.
+  if (!death_seen_) {
+    death_seen_ = Clock::now();
+    first_dead_ = dead;
+  }
   const bool awaited = std::find(dead.begin(), dead.end(), awaited_peer) != dead.end();
   if (awaited || Clock::now() - *death_seen_ >= kGraceForTheDead)
     fail({.fault = Fault::peer_lost,
-          .ranks = dead,
-          .explanation = dead.size() == 1 ? "Its process is gone." : "Their processes are gone."});
+          .ranks = first_dead_,
+          .explanation = first_dead_.size() == 1 ? "Its process is gone." : "Their processes are gone."});
 }
 
 void Transport::fail(CommError::Details details) {
@@ -237,6 +241,7 @@ void Transport::timed_out(int awaited_peer) {
   for (const auto& link : links_)
     if (link && (link->peer() == awaited_peer || !link->idle())) waited_for.push_back(link->peer());
   std::vector<std::optional<Endpoint::Answer>> answers(links_.size());
+  std::vector<char> gone(links_.size(), 0);  // ended on their own, perhaps for the same reason
   std::vector<int> asked = waited_for;
   if (size() <= kMostAsked) {
     asked.clear();
@@ -246,11 +251,12 @@ void Transport::timed_out(int awaited_peer) {
   {
     std::vector<std::jthread> askers;
     for (const int peer : asked) {
-      askers.emplace_back([this, peer, &answers] {
+      askers.emplace_back([this, peer, &answers, &gone] {
+        const auto at = static_cast<std::size_t>(peer);
         try {
-          answers[static_cast<std::size_t>(peer)] =
-              settings_.ask(peer, Deadline::after(kAskTime));
-        } catch (const Error&) {
+          answers[at] = settings_.ask(peer, Deadline::after(kAskTime));
+        } catch (const CommError& error) {
+          gone[at] = error.fault() == Fault::peer_lost;
         }
       });
     }
@@ -260,7 +266,7 @@ void Transport::timed_out(int awaited_peer) {
   for (const int peer : asked) {
     const auto& answer = answers[static_cast<std::size_t>(peer)];
     if (!answer) {
-      silent.push_back(peer);
+      if (gone[static_cast<std::size_t>(peer)] == 0) silent.push_back(peer);
     } else if (answer->notice) {
       failed_ = true;
       throw answer->notice->error(settings_.group, settings_.rank);

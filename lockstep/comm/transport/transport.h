@@ -128,6 +128,7 @@ class Transport {
   bool failed_ = false;
   std::vector<PeerState> states_;  // by rank, as look_at_peers() found them
   std::optional<Clock::time_point> death_seen_;
+  std::vector<int> first_dead_;
 
   Fingerprint call_;
   Deadline deadline_ = Deadline::after(milliseconds(0));

@@ -16,6 +16,7 @@ namespace {
 // The requirement; and what no noise of a busy machine excuses.
 constexpr double kWithin = 0.2;
 constexpr double kNeverBeyond = 5.0;
+constexpr auto kStay = JobOptions::Afterwards::stay;
 
 double seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
@@ -45,7 +46,7 @@ TEST_P(Killed, BeforeACallThatTheOthersAreIn) {
       double best = kNeverBeyond;
       for (int attempt = 0; attempt < 3 && best > kWithin; ++attempt) {
         const int victim = (attempt + n - 1) % n;
-        Job job(n, {.media = GetParam()}, [&](Rank& rank) {
+        Job job(n, {.media = GetParam(), .afterwards = kStay}, [&](Rank& rank) {
           run(rank, collective, 0, milliseconds(20'000));
           rank.say("ready");
           if (rank.rank() == victim) rank.hear("never");
@@ -70,7 +71,7 @@ TEST_P(Killed, AnywhereInAStreamOfCalls) {
     double best = kNeverBeyond;
     for (int attempt = 0; attempt < 3 && best > kWithin; ++attempt) {
       const int victim = static_cast<int>(generator() % 3);
-      Job job(3, {.media = GetParam()}, [&](Rank& rank) {
+      Job job(3, {.media = GetParam(), .afterwards = kStay}, [&](Rank& rank) {
         for (int round = 0;; ++round) {
           run(rank, collective, round, milliseconds(20'000));
           if (round == 2) rank.say("ready");

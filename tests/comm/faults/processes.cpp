@@ -84,6 +84,7 @@ void live(int rank, int n, const std::string& group_id, const JobOptions& option
     const std::string text = text_of(error);
     self.transport().tell(Notice::from(error, rank));
     write_line(out, text);
+    if (options.afterwards == JobOptions::Afterwards::stay) read_line(in);
   }
 }
 
