@@ -22,10 +22,13 @@ std::vector<Mistake> mistakes(Suite& suite) {
   const at::Tensor gappy = suite.room(12, at::kFloat).slice(0, 0, 12, 2);
   const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
   const at::Tensor sparse = at::eye(4).to_sparse();
-  const at::Tensor shorts = at::ones({4}, at::TensorOptions().dtype(at::kShort).device(suite.device()));
+  const at::Tensor shorts =
+      at::ones({4}, at::TensorOptions().dtype(at::kShort).device(suite.device()));
   const at::Tensor complex =
       at::ones({4}, at::TensorOptions().dtype(at::kComplexFloat).device(suite.device()));
-  const auto ones = [suite](std::int64_t count, at::ScalarType dtype) { return suite.room(count, dtype); };
+  const auto ones = [suite](std::int64_t count, at::ScalarType dtype) {
+    return suite.room(count, dtype);
+  };
   const auto some = [good](int number) {
     return std::vector<at::Tensor>(static_cast<std::size_t>(number), good(2));
   };
@@ -46,14 +49,17 @@ std::vector<Mistake> mistakes(Suite& suite) {
          g.all_reduce(std::vector<at::Tensor>{ones(1, at::kFloat), ones(1, at::kInt)});
        }},
       {"two devices", "meta",
-       [=](Communicator& g) { g.all_reduce(std::vector<at::Tensor>{good(4), elsewhere}); }},
+       [=](Communicator& g) {
+         g.all_reduce(std::vector<at::Tensor>{good(4), elsewhere});
+       }},
       {"mean of integers", "mean",
        [=](Communicator& g) { g.all_reduce(ones(1, at::kLong), ReduceOp::mean); }},
       {"mean of booleans", "mean",
        [=](Communicator& g) {
          g.reduce_scatter(ones(1, at::kBool), ones(n, at::kBool), ReduceOp::mean);
        }},
-      {"root too large", fmt::format("root {}", n), [=](Communicator& g) { g.broadcast(good(1), n); }},
+      {"root too large", fmt::format("root {}", n),
+       [=](Communicator& g) { g.broadcast(good(1), n); }},
       {"root below zero", "root -1", [=](Communicator& g) { g.broadcast(good(1), -1); }},
       {"all_gather: output too short", "all_gather",
        [=](Communicator& g) { g.all_gather(good(2 * n + 1), good(2)); }},

@@ -51,11 +51,10 @@ void check_in_flight(Suite& suite, Order order, Launch first, Launch second) {
 
 void check_launches(Suite& suite) {
   for (const Order order : {Order::forward, Order::backward, Order::last_only}) {
-    for (const auto& [first, second] :
-         {std::pair(Launch::in_background, Launch::in_background),
-          std::pair(Launch::on_wait, Launch::on_wait),
-          std::pair(Launch::in_background, Launch::on_wait),
-          std::pair(Launch::on_wait, Launch::in_background)})
+    for (const auto& [first, second] : {std::pair(Launch::in_background, Launch::in_background),
+                                        std::pair(Launch::on_wait, Launch::on_wait),
+                                        std::pair(Launch::in_background, Launch::on_wait),
+                                        std::pair(Launch::on_wait, Launch::in_background)})
       suite.cell("calls in flight", [&] { check_in_flight(suite, order, first, second); });
   }
   suite.cell("a call in the background needs no wait to be made", [&] {
@@ -115,38 +114,40 @@ void check_memory(Suite& suite) {
       suite.cell(fmt::format("calls on {} of allocated memory, on {}", count,
                              everyone ? "every rank" : "some ranks"),
                  [&] {
-        const bool here = everyone || suite.rank() % 2 == 0;
-        const auto make = [&](std::int64_t elements) {
-          return here ? suite.group().allocate({elements}, at::kFloat)
-                      : suite.room(elements, at::kFloat);
-        };
-        std::vector<at::Tensor> inputs;
-        for (int rank = 0; rank < suite.size(); ++rank)
-          inputs.push_back(values(at::kFloat, count * suite.size(), seed_of(rank, 50)));
-        const at::Tensor summed = canonical(inputs, ReduceOp::sum);
-        const bool exact = suite.group().canonical_order();
-        const auto same = [&](const at::Tensor& got, const at::Tensor& wanted, const char* what) {
-          if (exact) return suite.expect_same(got, wanted, what);
-          suite.expect(at::allclose(got.to(at::kCPU), wanted, 1e-4, 1e-4), what);
-        };
-        at::Tensor whole = make(count * suite.size());
-        at::Tensor part = make(count);
-        suite.expect(whole.numel() == count * suite.size() && whole.is_contiguous(), "its shape");
-        for (int round = 0; round < 3; ++round) {
-          whole.copy_(inputs[own]);
-          suite.group().all_reduce(whole).wait();
-          same(whole, summed, "all_reduce");
-          whole.copy_(inputs[own]);
-          suite.group().reduce_scatter(part, whole).wait();
-          same(part, summed.narrow(0, suite.rank() * count, count), "reduce_scatter");
-          suite.group().all_gather(whole, part).wait();
-          same(whole, summed, "all_gather");
-          suite.group().all_reduce(whole.narrow(0, 0, count), ReduceOp::max).wait();
-          same(whole, summed, "all_reduce of a slice");
-          suite.group().broadcast(whole, suite.size() - 1).wait();
-          same(whole, summed, "broadcast");
-        }
-      });
+                   const bool here = everyone || suite.rank() % 2 == 0;
+                   const auto make = [&](std::int64_t elements) {
+                     return here ? suite.group().allocate({elements}, at::kFloat)
+                                 : suite.room(elements, at::kFloat);
+                   };
+                   std::vector<at::Tensor> inputs;
+                   for (int rank = 0; rank < suite.size(); ++rank)
+                     inputs.push_back(values(at::kFloat, count * suite.size(), seed_of(rank, 50)));
+                   const at::Tensor summed = canonical(inputs, ReduceOp::sum);
+                   const bool exact = suite.group().canonical_order();
+                   const auto same = [&](const at::Tensor& got, const at::Tensor& wanted,
+                                         const char* what) {
+                     if (exact) return suite.expect_same(got, wanted, what);
+                     suite.expect(at::allclose(got.to(at::kCPU), wanted, 1e-4, 1e-4), what);
+                   };
+                   at::Tensor whole = make(count * suite.size());
+                   at::Tensor part = make(count);
+                   suite.expect(whole.numel() == count * suite.size() && whole.is_contiguous(),
+                                "its shape");
+                   for (int round = 0; round < 3; ++round) {
+                     whole.copy_(inputs[own]);
+                     suite.group().all_reduce(whole).wait();
+                     same(whole, summed, "all_reduce");
+                     whole.copy_(inputs[own]);
+                     suite.group().reduce_scatter(part, whole).wait();
+                     same(part, summed.narrow(0, suite.rank() * count, count), "reduce_scatter");
+                     suite.group().all_gather(whole, part).wait();
+                     same(whole, summed, "all_gather");
+                     suite.group().all_reduce(whole.narrow(0, 0, count), ReduceOp::max).wait();
+                     same(whole, summed, "all_reduce of a slice");
+                     suite.group().broadcast(whole, suite.size() - 1).wait();
+                     same(whole, summed, "broadcast");
+                   }
+                 });
     }
   }
   suite.cell("allocated memory that comes and goes", [&] {

@@ -31,9 +31,7 @@ void PrintTo(const Job& job, std::ostream* out) {
   *out << job.ranks << " ranks over " << job.backend << " with tensors on " << job.device;
 }
 
-int num_gpus() {
-  return at::hasCUDA() ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() : 0;
-}
+int num_gpus() { return at::hasCUDA() ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() : 0; }
 
 std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
@@ -49,7 +47,8 @@ Launched start(const Job& job) {
     rank.insert(rank.begin(), {"--standalone", "--nproc-per-node", number});
     return Launched::run(rank);
   }
-  rank.insert(rank.begin(), {LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", number});
+  rank.insert(rank.begin(),
+              {LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", number});
   return Launched(rank, {"OMPI_MCA_btl_vader_single_copy_mechanism=none"});
 }
 

@@ -50,16 +50,22 @@ void check_groups(Suite& suite) {
     suite.expect(group->name() == "halves", "its name is " + group->name());
     suite.expect(group->generation() == world.generation(), "its generation");
     check_group(suite, *group,
-                ranks_where(suite, [&](int r) { return r % 2 == suite.rank() % 2; }, false));
+                ranks_where(
+                    suite, [&](int r) { return r % 2 == suite.rank() % 2; }, false));
   });
   suite.cell("split with keys that turn the order around", [&] {
     const auto group = world.split(7, -suite.rank(), "reversed");
-    check_group(suite, *group, ranks_where(suite, [](int) { return true; }, true));
+    check_group(suite, *group,
+                ranks_where(
+                    suite, [](int) { return true; }, true));
   });
   suite.cell("split where rank 0 stays outside", [&] {
     const auto group = world.split(suite.rank() == 0 ? -1 : 3, 0, "others");
     suite.expect((group == nullptr) == (suite.rank() == 0), "who has a group");
-    if (group) check_group(suite, *group, ranks_where(suite, [](int r) { return r > 0; }, false));
+    if (group)
+      check_group(suite, *group,
+                  ranks_where(
+                      suite, [](int r) { return r > 0; }, false));
   });
   suite.cell("groups of one", [&] {
     const auto group = world.split(suite.rank(), 0, "alone");
@@ -68,9 +74,10 @@ void check_groups(Suite& suite) {
   suite.cell("a group of a group, and two of one name at once", [&] {
     const auto outer = world.split(0, suite.rank(), "pair");
     const auto inner = outer->split(suite.rank() / 2, 0, "pair");
-    const auto members =
-        ranks_where(suite, [&](int r) { return r / 2 == suite.rank() / 2; }, false);
-    const auto everyone = ranks_where(suite, [](int) { return true; }, false);
+    const auto members = ranks_where(
+        suite, [&](int r) { return r / 2 == suite.rank() / 2; }, false);
+    const auto everyone = ranks_where(
+        suite, [](int) { return true; }, false);
     check_group(suite, *inner, members);
     check_group(suite, *outer, everyone);
     // Calls of several groups in flight do not get into each other's way.
@@ -87,7 +94,9 @@ void check_groups(Suite& suite) {
     auto outer = world.split(0, suite.rank(), "outer");
     const auto inner = outer->split(0, suite.rank(), "inner");
     outer.reset();
-    check_group(suite, *inner, ranks_where(suite, [](int) { return true; }, false));
+    check_group(suite, *inner,
+                ranks_where(
+                    suite, [](int) { return true; }, false));
   });
 }
 
@@ -106,8 +115,8 @@ std::optional<CommError> error_of(Suite& suite, const std::function<void()>& bod
 
 }  // namespace
 
-// These end groups; each has one of its own, and the world goes on. What engines can promise here is
-// another matter, and tested with them.
+// These end groups; each has one of its own, and the world goes on. What engines can promise here
+// is another matter, and tested with them.
 void check_ends(Suite& suite) {
   if (!suite.group().canonical_order() || suite.size() == 1) return;
   suite.cell("abort while the others wait", [&] {
@@ -148,9 +157,10 @@ void check_ends(Suite& suite) {
     const int missing = suite.size() - 1;
     if (suite.rank() != missing) {
       const auto begin = Clock::now();
-      const auto error = error_of(
-          suite, [&] { group->all_reduce(suite.room(10, at::kFloat), ReduceOp::sum,
-                                         {.timeout = milliseconds(200)}).wait(); });
+      const auto error = error_of(suite, [&] {
+        group->all_reduce(suite.room(10, at::kFloat), ReduceOp::sum, {.timeout = milliseconds(200)})
+            .wait();
+      });
       suite.expect(Clock::now() - begin < std::chrono::seconds(10), "ended far too late");
       if (error) {
         suite.expect(error->fault() == Fault::timeout, error->what());

@@ -23,8 +23,7 @@ namespace {
 c10::Device device_of(const std::string& kind) {
   if (kind == "cpu") return c10::Device(c10::kCPU);
   const int gpus = c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();
-  return {c10::kCUDA,
-          static_cast<c10::DeviceIndex>(read_launch_environment().local_rank % gpus)};
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(read_launch_environment().local_rank % gpus)};
 }
 
 int run_rank(const std::string& backend, const std::string& device_kind) {

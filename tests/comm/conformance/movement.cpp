@@ -26,7 +26,8 @@ std::vector<Algorithm> algorithms(Suite& suite, Operation operation) {
 
 // What rank `from` has for rank `to`.
 at::Tensor message(at::ScalarType dtype, std::int64_t count, int from, int to) {
-  return values(dtype, count, 7 + static_cast<std::uint64_t>(from) * 16 + static_cast<std::uint64_t>(to));
+  return values(dtype, count,
+                7 + static_cast<std::uint64_t>(from) * 16 + static_cast<std::uint64_t>(to));
 }
 
 std::string label(const char* what, at::ScalarType dtype, std::int64_t count) {
@@ -87,8 +88,7 @@ void check_broadcast(Suite& suite, at::ScalarType dtype, std::int64_t count) {
     for (int root = 0; root < suite.size(); ++root) {
       if (count == kLarge && root > 1) continue;
       const at::Tensor wanted = message(dtype, count, root, 1);
-      at::Tensor tensor =
-          suite.rank() == root ? suite.place(wanted) : suite.room(count, dtype);
+      at::Tensor tensor = suite.rank() == root ? suite.place(wanted) : suite.room(count, dtype);
       suite.group().broadcast(tensor, root, {.algorithm = algorithm}).wait();
       suite.expect_same(tensor, wanted, fmt::format("{} from root {}", name(algorithm), root));
     }
@@ -115,7 +115,9 @@ void check_broadcast_of_lists(Suite& suite) {
 void check_barrier(Suite& suite) {
   for (int late = 0; late < suite.size(); ++late) {
     if (suite.rank() == late) std::this_thread::sleep_for(milliseconds(20));
-    const auto now = [] { return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count(); };
+    const auto now = [] {
+      return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+    };
     const std::int64_t came = now();
     suite.group().barrier().wait();
     const std::int64_t left = now();
@@ -138,12 +140,10 @@ void check_movement(Suite& suite) {
     // Bytes are bytes: two widths are enough for the long ones.
     if (dtype == at::kFloat || dtype == at::kByte) sizes.push_back(kLarge);
     for (const std::int64_t count : sizes) {
-      suite.cell(label("all_gather", dtype, count), [&] {
-        check_all_gather(suite, dtype, std::vector<std::int64_t>(n, count));
-      });
-      suite.cell(label("all_to_all", dtype, count), [&] {
-        check_all_to_all(suite, dtype, [count](int, int) { return count; });
-      });
+      suite.cell(label("all_gather", dtype, count),
+                 [&] { check_all_gather(suite, dtype, std::vector<std::int64_t>(n, count)); });
+      suite.cell(label("all_to_all", dtype, count),
+                 [&] { check_all_to_all(suite, dtype, [count](int, int) { return count; }); });
       if (count != 8191)
         suite.cell(label("broadcast", dtype, count), [&] { check_broadcast(suite, dtype, count); });
     }

@@ -62,7 +62,8 @@ void check_reduce_scatter(Suite& suite, at::ScalarType dtype, ReduceOp op,
   std::vector<at::Tensor> to_me;  // by sender
   std::vector<at::Tensor> mine;   // by receiver
   for (int from = 0; from < suite.size(); ++from)
-    to_me.push_back(values(dtype, counts[self], seed * 64 + static_cast<std::uint64_t>(from) * 8 + self));
+    to_me.push_back(
+        values(dtype, counts[self], seed * 64 + static_cast<std::uint64_t>(from) * 8 + self));
   for (std::size_t to = 0; to < counts.size(); ++to) {
     mine.push_back(values(dtype, counts[to], seed * 64 + self * 8 + to));
     even = even && counts[to] == counts[0];
@@ -139,9 +140,8 @@ void check_reductions(Suite& suite) {
       if (!defined(op, dtype)) continue;
       for (const std::int64_t count : kSizes) {
         ++seed;
-        suite.cell(label(Operation::all_reduce, dtype, op, count), [&] {
-          check_all_reduce(suite, inputs_of_all(suite, dtype, count, seed), op);
-        });
+        suite.cell(label(Operation::all_reduce, dtype, op, count),
+                   [&] { check_all_reduce(suite, inputs_of_all(suite, dtype, count, seed), op); });
         suite.cell(label(Operation::reduce_scatter, dtype, op, count), [&] {
           check_reduce_scatter(suite, dtype, op, std::vector<std::int64_t>(n, count), seed);
         });
@@ -173,17 +173,20 @@ void check_reductions(Suite& suite) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kLong}) {
     const ReduceOp op = dtype == at::kHalf ? ReduceOp::mean : ReduceOp::sum;
     const std::string kind = name(dtype_of(dtype));
-    suite.cell("all_reduce of a list of " + kind,
-               [&] { check_coalesced(suite, dtype, op, {17, 0, 1, 5003, 0}); });
-    suite.cell("all_reduce of a list of empty tensors of " + kind,
-               [&] { check_coalesced(suite, dtype, op, {0, 0, 0}); });
+    suite.cell("all_reduce of a list of " + kind, [&] {
+      check_coalesced(suite, dtype, op, {17, 0, 1, 5003, 0});
+    });
+    suite.cell("all_reduce of a list of empty tensors of " + kind, [&] {
+      check_coalesced(suite, dtype, op, {0, 0, 0});
+    });
     suite.cell("all_reduce of many small tensors of " + kind, [&] {
       std::vector<std::int64_t> counts;
       for (int i = 0; i < 300; ++i) counts.push_back(i % 8);
       check_coalesced(suite, dtype, op, counts);
     });
-    suite.cell("all_reduce of small and large tensors of " + kind,
-               [&] { check_coalesced(suite, dtype, op, {3, 50'001, 7, 200'003, 60'000, 0, 9}); });
+    suite.cell("all_reduce of small and large tensors of " + kind, [&] {
+      check_coalesced(suite, dtype, op, {3, 50'001, 7, 200'003, 60'000, 0, 9});
+    });
   }
   suite.cell("all_reduce of tensors of several dimensions and none", [&] {
     std::vector<at::Tensor> tensors = {

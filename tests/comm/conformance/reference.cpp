@@ -144,8 +144,8 @@ at::Tensor canonical(const std::vector<at::Tensor>& inputs, ReduceOp op) {
 
 bool within_rounding(const at::Tensor& got, const at::Tensor& wanted,
                      const std::vector<at::Tensor>& inputs, ReduceOp op) {
-  const bool rounds = at::isFloatingType(wanted.scalar_type()) &&
-                      (op == ReduceOp::sum || op == ReduceOp::mean);
+  const bool rounds =
+      at::isFloatingType(wanted.scalar_type()) && (op == ReduceOp::sum || op == ReduceOp::mean);
   const at::Tensor mine = got.to(at::kCPU);
   if (!rounds) return at::allclose(mine.to(at::kDouble), wanted.to(at::kDouble), 0, 0, true);
   double epsilon = 0;

@@ -1,5 +1,5 @@
-// What a reduction must give, worked out from the rule as it is written down and without any code of
-// the library's.
+// What a reduction must give, worked out from the rule as it is written down and without any code
+// of the library's.
 #pragma once
 
 #include <vector>
@@ -20,8 +20,8 @@ bool defined(ReduceOp op, at::ScalarType dtype);
 // very different sizes, so that the order of addition shows; integers overflow.
 at::Tensor values(at::ScalarType dtype, std::int64_t count, std::uint64_t seed);
 
-// Ranks [0, n) split at the largest power of two below n, recursively; 16-bit floats added as 32-bit
-// ones; the mean is the sum divided once.
+// Ranks [0, n) split at the largest power of two below n, recursively; 16-bit floats added as
+// 32-bit ones; the mean is the sum divided once.
 at::Tensor canonical(const std::vector<at::Tensor>& inputs, ReduceOp op);
 
 // Whether `got` is what adding in some other order could give: equal for integers, min and max,

@@ -25,8 +25,8 @@ void Suite::expect(bool good, const std::string& otherwise) {
 void Suite::expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
   const at::Tensor host = got.to(at::kCPU).contiguous();
   if (host.scalar_type() != wanted.scalar_type() || host.numel() != wanted.numel())
-    return expect(false, fmt::format("{}: {} elements, wanted {}", what, host.numel(),
-                                     wanted.numel()));
+    return expect(false,
+                  fmt::format("{}: {} elements, wanted {}", what, host.numel(), wanted.numel()));
   const std::size_t size = host.element_size();
   const auto* a = static_cast<const char*>(host.data_ptr());
   const auto* b = static_cast<const char*>(wanted.data_ptr());
@@ -38,8 +38,8 @@ void Suite::expect_same(const at::Tensor& got, const at::Tensor& wanted, const s
     const double mine = host.view({-1})[at].item<double>();
     const double theirs = wanted.view({-1})[at].item<double>();
     if (std::isnan(mine) && std::isnan(theirs)) continue;
-    return expect(false, fmt::format("{}: element {} of {} is {}, wanted {}", what, i, count, mine,
-                                     theirs));
+    return expect(
+        false, fmt::format("{}: element {} of {} is {}, wanted {}", what, i, count, mine, theirs));
   }
 }
 

@@ -11,9 +11,9 @@
 
 namespace lockstep::comm::conformance {
 
-// One rank's run through the suite. A cell that finds a wrong value says so and goes on, so that one
-// run shows all of them; what a cell throws ends the rank, since the group may be dead. All ranks run
-// the same cells in the same order.
+// One rank's run through the suite. A cell that finds a wrong value says so and goes on, so that
+// one run shows all of them; what a cell throws ends the rank, since the group may be dead. All
+// ranks run the same cells in the same order.
 class Suite {
  public:
   Suite(Communicator& group, c10::Device device) : group_(group), device_(device) {}

@@ -21,9 +21,9 @@ using ::testing::HasSubstr;
 std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 Launched start(const std::string& scenario, const Folder& flight) {
-  return Launched::run({"--standalone", "--nproc-per-node", "3", this_program(), "--scenario",
-                        scenario},
-                       {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
+  return Launched::run(
+      {"--standalone", "--nproc-per-node", "3", this_program(), "--scenario", scenario},
+      {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
 }
 
 // A rank alone, told of a job by these variables.
@@ -75,8 +75,8 @@ TEST(World, ARankThatNeverJoinsIsNamed) {
   const Folder flight;
   Launched job = start("absent", flight);
   EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
-  EXPECT_THAT(job.output(), AllOf(HasSubstr("join"), HasSubstr("timeout of rank 1"),
-                                  HasSubstr("1.0 s")));
+  EXPECT_THAT(job.output(),
+              AllOf(HasSubstr("join"), HasSubstr("timeout of rank 1"), HasSubstr("1.0 s")));
 }
 
 TEST(World, AWrongSecretIsRefused) {

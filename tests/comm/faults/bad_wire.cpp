@@ -73,8 +73,7 @@ void BadWire::run() {
     ::poll(polled.data(), polled.size(), 5);
     if (net::Fd arrived = hold_ ? net::Fd() : net::accept(listener_)) {
       int error = 0;
-      net::Fd onward =
-          net::try_connect_tcp(target_, Deadline::after(milliseconds(1000)), error);
+      net::Fd onward = net::try_connect_tcp(target_, Deadline::after(milliseconds(1000)), error);
       if (onward) {
         pairs.push_back({std::move(arrived), std::move(onward)});
         ++connections_;

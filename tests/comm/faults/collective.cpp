@@ -51,7 +51,8 @@ std::vector<Collective> every_collective() {
        {Operation::all_reduce, Operation::reduce_scatter, Operation::all_gather,
         Operation::all_to_all, Operation::broadcast, Operation::exchange})
     for (const Algorithm algorithm : algorithms_of(operation))
-      for (const std::size_t count : {1000u, 600'000u}) all.push_back({operation, algorithm, count});
+      for (const std::size_t count : {1000u, 600'000u})
+        all.push_back({operation, algorithm, count});
   all.push_back({Operation::barrier, Algorithm::direct, 0});
   return all;
 }

@@ -122,9 +122,7 @@ TEST_P(Killed, BetweenCalls) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, Killed, ::testing::Values(Media::shared_memory, Media::tcp),
-                         [](const auto& info) {
-                           return info.param == Media::tcp ? "tcp" : "shm";
-                         });
+                         [](const auto& info) { return info.param == Media::tcp ? "tcp" : "shm"; });
 
 }  // namespace
 }  // namespace lockstep::comm::faults

@@ -9,9 +9,8 @@
 namespace lockstep::comm::faults {
 namespace {
 
-constexpr Fingerprint kUsual{.count = 1000,
-                             .operation = Operation::all_reduce,
-                             .dtype = DType::float32};
+constexpr Fingerprint kUsual{
+    .count = 1000, .operation = Operation::all_reduce, .dtype = DType::float32};
 
 Fingerprint with(Fingerprint call, const std::function<void(Fingerprint&)>& change) {
   change(call);
@@ -22,8 +21,8 @@ struct Mismatch {
   std::string name;
   std::vector<Fingerprint> usual;    // what most ranks call
   std::vector<Fingerprint> deviant;  // what one calls
-  // What the error must say: a part of each of the two calls' descriptions. Where a rank can be done
-  // with its part of a call before the others look at it, the two that meet may be later ones.
+  // What the error must say: a part of each of the two calls' descriptions. Where a rank can be
+  // done with its part of a call before the others look at it, the two that meet may be later ones.
   std::string one = " called ";
   std::string other = ", but rank ";
 };
@@ -72,16 +71,22 @@ std::vector<Mismatch> mismatches() {
         all.back().one = one;
         all.back().other = other;
       };
-      add("dtype", [](Fingerprint& f) { f.dtype = DType::int32; }, "float32", "int32");
-      add("size", [](Fingerprint& f) { f.count = 1001; }, "1000", "1001");
-      add("much larger size", [](Fingerprint& f) { f.count = 200'000; }, "1000", "200000");
+      add(
+          "dtype", [](Fingerprint& f) { f.dtype = DType::int32; }, "float32", "int32");
+      add(
+          "size", [](Fingerprint& f) { f.count = 1001; }, "1000", "1001");
+      add(
+          "much larger size", [](Fingerprint& f) { f.count = 200'000; }, "1000", "200000");
       if (operation == Operation::all_reduce || operation == Operation::reduce_scatter)
-        add("reduction", [](Fingerprint& f) { f.reduce_op = ReduceOp::max; }, "sum", "max");
+        add(
+            "reduction", [](Fingerprint& f) { f.reduce_op = ReduceOp::max; }, "sum", "max");
       if (operation == Operation::broadcast)
-        add("root", [](Fingerprint& f) { f.root = 2; }, "root 0", "root 2");
+        add(
+            "root", [](Fingerprint& f) { f.root = 2; }, "root 0", "root 2");
       for (const Algorithm other : algorithms_of(operation))
         if (other != algorithm)
-          add(std::string("algorithm ") + name(other),
+          add(
+              std::string("algorithm ") + name(other),
               [other](Fingerprint& f) { f.algorithm = other; }, name(operation), ", but rank ");
       const Fingerprint gather = {.count = 77, .operation = Operation::all_gather};
       all.push_back({fmt::format("{} {}: order", name(operation), name(algorithm)),
@@ -166,10 +171,8 @@ TEST_P(Mismatched, ExchangeOfOtherLengths) {
   const auto body = [](std::size_t count) {
     return [count](Rank& rank) {
       std::vector<std::byte> room(count * 4);
-      const Fingerprint call{.sequence = 1,
-                             .count = count,
-                             .operation = Operation::exchange,
-                             .dtype = DType::float32};
+      const Fingerprint call{
+          .sequence = 1, .count = count, .operation = Operation::exchange, .dtype = DType::float32};
       rank.begin({.operation = Operation::exchange});
       if (rank.rank() == 0) rank.transport().post_send(2, call, room);
       if (rank.rank() == 2) rank.transport().post_receive(0, call, room);
@@ -182,9 +185,7 @@ TEST_P(Mismatched, ExchangeOfOtherLengths) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, Mismatched, ::testing::Values(Media::shared_memory, Media::tcp),
-                         [](const auto& info) {
-                           return info.param == Media::tcp ? "tcp" : "shm";
-                         });
+                         [](const auto& info) { return info.param == Media::tcp ? "tcp" : "shm"; });
 
 }  // namespace
 }  // namespace lockstep::comm::faults

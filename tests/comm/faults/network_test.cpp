@@ -75,9 +75,8 @@ struct WiredJob {
 };
 
 TEST(BadNetwork, ResetConnectionsAreMadeAgain) {
-  WiredJob wired([](Rank& rank) {
-    work_for(rank, milliseconds(2500), 200'000, milliseconds(20'000));
-  });
+  WiredJob wired(
+      [](Rank& rank) { work_for(rank, milliseconds(2500), 200'000, milliseconds(20'000)); });
   for (int time = 0; time < 12; ++time) {
     std::this_thread::sleep_for(milliseconds(150));
     auto wire = wired.wires.begin();
@@ -92,13 +91,12 @@ TEST(BadNetwork, ResetConnectionsAreMadeAgain) {
   EXPECT_GT(connections, kRanks) << "nothing was cut";
 }
 
-// Short calls: what must be sent again may be from a call whose result has already been written over
-// its input.
+// Short calls: what must be sent again may be from a call whose result has already been written
+// over its input.
 TEST(BadNetwork, ShortCallsSurviveResetsToo) {
   for (const std::size_t count : {100u, 4000u}) {
-    WiredJob wired([count](Rank& rank) {
-      work_for(rank, milliseconds(2000), count, milliseconds(20'000));
-    });
+    WiredJob wired(
+        [count](Rank& rank) { work_for(rank, milliseconds(2000), count, milliseconds(20'000)); });
     for (int time = 0; time < 100; ++time) {
       std::this_thread::sleep_for(milliseconds(17));
       auto wire = wired.wires.begin();
@@ -111,9 +109,8 @@ TEST(BadNetwork, ShortCallsSurviveResetsToo) {
 }
 
 TEST(BadNetwork, AFlippedBitIsNeverAResult) {
-  WiredJob wired([](Rank& rank) {
-    work_for(rank, milliseconds(2500), 200'000, milliseconds(20'000));
-  });
+  WiredJob wired(
+      [](Rank& rank) { work_for(rank, milliseconds(2500), 200'000, milliseconds(20'000)); });
   for (int time = 0; time < 12; ++time) {
     std::this_thread::sleep_for(milliseconds(150));
     auto wire = wired.wires.begin();
@@ -127,9 +124,8 @@ TEST(BadNetwork, AFlippedBitIsNeverAResult) {
 }
 
 TEST(BadNetwork, AWireThatFallsSilentForASecondCostsThatSecond) {
-  WiredJob wired([](Rank& rank) {
-    work_for(rank, milliseconds(2500), 100'000, milliseconds(20'000));
-  });
+  WiredJob wired(
+      [](Rank& rank) { work_for(rank, milliseconds(2500), 100'000, milliseconds(20'000)); });
   std::this_thread::sleep_for(milliseconds(200));
   for (auto& [ends, wire] : wired.wires) wire->hold(true);
   std::this_thread::sleep_for(milliseconds(1000));
@@ -139,9 +135,8 @@ TEST(BadNetwork, AWireThatFallsSilentForASecondCostsThatSecond) {
 
 // Silence for longer than a call may take: everyone fails in time, and says so.
 TEST(BadNetwork, AWireThatStaysSilentIsNamedAtTheDeadline) {
-  WiredJob wired([](Rank& rank) {
-    work_for(rank, milliseconds(30'000), 10'000, milliseconds(1500));
-  });
+  WiredJob wired(
+      [](Rank& rank) { work_for(rank, milliseconds(30'000), 10'000, milliseconds(1500)); });
   const auto begin = Clock::now();
   for (auto& [ends, wire] : wired.wires)
     if (ends == std::pair(2, 0) || ends == std::pair(2, 1)) wire->hold(true);
@@ -173,9 +168,8 @@ class Hosts : public ::testing::Test {
 
 TEST_F(Hosts, ALinkThatFlapsCostsNothingButTime) {
   if (!network_.works()) GTEST_SKIP() << "this process may not make network namespaces";
-  Job job(kRanks, options(), [](Rank& rank) {
-    work_for(rank, milliseconds(4000), 100'000, milliseconds(20'000));
-  });
+  Job job(kRanks, options(),
+          [](Rank& rank) { work_for(rank, milliseconds(4000), 100'000, milliseconds(20'000)); });
   for (int rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(job.says(rank, "ready"));
   std::this_thread::sleep_for(milliseconds(300));
   network_.set_link(1, "down");
@@ -192,9 +186,8 @@ TEST_F(Hosts, ASlowLinkGivesTheSameBitsAndNoFalseAlarm) {
                                 " > /dev/null 2>&1";
     if (std::system(command.c_str()) != 0) GTEST_SKIP() << "there is no tbf here";
   }
-  Job job(kRanks, options(), [](Rank& rank) {
-    work_for(rank, milliseconds(3000), 500'000, milliseconds(10'000));
-  });
+  Job job(kRanks, options(),
+          [](Rank& rank) { work_for(rank, milliseconds(3000), 500'000, milliseconds(10'000)); });
   expect_undisturbed(job);
 }
 

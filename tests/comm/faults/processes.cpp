@@ -63,19 +63,17 @@ void live(int rank, int n, const std::string& group_id, const JobOptions& option
           const net::Secret& secret, int in, int out, const std::function<void(Rank&)>& body) {
   const auto at = static_cast<std::size_t>(rank);
   if (!options.namespaces.empty()) enter(options.namespaces[at]);
-  const auto endpoint = std::make_shared<Endpoint>(
-      options.hosts.empty() ? "127.0.0.1" : options.hosts[at], secret);
+  const auto endpoint =
+      std::make_shared<Endpoint>(options.hosts.empty() ? "127.0.0.1" : options.hosts[at], secret);
   write_line(out, "address " + endpoint->address().encode());
   std::vector<EndpointAddress> addresses;
   for (int peer = 0; peer < n; ++peer)
     addresses.push_back(EndpointAddress::decode(on_many_lines(read_line(in))));
   Rank self(*endpoint,
-            connect_group(endpoint,
-                          {.group_id = group_id,
-                           .group_name = "test",
-                           .rank = rank,
-                           .addresses = addresses},
-                          options.media, Deadline::after(milliseconds(20'000))),
+            connect_group(
+                endpoint,
+                {.group_id = group_id, .group_name = "test", .rank = rank, .addresses = addresses},
+                options.media, Deadline::after(milliseconds(20'000))),
             in, out);
   try {
     body(self);
@@ -221,8 +219,7 @@ Outcome Job::outcome(int rank, milliseconds longest) {
     outcome.text = from.closed ? "the rank is gone" : "the rank did not end in time";
     return outcome;
   }
-  std::istringstream line(
-      from.said.substr(begin, from.said.find('\n', begin) - begin));
+  std::istringstream line(from.said.substr(begin, from.said.find('\n', begin) - begin));
   std::string word;
   int fault = 0;
   std::int64_t at = 0;

@@ -20,9 +20,9 @@ struct Outcome {
   Fault fault = Fault::aborted;
   std::vector<int> ranks;
   std::string text;
-  Clock::time_point at{};   // when it was caught
-  std::string said;         // all lines the rank wrote
-  bool gone = false;        // it ended without an outcome: killed, or crashed
+  Clock::time_point at{};  // when it was caught
+  std::string said;        // all lines the rank wrote
+  bool gone = false;       // it ended without an outcome: killed, or crashed
 };
 
 // What a rank's body works with.

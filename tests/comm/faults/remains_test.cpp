@@ -202,9 +202,7 @@ TEST_P(Remains, StrangersChangeNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, Remains, ::testing::Values(Media::shared_memory, Media::tcp),
-                         [](const auto& info) {
-                           return info.param == Media::tcp ? "tcp" : "shm";
-                         });
+                         [](const auto& info) { return info.param == Media::tcp ? "tcp" : "shm"; });
 
 }  // namespace
 }  // namespace lockstep::comm::faults

@@ -16,12 +16,11 @@ constexpr auto kStay = JobOptions::Afterwards::stay;
 class Absent : public ::testing::TestWithParam<Media> {};
 
 TEST_P(Absent, AStoppedRankIsNamedAtTheDeadlineAndCannotComeBack) {
-  for (const Collective collective :
-       {Collective{Operation::all_reduce, Algorithm::direct, 1000},
-        Collective{Operation::all_reduce, Algorithm::direct, 600'000},
-        Collective{Operation::all_reduce, Algorithm::tree, 1000},
-        Collective{Operation::all_gather, Algorithm::ring, 600'000},
-        Collective{Operation::barrier, Algorithm::direct, 0}}) {
+  for (const Collective collective : {Collective{Operation::all_reduce, Algorithm::direct, 1000},
+                                      Collective{Operation::all_reduce, Algorithm::direct, 600'000},
+                                      Collective{Operation::all_reduce, Algorithm::tree, 1000},
+                                      Collective{Operation::all_gather, Algorithm::ring, 600'000},
+                                      Collective{Operation::barrier, Algorithm::direct, 0}}) {
     SCOPED_TRACE(collective.name());
     constexpr int kVictim = 1;
     Job job(4, {.media = GetParam(), .afterwards = kStay}, [&](Rank& rank) {
@@ -143,9 +142,7 @@ TEST_P(Absent, AnInterruptEndsTheWaitOnEveryRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, Absent, ::testing::Values(Media::shared_memory, Media::tcp),
-                         [](const auto& info) {
-                           return info.param == Media::tcp ? "tcp" : "shm";
-                         });
+                         [](const auto& info) { return info.param == Media::tcp ? "tcp" : "shm"; });
 
 }  // namespace
 }  // namespace lockstep::comm::faults
