@@ -155,7 +155,7 @@ class Evaluator {
           return;
         }
       }
-      std::memmove(out, values, count * sizeof(T));
+      if (count > 0) std::memmove(out, values, count * sizeof(T));
     } else {
       const A divisor = static_cast<A>(mean ? num_ranks : 1);
       for (std::size_t i = 0; i < count; ++i) store(values[i] / divisor, out[i]);

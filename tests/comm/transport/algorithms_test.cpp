@@ -15,8 +15,12 @@ namespace {
 
 using Values = std::vector<std::byte>;
 
+#if defined(LOCKSTEP_SANITIZED)
+constexpr DType kDTypes[] = {DType::float32, DType::bfloat16, DType::int64, DType::boolean};
+#else
 constexpr DType kDTypes[] = {DType::float32, DType::float64, DType::float16, DType::bfloat16,
                              DType::int32,   DType::int64,   DType::uint8,   DType::boolean};
+#endif
 
 bool floating(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 ||
@@ -276,7 +280,11 @@ TEST_P(Algorithms, GatherBroadcastAndAllToAllMoveEveryByte) {
   }
 }
 
+#if defined(LOCKSTEP_SANITIZED)
+INSTANTIATE_TEST_SUITE_P(Ranks, Algorithms, ::testing::Values(1, 2, 3, 5));
+#else
 INSTANTIATE_TEST_SUITE_P(Ranks, Algorithms, ::testing::Values(1, 2, 3, 4, 5, 7, 8));
+#endif
 
 TEST(ReductionTree, LargestNodesTileAnySet) {
   for (int n = 1; n <= 40; ++n) {
