@@ -28,9 +28,7 @@ std::string help(std::span<const Verb> verbs) {
   return text + "\n'lockstep VERB --help' tells more. --version prints the version.\n";
 }
 
-void complain(std::string_view text) {
-  fmt::print(stderr, "lockstep: {}\n", text);
-}
+void complain(std::string_view text) { fmt::print(stderr, "lockstep: {}\n", text); }
 
 // It lies beside this program in a build tree, in libexec where installed.
 int execute_torch_program(std::string_view verb, char** argv) {
@@ -42,10 +40,9 @@ int execute_torch_program(std::string_view verb, char** argv) {
     tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", candidate.string(),
                          std::strerror(errno));
   }
-  throw UsageError(
-      "'{}' needs the program lockstep-torch, which is not there: tried {}. Build "
-      "Lockstep with LibTorch (LOCKSTEP_LIBTORCH=ON), or install all of it",
-      verb, tried);
+  throw UsageError("'{}' needs the program lockstep-torch, which is not there: tried {}. Build "
+                   "Lockstep with LibTorch (LOCKSTEP_LIBTORCH=ON), or install all of it",
+                   verb, tried);
 }
 
 int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {

@@ -17,10 +17,9 @@ namespace {
   for (const CLI::Option* option : app.get_options())
     for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
   const std::vector<std::string_view> known(names.begin(), names.end());
-  throw UsageError(
-      "unknown flag '{}'{} ('{} --help' lists all; flags of the program "
-      "itself come after it)",
-      written, did_you_mean(name, known), app.get_name());
+  throw UsageError("unknown flag '{}'{} ('{} --help' lists all; flags of the program "
+                   "itself come after it)",
+                   written, did_you_mean(name, known), app.get_name());
 }
 
 }  // namespace

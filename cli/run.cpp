@@ -45,10 +45,9 @@ int num_local_ranks(const std::string& text) {
     return wanted;
   }
   if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos)
-    throw UsageError(
-        "{} is '{}': it must be a number of ranks, auto, cpu, gpu, or gpu:N for N "
-        "ranks with a GPU each",
-        flag, text);
+    throw UsageError("{} is '{}': it must be a number of ranks, auto, cpu, gpu, or gpu:N for N "
+                     "ranks with a GPU each",
+                     flag, text);
   return parse_integer(text, flag, 1, kMostRanks);
 }
 
@@ -58,10 +57,9 @@ int num_nodes(const std::string& text) {
   if (colon == std::string::npos) return lowest;
   const int highest = parse_integer(text.substr(colon + 1), "--nnodes", 1, kMostRanks);
   if (lowest != highest)
-    throw UsageError(
-        "--nnodes {}: a number of nodes that changes is not supported yet; give one "
-        "number, such as --nnodes {}",
-        text, highest);
+    throw UsageError("--nnodes {}: a number of nodes that changes is not supported yet; give one "
+                     "number, such as --nnodes {}",
+                     text, highest);
   return lowest;
 }
 
@@ -86,10 +84,9 @@ void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
     } else if (key == "rank") {
       options.node_rank = parse_integer(value, "--rdzv-conf rank", 0, kMostRanks);
     } else {
-      throw UsageError(
-          "--rdzv-conf: '{}' has no meaning for lockstep; it knows timeout, "
-          "join_timeout (both are --timeout) and rank (--node-rank)",
-          key);
+      throw UsageError("--rdzv-conf: '{}' has no meaning for lockstep; it knows timeout, "
+                       "join_timeout (both are --timeout) and rank (--node-rank)",
+                       key);
     }
   }
 }
@@ -97,10 +94,9 @@ void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
 // Where the launchers meet, and what the ranks are told of it.
 void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
   if (!texts.rdzv_backend.empty() && texts.rdzv_backend != "c10d" && texts.rdzv_backend != "static")
-    throw UsageError(
-        "--rdzv-backend {}: lockstep's launchers meet through a store of their own; "
-        "leave the flag out, or give c10d or static, which mean the same",
-        texts.rdzv_backend);
+    throw UsageError("--rdzv-backend {}: lockstep's launchers meet through a store of their own; "
+                     "leave the flag out, or give c10d or static, which mean the same",
+                     texts.rdzv_backend);
   std::optional<int> port;
   if (!texts.master_port.empty())
     port = parse_integer(texts.master_port, "--master-port", 1, 65535);
@@ -135,9 +131,8 @@ void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
 }
 
 void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
-  app.footer(
-      "Example: lockstep run --nproc-per-node 4 ./my_program --its-own-flag\n"
-      "Flags may be spelled with underscores. All after PROGRAM belongs to it.");
+  app.footer("Example: lockstep run --nproc-per-node 4 ./my_program --its-own-flag\n"
+             "Flags may be spelled with underscores. All after PROGRAM belongs to it.");
   app.option_defaults()->take_last();  // as torchrun does with a flag given twice
   app.add_option("--nproc-per-node", texts.num_local_ranks,
                  "ranks on this host: a number, auto, cpu, gpu, or gpu:N (a GPU each)");
@@ -201,10 +196,9 @@ int run(Arguments arguments) {
                      *options.node_rank, options.num_nodes, options.num_nodes - 1);
   apply_addresses(texts, options);
   if (parse_integer(texts.max_restarts, "--max-restarts", 0, kMostRanks) > 0)
-    throw UsageError(
-        "--max-restarts {}: restarting ranks is not supported yet; leave the flag out "
-        "or give 0",
-        texts.max_restarts);
+    throw UsageError("--max-restarts {}: restarting ranks is not supported yet; leave the flag out "
+                     "or give 0",
+                     texts.max_restarts);
   if (texts.bind_to == "none") {
     options.binding = elastic::Binding::none;
   } else if (texts.bind_to != "core") {

@@ -38,7 +38,8 @@ double median_microseconds(std::size_t bytes, Call call) {
     batches.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
                       static_cast<double>(per_batch));
   }
-  std::nth_element(batches.begin(), batches.begin() + static_cast<std::ptrdiff_t>(batches.size() / 2),
+  std::nth_element(batches.begin(),
+                   batches.begin() + static_cast<std::ptrdiff_t>(batches.size() / 2),
                    batches.end());
   return batches[batches.size() / 2];
 }

@@ -91,10 +91,9 @@ class Bench {
       return {[=, this] { wait(world_.all_gather(whole, other, options_)); },
               [=] { return mismatches(whole, 1); }, share};
     if (operation == "reduce_scatter")
-      return {[=, this] {
-                wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_));
-              },
-              [=] { return mismatches(other, 1); }, share};
+      return {
+          [=, this] { wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_)); },
+          [=] { return mismatches(other, 1); }, share};
     if (operation == "all_to_all")
       return {[=, this] { wait(world_.all_to_all(other, whole, options_)); },
               [=] { return mismatches(other, 1); }, share};

@@ -41,16 +41,11 @@ std::vector<std::string> whole_environment() {
 
 const char* launcher_name(Launcher launcher) {
   switch (launcher) {
-    case Launcher::none:
-      return "no launcher";
-    case Launcher::lockstep:
-      return "lockstep run";
-    case Launcher::torchrun:
-      return "torchrun";
-    case Launcher::mpirun:
-      return "mpirun";
-    case Launcher::srun:
-      return "srun";
+    case Launcher::none: return "no launcher";
+    case Launcher::lockstep: return "lockstep run";
+    case Launcher::torchrun: return "torchrun";
+    case Launcher::mpirun: return "mpirun";
+    case Launcher::srun: return "srun";
   }
   return "unknown";
 }
@@ -92,13 +87,11 @@ void read_torchrun(LaunchEnvironment& env) {
   env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
   read_master(env);
   if (env.world_size > 1 && env.master_addr.empty())
-    throw UsageError(
-        "environment variable MASTER_ADDR is not set, but RANK and WORLD_SIZE are: "
-        "set it to the address of rank 0's host (127.0.0.1 for one host)");
+    throw UsageError("environment variable MASTER_ADDR is not set, but RANK and WORLD_SIZE are: "
+                     "set it to the address of rank 0's host (127.0.0.1 for one host)");
   if (env.world_size > 1 && env.master_port == 0)
-    throw UsageError(
-        "environment variable MASTER_PORT is not set, but RANK and WORLD_SIZE are: "
-        "set it to a free port of rank 0's host, for example 29500");
+    throw UsageError("environment variable MASTER_PORT is not set, but RANK and WORLD_SIZE are: "
+                     "set it to a free port of rank 0's host, for example 29500");
 }
 
 void read_mpirun(LaunchEnvironment& env) {
@@ -116,10 +109,9 @@ void read_mpirun(LaunchEnvironment& env) {
 // node 2 has 3.
 int slurm_tasks_on(const std::string& list, int node, const char* name) {
   const auto bad = [&] {
-    return UsageError(
-        "environment variable {} is '{}': it must be a list such as '4(x2),3' with "
-        "an entry for node {}",
-        name, list, node);
+    return UsageError("environment variable {} is '{}': it must be a list such as '4(x2),3' with "
+                      "an entry for node {}",
+                      name, list, node);
   };
   const char* at = list.data();
   const char* const end = at + list.size();
@@ -161,10 +153,9 @@ void read_srun(LaunchEnvironment& env) {
   env.run_id = environment_variable("SLURM_JOB_ID").value_or("none");
   read_master(env);
   if (env.world_size > 1 && (env.master_addr.empty() || env.master_port == 0))
-    throw UsageError(
-        "under srun set MASTER_ADDR to the first host of the allocation (scontrol "
-        "show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) and MASTER_PORT to a "
-        "free port of it, for example 29500");
+    throw UsageError("under srun set MASTER_ADDR to the first host of the allocation (scontrol "
+                     "show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1) and MASTER_PORT to a "
+                     "free port of it, for example 29500");
 }
 
 // The variables a launcher tells ranks with, for messages.
@@ -185,10 +176,9 @@ Sources sources(Launcher launcher) {
 void check(const LaunchEnvironment& env) {
   const Sources from = sources(env.launcher);
   if (env.rank >= env.world_size)
-    throw UsageError(
-        "{} says rank {}, but there are only {} ranks (0 to {}): check how the "
-        "program was launched",
-        from.rank, env.rank, env.world_size, env.world_size - 1);
+    throw UsageError("{} says rank {}, but there are only {} ranks (0 to {}): check how the "
+                     "program was launched",
+                     from.rank, env.rank, env.world_size, env.world_size - 1);
   if (env.local_rank >= env.local_world_size)
     throw UsageError("{} says local rank {}, but this host has only {} ranks: check {} and {}",
                      from.local_rank, env.local_rank, env.local_world_size, from.local_rank,

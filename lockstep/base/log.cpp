@@ -29,10 +29,9 @@ std::optional<spdlog::level::level_enum> level_or(spdlog::level::level_enum othe
 spdlog::level::level_enum checked_level_or(spdlog::level::level_enum otherwise) {
   const auto level = level_or(otherwise);
   if (!level)
-    throw UsageError(
-        "environment variable LOCKSTEP_LOG is '{}': it must be trace, debug, info, "
-        "warn, error or off",
-        environment_variable("LOCKSTEP_LOG").value_or(""));
+    throw UsageError("environment variable LOCKSTEP_LOG is '{}': it must be trace, debug, info, "
+                     "warn, error or off",
+                     environment_variable("LOCKSTEP_LOG").value_or(""));
   return *level;
 }
 
@@ -71,25 +70,18 @@ Current& current() {
 
 spdlog::level::level_enum translate(Level level) {
   switch (level) {
-    case Level::trace:
-      return spdlog::level::trace;
-    case Level::debug:
-      return spdlog::level::debug;
-    case Level::info:
-      return spdlog::level::info;
-    case Level::warn:
-      return spdlog::level::warn;
-    case Level::error:
-      return spdlog::level::err;
+    case Level::trace: return spdlog::level::trace;
+    case Level::debug: return spdlog::level::debug;
+    case Level::info: return spdlog::level::info;
+    case Level::warn: return spdlog::level::warn;
+    case Level::error: return spdlog::level::err;
   }
   return spdlog::level::err;
 }
 
 }  // namespace
 
-bool internal::enabled(Level level) {
-  return current().logger()->should_log(translate(level));
-}
+bool internal::enabled(Level level) { return current().logger()->should_log(translate(level)); }
 
 void internal::write(Level level, std::string_view text) {
   current().logger()->log(translate(level), text);

@@ -150,8 +150,8 @@ void Communicator::check_multiple(const at::Tensor& whole, const at::Tensor& par
   if (whole.numel() != part.numel() * size())
     throw UsageError("{}: {} × {} ranks elements expected, but the whole has {} (shape {}) and the "
                      "part has {} (shape {})",
-                     comm::name(operation), part.numel(), size(), whole.numel(),
-                     shape_text(whole), part.numel(), shape_text(part));
+                     comm::name(operation), part.numel(), size(), whole.numel(), shape_text(whole),
+                     part.numel(), shape_text(part));
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options, Where where) {
@@ -310,9 +310,9 @@ Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOpti
 Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options, Where where) {
   check_algorithm(Operation::exchange, options.algorithm);
   Call call;
-  call.fingerprint = {.operation = Operation::exchange,
-                      .tensors = static_cast<std::uint16_t>(std::min<std::size_t>(
-                          transfers.size(), 0xffff))};
+  call.fingerprint = {
+      .operation = Operation::exchange,
+      .tensors = static_cast<std::uint16_t>(std::min<std::size_t>(transfers.size(), 0xffff))};
   for (const Transfer& transfer : transfers) {
     if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank())
       throw UsageError("exchange: {} is not another rank of the group '{}' (this is rank {} of {})",

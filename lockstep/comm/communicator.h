@@ -40,7 +40,8 @@ struct SplitRequest {
   int color = 0;
   int key = 0;
   std::string name;
-  std::uint64_t number = 0;  // of the split in its parent group, from 1: tells groups of equal name apart
+  std::uint64_t number =
+      0;  // of the split in its parent group, from 1: tells groups of equal name apart
 };
 
 // All calls check their arguments, number the call, record it in the flight recorder and return at

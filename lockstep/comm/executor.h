@@ -58,10 +58,10 @@ class Executor {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;
   std::exception_ptr failure_;
-  bool running_ = false;      // some thread runs a job
-  int in_background_ = 0;     // queued jobs that the thread should run
+  bool running_ = false;   // some thread runs a job
+  int in_background_ = 0;  // queued jobs that the thread should run
   bool stopping_ = false;
-  std::thread thread_;        // started by the first job that needs it
+  std::thread thread_;  // started by the first job that needs it
 };
 
 }  // namespace lockstep::comm

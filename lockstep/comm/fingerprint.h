@@ -19,8 +19,8 @@ struct Fingerprint {
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint16_t tensors = 1;     // in a list; more count as 65535
-  std::uint16_t sizes = 0;       // a hash of their lengths, where those must agree
+  std::uint16_t tensors = 1;  // in a list; more count as 65535
+  std::uint16_t sizes = 0;    // a hash of their lengths, where those must agree
 
   bool operator==(const Fingerprint&) const = default;
 

@@ -1,5 +1,5 @@
-// Host copies of device tensors, for transports that reach host memory only. This is also how several
-// ranks share one GPU.
+// Host copies of device tensors, for transports that reach host memory only. This is also how
+// several ranks share one GPU.
 #pragma once
 
 #include <memory>

@@ -265,10 +265,9 @@ class TorchrunStore final : public store::Store {
 
 TorchrunStoreOptions torchrun_store_options(const LaunchEnvironment& launch) {
   if (launch.master_addr.empty() || launch.master_port == 0)
-    throw UsageError(
-        "torchrun's store cannot be found: {} is not set; start the program with "
-        "torchrun or lockstep run, or set MASTER_ADDR and MASTER_PORT",
-        launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT");
+    throw UsageError("torchrun's store cannot be found: {} is not set; start the program with "
+                     "torchrun or lockstep run, or set MASTER_ADDR and MASTER_PORT",
+                     launch.master_addr.empty() ? "MASTER_ADDR" : "MASTER_PORT");
   const auto agents = environment_variable("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent_hosts = agents && (*agents == "True" || *agents == "true" || *agents == "1");
   return {.host = launch.master_addr,

@@ -143,8 +143,7 @@ class TransportCommunicator final : public Communicator {
 
 void TransportCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
   const auto type = tensor.device().type();
-  if (type != c10::DeviceType::CPU && type != c10::DeviceType::CUDA &&
-      type != c10::DeviceType::MPS)
+  if (type != c10::DeviceType::CPU && type != c10::DeviceType::CUDA && type != c10::DeviceType::MPS)
     throw UsageError("{}: the backend '{}' takes tensors on the CPU, CUDA or MPS, not on {}",
                      comm::name(operation), transport_->kind(), tensor.device().str());
 }
@@ -216,9 +215,9 @@ void TransportCommunicator::run_on_device(Flight& flight) {
     host.outputs.push_back(in_place ? staging.to_host(output) : staging.host_like(output));
   for (const Transfer& transfer : call.transfers) {
     const bool sends = transfer.direction == Transfer::Direction::send;
-    host.transfers.push_back({transfer.direction, transfer.peer,
-                              sends ? staging.to_host(transfer.tensor)
-                                    : staging.host_like(transfer.tensor)});
+    host.transfers.push_back(
+        {transfer.direction, transfer.peer,
+         sends ? staging.to_host(transfer.tensor) : staging.host_like(transfer.tensor)});
   }
   run_on_host(host);
   for (std::size_t i = 0; i < call.outputs.size(); ++i)
@@ -243,8 +242,8 @@ void TransportCommunicator::run_on_host(const Call& call) {
     case Operation::reduce_scatter: {
       const auto parts = parts_of(call.inputs, size());
       const std::vector<ConstBytes> inputs(parts.begin(), parts.end());
-      return comm::reduce_scatter(*transport_, algorithm, reduction,
-                                  bytes_of(call.outputs.front()), inputs);
+      return comm::reduce_scatter(*transport_, algorithm, reduction, bytes_of(call.outputs.front()),
+                                  inputs);
     }
     case Operation::all_to_all: {
       const auto parts = parts_of(call.inputs, size());
@@ -332,8 +331,7 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   }
   transport_->tell(notice);
   if (!options_.flight_directory.empty())
-    flight::write_dump(recorder(), options_.flight_directory,
-                       notice.error(name(), rank()).what());
+    flight::write_dump(recorder(), options_.flight_directory, notice.error(name(), rank()).what());
 }
 
 void TransportCommunicator::do_abort(const std::string& reason) {
@@ -353,9 +351,9 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   mine[0] = request.color;
   mine[1] = request.key;
   at::Tensor all = at::empty({size(), 2}, at::kLong);
-  all_gather(all, mine,
-             {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),
-              .launch = Launch::on_wait})
+  all_gather(
+      all, mine,
+      {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()), .launch = Launch::on_wait})
       .wait_on_host();
   if (request.color < 0) return nullptr;
 
@@ -386,7 +384,8 @@ at::Tensor TransportCommunicator::do_allocate(at::IntArrayRef sizes, at::ScalarT
   auto memory =
       transport_->heap().allocate(static_cast<std::size_t>(count) * c10::elementSize(dtype));
   void* data = memory.get();
-  return at::from_blob(data, sizes, [memory](void*) {}, at::TensorOptions().dtype(dtype));
+  return at::from_blob(
+      data, sizes, [memory](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ const char* name(ReduceOp op) {
 }
 
 namespace {
-constexpr Algorithm kAlgorithms[] = {Algorithm::automatic,        Algorithm::direct,
-                                     Algorithm::tree,             Algorithm::ring,
-                                     Algorithm::halving_doubling, Algorithm::hierarchical};
+constexpr Algorithm kAlgorithms[] = {
+    Algorithm::automatic, Algorithm::direct,           Algorithm::tree,
+    Algorithm::ring,      Algorithm::halving_doubling, Algorithm::hierarchical};
 }  // namespace
 
 const char* name(Algorithm algorithm) {

@@ -24,8 +24,8 @@ class PendingCall {
 };
 
 // A handle to a call; copies refer to the same call. Dropping it neither cancels nor waits: the
-// tensors stay alive until the call is over, and a failure is thrown by whichever of the group's calls
-// is waited for next.
+// tensors stay alive until the call is over, and a failure is thrown by whichever of the group's
+// calls is waited for next.
 class Work {
  public:
   Work() = default;

@@ -103,7 +103,7 @@ MeetingPoint meet_over_mpi(const LaunchEnvironment& launch, Deadline deadline) {
   std::optional<engines::BootstrapInfo> mine;
   std::unique_ptr<store::Server> server;
   if (launch.rank == 0) {
-    const std::string host = launch.num_nodes == 1        ? "127.0.0.1"
+    const std::string host = launch.num_nodes == 1         ? "127.0.0.1"
                              : !launch.master_addr.empty() ? launch.master_addr
                                                            : net::own_host_name();
     if (const auto secret = secret_from(launch)) meeting.secret = *secret;
@@ -121,9 +121,10 @@ MeetingPoint meet_over_mpi(const LaunchEnvironment& launch, Deadline deadline) {
   return meeting;
 #else
   if (launch.master_addr.empty() || launch.master_port == 0)
-    throw UsageError("this program was started by mpirun, but Lockstep was built without MPI: build "
-                     "it where Open MPI's headers are (libopenmpi-dev), use 'lockstep run', or set "
-                     "MASTER_ADDR, MASTER_PORT and LOCKSTEP_SECRET_FILE");
+    throw UsageError(
+        "this program was started by mpirun, but Lockstep was built without MPI: build "
+        "it where Open MPI's headers are (libopenmpi-dev), use 'lockstep run', or set "
+        "MASTER_ADDR, MASTER_PORT and LOCKSTEP_SECRET_FILE");
   return meet_at_rank_zero(launch, deadline);
 #endif
 }
@@ -143,8 +144,8 @@ MeetingPoint meet(const LaunchEnvironment& launch, Deadline deadline) {
 
 // Every rank leaves its address in the store and reads the others'.
 std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::string& prefix,
-                                                const EndpointAddress& own,
-                                                const GroupInfo& world, Deadline deadline) {
+                                                const EndpointAddress& own, const GroupInfo& world,
+                                                Deadline deadline) {
   std::vector<std::string> keys;
   for (const int rank : world.global_ranks) keys.push_back(fmt::format("{}/{}", prefix, rank));
   store.set(keys[static_cast<std::size_t>(world.rank)], own.encode(), deadline);
@@ -210,10 +211,9 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
       options.bind_host.empty() ? net::local_host_toward(meeting.address) : options.bind_host;
   const auto media = own_media(options.backend);
   if (!media)
-    return engines::make_engine(options.backend, world,
-                                {.store = meeting.store,
-                                 .timeout = options.timeout,
-                                 .bind_address = bind_host});
+    return engines::make_engine(
+        options.backend, world,
+        {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
 
   auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
   std::string group_id = fmt::format("{}/{}", launch.run_id, launch.restart_count);

@@ -1,5 +1,5 @@
-// How a process joins its job: from what its launcher left in the environment to a communicator over
-// all ranks.
+// How a process joins its job: from what its launcher left in the environment to a communicator
+// over all ranks.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,8 @@ std::vector<std::string> available_backends();
 void check_backend(const std::string& backend);
 
 // Joins the job this process was launched into by lockstep run, torchrun, mpirun or srun; a process
-// nobody launched is a world of one. Every rank calls it with the same options. Also gives log lines
-// their rank.
+// nobody launched is a world of one. Every rank calls it with the same options. Also gives log
+// lines their rank.
 //
 // UsageError where the environment is incomplete or the backend unknown; CommError (timeout) naming
 // the ranks that did not come.

@@ -29,9 +29,7 @@ int attribute(cudaDeviceAttr which, int index) {
 
 }  // namespace
 
-int num_gpus() {
-  return c10::cuda::device_count();
-}
+int num_gpus() { return c10::cuda::device_count(); }
 
 std::string gpu_name(int index) {
   cudaDeviceProp properties{};
@@ -66,21 +64,11 @@ namespace {
 }
 }  // namespace
 
-int num_gpus() {
-  return 0;
-}
-std::string gpu_name(int) {
-  no_cuda();
-}
-std::string gpu_bus_id(int) {
-  no_cuda();
-}
-std::pair<int, int> gpu_capability(int) {
-  no_cuda();
-}
-Memory gpu_memory(int) {
-  no_cuda();
-}
+int num_gpus() { return 0; }
+std::string gpu_name(int) { no_cuda(); }
+std::string gpu_bus_id(int) { no_cuda(); }
+std::pair<int, int> gpu_capability(int) { no_cuda(); }
+Memory gpu_memory(int) { no_cuda(); }
 
 #endif
 

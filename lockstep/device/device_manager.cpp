@@ -52,11 +52,10 @@ DeviceManager DeviceManager::auto_detect(const DetectOptions& options) {
   }
   if (wants(c10::DeviceType::MPS) && at::hasMPS()) return {c10::Device(c10::DeviceType::MPS, 0), 1};
   if (wants(c10::DeviceType::CPU)) return {c10::Device(c10::DeviceType::CPU), 0};
-  throw UsageError(
-      "no device of kind '{}' on this host: this LibTorch finds {}; ask for one of "
-      "these, or leave the choice to auto_detect()",
-      c10::DeviceTypeName(*options.type, true),
-      num_gpus() > 0 ? "cuda and cpu" : (at::hasMPS() ? "mps and cpu" : "cpu"));
+  throw UsageError("no device of kind '{}' on this host: this LibTorch finds {}; ask for one of "
+                   "these, or leave the choice to auto_detect()",
+                   c10::DeviceTypeName(*options.type, true),
+                   num_gpus() > 0 ? "cuda and cpu" : (at::hasMPS() ? "mps and cpu" : "cpu"));
 }
 
 DeviceManager::DeviceManager(c10::Device device, int num_devices)
@@ -68,17 +67,13 @@ std::string DeviceManager::name() const {
   return device_.is_cuda() ? gpu_name(device_.index()) : probes_->host.cpu_name();
 }
 
-int DeviceManager::num_cores() const {
-  return probes_->host.num_usable_cores();
-}
+int DeviceManager::num_cores() const { return probes_->host.num_usable_cores(); }
 
 Memory DeviceManager::memory() const {
   return device_.is_cuda() ? gpu_memory(device_.index()) : host_memory();
 }
 
-Memory DeviceManager::host_memory() const {
-  return probes_->host.memory();
-}
+Memory DeviceManager::host_memory() const { return probes_->host.memory(); }
 
 std::optional<double> DeviceManager::utilisation() const {
   if (device_.is_cpu()) return probes_->host.utilisation();

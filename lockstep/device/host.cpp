@@ -72,9 +72,7 @@ std::string trimmed(std::string text) {
 
 }  // namespace
 
-Host::Host(fs::path root) : root_(std::move(root)) {
-  last_ = ticks();
-}
+Host::Host(fs::path root) : root_(std::move(root)) { last_ = ticks(); }
 
 std::string Host::cpu_name() const {
   std::istringstream lines(read_text(root_ / "proc/cpuinfo"));

@@ -29,9 +29,7 @@ namespace {
 using Product = std::function<at::Tensor()>;
 
 // Big enough to be bound by arithmetic, small enough to take about a millisecond.
-std::int64_t matrix_size(c10::Device device) {
-  return device.is_cpu() ? 256 : 2048;
-}
+std::int64_t matrix_size(c10::Device device) { return device.is_cpu() ? 256 : 2048; }
 
 std::string first_line(std::string_view text) {
   return std::string(text.substr(0, text.find('\n')));

@@ -30,18 +30,12 @@ constexpr std::size_t kLongestLastLine = 500;
 
 const char* spawn_advice(int error) {
   switch (error) {
-    case ENOEXEC:
-      return "it is neither a program for this machine nor a script with a '#!' line";
-    case ENOENT:
-      return "the interpreter in its '#!' line, or its loader, does not exist";
-    case EACCES:
-      return "it, or a folder above it, may not be executed by this user";
-    case EAGAIN:
-      return "too many processes; raise 'ulimit -u' or run fewer ranks";
-    case E2BIG:
-      return "its arguments and environment are too long";
-    default:
-      return "see the system's message";
+    case ENOEXEC: return "it is neither a program for this machine nor a script with a '#!' line";
+    case ENOENT: return "the interpreter in its '#!' line, or its loader, does not exist";
+    case EACCES: return "it, or a folder above it, may not be executed by this user";
+    case EAGAIN: return "too many processes; raise 'ulimit -u' or run fewer ranks";
+    case E2BIG: return "its arguments and environment are too long";
+    default: return "see the system's message";
   }
 }
 

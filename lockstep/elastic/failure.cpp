@@ -36,14 +36,10 @@ std::string dump(const Json& json) {
 // What users most often want to know next.
 const char* hint(int signal) {
   switch (signal) {
-    case SIGKILL:
-      return "; if nobody ended it, the system ran out of memory ('dmesg' tells)";
-    case SIGBUS:
-      return "; shared memory may be full ('df /dev/shm' tells)";
-    case SIGILL:
-      return "; it was built for another processor";
-    default:
-      return "";
+    case SIGKILL: return "; if nobody ended it, the system ran out of memory ('dmesg' tells)";
+    case SIGBUS: return "; shared memory may be full ('df /dev/shm' tells)";
+    case SIGILL: return "; it was built for another processor";
+    default: return "";
   }
 }
 
@@ -59,13 +55,11 @@ std::string signal_name(int signal) {
 std::string Failure::sentence() const {
   const std::string who = fmt::format("rank {} (local rank {} on host {}", rank, local_rank, host);
   switch (kind) {
-    case Kind::exit:
-      return fmt::format("{}, pid {}) ended with exit code {}", who, pid, exit_code);
+    case Kind::exit: return fmt::format("{}, pid {}) ended with exit code {}", who, pid, exit_code);
     case Kind::signal:
       return fmt::format("{}, pid {}) was ended by {}{}", who, pid, signal_name(signal),
                          hint(signal));
-    case Kind::spawn:
-      return fmt::format("{}) could not be started: {}", who, detail);
+    case Kind::spawn: return fmt::format("{}) could not be started: {}", who, detail);
     case Kind::node_lost:
       return fmt::format("the launcher of node {} (host {}) is gone: {}", node_rank, host, detail);
     case Kind::interrupted:
@@ -120,10 +114,9 @@ Failure Failure::decode(const std::string& text) {
     failure.last_lines = json.at("last_lines");
     return failure;
   } catch (const Json::exception& error) {
-    throw UsageError(
-        "another launcher reported a failure in a form this one does not know ({}): "
-        "use the same version of lockstep on every host",
-        error.what());
+    throw UsageError("another launcher reported a failure in a form this one does not know ({}): "
+                     "use the same version of lockstep on every host",
+                     error.what());
   }
 }
 

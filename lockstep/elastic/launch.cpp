@@ -92,11 +92,10 @@ RendezvousOptions rendezvous_options(const LaunchOptions& options) {
                             .timeout = options.timeout};
   if (options.num_nodes > 1) {
     if (!options.endpoint)
-      throw UsageError(
-          "--nnodes {} needs an address where the launchers meet: give every one of "
-          "them the same --rdzv-endpoint HOST:PORT (or --master-addr and "
-          "--master-port), an address of node 0's host",
-          options.num_nodes);
+      throw UsageError("--nnodes {} needs an address where the launchers meet: give every one of "
+                       "them the same --rdzv-endpoint HOST:PORT (or --master-addr and "
+                       "--master-port), an address of node 0's host",
+                       options.num_nodes);
     meeting.endpoint = *options.endpoint;
     meeting.master_addr = meeting.endpoint.host;
     return meeting;

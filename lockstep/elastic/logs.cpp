@@ -35,10 +35,9 @@ StreamChoice StreamChoice::parse(const std::string& text, const std::string& fla
     int rank = 0;
     if (colon == std::string::npos || !parse_whole(entry.substr(0, colon), 1 << 20, rank) ||
         !parse_whole(entry.substr(colon + 1), 3, streams))
-      throw UsageError(
-          "{}: '{}' is neither a number from 0 to 3 (0 none, 1 standard output, 2 "
-          "standard error, 3 both) nor a list such as 0:1,1:3 by local rank",
-          flag, text);
+      throw UsageError("{}: '{}' is neither a number from 0 to 3 (0 none, 1 standard output, 2 "
+                       "standard error, 3 both) nor a list such as 0:1,1:3 by local rank",
+                       flag, text);
     choice.by_rank_[rank] = static_cast<Streams>(streams);
   }
   return choice;

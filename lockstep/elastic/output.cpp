@@ -95,9 +95,7 @@ RankStream::RankStream(net::Fd pipe, std::string prefix, Sink* sink, Tail* tail,
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool RankStream::held_back() const {
-  return sink_ != nullptr && sink_->backlog() > kMostBacklog;
-}
+bool RankStream::held_back() const { return sink_ != nullptr && sink_->backlog() > kMostBacklog; }
 
 bool RankStream::read() {
   std::array<char, 64 << 10> buffer;

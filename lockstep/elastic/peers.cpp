@@ -95,9 +95,7 @@ void Peers::announce_done() {
   }
 }
 
-bool Peers::settled() const {
-  return hub() || confirmed_ || !channels_.front().open();
-}
+bool Peers::settled() const { return hub() || confirmed_ || !channels_.front().open(); }
 
 void Peers::tell_all(const std::string& word, const std::string& text) {
   for (std::size_t index = 0; index < channels_.size(); ++index) {

@@ -35,10 +35,9 @@ std::string find_executable(const std::string& name) {
       throw UsageError("program '{}' does not exist (tried {}): check the path, and build it first",
                        name, in_working_directory(name));
     if (::access(name.c_str(), X_OK) != 0)
-      throw UsageError(
-          "program '{}' is not executable: run 'chmod +x {}', or name its interpreter "
-          "before it",
-          in_working_directory(name), name);
+      throw UsageError("program '{}' is not executable: run 'chmod +x {}', or name its interpreter "
+                       "before it",
+                       in_working_directory(name), name);
     return name;
   }
   const std::string path = environment_variable("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
@@ -48,27 +47,22 @@ std::string find_executable(const std::string& name) {
     if (is_file(candidate) && ::access(candidate.c_str(), X_OK) == 0) return candidate.string();
   }
   if (is_file(name))
-    throw UsageError(
-        "program '{}' is in none of the directories of PATH ({}), but there is {}: "
-        "write ./{}",
-        name, path, in_working_directory(name), name);
-  throw UsageError(
-      "program '{}' does not exist (tried every directory of PATH: {}): check the "
-      "name, or give a path such as ./{}",
-      name, path, name);
+    throw UsageError("program '{}' is in none of the directories of PATH ({}), but there is {}: "
+                     "write ./{}",
+                     name, path, in_working_directory(name), name);
+  throw UsageError("program '{}' does not exist (tried every directory of PATH: {}): check the "
+                   "name, or give a path such as ./{}",
+                   name, path, name);
 }
 
-std::string python() {
-  return environment_variable("PYTHON_EXEC").value_or("python3");
-}
+std::string python() { return environment_variable("PYTHON_EXEC").value_or("python3"); }
 
 }  // namespace
 
 std::vector<std::string> resolve_command(const std::vector<std::string>& words, ProgramKind kind) {
   if (words.empty())
-    throw UsageError(
-        "no program was given: write it after the flags, for example 'lockstep run "
-        "--nproc-per-node 4 ./my_program'");
+    throw UsageError("no program was given: write it after the flags, for example 'lockstep run "
+                     "--nproc-per-node 4 ./my_program'");
   std::vector<std::string> command;
   if (kind == ProgramKind::python_module) {
     command = {find_executable(python()), "-u", "-m"};

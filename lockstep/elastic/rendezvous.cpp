@@ -83,15 +83,13 @@ Membership host(const RendezvousOptions& options, const net::Secret& secret,
       missing += fmt::format(" of {} did not come within {:.1f} s", options.num_nodes,
                              deadline.span_seconds());
       for (Guest& guest : guests) guest.channel.send("refused", missing);
-      std::string advice =
-          "Start 'lockstep run' on every host with the same --nnodes and "
-          "--rdzv-endpoint (or --master-addr and --master-port), or raise "
-          "--timeout.";
+      std::string advice = "Start 'lockstep run' on every host with the same --nnodes and "
+                           "--rdzv-endpoint (or --master-addr and --master-port), or raise "
+                           "--timeout.";
       if (is_loopback(options.endpoint.host))
-        advice += fmt::format(
-            " '{}' is a loopback address, which other hosts cannot reach: give "
-            "an address of this host on their network.",
-            options.endpoint.host);
+        advice += fmt::format(" '{}' is a loopback address, which other hosts cannot reach: give "
+                              "an address of this host on their network.",
+                              options.endpoint.host);
       fail(Fault::timeout,
            fmt::format("{}; this is node 0, at {}. {}", missing, layout.store, advice));
     }

@@ -22,9 +22,7 @@ constexpr unsigned kLapShift = 48;
 
 constexpr std::size_t kLargestCapacity = std::size_t{1} << 20;
 
-std::uint64_t stamp(std::uint64_t lap) {
-  return lap << kLapShift;
-}
+std::uint64_t stamp(std::uint64_t lap) { return lap << kLapShift; }
 
 bool of_lap(std::uint64_t word, std::uint64_t lap) {
   return word >> kLapShift == stamp(lap) >> kLapShift;
@@ -58,14 +56,10 @@ std::string plain_summary(const Record& record) {
 
 const char* name(State state) {
   switch (state) {
-    case State::queued:
-      return "queued";
-    case State::started:
-      return "started";
-    case State::finished:
-      return "finished";
-    case State::failed:
-      return "failed";
+    case State::queued: return "queued";
+    case State::started: return "started";
+    case State::finished: return "finished";
+    case State::failed: return "failed";
   }
   return "unknown";
 }

@@ -80,10 +80,8 @@ std::string doing(const Entry& entry, const Crowd& crowd) {
   switch (entry.state) {
     case State::queued:
       return fmt::format("{} about to start {}, for {}", is, call_text(entry), times);
-    case State::started:
-      return fmt::format("{} in {}, for {}", is, call_text(entry), times);
-    case State::failed:
-      return fmt::format("failed in {} after {}", call_text(entry), times);
+    case State::started: return fmt::format("{} in {}, for {}", is, call_text(entry), times);
+    case State::failed: return fmt::format("failed in {} after {}", call_text(entry), times);
     case State::finished:
       return fmt::format("{} finished {}, {} ago", crowd.single() ? "has" : "have",
                          call_text(entry), times);
@@ -93,14 +91,10 @@ std::string doing(const Entry& entry, const Crowd& crowd) {
 
 double seconds_of(const Entry& entry, const Dump& dump) {
   switch (entry.state) {
-    case State::queued:
-      return seconds_between(entry.queued_ns, dump.now_ns);
-    case State::started:
-      return seconds_between(entry.started_ns, dump.now_ns);
-    case State::failed:
-      return seconds_between(entry.queued_ns, entry.finished_ns);
-    case State::finished:
-      return seconds_between(entry.finished_ns, dump.now_ns);
+    case State::queued: return seconds_between(entry.queued_ns, dump.now_ns);
+    case State::started: return seconds_between(entry.started_ns, dump.now_ns);
+    case State::failed: return seconds_between(entry.queued_ns, entry.finished_ns);
+    case State::finished: return seconds_between(entry.finished_ns, dump.now_ns);
   }
   return 0;
 }

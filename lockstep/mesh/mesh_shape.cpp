@@ -65,17 +65,15 @@ MeshShape::MeshShape(std::vector<Axis> axes, int world_size)
   const char* ranks = world_size_ == 1 ? "rank" : "ranks";
   if (open != axes_.end()) {
     if (product > world_size_ || world_size_ % product != 0)
-      throw UsageError(
-          "{} = {} does not divide the world's {} {}, so axis '{}' (-1) cannot be "
-          "filled in: choose sizes whose product divides {}, or start another number "
-          "of ranks",
-          product_text(given), product, world_size_, ranks, open->name, world_size_);
+      throw UsageError("{} = {} does not divide the world's {} {}, so axis '{}' (-1) cannot be "
+                       "filled in: choose sizes whose product divides {}, or start another number "
+                       "of ranks",
+                       product_text(given), product, world_size_, ranks, open->name, world_size_);
     open->size = static_cast<int>(world_size_ / product);
   } else if (product != world_size_) {
-    throw UsageError(
-        "{} = {} but the world has {} {}: change an axis, set one to -1 to have it "
-        "filled in, or start {} ranks",
-        product_text(given), product, world_size_, ranks, product);
+    throw UsageError("{} = {} but the world has {} {}: change an axis, set one to -1 to have it "
+                     "filled in, or start {} ranks",
+                     product_text(given), product, world_size_, ranks, product);
   }
 }
 
@@ -109,9 +107,7 @@ std::vector<std::string> MeshShape::in_mesh_order(const std::vector<std::string>
   return names;
 }
 
-int MeshShape::size(const std::string& axis) const {
-  return axes_[index_of(axis)].size;
-}
+int MeshShape::size(const std::string& axis) const { return axes_[index_of(axis)].size; }
 
 int MeshShape::group_size(const std::vector<std::string>& axes) const {
   const std::vector<bool> selected = selection(axes);
@@ -194,8 +190,6 @@ std::string MeshShape::group_name(int rank, const std::vector<std::string>& axes
   return where.empty() ? name : fmt::format("{}[{}]", name, where);
 }
 
-std::string MeshShape::text() const {
-  return product_text(axes_);
-}
+std::string MeshShape::text() const { return product_text(axes_); }
 
 }  // namespace lockstep::mesh

@@ -18,9 +18,7 @@ namespace {
 
 constexpr int kFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-std::string reason(int error) {
-  return std::strerror(error);
-}
+std::string reason(int error) { return std::strerror(error); }
 
 [[noreturn]] void fail(Fault fault, const std::string& operation, const std::string& explanation) {
   throw CommError({.fault = fault, .operation = operation, .explanation = explanation});
@@ -59,15 +57,13 @@ Fd listen_tcp(const Address& address, int backlog) {
         ::listen(socket.get(), backlog) == 0)
       return socket;
     if (errno == EADDRINUSE)
-      throw UsageError(
-          "port {} on {} is in use: choose another port, or end the program that "
-          "listens there (ss -ltnp 'sport = :{}' shows it)",
-          address.port, address.host, address.port);
+      throw UsageError("port {} on {} is in use: choose another port, or end the program that "
+                       "listens there (ss -ltnp 'sport = :{}' shows it)",
+                       address.port, address.host, address.port);
     if (errno == EADDRNOTAVAIL)
-      throw UsageError(
-          "{} is not an address of this host: give one that 'ip address' lists, or "
-          "a name that resolves to one",
-          address.host);
+      throw UsageError("{} is not an address of this host: give one that 'ip address' lists, or "
+                       "a name that resolves to one",
+                       address.host);
     last = reason(errno);
   }
   throw UsageError("cannot listen on {}: {}", address.text(), last);

@@ -68,17 +68,15 @@ void check_sizes(const Request& request) {
                        name(request.op), key.size(), key.substr(0, 40), kLongestKey);
   }
   if (key_bytes > kLongestRequest - 1024)
-    throw UsageError(
-        "{}: the keys have {} bytes together, over the limit of {}: wait in several "
-        "calls",
-        describe(request), key_bytes, kLongestRequest - 1024);
+    throw UsageError("{}: the keys have {} bytes together, over the limit of {}: wait in several "
+                     "calls",
+                     describe(request), key_bytes, kLongestRequest - 1024);
   const auto value_bytes =
       std::max(request.value.size(), request.expected ? request.expected->size() : 0);
   if (request.op != Op::wait && value_bytes > kLongestValue)
-    throw UsageError(
-        "{}: a value of {} bytes is over the limit of {}: the store is for addresses "
-        "and small state, send large data through a communicator or a file",
-        describe(request), value_bytes, kLongestValue);
+    throw UsageError("{}: a value of {} bytes is over the limit of {}: the store is for addresses "
+                     "and small state, send large data through a communicator or a file",
+                     describe(request), value_bytes, kLongestValue);
 }
 
 }  // namespace
@@ -157,8 +155,7 @@ Reply Client::Impl::call(Request request, const Deadline& deadline) {
   switch (reply.status) {
     case Status::ok:
     case Status::absent:
-    case Status::different:
-      return reply;
+    case Status::different: return reply;
     case Status::timeout:
       throw CommError(
           {.fault = Fault::timeout,
@@ -169,10 +166,9 @@ Reply Client::Impl::call(Request request, const Deadline& deadline) {
                               : fmt::format("Nobody set it within {:.1f} s (seen: version {}).",
                                             deadline.span_seconds(), request.seen)});
     case Status::full:
-      throw UsageError(
-          "{}: the store is full ({} bytes are held): remove keys that are no longer "
-          "needed, or keep large data elsewhere",
-          describe(request), reply.number);
+      throw UsageError("{}: the store is full ({} bytes are held): remove keys that are no longer "
+                       "needed, or keep large data elsewhere",
+                       describe(request), reply.number);
     case Status::not_number:
       throw UsageError("{}: the key holds '{}', which is not a decimal counter", describe(request),
                        reply.values.empty() ? std::string() : reply.values.front().substr(0, 40));
@@ -180,10 +176,9 @@ Reply Client::Impl::call(Request request, const Deadline& deadline) {
       throw UsageError("{}: {} and {} do not add up to a 64-bit number", describe(request),
                        reply.number, request.amount);
     case Status::too_large:
-      throw UsageError(
-          "{}: the values have {} bytes together, over the limit of {}: wait in "
-          "several calls",
-          describe(request), reply.number, kMostValueBytes);
+      throw UsageError("{}: the values have {} bytes together, over the limit of {}: wait in "
+                       "several calls",
+                       describe(request), reply.number, kMostValueBytes);
   }
   LOCKSTEP_CHECK(false, "no such status");
 }

@@ -105,20 +105,13 @@ class Reader {
 
 const char* name(Op op) {
   switch (op) {
-    case Op::set:
-      return "set";
-    case Op::get:
-      return "get";
-    case Op::wait:
-      return "wait";
-    case Op::compare_and_set:
-      return "compare_and_set";
-    case Op::add:
-      return "add";
-    case Op::watch:
-      return "watch";
-    case Op::remove:
-      return "remove";
+    case Op::set: return "set";
+    case Op::get: return "get";
+    case Op::wait: return "wait";
+    case Op::compare_and_set: return "compare_and_set";
+    case Op::add: return "add";
+    case Op::watch: return "watch";
+    case Op::remove: return "remove";
   }
   return "unknown";
 }
@@ -136,25 +129,20 @@ std::vector<std::byte> encode(const Request& request) {
   LOCKSTEP_CHECK(request.keys.size() == 1);
   out.text(request.keys.front());
   switch (request.op) {
-    case Op::set:
-      out.text(request.value);
-      break;
+    case Op::set: out.text(request.value); break;
     case Op::compare_and_set:
       out.number(static_cast<std::uint8_t>(request.expected.has_value()));
       if (request.expected) out.text(*request.expected);
       out.text(request.value);
       break;
-    case Op::add:
-      out.number(request.amount);
-      break;
+    case Op::add: out.number(request.amount); break;
     case Op::watch:
       out.number(request.seen);
       out.number(request.patience_ms);
       break;
     case Op::get:
     case Op::remove:
-    case Op::wait:
-      break;
+    case Op::wait: break;
   }
   return out.finish(kLongestRequest);
 }
@@ -190,24 +178,19 @@ std::optional<Request> parse_request(std::span<const std::byte> body) {
     request.keys.push_back(in.text(kLongestKey));
   }
   switch (request.op) {
-    case Op::set:
-      request.value = in.text(kLongestValue);
-      break;
+    case Op::set: request.value = in.text(kLongestValue); break;
     case Op::compare_and_set:
       if (in.flag()) request.expected = in.text(kLongestValue);
       request.value = in.text(kLongestValue);
       break;
-    case Op::add:
-      request.amount = in.number<std::int64_t>();
-      break;
+    case Op::add: request.amount = in.number<std::int64_t>(); break;
     case Op::watch:
       request.seen = in.number<std::uint64_t>();
       request.patience_ms = in.number<std::uint64_t>();
       break;
     case Op::get:
     case Op::remove:
-    case Op::wait:
-      break;
+    case Op::wait: break;
   }
   if (!in.complete()) return std::nullopt;
   return request;

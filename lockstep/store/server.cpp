@@ -257,10 +257,9 @@ void Server::Impl::drop_silent(Clock::time_point now) {
 
 void Server::Impl::warn_of_strangers(Clock::time_point now) {
   if (num_strangers_ == 0 || now < next_warning_) return;
-  log::warn(
-      "the store at {} has dropped {} connection(s) that did not prove to know the job's "
-      "secret",
-      address_.text(), std::exchange(num_strangers_, 0));
+  log::warn("the store at {} has dropped {} connection(s) that did not prove to know the job's "
+            "secret",
+            address_.text(), std::exchange(num_strangers_, 0));
   next_warning_ = now + kBetweenWarnings;
 }
 
@@ -269,8 +268,6 @@ Server::Server(const net::Address& address, net::Secret secret, std::size_t capa
 
 Server::~Server() = default;
 
-net::Address Server::address() const {
-  return impl_->address();
-}
+net::Address Server::address() const { return impl_->address(); }
 
 }  // namespace lockstep::store

@@ -14,9 +14,7 @@ constexpr std::size_t kEntryBytes = 128;
 // Longer waits than this are as good as endless; keeps the clock's arithmetic from overflowing.
 constexpr std::uint64_t kLongestPatienceMs = 100ull * 365 * 24 * 3600 * 1000;
 
-bool waits(Op op) {
-  return op == Op::wait || op == Op::watch;
-}
+bool waits(Op op) { return op == Op::wait || op == Op::watch; }
 
 }  // namespace
 
@@ -58,18 +56,13 @@ void Table::apply(Ticket ticket, const std::string& client, Request request, Clo
 
 Reply Table::change(const Request& request) {
   switch (request.op) {
-    case Op::set:
-      return set(request.keys.front(), request.value);
-    case Op::compare_and_set:
-      return compare_and_set(request);
-    case Op::add:
-      return add(request);
-    case Op::remove:
-      return remove(request.keys.front());
+    case Op::set: return set(request.keys.front(), request.value);
+    case Op::compare_and_set: return compare_and_set(request);
+    case Op::add: return add(request);
+    case Op::remove: return remove(request.keys.front());
     case Op::get:
     case Op::wait:
-    case Op::watch:
-      break;
+    case Op::watch: break;
   }
   LOCKSTEP_CHECK(false, "{} changes nothing", name(request.op));
 }

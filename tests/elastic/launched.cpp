@@ -98,9 +98,7 @@ Launched Launched::run(std::vector<std::string> arguments, std::vector<std::stri
   return Launched(std::move(arguments), std::move(variables));
 }
 
-void Launched::kill(int signal) const {
-  ::kill(pid_, signal);
-}
+void Launched::kill(int signal) const { ::kill(pid_, signal); }
 
 int Launched::wait(milliseconds longest) {
   if (status_ == -1 &&
@@ -111,12 +109,8 @@ int Launched::wait(milliseconds longest) {
   return WIFSIGNALED(status_) ? 128 + WTERMSIG(status_) : WEXITSTATUS(status_);
 }
 
-std::string Launched::output() const {
-  return read_file(directory_ / "out");
-}
-std::string Launched::error() const {
-  return read_file(directory_ / "err");
-}
+std::string Launched::output() const { return read_file(directory_ / "out"); }
+std::string Launched::error() const { return read_file(directory_ / "err"); }
 
 bool Launched::says(const std::string& text, milliseconds longest) const {
   return eventually(longest, [&] { return output().find(text) != std::string::npos; });

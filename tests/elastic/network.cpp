@@ -40,9 +40,7 @@ Network::~Network() {
   execute("ip netns del " + prefix_ + "hub");
 }
 
-std::string Network::name(int host) const {
-  return prefix_ + std::to_string(host);
-}
+std::string Network::name(int host) const { return prefix_ + std::to_string(host); }
 
 Launched Network::run(int host, std::vector<std::string> arguments) const {
   std::vector<std::string> command = {"ip",

@@ -54,9 +54,7 @@ class Rank {
   Dump dump_;
 };
 
-TEST(Report, NothingFromNoDumps) {
-  EXPECT_EQ(merged_report(std::vector<Dump>{}), "");
-}
+TEST(Report, NothingFromNoDumps) { EXPECT_EQ(merged_report(std::vector<Dump>{}), ""); }
 
 TEST(Report, AllInTheSameCall) {
   std::vector<Dump> dumps;

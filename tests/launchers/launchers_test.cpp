@@ -39,9 +39,8 @@ void expect_hello(const Outcome& outcome, int ranks) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   const std::string sum = std::to_string(ranks * (ranks + 1) / 2);
   for (int rank = 0; rank < ranks; ++rank)
-    EXPECT_THAT(outcome.output,
-                HasSubstr("rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
-                          ": the sum is " + sum));
+    EXPECT_THAT(outcome.output, HasSubstr("rank " + std::to_string(rank) + " of " +
+                                          std::to_string(ranks) + ": the sum is " + sum));
 }
 
 const std::string kHello = HELLO;
@@ -81,7 +80,8 @@ TEST(Launchers, Mpirun) {
   if (!works("mpirun --version")) GTEST_SKIP() << "no mpirun here";
   const Outcome outcome =
       run("env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe "
-          "-n 3 " + kHello);
+          "-n 3 " +
+          kHello);
   if (outcome.output.find("built without MPI") != std::string::npos)
     GTEST_SKIP() << "this build has no MPI";
   expect_hello(outcome, 3);
@@ -107,10 +107,11 @@ TEST(Launchers, WhatIsMissingIsNamed) {
   outcome = run("env RANK=5 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29673 " + kHello);
   EXPECT_THAT(outcome.output, HasSubstr("rank 5"));
   outcome = run("env SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=2 "
-                "MASTER_ADDR=127.0.0.1 MASTER_PORT=29673 " + kHello);
-  EXPECT_THAT(outcome.output, HasSubstr("LOCKSTEP_SECRET_FILE"));
-  outcome = run("env RANK=0 WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29673 " +
+                "MASTER_ADDR=127.0.0.1 MASTER_PORT=29673 " +
                 kHello);
+  EXPECT_THAT(outcome.output, HasSubstr("LOCKSTEP_SECRET_FILE"));
+  outcome =
+      run("env RANK=0 WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=29673 " + kHello);
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.output, HasSubstr("no-such-host.invalid"));
   EXPECT_THAT(outcome.output, Not(HasSubstr("terminate called")));

@@ -37,30 +37,18 @@ class Random {
       const auto at = static_cast<std::size_t>(dim < 0 ? dim + num_dims : dim);
       const int parts = number(1, 4);
       switch (number(0, 3)) {
-        case 0:
-          result = result.cut_dim(dim, number(0, parts - 1), parts);
-          break;
-        case 1:
-          result = result.cut_dim(dim, number(0, parts - 1), parts, Uneven::chunked);
-          break;
-        case 2:
-          result = result.cut_dim(dim, part(result.box()[at].size()));
-          break;
-        default:
-          break;
+        case 0: result = result.cut_dim(dim, number(0, parts - 1), parts); break;
+        case 1: result = result.cut_dim(dim, number(0, parts - 1), parts, Uneven::chunked); break;
+        case 2: result = result.cut_dim(dim, part(result.box()[at].size())); break;
+        default: break;
       }
     }
     for (int cut = number(0, 2); cut > 0; --cut) {
       const int parts = number(1, 4);
       switch (number(0, 2)) {
-        case 0:
-          result = result.cut_flat(number(0, parts - 1), parts);
-          break;
-        case 1:
-          result = result.cut_flat(number(0, parts - 1), parts, Uneven::chunked);
-          break;
-        default:
-          result = result.cut_flat(part(result.elements()));
+        case 0: result = result.cut_flat(number(0, parts - 1), parts); break;
+        case 1: result = result.cut_flat(number(0, parts - 1), parts, Uneven::chunked); break;
+        default: result = result.cut_flat(part(result.elements()));
       }
     }
     return result;

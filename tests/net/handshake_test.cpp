@@ -16,12 +16,8 @@ namespace {
 
 using testing::HasSubstr;
 
-Deadline soon() {
-  return Deadline::after(std::chrono::seconds(30));
-}
-Deadline in(int ms) {
-  return Deadline::after(milliseconds(ms));
-}
+Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+Deadline in(int ms) { return Deadline::after(milliseconds(ms)); }
 
 class Handshake : public testing::Test {
  protected:

@@ -24,9 +24,7 @@ std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-bool same(const Secret& a, const Secret& b) {
-  return std::ranges::equal(a.bytes(), b.bytes());
-}
+bool same(const Secret& a, const Secret& b) { return std::ranges::equal(a.bytes(), b.bytes()); }
 
 std::string hex(std::span<const std::byte> bytes) {
   std::string text;
@@ -91,9 +89,7 @@ TEST_F(SecretFile, LongFilesCountToTheLastByte) {
   EXPECT_TRUE(same(a, Secret::from_file(path_)));
 }
 
-TEST(Secret, RandomOnesDiffer) {
-  EXPECT_FALSE(same(Secret::random(), Secret::random()));
-}
+TEST(Secret, RandomOnesDiffer) { EXPECT_FALSE(same(Secret::random(), Secret::random())); }
 
 TEST(Secret, OtherLengthsAreHashed) {
   // SHA-256 of "abc", FIPS 180-2.

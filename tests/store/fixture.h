@@ -15,12 +15,8 @@
 namespace lockstep::store {
 
 // Long enough for a busy machine: reached only where something hangs.
-inline Deadline soon() {
-  return Deadline::after(std::chrono::seconds(30));
-}
-inline Deadline in(int ms) {
-  return Deadline::after(milliseconds(ms));
-}
+inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
+inline Deadline in(int ms) { return Deadline::after(milliseconds(ms)); }
 
 class StoreTest : public testing::Test {
  protected:

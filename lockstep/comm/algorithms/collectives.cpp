@@ -68,8 +68,7 @@ Algorithm choose_algorithm(Operation operation, Algorithm wanted, std::size_t by
                    choices);
 }
 
-void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& reduction,
-                Bytes data) {
+void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& reduction, Bytes data) {
   if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
   switch (algorithm) {
     case Algorithm::tree: return tree::all_reduce(transport, reduction, data);
@@ -117,8 +116,7 @@ void broadcast(Transport& transport, Algorithm algorithm, Bytes data, int root) 
 // An all-reduce of nothing: done when word from everyone has come.
 void barrier(Transport& transport) {
   const Reduction nothing{DType::uint8, ReduceOp::sum};
-  const Algorithm algorithm =
-      transport.size() > kManyRanks ? Algorithm::tree : Algorithm::direct;
+  const Algorithm algorithm = transport.size() > kManyRanks ? Algorithm::tree : Algorithm::direct;
   all_reduce(transport, algorithm, nothing, {});
 }
 

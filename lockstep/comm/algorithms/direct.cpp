@@ -10,7 +10,8 @@ namespace lockstep::comm::direct {
 
 namespace {
 
-// Up to here everyone sends everything to everyone and combines all of it: one round instead of two.
+// Up to here everyone sends everything to everyone and combines all of it: one round instead of
+// two.
 constexpr std::size_t kOneRoundBytes = 16u << 10;
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
@@ -27,8 +28,9 @@ enum class Reach { own_memory, shared_memory };
 
 // Waits for everyone's contribution of `count` elements and combines them with ours. Returns, by
 // rank, who has the result already.
-std::vector<bool> combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
-                   std::byte* destination, std::size_t count, Reach reach) {
+std::vector<bool> combine_views(Transport& transport, const Reduction& reduction,
+                                const std::byte* mine, std::byte* destination, std::size_t count,
+                                Reach reach) {
   const int n = transport.size();
   std::vector<Operand> operands(index(n));
   std::vector<std::byte*> destinations = {destination};
@@ -98,9 +100,8 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Ga
   const std::size_t num_blocks = blocks.number();
 
   const auto contribute = [&](std::size_t k) {
-    for_each_peer(transport, [&](int peer) {
-      transport.post_send(peer, blocks.in(data, index(peer), k));
-    });
+    for_each_peer(transport,
+                  [&](int peer) { transport.post_send(peer, blocks.in(data, index(peer), k)); });
   };
   // Where a block lies in memory that its owner can write, the owner has put the result there by
   // the time it gives the block back, and nothing more is sent.
@@ -155,7 +156,8 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
     for_each_peer(transport, [&](int peer) {
       const ConstBytes part = inputs[index(peer)];
       if (has_block(part, k))
-        transport.post_send(peer, part.subspan(k * block, std::min(block, part.size() - k * block)));
+        transport.post_send(peer,
+                            part.subspan(k * block, std::min(block, part.size() - k * block)));
     });
   };
   contribute(0);

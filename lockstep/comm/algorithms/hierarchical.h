@@ -1,6 +1,6 @@
 // Inside each host first, then across: bytes cross the slow network once for each host instead of
-// once for each rank. A host combines only whole nodes of the reduction tree and passes those on, so
-// the order stays the same however the ranks are spread.
+// once for each rank. A host combines only whole nodes of the reduction tree and passes those on,
+// so the order stays the same however the ranks are spread.
 #pragma once
 
 #include <lockstep/comm/algorithms/collectives.h>

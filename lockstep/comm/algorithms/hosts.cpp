@@ -14,8 +14,8 @@ Hosts::Hosts(const Transport& transport) {
     }));
   }
   const auto& here = local();
-  local_index_ = static_cast<std::size_t>(
-      std::find(here.begin(), here.end(), transport.rank()) - here.begin());
+  local_index_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), transport.rank()) -
+                                          here.begin());
 }
 
 std::size_t Hosts::fewest() const {
@@ -43,8 +43,8 @@ std::vector<Operand> Hosts::operands(const Reduction& reduction,
   std::vector<Operand> all;
   for (std::size_t host = 0; host < ranks.size(); ++host)
     for (std::size_t i = 0; i < partials[host].size(); ++i)
-      all.push_back({partials[host][i],
-                     parts[host] + i * count * reduction.accumulator_bytes(), true});
+      all.push_back(
+          {partials[host][i], parts[host] + i * count * reduction.accumulator_bytes(), true});
   std::sort(all.begin(), all.end(),
             [](const Operand& a, const Operand& b) { return a.node.first < b.node.first; });
   return all;

@@ -11,7 +11,8 @@ struct Part {
 };
 
 constexpr Part part_of(std::size_t count, std::size_t num_parts, std::size_t index) {
-  const std::size_t begin = count / num_parts * index + (index < count % num_parts ? index : count % num_parts);
+  const std::size_t begin =
+      count / num_parts * index + (index < count % num_parts ? index : count % num_parts);
   return {begin, count / num_parts + (index < count % num_parts ? 1 : 0)};
 }
 

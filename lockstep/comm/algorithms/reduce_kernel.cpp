@@ -109,8 +109,8 @@ class Evaluator {
     const int split = tree_split(node.count);
     A right_buffer[kBlock];
     const A* left = evaluate({node.first, split}, next, at, count, buffer);
-    const A* right = evaluate({node.first + split, node.count - split}, next, at, count,
-                              right_buffer);
+    const A* right =
+        evaluate({node.first + split, node.count - split}, next, at, count, right_buffer);
     combine_block<A, Op>(left, right, buffer, count);
     return buffer;
   }

@@ -36,8 +36,8 @@ struct Operand {
 void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<const Operand> operands,
                        std::byte* destination, std::size_t count);
 
-// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type, and
-// written to every destination. Destinations may be operands' memory, element for element.
+// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type,
+// and written to every destination. Destinations may be operands' memory, element for element.
 void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
                       std::span<std::byte* const> destinations, std::size_t count);
 
@@ -48,7 +48,7 @@ void combine(const Reduction& reduction, const std::byte* left, const std::byte*
 // A rank's own values as a partial result, and a partial result over all ranks as the result.
 void widen(const Reduction& reduction, const std::byte* values, std::byte* partial,
            std::size_t count);
-void finish(const Reduction& reduction, int num_ranks, const std::byte* partial,
-            std::byte* result, std::size_t count);
+void finish(const Reduction& reduction, int num_ranks, const std::byte* partial, std::byte* result,
+            std::size_t count);
 
 }  // namespace lockstep::comm

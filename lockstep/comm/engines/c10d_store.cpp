@@ -12,12 +12,8 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-std::string to_text(const Bytes& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-Bytes to_bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
+std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
+Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
 // What clones share: the store, and which keys to tidy up.
 class Shared {

@@ -65,13 +65,9 @@ void EngineCall::wait_on_host(Deadline deadline) {
   if (fault_) throw CommError(*fault_);
 }
 
-void EngineCall::wait() {
-  wait_on_host(call_.deadline);
-}
+void EngineCall::wait() { wait_on_host(call_.deadline); }
 
-void EngineCall::start() {
-  group_->mark(call_, flight::State::started);
-}
+void EngineCall::start() { group_->mark(call_, flight::State::started); }
 
 void EngineCall::finish() {
   {
@@ -283,10 +279,9 @@ void EngineGroup::time_out(const EngineCall& call, double seconds) {
     if (ledger_ && call.position() != 0) {
       const auto roll = ledger_->call_roll(call.position());
       fault.ranks = joined(roll.silent, roll.behind);
-      reason = fault.ranks.empty() ? fmt::format(
-                                         "every rank has made the call, but {} has not "
-                                         "completed it",
-                                         backend_)
+      reason = fault.ranks.empty() ? fmt::format("every rank has made the call, but {} has not "
+                                                 "completed it",
+                                                 backend_)
                                    : "";
       if (!roll.behind.empty())
         reason += fmt::format("{} {} not made this call", list_ranks(roll.behind),

@@ -65,10 +65,9 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
   for (const Known& engine : kEngines) {
     if (name != engine.name) continue;
     if (engine.make != nullptr) return engine.make(group, options);
-    throw UsageError(
-        "the engine '{}' is not in this build (there is: {}); it needs {}: install "
-        "that and build Lockstep again",
-        name, fmt::join(available_engines(), ", "), engine.needs);
+    throw UsageError("the engine '{}' is not in this build (there is: {}); it needs {}: install "
+                     "that and build Lockstep again",
+                     name, fmt::join(available_engines(), ", "), engine.needs);
   }
   throw UsageError("there is no engine '{}'; this build has: {}", name,
                    fmt::join(available_engines(), ", "));

@@ -20,18 +20,13 @@ constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 // c10d takes tags from 0 to the largest int; the last one is for interrupting.
 constexpr int kInterruptTag = std::numeric_limits<int>::max();
 
-int tag_of(std::uint64_t sequence) {
-  return static_cast<int>(sequence % kInterruptTag);
-}
+int tag_of(std::uint64_t sequence) { return static_cast<int>(sequence % kInterruptTag); }
 
 c10d::ReduceOp c10d_op(BasicOp op) {
   switch (op) {
-    case BasicOp::min:
-      return c10d::ReduceOp::MIN;
-    case BasicOp::max:
-      return c10d::ReduceOp::MAX;
-    case BasicOp::sum:
-      break;
+    case BasicOp::min: return c10d::ReduceOp::MIN;
+    case BasicOp::max: return c10d::ReduceOp::MAX;
+    case BasicOp::sum: break;
   }
   return c10d::ReduceOp::SUM;
 }

@@ -161,24 +161,18 @@ void run_alone(const Call& call) {
 void run_collective(HostEngine* engine, const Call& call, const GroupInfo& group) {
   if (engine == nullptr) return run_alone(call);
   switch (call.fingerprint.operation) {
-    case Operation::all_reduce:
-      return all_reduce(*engine, call, group);
-    case Operation::all_gather:
-      return all_gather(*engine, call, group);
-    case Operation::reduce_scatter:
-      return reduce_scatter(*engine, call, group);
-    case Operation::all_to_all:
-      return all_to_all(*engine, call, group);
+    case Operation::all_reduce: return all_reduce(*engine, call, group);
+    case Operation::all_gather: return all_gather(*engine, call, group);
+    case Operation::reduce_scatter: return reduce_scatter(*engine, call, group);
+    case Operation::all_to_all: return all_to_all(*engine, call, group);
     case Operation::broadcast:
       for (const at::Tensor& tensor : call.outputs)
         if (tensor.numel() > 0)
           engine->broadcast(byte_alias(tensor), call.fingerprint.root, call.deadline);
       return;
-    case Operation::barrier:
-      return engine->barrier(call.deadline);
+    case Operation::barrier: return engine->barrier(call.deadline);
     case Operation::exchange:
-    case Operation::split:
-      break;
+    case Operation::split: break;
   }
   LOCKSTEP_CHECK(false, "{} is no collective", name(call.fingerprint.operation));
 }

@@ -27,10 +27,9 @@ std::string claim_prefix(const GroupInfo& group, const std::string& backend,
                          const EngineOptions& options) {
   if (group.global_ranks.size() == 1) return "";
   if (!options.store)
-    throw UsageError(
-        "the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
-        "the program with lockstep run, torchrun or mpirun",
-        backend, group.global_ranks.size(), group.name);
+    throw UsageError("the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
+                     "the program with lockstep run, torchrun or mpirun",
+                     backend, group.global_ranks.size(), group.name);
   // Who is in it, so that ranks that are not do not have to count it.
   const std::string members = fmt::format("{}", fmt::join(group.global_ranks, ","));
   const std::string base = fmt::format("engines/{}/{}.{}.{:x}", backend, group.name,
@@ -189,10 +188,9 @@ at::Tensor HostCommunicator::do_allocate(at::IntArrayRef sizes, at::ScalarType d
 
 void HostCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
   if (tensor.device().is_cpu()) return;
-  throw UsageError(
-      "{}: the tensor is on {}, but {} moves tensors in host memory only: use the "
-      "backend nccl, shm or tcp for this device, or move the tensor with .cpu()",
-      comm::name(operation), tensor.device().str(), backend_);
+  throw UsageError("{}: the tensor is on {}, but {} moves tensors in host memory only: use the "
+                   "backend nccl, shm or tcp for this device, or move the tensor with .cpu()",
+                   comm::name(operation), tensor.device().str(), backend_);
 }
 
 }  // namespace lockstep::comm::engines

@@ -25,9 +25,7 @@ constexpr milliseconds kLeaveTogether(5000);
 // Compared calls that stay in the store before rank 0 removes them.
 constexpr std::uint64_t kUnswept = 256;
 
-Deadline store_deadline() {
-  return Deadline::after(kStoreRequest);
-}
+Deadline store_deadline() { return Deadline::after(kStoreRequest); }
 
 std::uint64_t number(std::string_view text) {
   std::uint64_t value = 0;
@@ -73,9 +71,7 @@ Ledger::Ledger(Options options) : options_(std::move(options)) {
   listener_ = std::thread([this] { listen(); });
 }
 
-Ledger::~Ledger() {
-  close(Leave::at_once);
-}
+Ledger::~Ledger() { close(Leave::at_once); }
 
 void Ledger::close(Leave leave_how) {
   {

@@ -41,18 +41,12 @@ class Backoff {
 
 MPI_Datatype mpi_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat:
-      return MPI_FLOAT;
-    case at::kDouble:
-      return MPI_DOUBLE;
-    case at::kInt:
-      return MPI_INT32_T;
-    case at::kLong:
-      return MPI_INT64_T;
-    case at::kByte:
-      return MPI_UINT8_T;
-    default:
-      break;
+    case at::kFloat: return MPI_FLOAT;
+    case at::kDouble: return MPI_DOUBLE;
+    case at::kInt: return MPI_INT32_T;
+    case at::kLong: return MPI_INT64_T;
+    case at::kByte: return MPI_UINT8_T;
+    default: break;
   }
   LOCKSTEP_CHECK(false, "MPI does not reduce {}", c10::toString(type));
   return MPI_DATATYPE_NULL;
@@ -66,12 +60,9 @@ void add_bytes(void* from, void* into, int* count, MPI_Datatype*) {
 
 MPI_Op mpi_op(BasicOp op, at::ScalarType type) {
   switch (op) {
-    case BasicOp::min:
-      return MPI_MIN;
-    case BasicOp::max:
-      return MPI_MAX;
-    case BasicOp::sum:
-      break;
+    case BasicOp::min: return MPI_MIN;
+    case BasicOp::max: return MPI_MAX;
+    case BasicOp::sum: break;
   }
   if (type != at::kByte) return MPI_SUM;
   // Open MPI's vector code stops at 255 where every other backend, and its own scalar code, wraps.
@@ -304,10 +295,9 @@ struct OwnStore {
 OwnStore host_store(const GroupInfo& group, const EngineOptions& options, const MpiWorld& world,
                     const Deadline& deadline) {
   if (static_cast<int>(group.global_ranks.size()) != world.size)
-    throw UsageError(
-        "mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
-        "store only a group of all of them can be made: make that one and split it",
-        group.name, group.global_ranks.size(), world.size);
+    throw UsageError("mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
+                     "store only a group of all of them can be made: make that one and split it",
+                     group.name, group.global_ranks.size(), world.size);
   OwnStore own;
   std::optional<BootstrapInfo> mine;
   if (world.rank == 0) {
@@ -339,16 +329,14 @@ MPI_Comm form_group(const GroupInfo& group) {
 void check_group(const GroupInfo& group, const MpiWorld& world) {
   for (const int rank : group.global_ranks)
     if (rank < 0 || rank >= world.size)
-      throw UsageError(
-          "mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
-          "start the program with mpirun -n {} or more",
-          group.name, rank, world.size, group.global_ranks.size());
+      throw UsageError("mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
+                       "start the program with mpirun -n {} or more",
+                       group.name, rank, world.size, group.global_ranks.size());
   const int mine = group.global_ranks[static_cast<std::size_t>(group.rank)];
   if (mine != world.rank)
-    throw UsageError(
-        "mpi: this process is rank {} of the group '{}', whose global rank is {}, but "
-        "mpirun made it rank {}: number ranks as mpirun does",
-        group.rank, group.name, mine, world.rank);
+    throw UsageError("mpi: this process is rank {} of the group '{}', whose global rank is {}, but "
+                     "mpirun made it rank {}: number ranks as mpirun does",
+                     group.rank, group.name, mine, world.rank);
 }
 
 }  // namespace

@@ -44,32 +44,25 @@ void initialize() {
     std::atexit(&finalize);
   }
   if (level < MPI_THREAD_SERIALIZED)
-    throw UsageError(
-        "the engine 'mpi' works in a thread of its own, but MPI was initialised with "
-        "thread level {} (MPI_THREAD_SERIALIZED, {}, is needed): call "
-        "MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …), or leave it to Lockstep",
-        level, static_cast<int>(MPI_THREAD_SERIALIZED));
+    throw UsageError("the engine 'mpi' works in a thread of its own, but MPI was initialised with "
+                     "thread level {} (MPI_THREAD_SERIALIZED, {}, is needed): call "
+                     "MPI_Init_thread(…, MPI_THREAD_MULTIPLE, …), or leave it to Lockstep",
+                     level, static_cast<int>(MPI_THREAD_SERIALIZED));
   runtime().level = level;
 }
 
 }  // namespace
 
-void require_mpi() {
-  std::call_once(runtime().initialised, &initialize);
-}
+void require_mpi() { std::call_once(runtime().initialised, &initialize); }
 
-std::unique_lock<std::mutex> mpi_turn() {
-  return std::unique_lock(runtime().turn);
-}
+std::unique_lock<std::mutex> mpi_turn() { return std::unique_lock(runtime().turn); }
 
 std::unique_lock<std::mutex> mpi_long_turn() {
   if (runtime().level >= MPI_THREAD_MULTIPLE) return {};
   return mpi_turn();
 }
 
-void abandon_mpi() {
-  runtime().abandoned = true;
-}
+void abandon_mpi() { runtime().abandoned = true; }
 
 void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;

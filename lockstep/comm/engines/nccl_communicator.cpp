@@ -37,12 +37,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 c10d::ReduceOp c10d_op(BasicOp op) {
   switch (op) {
-    case BasicOp::min:
-      return c10d::ReduceOp::MIN;
-    case BasicOp::max:
-      return c10d::ReduceOp::MAX;
-    case BasicOp::sum:
-      break;
+    case BasicOp::min: return c10d::ReduceOp::MIN;
+    case BasicOp::max: return c10d::ReduceOp::MAX;
+    case BasicOp::sum: break;
   }
   return c10d::ReduceOp::SUM;
 }
@@ -357,12 +354,9 @@ class NcclCommunicator final : public Communicator {
         // Uneven parts may be empty here and not on another rank.
         if (call.inputs.size() > 1 || !is_empty(call.inputs)) all_to_all(call, works);
         return;
-      case Operation::broadcast:
-        return broadcast(call, works);
-      case Operation::exchange:
-        return exchange(call, works);
-      case Operation::split:
-        break;
+      case Operation::broadcast: return broadcast(call, works);
+      case Operation::exchange: return exchange(call, works);
+      case Operation::split: break;
     }
     LOCKSTEP_CHECK(false, "{} is no call", comm::name(operation));
   }
@@ -431,11 +425,10 @@ class NcclCommunicator final : public Communicator {
 
   void do_check(Operation operation, const at::Tensor& tensor) const override {
     if (tensor.device() == device_) return;
-    throw UsageError(
-        "{}: the tensor is on {}, but this nccl group is on {}: move it with "
-        ".to(\"{}\"){}",
-        comm::name(operation), tensor.device().str(), device_.str(), device_.str(),
-        tensor.device().is_cpu() ? ", or use the backend shm or tcp" : "");
+    throw UsageError("{}: the tensor is on {}, but this nccl group is on {}: move it with "
+                     ".to(\"{}\"){}",
+                     comm::name(operation), tensor.device().str(), device_.str(), device_.str(),
+                     tensor.device().is_cpu() ? ", or use the backend shm or tcp" : "");
   }
 
   const EngineOptions options_;
@@ -453,9 +446,8 @@ class NcclCommunicator final : public Communicator {
 
 std::shared_ptr<Communicator> make_nccl(const GroupInfo& group, const EngineOptions& options) {
   if (c10::cuda::device_count() == 0)
-    throw UsageError(
-        "the engine 'nccl' needs a GPU, and this process sees none: use the backend "
-        "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
+    throw UsageError("the engine 'nccl' needs a GPU, and this process sees none: use the backend "
+                     "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
   return std::make_shared<NcclCommunicator>(group, options, claim_prefix(group, "nccl", options),
                                             Deadline::after(options.timeout));
 }

@@ -8,9 +8,7 @@ namespace lockstep::comm::engines {
 
 namespace {
 
-bool is_half(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16;
-}
+bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 bool orders_floats(at::ScalarType type, ReduceOp op) {
   return at::isFloatingType(type) && (op == ReduceOp::min || op == ReduceOp::max);
 }
@@ -50,9 +48,7 @@ at::Tensor flat_alias(const at::Tensor& tensor) {
       tensor.data_ptr(), {tensor.numel()}, [tensor](void*) {}, options);
 }
 
-at::Tensor byte_alias(const at::Tensor& tensor) {
-  return flat_alias(tensor).view(at::kByte);
-}
+at::Tensor byte_alias(const at::Tensor& tensor) { return flat_alias(tensor).view(at::kByte); }
 
 Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op) {
   std::vector<at::Tensor> flat;
@@ -107,12 +103,8 @@ void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, const at:
         else
           result.add_(part);
         break;
-      case ReduceOp::min:
-        result = at::minimum(result, part);
-        break;
-      case ReduceOp::max:
-        result = at::maximum(result, part);
-        break;
+      case ReduceOp::min: result = at::minimum(result, part); break;
+      case ReduceOp::max: result = at::maximum(result, part); break;
     }
   }
   if (op == ReduceOp::mean) result.div_(static_cast<std::int64_t>(parts.size()));

@@ -8,7 +8,6 @@
 #include <lockstep/comm/transport/shm_link.h>
 #include <lockstep/comm/transport/tcp_link.h>
 #include <lockstep/net/socket.h>
-#include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
 
@@ -27,7 +26,8 @@ std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses
     if (address.host != host) continue;
     ++ranks;
     for (const int core : address.cores) {
-      if (static_cast<std::size_t>(core) >= cores.size()) cores.resize(static_cast<std::size_t>(core) + 1);
+      if (static_cast<std::size_t>(core) >= cores.size())
+        cores.resize(static_cast<std::size_t>(core) + 1);
       cores[static_cast<std::size_t>(core)] = true;
     }
   }
@@ -83,9 +83,10 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   const EndpointAddress& own = addresses[static_cast<std::size_t>(self)];
   const Topology topology = topology_of(addresses);
   if (media == Media::shared_memory && topology.num_hosts() > 1)
-    throw UsageError("group '{}' spans {} hosts, which share no memory: use tcp, or let the backend "
-                     "be chosen automatically",
-                     membership.group_name, topology.num_hosts());
+    throw UsageError(
+        "group '{}' spans {} hosts, which share no memory: use tcp, or let the backend "
+        "be chosen automatically",
+        membership.group_name, topology.num_hosts());
 
   const auto medium_to = [&](int peer) {
     const bool near = addresses[static_cast<std::size_t>(peer)].host == own.host;
@@ -143,19 +144,19 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   for (const auto& link : links)
     if (auto* shm = dynamic_cast<ShmLink*>(link.get())) near.push_back(shm);
   auto transport = std::make_unique<Transport>(
-      Transport::Settings{.group = membership.group_name,
-                          .rank = self,
-                          .topology = topology,
-                          .spin = spin_for(addresses, own.host),
-                          .longest_view = longest_view(topology, media),
-                          .mailbox = mailbox,
-                          .ask =
-                              [endpoint, membership](int peer, Deadline soon) {
-                                const auto& to = membership.addresses[static_cast<std::size_t>(peer)];
-                                return endpoint->ask(
-                                    net::connect_tcp(to.tcp, soon, net::IfRefused::give_up),
-                                    membership.group_id, soon);
-                              }},
+      Transport::Settings{
+          .group = membership.group_name,
+          .rank = self,
+          .topology = topology,
+          .spin = spin_for(addresses, own.host),
+          .longest_view = longest_view(topology, media),
+          .mailbox = mailbox,
+          .ask =
+              [endpoint, membership](int peer, Deadline soon) {
+                const auto& to = membership.addresses[static_cast<std::size_t>(peer)];
+                return endpoint->ask(net::connect_tcp(to.tcp, soon, net::IfRefused::give_up),
+                                     membership.group_id, soon);
+              }},
       std::move(links), heap);
   heap->set_announce([near](std::uint32_t id, std::size_t bytes, int descriptor) {
     for (ShmLink* link : near) link->announce(id, bytes, descriptor);

@@ -224,8 +224,8 @@ void Endpoint::serve() {
     std::size_t index = 3;
     for (auto greeting = greetings.begin(); greeting != greetings.end(); ++index) {
       const bool over = polled[index].revents != 0 ? advance(*greeting) : false;
-      greeting = over || greeting->deadline.passed() ? greetings.erase(greeting)
-                                                     : std::next(greeting);
+      greeting =
+          over || greeting->deadline.passed() ? greetings.erase(greeting) : std::next(greeting);
     }
     for (const std::size_t listener : {1u, 2u}) {
       if ((polled[listener].revents & POLLIN) == 0) continue;

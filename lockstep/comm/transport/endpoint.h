@@ -22,7 +22,7 @@ namespace lockstep::comm {
 
 // What a process tells the others about itself.
 struct EndpointAddress {
-  std::string host;       // identifies the host, its boot and its network: equal means shared memory
+  std::string host;  // identifies the host, its boot and its network: equal means shared memory
   std::string unix_name;  // of its abstract Unix socket
   net::Address tcp;
   std::vector<int> cores;  // that the process may run on

@@ -17,13 +17,13 @@ void Link::check_message(const Fingerprint& mine, std::size_t my_bytes, const Fi
     text = fmt::format("Rank {} called {}, but rank {} called {}.", self_, mine.text(), peer_,
                        theirs.text());
   }
-  throw CommError({.fault = Fault::mismatch,
-                   .operation = name(mine.operation),
-                   .group = {},
-                   .sequence = mine.sequence,
-                   .ranks = self_ < peer_ ? std::vector<int>{self_, peer_}
-                                          : std::vector<int>{peer_, self_},
-                   .explanation = text});
+  throw CommError(
+      {.fault = Fault::mismatch,
+       .operation = name(mine.operation),
+       .group = {},
+       .sequence = mine.sequence,
+       .ranks = self_ < peer_ ? std::vector<int>{self_, peer_} : std::vector<int>{peer_, self_},
+       .explanation = text});
 }
 
 }  // namespace lockstep::comm

@@ -10,8 +10,8 @@ void SharedHeap::set_announce(Announce announce) {
 }
 
 std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t bytes) {
-  auto memory = std::make_shared<SharedMemory>(
-      SharedMemory::create(std::max<std::size_t>(bytes, 1)));
+  auto memory =
+      std::make_shared<SharedMemory>(SharedMemory::create(std::max<std::size_t>(bytes, 1)));
   const std::lock_guard lock(mutex_);
   const std::uint32_t segment = next_segment_++;
   segments_.emplace(memory->data(), std::pair(segment, memory));

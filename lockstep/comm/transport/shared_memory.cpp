@@ -17,8 +17,7 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 SharedMemory::SharedMemory(net::Fd descriptor, std::size_t bytes)
     : descriptor_(std::move(descriptor)), size_(bytes) {
-  void* mapped =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.get(), 0);
+  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.get(), 0);
   if (mapped == MAP_FAILED)
     throw UsageError("cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno));
   data_ = static_cast<std::byte*>(mapped);
@@ -36,8 +35,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 
 SharedMemory SharedMemory::map(net::Fd descriptor, std::size_t bytes) {
   struct stat info {};
-  if (::fstat(descriptor.get(), &info) != 0 ||
-      static_cast<std::size_t>(info.st_size) < bytes ||
+  if (::fstat(descriptor.get(), &info) != 0 || static_cast<std::size_t>(info.st_size) < bytes ||
       (::fcntl(descriptor.get(), F_GET_SEALS) & kSeals) != kSeals)
     throw CommError({.fault = Fault::corrupted,
                      .operation = "map shared memory",

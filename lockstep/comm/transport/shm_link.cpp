@@ -65,7 +65,8 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
 
 ShmLayout::ShmLayout(int num_ranks) {
   const auto rings = static_cast<std::size_t>(std::max(num_ranks - 1, 1));
-  slot_bytes = std::clamp(kRingsBytes / rings / kSlots / kPage * kPage, kSmallestSlot, kLargestSlot);
+  slot_bytes =
+      std::clamp(kRingsBytes / rings / kSlots / kPage * kPage, kSmallestSlot, kLargestSlot);
   ring_bytes = round_up(sizeof(ShmRing), kPage) + kSlots * slot_bytes;
   segment_bytes = kPage + static_cast<std::size_t>(num_ranks) * ring_bytes;
 }
@@ -200,9 +201,7 @@ std::optional<SharedHeap::Place> ShmLink::place_of(std::span<const std::byte> by
   return heap_->find(bytes.data(), bytes.size());
 }
 
-bool ShmLink::shares(std::span<const std::byte> bytes) const {
-  return place_of(bytes).has_value();
-}
+bool ShmLink::shares(std::span<const std::byte> bytes) const { return place_of(bytes).has_value(); }
 
 bool ShmLink::sends_done() const {
   return sends_.empty() && (freed_ >= referenced_ ||

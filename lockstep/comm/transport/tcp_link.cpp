@@ -1,10 +1,10 @@
 #include <lockstep/comm/transport/tcp_link.h>
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <linux/sockios.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -221,7 +221,8 @@ bool TcpLink::write_current() {
     message.msg_iovlen = static_cast<std::size_t>(num_parts);
     const ssize_t put = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
     if (put < 0 && errno == EINTR) continue;
-    // What the peer wrote before it went, a notice perhaps, can still be read: reading finds the end.
+    // What the peer wrote before it went, a notice perhaps, can still be read: reading finds the
+    // end.
     if (put < 0 && errno != EAGAIN) deaf_ = true;
     if (put < 0) return false;
     written_ += static_cast<std::size_t>(put);
@@ -465,8 +466,8 @@ void TcpLink::take_connection() {
 
 // Whether the next frame is for a call that is yet to be made here.
 bool TcpLink::waits_for_taker() const {
-  return in_->view_ready || (in_->have_header && in_->target == nullptr && receives_.empty() &&
-                             !in_->view_wanted);
+  return in_->view_ready ||
+         (in_->have_header && in_->target == nullptr && receives_.empty() && !in_->view_wanted);
 }
 
 short TcpLink::wanted_events() const {
@@ -522,7 +523,8 @@ void TcpLink::repair(Deadline deadline) {
   take_connection();
   if ((socket_ && !lost_) || Clock::now() < next_repair_) return;
   next_repair_ = Clock::now() + kRepairPause;
-  const Deadline soon = Deadline::after(std::min<Clock::duration>(kConnectTime, deadline.remaining()));
+  const Deadline soon =
+      Deadline::after(std::min<Clock::duration>(kConnectTime, deadline.remaining()));
   int error = 0;
   net::Fd probe = net::try_connect_tcp(reconnect_.address.tcp, soon, error);
   if (error == ECONNREFUSED) {

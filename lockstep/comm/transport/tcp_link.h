@@ -80,7 +80,7 @@ class TcpLink final : public Link {
   net::Fd socket_;
   bool connector_;  // this side makes the connection
   bool resumed_ = false;
-  bool deaf_ = false;   // the peer takes nothing more on this connection; it may still have said why
+  bool deaf_ = false;  // the peer takes nothing more on this connection; it may still have said why
   bool ended_ = false;  // everything that will ever come on this connection is in the buffer
   bool lost_ = false;   // and it ends without a word of why
   PeerState end_ = PeerState::alive;  // closed, aborted or dead once known
@@ -90,8 +90,8 @@ class TcpLink final : public Link {
   int checksum_failures_ = 0;
 
   std::deque<Frame> unacknowledged_;
-  std::size_t to_send_ = 0;  // index into unacknowledged_ of the first frame not written
-  std::size_t written_ = 0;  // bytes of the frame being written
+  std::size_t to_send_ = 0;         // index into unacknowledged_ of the first frame not written
+  std::size_t written_ = 0;         // bytes of the frame being written
   std::unique_ptr<Frame> control_;  // being written instead, between frames
   std::uint64_t next_number_ = 1;
 

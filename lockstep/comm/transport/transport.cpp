@@ -126,8 +126,8 @@ void Transport::wait_until(Ready ready, int peer) {
     relax();
     if (turn % 64 == 0 && Clock::now() >= spin_until) break;
   }
-  // Peers are looked at before each sleep: what would wake us may have come, and been read, while an
-  // earlier call waited for something else. What a peer sent before it went still counts.
+  // Peers are looked at before each sleep: what would wake us may have come, and been read, while
+  // an earlier call waited for something else. What a peer sent before it went still counts.
   while (true) {
     if (!look_at_peers()) {
       progress_all();
@@ -223,7 +223,8 @@ void Transport::check_peers(int awaited_peer) {
   if (awaited || Clock::now() - *death_seen_ >= kGraceForTheDead)
     fail({.fault = Fault::peer_lost,
           .ranks = first_dead_,
-          .explanation = first_dead_.size() == 1 ? "Its process is gone." : "Their processes are gone."});
+          .explanation =
+              first_dead_.size() == 1 ? "Its process is gone." : "Their processes are gone."});
 }
 
 void Transport::fail(CommError::Details details) {
@@ -278,8 +279,7 @@ void Transport::timed_out(int awaited_peer) {
                                  deadline_.span_seconds(), call_.text(), list_ranks(waited_for));
   if (!silent.empty())
     text += fmt::format(" No answer from {}: stopped, or unreachable.", list_ranks(silent));
-  if (!behind.empty())
-    text += fmt::format(" Not yet in this call: {}.", list_ranks(behind));
+  if (!behind.empty()) text += fmt::format(" Not yet in this call: {}.", list_ranks(behind));
   std::vector<int> missing = silent;
   missing.insert(missing.end(), behind.begin(), behind.end());
   std::sort(missing.begin(), missing.end());

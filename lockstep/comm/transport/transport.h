@@ -28,8 +28,8 @@ struct Topology {
 // Algorithms call post_…, view and wait_…; nothing else in this library blocks on a peer. Each call
 // of a group runs between begin() and end() in one thread; interrupt() may come from any.
 //
-// Failure: CommError with the operation, group, sequence number and ranks at fault. The transport is
-// then of no more use: tell() the others, and destroy it.
+// Failure: CommError with the operation, group, sequence number and ranks at fault. The transport
+// is then of no more use: tell() the others, and destroy it.
 class Transport {
  public:
   struct Settings {
@@ -42,7 +42,8 @@ class Transport {
     std::size_t longest_view = 0;
     // Where connections that are made again arrive.
     std::shared_ptr<Mailbox> mailbox;
-    // How the group is doing at a peer; throws where it does not answer. Called from several threads.
+    // How the group is doing at a peer; throws where it does not answer. Called from several
+    // threads.
     std::function<Endpoint::Answer(int peer, Deadline deadline)> ask;
   };
 

@@ -29,18 +29,10 @@ at::Tensor expected_reduction(int size, std::int64_t length, at::ScalarType type
   const at::Tensor stacked = at::stack(all);
   at::Tensor result;
   switch (op) {
-    case ReduceOp::sum:
-      result = stacked.sum(0);
-      break;
-    case ReduceOp::mean:
-      result = stacked.sum(0).to(at::kFloat).div(size);
-      break;
-    case ReduceOp::min:
-      result = stacked.amin(0);
-      break;
-    case ReduceOp::max:
-      result = stacked.amax(0);
-      break;
+    case ReduceOp::sum: result = stacked.sum(0); break;
+    case ReduceOp::mean: result = stacked.sum(0).to(at::kFloat).div(size); break;
+    case ReduceOp::min: result = stacked.amin(0); break;
+    case ReduceOp::max: result = stacked.amax(0); break;
   }
   if (op == ReduceOp::mean && type == at::kDouble) result = stacked.sum(0).div(size);
   if (type == at::kBool) return result.ne(0);

@@ -14,9 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-Deadline soon() {
-  return Deadline::after(milliseconds(5000));
-}
+Deadline soon() { return Deadline::after(milliseconds(5000)); }
 
 class TorchrunStore : public testing::Test {
  protected:

@@ -85,7 +85,8 @@ Values expected_of(const std::vector<Values>& inputs, ReduceOp op, A (*widen)(T)
 
 template <typename T>
 Values expected_plain(const std::vector<Values>& inputs, ReduceOp op) {
-  return expected_of<T, T>(inputs, op, [](T v) { return v; }, [](T v) { return v; });
+  return expected_of<T, T>(
+      inputs, op, [](T v) { return v; }, [](T v) { return v; });
 }
 
 Values expected(DType dtype, const std::vector<Values>& inputs, ReduceOp op) {
@@ -160,9 +161,10 @@ TEST_P(Algorithms, AllReduceHasTheCanonicalBits) {
   for (const Case& one : cases) {
     std::vector<Values> per_rank;
     for (int rank = 0; rank < n; ++rank)
-      per_rank.push_back(random_values(one.dtype, one.count,
-                                       static_cast<unsigned>(cases.size() * 100 + wanted.size()) *
-                                               31 + static_cast<unsigned>(rank)));
+      per_rank.push_back(
+          random_values(one.dtype, one.count,
+                        static_cast<unsigned>(cases.size() * 100 + wanted.size()) * 31 +
+                            static_cast<unsigned>(rank)));
     wanted.push_back(expected(one.dtype, per_rank, one.op));
     inputs.push_back(std::move(per_rank));
   }
@@ -181,7 +183,8 @@ TEST_P(Algorithms, AllReduceHasTheCanonicalBits) {
             std::copy(input.begin(), input.end(), shared.get());
             buffer = {shared.get(), input.size()};
           }
-          begin_call(transport, {.sequence = ++sequence, .count = cases[i].count}, milliseconds(20000));
+          begin_call(transport, {.sequence = ++sequence, .count = cases[i].count},
+                     milliseconds(20000));
           all_reduce(transport, algorithm, {cases[i].dtype, cases[i].op}, buffer);
           ASSERT_TRUE(std::equal(buffer.begin(), buffer.end(), wanted[i].begin()))
               << layout.name << ", " << n << " ranks, " << name(algorithm) << ", "
@@ -202,9 +205,8 @@ TEST_P(Algorithms, ReduceScatterHasTheCanonicalBits) {
     std::vector<std::vector<Values>> inputs(static_cast<std::size_t>(n));  // [from][to]
     for (int from = 0; from < n; ++from)
       for (int to = 0; to < n; ++to)
-        inputs[static_cast<std::size_t>(from)].push_back(
-            random_values(dtype, counts[static_cast<std::size_t>(to)],
-                          static_cast<unsigned>(from * 64 + to)));
+        inputs[static_cast<std::size_t>(from)].push_back(random_values(
+            dtype, counts[static_cast<std::size_t>(to)], static_cast<unsigned>(from * 64 + to)));
     for (const Layout& layout : layouts_of(n)) {
       run_ranks(n, layout.settings, [&](Transport& transport) {
         const auto self = static_cast<std::size_t>(transport.rank());
@@ -247,7 +249,8 @@ TEST_P(Algorithms, GatherBroadcastAndAllToAllMoveEveryByte) {
         begin_call(transport, {.sequence = ++sequence}, milliseconds(20000));
         all_gather(transport, algorithm, spans, input);
         for (int from = 0; from < n; ++from)
-          EXPECT_TRUE(outputs[static_cast<std::size_t>(from)] == content(from, 0, size_from(from, 0)))
+          EXPECT_TRUE(outputs[static_cast<std::size_t>(from)] ==
+                      content(from, 0, size_from(from, 0)))
               << layout.name << ", " << name(algorithm) << ", from " << from;
       }
       for (const Algorithm algorithm : algorithms_of(Operation::broadcast)) {

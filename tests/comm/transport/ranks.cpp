@@ -31,13 +31,10 @@ std::vector<std::exception_ptr> try_ranks(int n, const RankSettings& settings,
     threads.emplace_back([&, rank] {
       const auto at = static_cast<std::size_t>(rank);
       try {
-        const auto transport =
-            connect_group(endpoints[at],
-                          {.group_id = group_id,
-                           .group_name = "test",
-                           .rank = rank,
-                           .addresses = addresses},
-                          settings.media, Deadline::after(settings.timeout));
+        const auto transport = connect_group(
+            endpoints[at],
+            {.group_id = group_id, .group_name = "test", .rank = rank, .addresses = addresses},
+            settings.media, Deadline::after(settings.timeout));
         try {
           body(*transport);
         } catch (const CommError& error) {
