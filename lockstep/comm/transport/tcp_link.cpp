@@ -595,7 +595,8 @@ void TcpLink::send_goodbye(Deadline deadline) {
     control_ = std::make_unique<Frame>(control(Kind::goodbye, {}));
     write_current();
     ::shutdown(socket_.get(), SHUT_WR);
-    // A connection that is over (POLLHUP, POLLERR) keeps the count it had: it will not drain any more.
+    // A connection that is over (POLLHUP, POLLERR) keeps the count it had: it will not drain any
+    // more.
     int unsent = 0;
     pollfd over{socket_.get(), 0, 0};
     while (::ioctl(socket_.get(), SIOCOUTQ, &unsent) == 0 && unsent > 0 && !deadline.passed() &&
