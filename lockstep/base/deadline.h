@@ -12,16 +12,17 @@ using std::chrono::milliseconds;
 
 class Deadline {
  public:
-  explicit Deadline(Clock::time_point at) : start_(Clock::now()), at_(at) {}
+  explicit Deadline(Clock::time_point at) : Deadline(Clock::now(), at) {}
 
   // Spans longer than a century saturate, so that milliseconds::max() means "never"; negative ones
   // have passed already. Compared in the span's own unit: as nanoseconds it would overflow.
   template <typename Rep, typename Period>
   static Deadline after(std::chrono::duration<Rep, Period> span) {
     constexpr std::chrono::hours longest(24 * 365 * 100);
-    if (span <= span.zero()) return Deadline(Clock::now());
-    if (span > longest) return Deadline(Clock::now() + longest);
-    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(span));
+    const auto now = Clock::now();
+    if (span <= span.zero()) return Deadline(now, now);
+    if (span > longest) return Deadline(now, now + longest);
+    return Deadline(now, now + std::chrono::duration_cast<Clock::duration>(span));
   }
 
   Clock::time_point at() const { return at_; }
@@ -43,6 +44,8 @@ class Deadline {
   double span_seconds() const { return std::chrono::duration<double>(at_ - start_).count(); }
 
  private:
+  Deadline(Clock::time_point start, Clock::time_point at) : start_(start), at_(at) {}
+
   Clock::time_point start_;
   Clock::time_point at_;
 };

@@ -23,30 +23,22 @@ void for_each_peer(const Transport& transport, Visit visit) {
     visit((transport.rank() + shift) % transport.size());
 }
 
-// Whether results are also written into peers' own memory where they share it.
-enum class Reach { own_memory, shared_memory };
-
-// Waits for everyone's contribution of `count` elements and combines them with ours. Returns, by
-// rank, who has the result already.
-std::vector<bool> combine_views(Transport& transport, const Reduction& reduction,
-                                const std::byte* mine, std::byte* destination, std::size_t count,
-                                Reach reach) {
+// Waits for everyone's contribution of `count` elements, combines them with ours, and answers those
+// that are exchanges with the result.
+void combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
+                   std::byte* destination, std::size_t count) {
   const int n = transport.size();
   std::vector<Operand> operands(index(n));
   std::vector<std::byte*> destinations = {destination};
-  std::vector<bool> written(index(n), false);
   for (int rank = 0; rank < n; ++rank) {
     operands[index(rank)] = {{rank, 1}, mine, false};
     if (rank == transport.rank()) continue;
     const View view = transport.view(rank, count * reduction.element_bytes());
     operands[index(rank)].data = view.data;
-    if (reach == Reach::own_memory || view.shared == nullptr) continue;
-    destinations.push_back(view.shared);
-    written[index(rank)] = true;
+    if (view.answer != nullptr) destinations.push_back(view.answer);
   }
   reduce_to_result(reduction, n, operands, destinations, count);
   for_each_peer(transport, [&](int peer) { transport.release(peer); });
-  return written;
 }
 
 // The result goes to scratch first: until end() a message may have to be sent from `data`, for the
@@ -55,7 +47,7 @@ void all_reduce_one_round(Transport& transport, const Reduction& reduction, Byte
   const auto result = std::make_unique_for_overwrite<std::byte[]>(data.size());
   for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
   combine_views(transport, reduction, data.data(), result.get(),
-                data.size() / reduction.element_bytes(), Reach::own_memory);
+                data.size() / reduction.element_bytes());
   transport.end();
   if (!data.empty()) std::memcpy(data.data(), result.get(), data.size());
 }
@@ -86,6 +78,25 @@ struct Blocks {
   }
 };
 
+// Parts of any length, worked through in blocks side by side. Block 0 of a part travels even where
+// it is empty: it carries the fingerprint.
+template <typename Byte>
+bool has_block(std::span<Byte> part, std::size_t k, std::size_t block) {
+  return k == 0 || k * block < part.size();
+}
+
+template <typename Byte>
+std::span<Byte> block_of(std::span<Byte> part, std::size_t k, std::size_t block) {
+  return part.subspan(k * block, std::min(block, part.size() - k * block));
+}
+
+template <typename Parts>
+std::size_t blocks_of(const Parts& parts, std::size_t block) {
+  std::size_t longest = 0;
+  for (const auto& part : parts) longest = std::max(longest, part.size());
+  return std::max<std::size_t>((longest + block - 1) / block, 1);
+}
+
 }  // namespace
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather) {
@@ -99,31 +110,31 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Ga
                       transport.longest_view() / element};
   const std::size_t num_blocks = blocks.number();
 
+  // A peer that can answer in place does; to the others the result is a message of its own, so
+  // that between two ranks there run: part 0, part 1, result 0, part 2, result 1, …
+  const bool everyone = gather == Gather::everyone;
   const auto contribute = [&](std::size_t k) {
-    for_each_peer(transport,
-                  [&](int peer) { transport.post_send(peer, blocks.in(data, index(peer), k)); });
+    for_each_peer(transport, [&](int peer) {
+      const Bytes part = blocks.in(data, index(peer), k);
+      if (everyone && transport.can_exchange(peer)) return transport.post_exchange(peer, part);
+      transport.post_send(peer, part);
+    });
   };
-  // Where a block lies in memory that its owner can write, the owner has put the result there by
-  // the time it gives the block back, and nothing more is sent.
   const auto collect = [&](std::size_t k) {
     for_each_peer(transport, [&](int peer) {
-      const Bytes theirs = blocks.in(data, index(peer), k);
-      if (!transport.shares(peer, theirs)) transport.post_receive(peer, theirs);
+      if (!transport.can_exchange(peer))
+        transport.post_receive(peer, blocks.in(data, index(peer), k));
     });
   };
 
-  // Between two ranks the messages run: part 0, part 1, result 0, part 2, result 1, …
-  const bool everyone = gather == Gather::everyone;
   contribute(0);
   for (std::size_t k = 0; k < num_blocks; ++k) {
     if (k + 1 < num_blocks) contribute(k + 1);
     const Bytes mine = blocks.in(data, self, k);
-    const auto written =
-        combine_views(transport, reduction, mine.data(), mine.data(), mine.size() / element,
-                      everyone ? Reach::shared_memory : Reach::own_memory);
+    combine_views(transport, reduction, mine.data(), mine.data(), mine.size() / element);
     if (!everyone) continue;
     for_each_peer(transport, [&](int peer) {
-      if (!written[index(peer)]) transport.post_send(peer, mine);
+      if (!transport.can_exchange(peer)) transport.post_send(peer, mine);
     });
     if (k > 0) collect(k - 1);
   }
@@ -144,39 +155,41 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   const ConstBytes mine = inputs[index(transport.rank())];
   const std::size_t element = reduction.element_bytes();
   const std::size_t block = transport.longest_view() / element * element;
-  std::size_t longest = 0;
-  for (const ConstBytes& input : inputs) longest = std::max(longest, input.size());
-  const std::size_t num_blocks = std::max<std::size_t>((longest + block - 1) / block, 1);
-
-  // Block k of a part. The first one travels even where it is empty: it carries the fingerprint.
-  const auto has_block = [&](ConstBytes part, std::size_t k) {
-    return k == 0 || k * block < part.size();
-  };
+  const std::size_t num_blocks = blocks_of(inputs, block);
   const auto contribute = [&](std::size_t k) {
     for_each_peer(transport, [&](int peer) {
       const ConstBytes part = inputs[index(peer)];
-      if (has_block(part, k))
-        transport.post_send(peer,
-                            part.subspan(k * block, std::min(block, part.size() - k * block)));
+      if (has_block(part, k, block)) transport.post_send(peer, block_of(part, k, block));
     });
   };
   contribute(0);
   for (std::size_t k = 0; k < num_blocks; ++k) {
     if (k + 1 < num_blocks) contribute(k + 1);
-    if (!has_block(mine, k)) continue;
-    const std::size_t size = std::min(block, mine.size() - k * block);
+    if (!has_block(mine, k, block)) continue;
     combine_views(transport, reduction, mine.data() + k * block, output.data() + k * block,
-                  size / element, Reach::own_memory);
+                  block_of(mine, k, block).size() / element);
   }
   transport.end();
 }
 
+// In blocks, so that what has just been read for the peers is still in the cache when it is copied
+// to our own output.
 void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes input) {
-  for_each_peer(transport, [&](int peer) { transport.post_send(peer, input); });
   const Bytes own = outputs[index(transport.rank())];
-  if (own.data() != input.data() && !input.empty())
-    std::memcpy(own.data(), input.data(), input.size());
-  for_each_peer(transport, [&](int peer) { transport.post_receive(peer, outputs[index(peer)]); });
+  const std::size_t block = transport.longest_view();
+  const std::size_t num_blocks = blocks_of(outputs, block);
+  for (std::size_t k = 0; k < num_blocks; ++k) {
+    if (has_block(input, k, block)) {
+      const ConstBytes mine = block_of(input, k, block);
+      for_each_peer(transport, [&](int peer) { transport.post_send(peer, mine); });
+      if (own.data() != input.data() && !mine.empty())
+        std::memcpy(own.data() + k * block, mine.data(), mine.size());
+    }
+    for_each_peer(transport, [&](int peer) {
+      const Bytes theirs = outputs[index(peer)];
+      if (has_block(theirs, k, block)) transport.post_receive(peer, block_of(theirs, k, block));
+    });
+  }
   transport.end();
 }
 

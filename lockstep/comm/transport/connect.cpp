@@ -92,6 +92,9 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
     const bool near = addresses[static_cast<std::size_t>(peer)].host == own.host;
     return near && media != Media::tcp ? Medium::shared_memory : Medium::tcp;
   };
+  const auto spin = spin_for(addresses, own.host);
+  const auto waiting =
+      spin.count() > 0 ? ShmSegment::Waiting::looking : ShmSegment::Waiting::asleep;
   const auto mailbox = endpoint->open(membership.group_id);
   auto heap = std::make_shared<SharedHeap>();
   std::shared_ptr<ShmSegment> segment;
@@ -107,7 +110,7 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   const auto add_link = [&](int peer, net::Fd connection) {
     auto& link = links[static_cast<std::size_t>(peer)];
     if (medium_to(peer) == Medium::shared_memory) {
-      if (!segment) segment = std::make_shared<ShmSegment>(n);
+      if (!segment) segment = std::make_shared<ShmSegment>(n, waiting);
       link = std::make_unique<ShmLink>(self, peer, std::move(connection), segment, heap, deadline);
     } else {
       link = std::make_unique<TcpLink>(
@@ -148,7 +151,7 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
           .group = membership.group_name,
           .rank = self,
           .topology = topology,
-          .spin = spin_for(addresses, own.host),
+          .spin = spin,
           .longest_view = longest_view(topology, media),
           .mailbox = mailbox,
           .ask =

@@ -22,11 +22,11 @@ enum class PeerState : std::uint8_t {
   dead,     // the process is gone
 };
 
-// A message where it lies. Where it lies in memory that its sender shares, it is the sender's own
-// buffer: writing to it, before the view is given back, writes to the sender's tensor.
+// A message where it lies. Of an exchange, `answer` is the same place: what is written there before
+// the view is given back goes to the sender.
 struct View {
   const std::byte* data = nullptr;
-  std::byte* shared = nullptr;
+  std::byte* answer = nullptr;
 };
 
 // Every message carries the fingerprint of its call, so a rank that is in another call, or that
@@ -45,9 +45,17 @@ class Link {
 
   // Queues a message; its bytes must stay as they are until sends_done().
   void post_send(const Fingerprint& call, std::span<const std::byte> bytes) {
-    sends_.push_back({call, bytes, 0});
+    sends_.push_back({call, bytes, 0, nullptr});
     progress();
   }
+
+  // Queues a message of at most longest_view() that the peer views and may answer in place: when
+  // sends_done(), `bytes` are what it left there. Only where can_exchange().
+  void post_exchange(const Fingerprint& call, std::span<std::byte> bytes) {
+    sends_.push_back({call, bytes, 0, bytes.data()});
+    progress();
+  }
+  virtual bool can_exchange() const = 0;
 
   // Queues a receive: the next message goes there, and must be exactly that long.
   void post_receive(const Fingerprint& call, std::span<std::byte> bytes) {
@@ -68,9 +76,6 @@ class Link {
   virtual std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) = 0;
   virtual void release_view() = 0;
   virtual std::size_t longest_view() const = 0;
-
-  // True where the peer will view these bytes in our own memory (View::shared).
-  virtual bool shares(std::span<const std::byte> bytes) const = 0;
 
   // Called when a call begins: a moment to catch up on what is not urgent.
   virtual void begin_call() {}
@@ -118,6 +123,7 @@ class Link {
     Fingerprint call;
     std::span<const std::byte> bytes;
     std::size_t done;
+    std::byte* answer;  // the same bytes where the message is an exchange
   };
   struct Receive {
     Fingerprint call;

@@ -7,13 +7,15 @@
 #include <cerrno>
 #include <cstring>
 
+#include <lockstep/comm/transport/heavy_fence.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  alignas(64) std::atomic<std::uint32_t> sleeping;       // set by the owner, cleared by who rings
+  alignas(64) std::atomic<std::uint32_t> sleeping;  // set by the owner, cleared by who rings
+  std::uint32_t heavy_fences;  // the owner makes one before it sleeps; fixed from the start
   alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
   alignas(64) std::atomic<std::uint32_t> closed;         // left in good order
   std::atomic<std::uint32_t> aborted;                    // the notice below is valid
@@ -30,7 +32,8 @@ struct alignas(64) ShmSlot {
   std::uint64_t message_bytes;
   std::uint32_t bytes;    // in this slot; 0 where the message lies in the sender's heap
   std::uint32_t segment;  // of the sender's heap; 0 where the bytes are in the slot
-  std::uint64_t offset;
+  std::uint64_t offset : 63;
+  std::uint64_t exchange : 1;  // the receiver may write to it
 };
 static_assert(sizeof(ShmSlot) == 64);
 
@@ -51,7 +54,7 @@ namespace {
 
 // A group's rings on one host stay around this size, whatever the number of ranks.
 constexpr std::size_t kRingsBytes = 8u << 20;
-constexpr std::size_t kLargestSlot = 128u << 10;
+constexpr std::size_t kLargestSlot = 64u << 10;
 constexpr std::size_t kSmallestSlot = 4u << 10;
 
 // Below this a copy is cheaper than waiting for the peer to have read the original.
@@ -71,10 +74,28 @@ ShmLayout::ShmLayout(int num_ranks) {
   segment_bytes = kPage + static_cast<std::size_t>(num_ranks) * ring_bytes;
 }
 
-ShmSegment::ShmSegment(int num_ranks)
-    : layout_(num_ranks), memory_(SharedMemory::create(layout_.segment_bytes)) {}
+ShmSegment::ShmSegment(int num_ranks, Waiting waiting)
+    : layout_(num_ranks), memory_(SharedMemory::create(layout_.segment_bytes)) {
+  control().heavy_fences = waiting == Waiting::looking && take_part_in_heavy_fences() ? 1 : 0;
+}
 
 ShmControl& ShmSegment::control() const { return *reinterpret_cast<ShmControl*>(memory_.data()); }
+
+// The flag is set, then a fence, then we look once more for work; a peer publishes work, then a
+// fence, then looks at the flag: one of the two sees the other. The fence of the peer may be ours
+// (heavy_fence).
+void ShmSegment::ask_for_rings() {
+  ShmControl& mine = control();
+  if (mine.sleeping.load(std::memory_order_relaxed) != 0) return;
+  mine.sleeping.store(1, std::memory_order_relaxed);
+  if (mine.heavy_fences != 0) {
+    heavy_fence();
+  } else {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+}
+
+void ShmSegment::stop_rings() { control().sleeping.store(0, std::memory_order_relaxed); }
 
 ShmLink::ShmLink(int self, int peer, net::Fd socket, std::shared_ptr<ShmSegment> segment,
                  std::shared_ptr<SharedHeap> heap, Deadline deadline)
@@ -87,6 +108,7 @@ ShmLink::ShmLink(int self, int peer, net::Fd socket, std::shared_ptr<ShmSegment>
   peer_memory_ = SharedMemory::map(
       std::move(net::receive_descriptors(socket_, 1, deadline).front()), layout.segment_bytes);
   peer_control_ = reinterpret_cast<ShmControl*>(peer_memory_.data());
+  needs_fence_ = peer_control_->heavy_fences == 0 || segment_->control().heavy_fences == 0;
   std::byte* mine = segment_->memory().data() + layout.ring_offset(peer);
   std::byte* theirs = peer_memory_.data() + layout.ring_offset(self);
   outgoing_ = reinterpret_cast<ShmRing*>(mine);
@@ -98,16 +120,33 @@ ShmLink::ShmLink(int self, int peer, net::Fd socket, std::shared_ptr<ShmSegment>
 ShmLink::~ShmLink() = default;
 
 bool ShmLink::progress() {
+  const bool settled = settle();
   const bool sent = progress_sends();
   const bool received = progress_receives();
-  return sent || received;
+  return settled || sent || received;
+}
+
+// Takes note of the slots the peer has emptied, and the answers out of them. True where somebody
+// may have waited for that.
+bool ShmLink::settle() {
+  if (freed_ == sent_) return false;
+  const std::uint64_t emptied = outgoing_->emptied.load(std::memory_order_acquire);
+  bool settled = freed_ < referenced_ && emptied >= referenced_;
+  for (; !answers_.empty() && answers_.front().fill <= emptied; answers_.pop_front()) {
+    const Answer& answer = answers_.front();
+    std::memcpy(answer.destination.data(), outgoing_slot(answer.fill - 1),
+                answer.destination.size());
+    settled = true;
+  }
+  freed_ = emptied;
+  return settled;
 }
 
 bool ShmLink::progress_sends() {
   bool moved = false;
   while (!sends_.empty()) {
     if (sent_ - freed_ >= ShmLayout::kSlots) {
-      freed_ = outgoing_->emptied.load(std::memory_order_acquire);
+      moved = settle() || moved;
       if (sent_ - freed_ >= ShmLayout::kSlots) break;
     }
     Send& send = sends_.front();
@@ -115,6 +154,7 @@ bool ShmLink::progress_sends() {
     ShmSlot& slot = outgoing_->slots[index];
     slot.call = send.call;
     slot.message_bytes = send.bytes.size();
+    slot.exchange = send.answer != nullptr;
     const std::size_t left = send.bytes.size() - send.done;
     if (const auto place = send.done == 0 ? place_of(send.bytes) : std::nullopt) {
       slot.bytes = 0;
@@ -124,9 +164,8 @@ bool ShmLink::progress_sends() {
       referenced_ = sent_ + 1;
     } else {
       const std::size_t size = std::min(left, segment_->layout().slot_bytes);
-      if (size > 0)
-        std::memcpy(outgoing_data_ + index * segment_->layout().slot_bytes,
-                    send.bytes.data() + send.done, size);
+      if (size > 0) std::memcpy(outgoing_slot(sent_), send.bytes.data() + send.done, size);
+      if (send.answer != nullptr && size > 0) answers_.push_back({sent_ + 1, {send.answer, size}});
       slot.bytes = static_cast<std::uint32_t>(size);
       slot.segment = 0;
       slot.offset = 0;
@@ -138,6 +177,10 @@ bool ShmLink::progress_sends() {
   }
   if (moved) ring_peer();
   return moved;
+}
+
+std::byte* ShmLink::outgoing_slot(std::uint64_t fill) const {
+  return outgoing_data_ + (fill % ShmLayout::kSlots) * segment_->layout().slot_bytes;
 }
 
 const ShmSlot* ShmLink::arrived() const {
@@ -201,11 +244,10 @@ std::optional<SharedHeap::Place> ShmLink::place_of(std::span<const std::byte> by
   return heap_->find(bytes.data(), bytes.size());
 }
 
-bool ShmLink::shares(std::span<const std::byte> bytes) const { return place_of(bytes).has_value(); }
-
 bool ShmLink::sends_done() const {
-  return sends_.empty() && (freed_ >= referenced_ ||
-                            outgoing_->emptied.load(std::memory_order_acquire) >= referenced_);
+  return sends_.empty() && answers_.empty() &&
+         (freed_ >= referenced_ ||
+          outgoing_->emptied.load(std::memory_order_acquire) >= referenced_);
 }
 
 std::optional<View> ShmLink::try_view(const Fingerprint& call, std::size_t bytes) {
@@ -214,32 +256,36 @@ std::optional<View> ShmLink::try_view(const Fingerprint& call, std::size_t bytes
   if (slot == nullptr) return std::nullopt;
   check_message(call, bytes, slot->call, slot->message_bytes);
   std::byte* data = payload(*slot);
-  return View{data, slot->segment != 0 ? data : nullptr};
+  return View{data, slot->exchange != 0 ? data : nullptr};
 }
 
 void ShmLink::release_view() { consume(); }
 
-// The peer sets its flag, then looks once more for work, then sleeps; here the work is published,
-// then the flag is looked at. With a full fence on both sides one of the two sees the other.
 void ShmLink::ring_peer() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (needs_fence_) {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  } else {
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order as well
+  }
   if (peer_control_->sleeping.load(std::memory_order_relaxed) != 0 &&
       peer_control_->sleeping.exchange(0, std::memory_order_relaxed) != 0)
     signal({Signal::wake, 0, 0}, -1);
 }
 
 bool ShmLink::arm() {
-  segment_->control().sleeping.store(1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  segment_->ask_for_rings();
+  const bool settled = settle();
   const bool can_receive = receiving() && arrived() != nullptr;
-  const std::uint64_t freed_before = freed_;
-  freed_ = outgoing_->emptied.load(std::memory_order_acquire);
   const bool can_send = !sends_.empty() && sent_ - freed_ < ShmLayout::kSlots;
-  const bool memory_is_free = freed_before < referenced_ && freed_ >= referenced_;
-  return !can_receive && !can_send && !memory_is_free;
+  return !settled && !can_receive && !can_send;
 }
 
-void ShmLink::disarm() { segment_->control().sleeping.store(0, std::memory_order_relaxed); }
+void ShmLink::abandon_call() {
+  Link::abandon_call();
+  answers_.clear();
+}
+
+void ShmLink::disarm() { segment_->stop_rings(); }
 
 // Buffers the peer has given back stay mapped until no call can be looking at them any more.
 void ShmLink::begin_call() {

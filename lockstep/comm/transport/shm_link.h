@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -38,11 +39,20 @@ struct ShmRing;
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  explicit ShmSegment(int num_ranks);
+  // How the ranks mostly wait. Who looks before it sleeps falls asleep rarely, so that it can take
+  // the cost of the fences between a rank that sleeps and those who ring it upon itself.
+  enum class Waiting { asleep, looking };
+
+  ShmSegment(int num_ranks, Waiting waiting);
 
   const ShmLayout& layout() const { return layout_; }
   const SharedMemory& memory() const { return memory_; }
   ShmControl& control() const;
+
+  // From when this returns, whoever does something for this rank rings; what was done before is
+  // there to be seen.
+  void ask_for_rings();
+  void stop_rings();
 
  private:
   ShmLayout layout_;
@@ -61,7 +71,8 @@ class ShmLink final : public Link {
   std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) override;
   void release_view() override;
   std::size_t longest_view() const override { return segment_->layout().slot_bytes; }
-  bool shares(std::span<const std::byte> bytes) const override;
+  bool can_exchange() const override { return true; }
+  void abandon_call() override;
   void begin_call() override;
   int descriptor() const override { return socket_.get(); }
   short wanted_events() const override;
@@ -79,9 +90,16 @@ class ShmLink final : public Link {
 
  private:
   struct Signal;
+  // The answer to an exchange that the peer will leave in a slot of ours.
+  struct Answer {
+    std::uint64_t fill;  // there when this many slots have been emptied
+    std::span<std::byte> destination;
+  };
 
   bool progress_sends();
+  bool settle();
   bool progress_receives();
+  std::byte* outgoing_slot(std::uint64_t fill) const;
   const struct ShmSlot* arrived() const;
   std::byte* payload(const struct ShmSlot& slot);
   std::optional<SharedHeap::Place> place_of(std::span<const std::byte> bytes) const;
@@ -102,10 +120,12 @@ class ShmLink final : public Link {
   std::map<std::uint32_t, SharedMemory> peer_heap_;
   std::vector<std::uint32_t> removed_;  // of peer_heap_, to be unmapped between calls
   std::uint32_t announcements_seen_ = 0;
+  bool needs_fence_ = true;       // before a look at whether the peer sleeps
   std::uint64_t sent_ = 0;        // slots filled
-  std::uint64_t freed_ = 0;       // of them, emptied by the peer as far as we know
+  std::uint64_t freed_ = 0;       // of them, emptied by the peer, and their answers taken
   std::uint64_t referenced_ = 0;  // slots up to here must be emptied before memory may be reused
   std::uint64_t received_ = 0;    // slots emptied
+  std::deque<Answer> answers_;
   bool hung_up_ = false;
 };
 

@@ -32,7 +32,7 @@ class TcpLink final : public Link {
   bool progress() override;
   bool sends_done() const override;
   std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) override;
-  bool shares(std::span<const std::byte>) const override { return false; }
+  bool can_exchange() const override { return false; }
   void release_view() override;
   std::size_t longest_view() const override { return kFragment; }
   void begin_call() override;

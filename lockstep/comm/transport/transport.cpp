@@ -119,12 +119,16 @@ void Transport::progress_all() {
 template <typename Ready>
 void Transport::wait_until(Ready ready, int peer) {
   if (ready()) return;
-  const auto spin_until = Clock::now() + settings_.spin;
+  // Most waits are over before reading the clock would pay.
+  std::optional<Clock::time_point> spin_until;
   for (unsigned turn = 1; settings_.spin.count() != 0; ++turn) {
     progress_all();
     if (ready()) return;
     relax();
-    if (turn % 64 == 0 && Clock::now() >= spin_until) break;
+    if (turn % 64 != 0) continue;
+    const auto now = Clock::now();
+    if (!spin_until) spin_until = now + settings_.spin;
+    if (now >= *spin_until) break;
   }
   // Peers are looked at before each sleep: what would wake us may have come, and been read, while
   // an earlier call waited for something else. What a peer sent before it went still counts.

@@ -81,8 +81,13 @@ class Transport {
   void release(int peer) { link(peer).release_view(); }
   // The longest message that can be viewed. The same on all ranks, so that they cut alike.
   std::size_t longest_view() const { return settings_.longest_view; }
-  // True where `peer` will view these bytes in our own memory (View::shared).
-  bool shares(int peer, std::span<const std::byte> bytes) { return link(peer).shares(bytes); }
+
+  // A message that `peer` views and answers in place (View::answer): the answer is in `bytes` after
+  // end(). Both ends of a link agree on whether it can.
+  bool can_exchange(int peer) { return link(peer).can_exchange(); }
+  void post_exchange(int peer, std::span<std::byte> bytes) {
+    guard([&] { link(peer).post_exchange(call_, bytes); });
+  }
 
   // Tells every peer that the group is over.
   void tell(const Notice& notice);

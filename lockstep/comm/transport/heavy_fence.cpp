@@ -1,0 +1,26 @@
+#include <lockstep/comm/transport/heavy_fence.h>
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::comm {
+
+namespace {
+
+bool membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
+
+}  // namespace
+
+bool take_part_in_heavy_fences() { return membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED); }
+
+void heavy_fence() {
+  const bool done = membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+  LOCKSTEP_CHECK(done, "membarrier: errno {}", errno);
+}
+
+}  // namespace lockstep::comm
