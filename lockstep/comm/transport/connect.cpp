@@ -161,8 +161,8 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
                                      membership.group_id, soon);
               }},
       std::move(links), heap);
-  heap->set_announce([near](std::uint32_t id, std::size_t bytes, int descriptor) {
-    for (ShmLink* link : near) link->announce(id, bytes, descriptor);
+  heap->set_announce([near](std::uint32_t number, const std::shared_ptr<SharedMemory>& memory) {
+    for (ShmLink* link : near) link->announce(number, memory);
   });
   return transport;
 }

@@ -42,7 +42,16 @@ SharedMemory SharedMemory::map(net::Fd descriptor, std::size_t bytes) {
                      .explanation = fmt::format("A peer offered {} bytes where {} are needed, or "
                                                 "memory that is not sealed.",
                                                 info.st_size, bytes)});
-  return SharedMemory(std::move(descriptor), bytes);
+  SharedMemory mapped(std::move(descriptor), bytes);
+  mapped.descriptor_.reset();
+  return mapped;
+}
+
+void SharedMemory::forget(std::size_t offset, std::size_t bytes) {
+  // It is only memory that is not saved where it fails, but what it promises must still hold.
+  if (::fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    std::memset(data_ + offset, 0, bytes);
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

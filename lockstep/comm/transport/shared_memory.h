@@ -16,7 +16,8 @@ class SharedMemory {
   // the machine has no such memory left.
   static SharedMemory create(std::size_t bytes);
 
-  // Maps what a peer created. CommError (corrupted) where it is smaller than `bytes` or unsealed.
+  // Maps what a peer created, and lets go of the descriptor. CommError (corrupted) where it is
+  // smaller than `bytes` or unsealed.
   static SharedMemory map(net::Fd descriptor, std::size_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -27,6 +28,10 @@ class SharedMemory {
   std::size_t size() const { return size_; }
   int descriptor() const { return descriptor_.get(); }
   explicit operator bool() const { return data_ != nullptr; }
+
+  // Gives the memory of whole pages back to the machine; they read as zeros from then on. Only who
+  // created it can.
+  void forget(std::size_t offset, std::size_t bytes);
 
  private:
   SharedMemory(net::Fd descriptor, std::size_t bytes);

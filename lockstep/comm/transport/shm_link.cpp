@@ -201,6 +201,12 @@ std::byte* ShmLink::payload(const ShmSlot& slot) {
   // The announcement was on the socket before the message was in the ring.
   if (!peer_heap_.contains(slot.segment)) read_signals();
   const auto found = peer_heap_.find(slot.segment);
+  if (found != peer_heap_.end() && !found->second)
+    throw CommError({.fault = Fault::corrupted,
+                     .operation = name(slot.call.operation),
+                     .ranks = {peer()},
+                     .explanation = "Its shared memory could not be taken over: this process has "
+                                    "as many files open as it may (ulimit -n)."});
   if (found == peer_heap_.end() || slot.offset > found->second.size() ||
       slot.message_bytes > found->second.size() - slot.offset)
     throw CommError({.fault = Fault::corrupted,
@@ -241,7 +247,10 @@ bool ShmLink::progress_receives() {
 
 std::optional<SharedHeap::Place> ShmLink::place_of(std::span<const std::byte> bytes) const {
   if (bytes.size() < kSmallestReference) return std::nullopt;
-  return heap_->find(bytes.data(), bytes.size());
+  const auto place = heap_->find(bytes.data(), bytes.size());
+  // A peer that has yet to hear of the segment gets a copy.
+  if (place && place->segment > announced_.load(std::memory_order_acquire)) return std::nullopt;
+  return place;
 }
 
 bool ShmLink::sends_done() const {
@@ -289,6 +298,7 @@ void ShmLink::disarm() { segment_->stop_rings(); }
 
 // Buffers the peer has given back stay mapped until no call can be looking at them any more.
 void ShmLink::begin_call() {
+  if (announcements_wait_.load(std::memory_order_acquire)) announce_waiting();
   const auto now = peer_control_->announcements.load(std::memory_order_acquire);
   if (now == announcements_seen_) return;
   announcements_seen_ = now;
@@ -303,7 +313,9 @@ void ShmLink::woken(short events) {
   if (events != 0) read_signals();
 }
 
-void ShmLink::signal(const Signal& signal, int descriptor) {
+// False where the socket is full, of wake-ups or of announcements: one more wake-up would tell the
+// peer nothing.
+bool ShmLink::signal(const Signal& signal, int descriptor) {
   Signal copy = signal;
   iovec payload{&copy, sizeof(copy)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -319,20 +331,34 @@ void ShmLink::signal(const Signal& signal, int descriptor) {
     header->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
   }
-  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   while (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
-    // A full socket holds wake-ups that the peer has not read: one more would tell it nothing. Any
-    // other error means the peer is gone, which reading will find out.
-    if (errno != EAGAIN || signal.kind == Signal::wake) return;
-    if (!net::wait_ready(socket_.get(), POLLOUT, deadline)) return;
+    // Any other error means the peer is gone, which reading will find out.
+    return errno == EPIPE || errno == ECONNRESET;
   }
+  return true;
 }
 
-void ShmLink::announce(std::uint32_t segment, std::size_t bytes, int descriptor) {
-  const auto kind = descriptor >= 0 ? Signal::heap_added : Signal::heap_removed;
-  signal({kind, segment, bytes}, descriptor);
-  segment_->control().announcements.fetch_add(1, std::memory_order_release);
+void ShmLink::announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory) {
+  {
+    const std::lock_guard lock(announcing_);
+    to_announce_.push_back({segment, memory});
+  }
+  announce_waiting();
+}
+
+// As many as the socket takes; a peer that computes for long reads none.
+void ShmLink::announce_waiting() {
+  const std::lock_guard lock(announcing_);
+  for (; !to_announce_.empty(); to_announce_.pop_front()) {
+    const auto& [segment, memory] = to_announce_.front();
+    const Signal news = memory ? Signal{Signal::heap_added, segment, memory->size()}
+                               : Signal{Signal::heap_removed, segment, 0};
+    if (!signal(news, memory ? memory->descriptor() : -1)) break;
+    if (memory) announced_.store(segment, std::memory_order_release);
+    segment_->control().announcements.fetch_add(1, std::memory_order_release);
+  }
+  announcements_wait_.store(!to_announce_.empty(), std::memory_order_release);
 }
 
 void ShmLink::read_signals() {
@@ -361,9 +387,10 @@ void ShmLink::read_signals() {
       hung_up_ = true;
       return;
     }
-    if (signal.kind == Signal::heap_added && descriptor)
-      peer_heap_.insert_or_assign(signal.segment,
-                                  SharedMemory::map(std::move(descriptor), signal.bytes));
+    if (signal.kind == Signal::heap_added)
+      peer_heap_.insert_or_assign(
+          signal.segment,
+          descriptor ? SharedMemory::map(std::move(descriptor), signal.bytes) : SharedMemory());
     if (signal.kind == Signal::heap_removed) removed_.push_back(signal.segment);
   }
 }

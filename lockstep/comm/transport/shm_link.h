@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include <lockstep/comm/transport/link.h>
@@ -85,11 +86,15 @@ class ShmLink final : public Link {
   void send_goodbye(Deadline deadline) override;
   const char* kind() const override { return "shm"; }
 
-  // Any thread: tells the peer of a buffer of the heap, or that it is gone (descriptor −1).
-  void announce(std::uint32_t segment, std::size_t bytes, int descriptor);
+  // Any thread: tells the peer of a segment of the heap, or, with null, that it is gone.
+  void announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory);
 
  private:
   struct Signal;
+  struct Announcement {
+    std::uint32_t segment;
+    std::shared_ptr<SharedMemory> memory;  // null where it is gone
+  };
   // The answer to an exchange that the peer will leave in a slot of ours.
   struct Answer {
     std::uint64_t fill;  // there when this many slots have been emptied
@@ -105,7 +110,8 @@ class ShmLink final : public Link {
   std::optional<SharedHeap::Place> place_of(std::span<const std::byte> bytes) const;
   void consume();
   void ring_peer();
-  void signal(const Signal& signal, int descriptor);
+  bool signal(const Signal& signal, int descriptor);
+  void announce_waiting();
   void read_signals();
 
   std::shared_ptr<ShmSegment> segment_;
@@ -117,8 +123,12 @@ class ShmLink final : public Link {
   ShmRing* incoming_ = nullptr;  // in the peer's
   std::byte* outgoing_data_ = nullptr;
   std::byte* incoming_data_ = nullptr;
-  std::map<std::uint32_t, SharedMemory> peer_heap_;
-  std::vector<std::uint32_t> removed_;  // of peer_heap_, to be unmapped between calls
+  std::mutex announcing_;
+  std::deque<Announcement> to_announce_;  // guarded by announcing_: the socket was full
+  std::atomic<bool> announcements_wait_{false};
+  std::atomic<std::uint32_t> announced_{0};          // the peer is told of segments up to here
+  std::map<std::uint32_t, SharedMemory> peer_heap_;  // empty ones could not be taken over
+  std::vector<std::uint32_t> removed_;               // of peer_heap_, to be unmapped between calls
   std::uint32_t announcements_seen_ = 0;
   bool needs_fence_ = true;       // before a look at whether the peer sleeps
   std::uint64_t sent_ = 0;        // slots filled
