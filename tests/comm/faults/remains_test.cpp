@@ -133,7 +133,7 @@ TEST_P(Remains, NoMappingOfABufferThatIsGone) {
   Job job(2, {.media = media}, [](Rank& rank) {
     const Holdings before = holdings();
     {
-      const auto memory = rank.transport().heap().allocate(1 << 16);
+      const auto memory = rank.transport().heap().allocate(SharedHeap::kSegmentBytes + 1);
       rank.begin({.operation = Operation::barrier});
       barrier(rank.transport());
     }
