@@ -117,6 +117,8 @@ def main():
     options = parser.parse_args()
     largest = str(options.max_mib or (1 if options.link else 128))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if options.link:
+        environment["BENCH_MIB_IN_ALL"] = "16"
     bench = os.path.join(options.build, "bench")
     launcher = os.path.join(options.build, "cli", "lockstep")
     tcp = options.tcp or options.link

@@ -23,12 +23,19 @@ inline std::vector<std::size_t> sizes_up_to(const char* argument) {
   return sizes;
 }
 
+// About so much passes through all calls of one size together. Set by compare.py where the network
+// is slow; every rank has to make as many calls as the others.
+inline std::size_t bytes_in_all() {
+  const char* mib = std::getenv("BENCH_MIB_IN_ALL");
+  return mib != nullptr ? std::strtoull(mib, nullptr, 10) << 20 : 256u << 20;
+}
+
 template <typename Call>
 double median_microseconds(std::size_t bytes, Call call) {
   using Clock = std::chrono::steady_clock;
-  // About 256 MiB in all, and neither a handful nor a thousand calls.
+  // Neither a handful nor thousands.
   const std::size_t calls =
-      std::clamp<std::size_t>((256u << 20) / std::max<std::size_t>(bytes, 1), 5, 1000);
+      std::clamp<std::size_t>(bytes_in_all() / std::max<std::size_t>(bytes, 1), 5, 1000);
   const std::size_t per_batch = std::max<std::size_t>(calls / 10, 1);
   for (std::size_t i = 0; i < std::max<std::size_t>(per_batch, 3); ++i) call();
   std::vector<double> batches;

@@ -10,10 +10,16 @@
 
 namespace lockstep {
 
-std::optional<std::string> environment_variable(const char* name) {
+std::optional<std::string> environment_variable_or_empty(const char* name) {
   const char* value = std::getenv(name);
-  if (value == nullptr || *value == '\0') return std::nullopt;
+  if (value == nullptr) return std::nullopt;
   return std::string(value);
+}
+
+std::optional<std::string> environment_variable(const char* name) {
+  auto value = environment_variable_or_empty(name);
+  if (value && value->empty()) value.reset();
+  return value;
 }
 
 void set_environment_default(const char* name, const char* value) {

@@ -10,7 +10,10 @@ namespace lockstep {
 // A variable's value; nothing where it is unset or empty.
 std::optional<std::string> environment_variable(const char* name);
 
-// The same as a whole number in [lowest, highest]; UsageError naming the variable and its value
+// The same for variables whose emptiness says something: nothing only where it is unset.
+std::optional<std::string> environment_variable_or_empty(const char* name);
+
+// The first as a whole number in [lowest, highest]; UsageError naming the variable and its value
 // where it is something else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
 

@@ -135,8 +135,9 @@ int num_visible_gpus(const fs::path& devices) {
              std::all_of(name.begin() + 6, name.end(),
                          [](unsigned char c) { return std::isdigit(c) != 0; });
   }
-  if (const char* shown = "CUDA_VISIBLE_DEVICES"; const auto list = environment_variable(shown)) {
-    // As CUDA reads it: what follows the first entry that is no device does not count.
+  if (const auto list = environment_variable_or_empty("CUDA_VISIBLE_DEVICES")) {
+    // As CUDA reads it: what follows the first entry that is no device does not count, and an empty
+    // list is an empty list.
     int listed = 0;
     std::istringstream entries(*list);
     for (std::string entry; std::getline(entries, entry, ',') && !entry.starts_with('-');) ++listed;

@@ -94,6 +94,8 @@ TEST(Cores, CountsGpusByTheirDevices) {
   EXPECT_EQ(num_visible_gpus(folder.path()), 2);
   ::setenv("CUDA_VISIBLE_DEVICES", "1,-1,0", 1);
   EXPECT_EQ(num_visible_gpus(folder.path()), 1);
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_EQ(num_visible_gpus(folder.path()), 0);
   ::unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
