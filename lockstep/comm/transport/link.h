@@ -110,8 +110,11 @@ class Link {
   // Why the peer aborted.
   virtual Notice notice() const = 0;
 
-  // Tells the peer that the group is over, as far as it can be told without waiting.
+  // Tells the peer that the group is over, as far as it can be told without waiting;
+  // finish_notice() then waits until the peer has it, or the deadline has passed. The link is of no
+  // use afterwards.
   virtual void send_notice(const Notice& notice) = 0;
+  virtual void finish_notice(Deadline) {}
   // Tells the peer that this rank leaves in good order.
   virtual void send_goodbye(Deadline deadline) = 0;
 

@@ -3,31 +3,27 @@
 // without losing or repeating a byte.
 #pragma once
 
-#include <memory>
-#include <vector>
+#include <optional>
+#include <string>
 
-#include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/comm/transport/link.h>
+#include <lockstep/comm/transport/tcp_frame.h>
+#include <lockstep/comm/transport/tcp_peer.h>
+#include <lockstep/comm/transport/tcp_receiver.h>
+#include <lockstep/comm/transport/tcp_sender.h>
 #include <lockstep/net/fd.h>
 
 namespace lockstep::comm {
 
-// What it takes to connect again.
-struct TcpPeer {
-  std::shared_ptr<Endpoint> endpoint;  // ours
-  std::shared_ptr<Mailbox> mailbox;    // of the group
-  EndpointAddress address;             // theirs
-  std::string group_id;
-};
-
+// Joins what calls ask for (Link's queues) with the sender and the receiver of frames, and looks
+// after the connection below them. Threading as Link says. Failure: what a peer does wrong is a
+// CommError (mismatch, corrupted); a connection that breaks is none, but a state.
 class TcpLink final : public Link {
  public:
-  // Messages travel in pieces of at most this.
-  static constexpr std::size_t kFragment = 256u << 10;
+  static constexpr std::size_t kFragment = kLargestPayload;
 
   // Takes over a connection that both sides have authenticated.
   TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect);
-  ~TcpLink() override;
 
   bool progress() override;
   bool sends_done() const override;
@@ -47,55 +43,71 @@ class TcpLink final : public Link {
   PeerState state() const override;
   Notice notice() const override { return notice_; }
   void send_notice(const Notice& notice) override;
+  void finish_notice(Deadline deadline) override;
   void send_goodbye(Deadline deadline) override;
   const char* kind() const override { return "tcp"; }
 
  private:
-  struct FrameHeader;
-  struct Resume;
-  struct Frame;
-  struct Receiver;
+  //   greeting ──► open ──► deaf ──► lost
+  //      ▲           │        │        │      and from any of them to closed, aborted or dead
+  //      └── down ◄──┴────────┴────────┘
+  enum class State : std::uint8_t {
+    down,      // there is no connection
+    greeting,  // there is one; the peer has yet to say how far it got
+    open,
+    deaf,     // the peer takes nothing more; what it wrote before, perhaps why, can be read
+    lost,     // the peer has ended without a word; what it wrote before is in our buffer
+    closed,   // the peer has left in good order; what it wrote before may be in our buffer
+    aborted,  // the group is over, and notice_ says why
+    dead,     // the peer's process is gone
+  };
 
-  // A connection (again): tells the peer how far we got, and waits to hear how far it did.
+  // Whether the peer, as far as is known, is at the other end.
+  bool connected() const {
+    return state_ == State::greeting || state_ == State::open || state_ == State::deaf;
+  }
+  // Whether nothing will change any more.
+  bool over() const { return state_ >= State::closed; }
+
   void adopt(net::Fd socket);
   void disconnect();
+  void set_aborted(Notice notice);
+
   bool progress_in();
-  bool progress_out();
-  bool next_frame();
-  bool write_current();
-  bool fill(std::size_t wanted);
-  bool read_resume();
-  bool await_resume(Deadline deadline);
-  bool read_header();
-  bool read_payload();
+  Attempt read_next();
+  Attempt read_greeting();
+  bool find_place();
   void accept_frame();
   bool waits_for_taker() const;
   void read_ahead();
-  void control_frame();
-  void acknowledge(std::uint64_t number);
-  Frame control(std::uint32_t kind, std::span<const std::byte> payload) const;
   [[noreturn]] void corrupted(const std::string& what) const;
+
+  bool progress_out();
+  bool find_frame();
+  Attempt write_frame();
+  bool has_unwritten() const { return !sends_.empty() || !out_.empty(); }
+  bool await_greeting(const Deadline& deadline);
+  bool finish_frame(const Deadline& deadline);
+  void write_last_words(const Deadline& deadline);
+  void hang_up(const Deadline& deadline);
 
   TcpPeer reconnect_;
   net::Fd socket_;
-  bool connector_;  // this side makes the connection
-  bool resumed_ = false;
-  bool deaf_ = false;  // the peer takes nothing more on this connection; it may still have said why
-  bool ended_ = false;  // everything that will ever come on this connection is in the buffer
-  bool lost_ = false;   // and it ends without a word of why
-  PeerState end_ = PeerState::alive;  // closed, aborted or dead once known
+  State state_ = State::down;
   Notice notice_;
-  bool told_ = false;  // our own notice is on its way
   Clock::time_point next_repair_{};
-  int checksum_failures_ = 0;
+  std::optional<Notice> last_words_;
+  bool last_words_begun_ = false;
 
-  std::deque<Frame> unacknowledged_;
-  std::size_t to_send_ = 0;         // index into unacknowledged_ of the first frame not written
-  std::size_t written_ = 0;         // bytes of the frame being written
-  std::unique_ptr<Frame> control_;  // being written instead, between frames
-  std::uint64_t next_number_ = 1;
+  TcpSender out_;
+  TcpReceiver in_;
+  int damaged_frames_ = 0;  // in a row
 
-  std::unique_ptr<Receiver> in_;
+  struct Awaited {
+    Fingerprint call;
+    std::size_t bytes;
+  };
+  std::optional<Awaited> view_;  // what try_view() asked for, until it is there
 };
 
 }  // namespace lockstep::comm

@@ -17,6 +17,8 @@ constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
+// How long a rank that fails tries to tell the others why.
+constexpr milliseconds kNoticeTime(100);
 // How long a rank may take to answer whether it is there, and how many are asked.
 constexpr milliseconds kAskTime(500);
 constexpr int kMostAsked = 64;
@@ -296,6 +298,10 @@ void Transport::tell(const Notice& notice) {
   failed_ = true;
   for (const auto& link : links_)
     if (link) link->send_notice(notice);
+  // This process may end as soon as we return, and what is on its way out with it.
+  const Deadline soon = Deadline::after(kNoticeTime);
+  for (const auto& link : links_)
+    if (link) link->finish_notice(soon);
 }
 
 void Transport::interrupt(const Notice& notice) {

@@ -64,14 +64,14 @@ TEST_P(Killed, BeforeACallThatTheOthersAreIn) {
 }
 
 // Calls follow each other without pause: the kill falls anywhere, also between two bytes.
-TEST_P(Killed, AnywhereInAStreamOfCalls) {
+void kill_anywhere(Media media, JobOptions::Afterwards afterwards) {
   std::mt19937 generator(7);
   for (const Collective& collective : every_collective()) {
     SCOPED_TRACE(collective.name());
     double best = kNeverBeyond;
     for (int attempt = 0; attempt < 3 && best > kWithin; ++attempt) {
       const int victim = static_cast<int>(generator() % 3);
-      Job job(3, {.media = GetParam(), .afterwards = kStay}, [&](Rank& rank) {
+      Job job(3, {.media = media, .afterwards = afterwards}, [&](Rank& rank) {
         for (int round = 0;; ++round) {
           run(rank, collective, round, milliseconds(20'000));
           if (round == 2) rank.say("ready");
@@ -81,10 +81,18 @@ TEST_P(Killed, AnywhereInAStreamOfCalls) {
       std::this_thread::sleep_for(std::chrono::microseconds(generator() % 5000));
       const auto killed = job.signal(victim, SIGKILL);
       best = std::min(best, expect_named(job, victim, killed));
-      if (HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
     EXPECT_LE(best, kWithin);
   }
+}
+
+TEST_P(Killed, AnywhereInAStreamOfCalls) { kill_anywhere(GetParam(), kStay); }
+
+// A survivor that ends at once, because it has noticed, leaves word of why: the others blame the
+// victim, not it.
+TEST_P(Killed, AnywhereAndTheSurvivorsEndAtOnce) {
+  kill_anywhere(GetParam(), JobOptions::Afterwards::go);
 }
 
 TEST_P(Killed, TwoAtOnce) {

@@ -83,6 +83,7 @@ void live(int rank, int n, const std::string& group_id, const JobOptions& option
     self.transport().tell(Notice::from(error, rank));
     write_line(out, text);
     if (options.afterwards == JobOptions::Afterwards::stay) read_line(in);
+    ::_exit(1);
   }
 }
 

@@ -58,7 +58,7 @@ struct JobOptions {
   std::vector<std::string> namespaces;
   std::vector<std::string> hosts;
   // Whether a rank that has failed stays, as one does whose program caught the error, or is gone at
-  // once, as one whose program did not.
+  // once and without a destructor, as one whose program did not.
   enum class Afterwards { go, stay } afterwards = Afterwards::go;
   // Changes what rank `reader` is told of rank `of`'s address: how proxies get in between.
   std::function<void(int reader, int of, EndpointAddress&)> reroute;

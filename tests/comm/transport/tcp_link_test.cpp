@@ -1,0 +1,218 @@
+// One TCP link between two ranks of this process, where things go wrong that a whole job meets once
+// in a thousand runs.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/comm/transport/tcp_link.h>
+
+#include "ranks.h"
+
+namespace {
+
+// How many allocations of this thread still succeed; negative: all of them.
+thread_local int allocations_left = -1;
+
+// While one lives, this many allocations of its thread succeed, and no more.
+struct Scarcity {
+  explicit Scarcity(int allowed) { allocations_left = allowed; }
+  ~Scarcity() { allocations_left = -1; }
+  static bool felt() { return allocations_left == 0; }
+};
+
+void* allocate(std::size_t size) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate(size); }
+void* operator new[](std::size_t size) { return allocate(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace lockstep::comm::testing {
+namespace {
+
+constexpr milliseconds kLong(10'000);
+// Longer than a link waits between two attempts at a repair.
+constexpr milliseconds kRepairPause(60);
+
+template <typename Ready>
+bool wait_for(Ready ready) {
+  const Deadline deadline = Deadline::after(kLong);
+  while (!ready()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+class TcpLinks : public ::testing::Test {
+ protected:
+  TcpLinks() {
+    const Deadline deadline = Deadline::after(kLong);
+    for (const auto& endpoint : endpoints_) mailboxes_.push_back(endpoint->open(kGroup));
+    connections_[1] =
+        endpoints_[1]->connect(endpoints_[0]->address(), kGroup, 1, Medium::tcp, deadline);
+    connections_[0] = mailboxes_[0]->take(1, deadline);
+  }
+
+  // The link of one rank to the other, whose address is `address`.
+  std::unique_ptr<TcpLink> link(std::size_t rank, EndpointAddress address) {
+    return std::make_unique<TcpLink>(
+        static_cast<int>(rank), static_cast<int>(1 - rank), std::move(connections_[rank]),
+        TcpPeer{endpoints_[rank], mailboxes_[rank], std::move(address), kGroup});
+  }
+  std::unique_ptr<TcpLink> link(std::size_t rank) {
+    return link(rank, endpoints_[1 - rank]->address());
+  }
+
+  // Cuts the connection below a link, and has it notice.
+  static void cut(TcpLink& link) {
+    ::shutdown(link.descriptor(), SHUT_RDWR);
+    ASSERT_TRUE(wait_for([&] {
+      link.progress();
+      return link.state() == PeerState::broken;
+    }));
+  }
+
+  // What the end of a process does to a link: no destructor runs, the kernel closes the socket.
+  static void end_process(TcpLink& link) {
+    const net::Fd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    ::dup2(nothing.get(), link.descriptor());
+  }
+
+  static constexpr const char* kGroup = "links";
+  std::vector<std::shared_ptr<Endpoint>> endpoints_ = make_endpoints(2, net::Secret::random());
+  std::vector<std::shared_ptr<Mailbox>> mailboxes_;
+  net::Fd connections_[2];
+  const Fingerprint call_{.sequence = 1};
+};
+
+TEST_F(TcpLinks, ARepairThatRunsOutOfMemoryIsTriedAgain) {
+  const auto left = link(0);
+  const auto right = link(1);
+  cut(*right);
+  int failures = 0;
+  for (int allowed = 0; right->state() == PeerState::broken; ++allowed) {
+    ASSERT_LT(allowed, 200) << "the repair never succeeds";
+    std::this_thread::sleep_for(kRepairPause);
+    const Deadline deadline = Deadline::after(kLong);
+    EXPECT_NO_THROW({
+      const Scarcity scarcity(allowed);
+      right->repair(deadline);
+      failures += Scarcity::felt() ? 1 : 0;
+    });
+  }
+  EXPECT_GT(failures, 3) << "hardly an allocation has failed";
+  EXPECT_EQ(right->state(), PeerState::alive);
+
+  std::vector<std::byte> sent(1000, std::byte{7});
+  std::vector<std::byte> received(sent.size());
+  right->post_send(call_, sent);
+  left->post_receive(call_, received);
+  EXPECT_TRUE(wait_for([&] {
+    left->take_connection();
+    left->progress();
+    right->progress();
+    return left->idle() && right->idle();
+  }));
+  EXPECT_EQ(received, sent);
+}
+
+TEST_F(TcpLinks, ANameThatDoesNotResolveForTheMomentBreaksNothing) {
+  EndpointAddress nowhere = endpoints_[0]->address();
+  nowhere.tcp.host = "no-such-host.invalid";
+  const auto right = link(1, nowhere);
+  cut(*right);
+  EXPECT_NO_THROW(right->repair(Deadline::after(kLong)));
+  EXPECT_EQ(right->state(), PeerState::broken);
+}
+
+TEST_F(TcpLinks, WhereTheConnectionBreaksTheEndpointSaysWhy) {
+  const auto right = link(1);
+  cut(*right);
+  endpoints_[0]->close(kGroup, {.fault = Fault::mismatch, .explanation = "told by the endpoint"});
+  right->repair(Deadline::after(kLong));
+  EXPECT_EQ(right->state(), PeerState::aborted);
+  EXPECT_EQ(right->notice().explanation, "told by the endpoint");
+}
+
+TEST_F(TcpLinks, WhereNobodyListensAnyMoreTheProcessIsDead) {
+  const auto right = link(1);
+  cut(*right);
+  endpoints_[0].reset();
+  right->repair(Deadline::after(kLong));
+  EXPECT_EQ(right->state(), PeerState::dead);
+}
+
+// Its notice lies behind what the peer has yet to read, bytes of the peer's lie unread here, and
+// the process ends: the kernel resets the connection, which must not cost the notice.
+TEST_F(TcpLinks, ANoticeOutlivesTheProcessThatSentIt) {
+  const int small = 64 << 10;
+  ::setsockopt(connections_[1].get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+  const auto left = link(0);
+  const auto right = link(1);
+  const std::vector<std::byte> sent(512 << 10);
+  std::vector<std::byte> received(sent.size());
+  left->post_send(call_, sent);
+  right->post_send(call_, sent);
+  ASSERT_TRUE(wait_for([&] {
+    left->progress();
+    right->progress();
+    return right->sends_done();
+  }));
+
+  std::thread reader([&] {
+    right->post_receive(call_, received);
+    EXPECT_TRUE(wait_for([&] {
+      right->progress();
+      return right->state() != PeerState::alive;
+    }));
+  });
+  left->abandon_call();
+  left->send_notice({.fault = Fault::peer_lost, .ranks = {2}, .explanation = "rank 2 is gone"});
+  left->finish_notice(Deadline::after(kLong));
+  end_process(*left);
+  reader.join();
+  EXPECT_EQ(right->state(), PeerState::aborted);
+  EXPECT_EQ(right->notice().ranks, std::vector<int>{2});
+  EXPECT_EQ(right->notice().explanation, "rank 2 is gone");
+}
+
+// What its last messages are acknowledged with finds nobody: that is no part of any call.
+TEST_F(TcpLinks, APeerThatHasLeftIsOwedNothing) {
+  auto left = link(0);
+  const auto right = link(1);
+  constexpr int kMessages = 100;
+  const std::vector<std::byte> sent(100, std::byte{3});
+  for (int message = 0; message < kMessages; ++message) left->post_send(call_, sent);
+  right->progress();
+  left->send_goodbye(Deadline::after(kLong));
+  left.reset();
+  for (int message = 0; message < kMessages; ++message) {
+    std::vector<std::byte> received(sent.size());
+    right->post_receive(call_, received);
+    ASSERT_TRUE(right->receives_done()) << "message " << message;
+    EXPECT_EQ(received, sent);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  EXPECT_TRUE(right->idle());
+  right->progress();
+  EXPECT_EQ(right->state(), PeerState::closed);
+}
+
+}  // namespace
+}  // namespace lockstep::comm::testing
