@@ -1,114 +1,37 @@
 #include <lockstep/comm/transport/shm_link.h>
 
 #include <poll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 
-#include <lockstep/comm/transport/heavy_fence.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
 
-// The first page of a segment: the state of its owner, for all peers to read.
-struct ShmControl {
-  alignas(64) std::atomic<std::uint32_t> sleeping;  // set by the owner, cleared by who rings
-  std::uint32_t heavy_fences;  // the owner makes one before it sleeps; fixed from the start
-  alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
-  alignas(64) std::atomic<std::uint32_t> closed;         // left in good order
-  std::atomic<std::uint32_t> aborted;                    // the notice below is valid
-  std::uint32_t notice_bytes;
-  std::byte notice[Notice::kMostBytes];
-};
-static_assert(sizeof(ShmControl) <= ShmLayout::kPage);
-
-// One message, or a fragment of one. `filled` is written last by the sender and read first by the
-// receiver (release, acquire); the slot is the sender's again when `emptied` has passed it.
-struct alignas(64) ShmSlot {
-  std::atomic<std::uint64_t> filled;  // number of this fill, from 1
-  Fingerprint call;
-  std::uint64_t message_bytes;
-  std::uint32_t bytes;    // in this slot; 0 where the message lies in the sender's heap
-  std::uint32_t segment;  // of the sender's heap; 0 where the bytes are in the slot
-  std::uint64_t offset : 63;
-  std::uint64_t exchange : 1;  // the receiver may write to it
-};
-static_assert(sizeof(ShmSlot) == 64);
-
-struct ShmRing {
-  alignas(64) std::atomic<std::uint64_t> emptied;  // written by the receiver
-  ShmSlot slots[ShmLayout::kSlots];
-};
-
-// What travels on the socket. Fixed size, so that writes of different threads never mix.
-struct ShmLink::Signal {
-  enum Kind : std::uint32_t { wake = 1, heap_added = 2, heap_removed = 3 };
-  std::uint32_t kind;
-  std::uint32_t segment;
-  std::uint64_t bytes;
-};
-
 namespace {
-
-// A group's rings on one host stay around this size, whatever the number of ranks.
-constexpr std::size_t kRingsBytes = 8u << 20;
-constexpr std::size_t kLargestSlot = 64u << 10;
-constexpr std::size_t kSmallestSlot = 4u << 10;
 
 // Below this a copy is cheaper than waiting for the peer to have read the original.
 constexpr std::size_t kSmallestReference = 4096;
 
-std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
+SharedMemory swap_segments(const net::Fd& socket, const ShmSegment& mine, Deadline deadline) {
+  net::send_descriptors(socket, {mine.memory().descriptor()}, deadline);
+  return SharedMemory::map(std::move(net::receive_descriptors(socket, 1, deadline).front()),
+                           mine.layout().segment_bytes);
 }
 
 }  // namespace
-
-ShmLayout::ShmLayout(int num_ranks) {
-  const auto rings = static_cast<std::size_t>(std::max(num_ranks - 1, 1));
-  slot_bytes =
-      std::clamp(kRingsBytes / rings / kSlots / kPage * kPage, kSmallestSlot, kLargestSlot);
-  ring_bytes = round_up(sizeof(ShmRing), kPage) + kSlots * slot_bytes;
-  segment_bytes = kPage + static_cast<std::size_t>(num_ranks) * ring_bytes;
-}
-
-ShmSegment::ShmSegment(int num_ranks, Waiting waiting)
-    : layout_(num_ranks), memory_(SharedMemory::create(layout_.segment_bytes)) {
-  control().heavy_fences = waiting == Waiting::looking && take_part_in_heavy_fences() ? 1 : 0;
-}
-
-ShmControl& ShmSegment::control() const { return *reinterpret_cast<ShmControl*>(memory_.data()); }
-
-// The flag is set, then a fence, then we look once more for work; a peer publishes work, then a
-// fence, then looks at the flag: one of the two sees the other. The fence of the peer may be ours
-// (heavy_fence).
-void ShmSegment::ask_for_rings() {
-  ShmControl& mine = control();
-  if (mine.sleeping.load(std::memory_order_relaxed) != 0) return;
-  mine.sleeping.store(1, std::memory_order_relaxed);
-  if (mine.heavy_fences != 0) {
-    heavy_fence();
-  } else {
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-  }
-}
-
-void ShmSegment::stop_rings() { control().sleeping.store(0, std::memory_order_relaxed); }
 
 ShmLink::ShmLink(int self, int peer, net::Fd socket, std::shared_ptr<ShmSegment> segment,
                  std::shared_ptr<SharedHeap> heap, Deadline deadline)
     : Link(self, peer),
       segment_(std::move(segment)),
       heap_(std::move(heap)),
-      socket_(std::move(socket)) {
+      peer_memory_(swap_segments(socket, *segment_, deadline)),
+      peer_control_(*reinterpret_cast<ShmControl*>(peer_memory_.data())),
+      channel_(std::move(socket), segment_->control(), peer_control_),
+      needs_fence_(peer_control_.heavy_fences == 0 || segment_->control().heavy_fences == 0) {
   const ShmLayout& layout = segment_->layout();
-  net::send_descriptors(socket_, {segment_->memory().descriptor()}, deadline);
-  peer_memory_ = SharedMemory::map(
-      std::move(net::receive_descriptors(socket_, 1, deadline).front()), layout.segment_bytes);
-  peer_control_ = reinterpret_cast<ShmControl*>(peer_memory_.data());
-  needs_fence_ = peer_control_->heavy_fences == 0 || segment_->control().heavy_fences == 0;
   std::byte* mine = segment_->memory().data() + layout.ring_offset(peer);
   std::byte* theirs = peer_memory_.data() + layout.ring_offset(self);
   outgoing_ = reinterpret_cast<ShmRing*>(mine);
@@ -116,8 +39,6 @@ ShmLink::ShmLink(int self, int peer, net::Fd socket, std::shared_ptr<ShmSegment>
   outgoing_data_ = mine + layout.ring_bytes - ShmLayout::kSlots * layout.slot_bytes;
   incoming_data_ = theirs + layout.ring_bytes - ShmLayout::kSlots * layout.slot_bytes;
 }
-
-ShmLink::~ShmLink() = default;
 
 bool ShmLink::progress() {
   const bool settled = settle();
@@ -198,22 +119,20 @@ std::byte* ShmLink::payload(const ShmSlot& slot) {
                        .explanation = "A slot of shared memory claims more bytes than it has."});
     return incoming_data_ + (received_ % ShmLayout::kSlots) * slot_bytes;
   }
-  // The announcement was on the socket before the message was in the ring.
-  if (!peer_heap_.contains(slot.segment)) read_signals();
-  const auto found = peer_heap_.find(slot.segment);
-  if (found != peer_heap_.end() && !found->second)
+  const SharedMemory* memory = channel_.peer_segment(slot.segment);
+  if (memory != nullptr && !*memory)
     throw CommError({.fault = Fault::corrupted,
                      .operation = name(slot.call.operation),
                      .ranks = {peer()},
                      .explanation = "Its shared memory could not be taken over: this process has "
                                     "as many files open as it may (ulimit -n)."});
-  if (found == peer_heap_.end() || slot.offset > found->second.size() ||
-      slot.message_bytes > found->second.size() - slot.offset)
+  if (memory == nullptr || slot.offset > memory->size() ||
+      slot.message_bytes > memory->size() - slot.offset)
     throw CommError({.fault = Fault::corrupted,
                      .operation = name(slot.call.operation),
                      .ranks = {peer()},
                      .explanation = "A message refers to shared memory that was never announced."});
-  return found->second.data() + slot.offset;
+  return memory->data() + slot.offset;
 }
 
 void ShmLink::consume() {
@@ -249,7 +168,7 @@ std::optional<SharedHeap::Place> ShmLink::place_of(std::span<const std::byte> by
   if (bytes.size() < kSmallestReference) return std::nullopt;
   const auto place = heap_->find(bytes.data(), bytes.size());
   // A peer that has yet to hear of the segment gets a copy.
-  if (place && place->segment > announced_.load(std::memory_order_acquire)) return std::nullopt;
+  if (place && !channel_.announced(place->segment)) return std::nullopt;
   return place;
 }
 
@@ -276,9 +195,9 @@ void ShmLink::ring_peer() {
   } else {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order as well
   }
-  if (peer_control_->sleeping.load(std::memory_order_relaxed) != 0 &&
-      peer_control_->sleeping.exchange(0, std::memory_order_relaxed) != 0)
-    signal({Signal::wake, 0, 0}, -1);
+  if (peer_control_.sleeping.load(std::memory_order_relaxed) != 0 &&
+      peer_control_.sleeping.exchange(0, std::memory_order_relaxed) != 0)
+    channel_.wake_peer();
 }
 
 bool ShmLink::arm() {
@@ -296,114 +215,23 @@ void ShmLink::abandon_call() {
 
 void ShmLink::disarm() { segment_->stop_rings(); }
 
-// Buffers the peer has given back stay mapped until no call can be looking at them any more.
-void ShmLink::begin_call() {
-  if (announcements_wait_.load(std::memory_order_acquire)) announce_waiting();
-  const auto now = peer_control_->announcements.load(std::memory_order_acquire);
-  if (now == announcements_seen_) return;
-  announcements_seen_ = now;
-  read_signals();
-  for (const std::uint32_t segment : removed_) peer_heap_.erase(segment);
-  removed_.clear();
-}
+void ShmLink::begin_call() { channel_.begin_call(); }
 
-short ShmLink::wanted_events() const { return hung_up_ ? 0 : POLLIN; }
+short ShmLink::wanted_events() const { return channel_.hung_up() ? 0 : POLLIN; }
 
 void ShmLink::woken(short events) {
-  if (events != 0) read_signals();
-}
-
-// False where the socket is full, of wake-ups or of announcements: one more wake-up would tell the
-// peer nothing.
-bool ShmLink::signal(const Signal& signal, int descriptor) {
-  Signal copy = signal;
-  iovec payload{&copy, sizeof(copy)};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &payload;
-  message.msg_iovlen = 1;
-  if (descriptor >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  }
-  while (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
-    if (errno == EINTR) continue;
-    // Any other error means the peer is gone, which reading will find out.
-    return errno == EPIPE || errno == ECONNRESET;
-  }
-  return true;
-}
-
-void ShmLink::announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory) {
-  {
-    const std::lock_guard lock(announcing_);
-    to_announce_.push_back({segment, memory});
-  }
-  announce_waiting();
-}
-
-// As many as the socket takes; a peer that computes for long reads none.
-void ShmLink::announce_waiting() {
-  const std::lock_guard lock(announcing_);
-  for (; !to_announce_.empty(); to_announce_.pop_front()) {
-    const auto& [segment, memory] = to_announce_.front();
-    const Signal news = memory ? Signal{Signal::heap_added, segment, memory->size()}
-                               : Signal{Signal::heap_removed, segment, 0};
-    if (!signal(news, memory ? memory->descriptor() : -1)) break;
-    if (memory) announced_.store(segment, std::memory_order_release);
-    segment_->control().announcements.fetch_add(1, std::memory_order_release);
-  }
-  announcements_wait_.store(!to_announce_.empty(), std::memory_order_release);
-}
-
-void ShmLink::read_signals() {
-  while (!hung_up_) {
-    Signal signal{};
-    iovec payload{&signal, sizeof(signal)};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    msghdr message{};
-    message.msg_iov = &payload;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EAGAIN) return;
-    net::Fd descriptor;
-    if (got > 0 && message.msg_controllen > 0) {
-      const cmsghdr* header = CMSG_FIRSTHDR(&message);
-      if (header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-        int fd = -1;
-        std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
-        descriptor = net::Fd(fd);
-      }
-    }
-    if (got != sizeof(signal)) {
-      hung_up_ = true;
-      return;
-    }
-    if (signal.kind == Signal::heap_added)
-      peer_heap_.insert_or_assign(
-          signal.segment,
-          descriptor ? SharedMemory::map(std::move(descriptor), signal.bytes) : SharedMemory());
-    if (signal.kind == Signal::heap_removed) removed_.push_back(signal.segment);
-  }
+  if (events != 0) channel_.read();
 }
 
 PeerState ShmLink::state() const {
-  if (peer_control_->aborted.load(std::memory_order_acquire) != 0) return PeerState::aborted;
-  if (peer_control_->closed.load(std::memory_order_acquire) != 0) return PeerState::closed;
-  return hung_up_ ? PeerState::dead : PeerState::alive;
+  if (peer_control_.aborted.load(std::memory_order_acquire) != 0) return PeerState::aborted;
+  if (peer_control_.closed.load(std::memory_order_acquire) != 0) return PeerState::closed;
+  return channel_.hung_up() ? PeerState::dead : PeerState::alive;
 }
 
 Notice ShmLink::notice() const {
-  const std::size_t size = std::min<std::size_t>(peer_control_->notice_bytes, Notice::kMostBytes);
-  return Notice::decode(std::span(peer_control_->notice, size));
+  const std::size_t size = std::min<std::size_t>(peer_control_.notice_bytes, Notice::kMostBytes);
+  return Notice::decode(std::span(peer_control_.notice, size));
 }
 
 void ShmLink::send_notice(const Notice& notice) {
@@ -414,12 +242,12 @@ void ShmLink::send_notice(const Notice& notice) {
     control.notice_bytes = static_cast<std::uint32_t>(bytes.size());
     control.aborted.store(1, std::memory_order_release);
   }
-  signal({Signal::wake, 0, 0}, -1);
+  channel_.wake_peer();
 }
 
 void ShmLink::send_goodbye(Deadline) {
   segment_->control().closed.store(1, std::memory_order_release);
-  signal({Signal::wake, 0, 0}, -1);
+  channel_.wake_peer();
 }
 
 }  // namespace lockstep::comm
