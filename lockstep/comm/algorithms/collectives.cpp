@@ -44,6 +44,11 @@ Algorithm automatic(Operation operation, std::size_t bytes, const Topology& topo
   }
 }
 
+// The other algorithms assume a neighbour.
+Algorithm for_size_of(const Transport& transport, Algorithm algorithm) {
+  return transport.size() == 1 ? Algorithm::direct : algorithm;
+}
+
 }  // namespace
 
 std::span<const Algorithm> algorithms_of(Operation operation) {
@@ -69,8 +74,7 @@ Algorithm choose_algorithm(Operation operation, Algorithm wanted, std::size_t by
 }
 
 void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& reduction, Bytes data) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
-  switch (algorithm) {
+  switch (for_size_of(transport, algorithm)) {
     case Algorithm::tree: return tree::all_reduce(transport, reduction, data);
     case Algorithm::ring:
       return direct::all_reduce(transport, reduction, data, direct::Gather::around_the_ring);
@@ -83,16 +87,14 @@ void all_reduce(Transport& transport, Algorithm algorithm, const Reduction& redu
 
 void reduce_scatter(Transport& transport, Algorithm algorithm, const Reduction& reduction,
                     Bytes output, std::span<const ConstBytes> inputs) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
-  if (algorithm == Algorithm::hierarchical)
+  if (for_size_of(transport, algorithm) == Algorithm::hierarchical)
     return hierarchical::reduce_scatter(transport, reduction, output, inputs);
   direct::reduce_scatter(transport, reduction, output, inputs);
 }
 
 void all_gather(Transport& transport, Algorithm algorithm, std::span<const Bytes> outputs,
                 ConstBytes input) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
-  switch (algorithm) {
+  switch (for_size_of(transport, algorithm)) {
     case Algorithm::ring: return direct::all_gather_ring(transport, outputs, input);
     case Algorithm::hierarchical: return hierarchical::all_gather(transport, outputs, input);
     default: return direct::all_gather(transport, outputs, input);
@@ -105,8 +107,7 @@ void all_to_all(Transport& transport, std::span<const Bytes> outputs,
 }
 
 void broadcast(Transport& transport, Algorithm algorithm, Bytes data, int root) {
-  if (transport.size() == 1) algorithm = Algorithm::direct;  // the others assume a neighbour
-  switch (algorithm) {
+  switch (for_size_of(transport, algorithm)) {
     case Algorithm::tree: return tree::broadcast(transport, data, root);
     case Algorithm::hierarchical: return hierarchical::broadcast(transport, data, root);
     default: return direct::broadcast(transport, data, root);

@@ -2,6 +2,7 @@
 // rank's part is posted or done, and adds in the order of reduction_tree.h.
 #pragma once
 
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,14 @@ namespace lockstep::comm {
 
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
+
+// A rank's place in the lists below.
+inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+// What a rank keeps for itself: nothing is copied where both are the same memory.
+inline void copy_own(Bytes to, ConstBytes from) {
+  if (to.data() != from.data() && !from.empty()) std::memcpy(to.data(), from.data(), from.size());
+}
 
 // Which algorithms an operation has; the first is what automatic falls back to.
 std::span<const Algorithm> algorithms_of(Operation operation);

@@ -14,8 +14,6 @@ namespace {
 // two.
 constexpr std::size_t kOneRoundBytes = 16u << 10;
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
-
 // The other ranks, starting with the next one, so that not all begin with the same.
 template <typename Visit>
 void for_each_peer(const Transport& transport, Visit visit) {
@@ -182,8 +180,7 @@ void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes
     if (has_block(input, k, block)) {
       const ConstBytes mine = block_of(input, k, block);
       for_each_peer(transport, [&](int peer) { transport.post_send(peer, mine); });
-      if (own.data() != input.data() && !mine.empty())
-        std::memcpy(own.data() + k * block, mine.data(), mine.size());
+      copy_own(own.subspan(k * block, mine.size()), mine);
     }
     for_each_peer(transport, [&](int peer) {
       const Bytes theirs = outputs[index(peer)];
@@ -199,8 +196,7 @@ void all_gather_ring(Transport& transport, std::span<const Bytes> outputs, Const
   const int next = (self + 1) % n;
   const int previous = (self + n - 1) % n;
   const Bytes own = outputs[index(self)];
-  if (own.data() != input.data() && !input.empty())
-    std::memcpy(own.data(), input.data(), input.size());
+  copy_own(own, input);
   transport.post_send(next, own);
   for (int step = 1; step < n; ++step) {
     const Bytes arriving = outputs[index((self + n - step) % n)];
@@ -215,8 +211,7 @@ void all_to_all(Transport& transport, std::span<const Bytes> outputs,
                 std::span<const ConstBytes> inputs) {
   for_each_peer(transport, [&](int peer) { transport.post_send(peer, inputs[index(peer)]); });
   const std::size_t self = index(transport.rank());
-  if (outputs[self].data() != inputs[self].data() && !inputs[self].empty())
-    std::memcpy(outputs[self].data(), inputs[self].data(), inputs[self].size());
+  copy_own(outputs[self], inputs[self]);
   for_each_peer(transport, [&](int peer) { transport.post_receive(peer, outputs[index(peer)]); });
   transport.end();
 }

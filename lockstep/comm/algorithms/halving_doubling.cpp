@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <lockstep/comm/algorithms/partition.h>
+
 namespace lockstep::comm::halving_doubling {
 
 namespace {
@@ -12,11 +14,19 @@ struct Region {
   std::size_t end;
 
   std::size_t size() const { return end - begin; }
-  Region half(bool upper) const {
-    const std::size_t middle = begin + size() / 2;
-    return upper ? Region{middle, end} : Region{begin, middle};
-  }
+  std::size_t middle() const { return begin + size() / 2; }
+  Region lower_half() const { return {begin, middle()}; }
+  Region upper_half() const { return {middle(), end}; }
 };
+
+// Whether a rank keeps the upper half when it swaps with the partner at this distance.
+bool keeps_upper(int index, int distance) { return (index & distance) != 0; }
+Region kept(Region region, int index, int distance) {
+  return keeps_upper(index, distance) ? region.upper_half() : region.lower_half();
+}
+Region given(Region region, int index, int distance) {
+  return keeps_upper(index, distance) ? region.lower_half() : region.upper_half();
+}
 
 // A block of 2^levels ranks from `first` on.
 struct Block {
@@ -39,7 +49,7 @@ std::vector<Block> blocks_of(int n) {
 Region final_region(std::size_t count, int index, int block_size) {
   Region region{0, count};
   for (int distance = 1; distance < block_size; distance *= 2)
-    region = region.half((index & distance) != 0);
+    region = kept(region, index, distance);
   return region;
 }
 
@@ -79,30 +89,27 @@ class AllReduce {
 
   // Sends part of the partial results in pieces that the other side can view.
   void send_partial(int peer, Region region) {
-    for_pieces(region, [&](Region piece) {
-      transport_.post_send(peer, {partial_.data() + piece.begin * wide_, piece.size() * wide_});
+    for_viewable(region, [&](std::byte* ours, std::size_t count) {
+      transport_.post_send(peer, {ours, count * wide_});
     });
   }
 
-  // Adds a peer's partial results to ours; `lower` where the peer's ranks come first in the tree.
-  void add_partial(int peer, Region region, bool lower) {
-    for_pieces(region, [&](Region piece) {
-      const std::byte* theirs = transport_.view(peer, piece.size() * wide_).data;
-      std::byte* ours = partial_.data() + piece.begin * wide_;
-      combine(reduction_, lower ? theirs : ours, lower ? ours : theirs, ours, piece.size());
+  // Adds a peer's partial results to ours, those of lower ranks on the left.
+  void add_partial(int peer, Region region) {
+    const bool peer_first = peer < transport_.rank();
+    for_viewable(region, [&](std::byte* ours, std::size_t count) {
+      const std::byte* theirs = transport_.view(peer, count * wide_).data;
+      combine(reduction_, peer_first ? theirs : ours, peer_first ? ours : theirs, ours, count);
       transport_.release(peer);
     });
   }
 
   template <typename Visit>
-  void for_pieces(Region region, Visit visit) {
-    const std::size_t longest = transport_.longest_view() / wide_;
-    std::size_t at = region.begin;
-    do {
-      const std::size_t end = std::min(at + longest, region.end);
-      visit(Region{at, end});
-      at = end;
-    } while (at < region.end);
+  void for_viewable(Region region, Visit visit) {
+    for_pieces(region.size(), transport_.longest_view() / wide_,
+               [&](std::size_t at, std::size_t count) {
+                 visit(partial_.data() + (region.begin + at) * wide_, count);
+               });
   }
 
   Bytes result(Region region) const {
@@ -112,11 +119,10 @@ class AllReduce {
   void halve() {
     Region region{0, count_};
     for (int distance = 1; distance < block().size; distance *= 2) {
-      const bool upper = (index_ & distance) != 0;
       const int partner = block().first + (index_ ^ distance);
-      send_partial(partner, region.half(!upper));
-      region = region.half(upper);
-      add_partial(partner, region, upper);
+      send_partial(partner, given(region, index_, distance));
+      region = kept(region, index_, distance);
+      add_partial(partner, region);
     }
   }
 
@@ -136,7 +142,7 @@ class AllReduce {
     return final_region(count_, peer - of.first, of.size);
   }
 
-  void take_smaller_block(Region region) { add_partial(smaller_partner(), region, false); }
+  void take_smaller_block(Region region) { add_partial(smaller_partner(), region); }
 
   // Gives our partial results and gets the finished ones.
   void swap_with_larger_block() {
@@ -157,7 +163,7 @@ class AllReduce {
     for (int distance = block().size / 2; distance > 0; distance /= 2) {
       const int partner = block().first + (index_ ^ distance);
       const Region ours = held_after(distance * 2);
-      const Region theirs = held_after(distance).half((index_ & distance) == 0);
+      const Region theirs = given(held_after(distance), index_, distance);
       transport_.post_send(partner, result(ours));
       transport_.post_receive(partner, result(theirs));
       transport_.wait_received(partner);

@@ -13,17 +13,36 @@ namespace {
 // Elements (in bytes) taken at a time: large enough to fill a network, small enough for scratch.
 constexpr std::size_t kChunkBytes = 8u << 20;
 
-std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+// This host's partial results of a row of elements, one row after the other: what the others of the
+// host send us, in pieces they and we cut alike, combined with `mine`.
+std::vector<std::byte> combine_own_host(Transport& transport, const Hosts& hosts,
+                                        const Reduction& reduction, ConstBytes mine) {
+  const std::size_t element = reduction.element_bytes();
+  const std::size_t wide = reduction.accumulator_bytes();
+  const std::size_t stride = mine.size() / element * wide;
+  std::vector<std::byte> partials(stride * hosts.partials[index(hosts.own)].size());
+  for_pieces(
+      mine.size() / element, transport.longest_view() / element,
+      [&](std::size_t begin, std::size_t count) {
+        std::vector<const std::byte*> values;
+        for (const int rank : hosts.local())
+          values.push_back(rank == transport.rank() ? mine.data() + begin * element
+                                                    : transport.view(rank, count * element).data);
+        hosts.combine_local(reduction, values, partials.data() + begin * wide, stride, count);
+        for (const int rank : hosts.local())
+          if (rank != transport.rank()) transport.release(rank);
+      });
+  return partials;
+}
 
-// Pieces of [0, bytes) that any link can show; at least one, possibly empty.
-template <typename Visit>
-void for_pieces(std::size_t bytes, std::size_t longest, Visit visit) {
-  std::size_t at = 0;
-  do {
-    const std::size_t size = std::min(longest, bytes - at);
-    visit(at, size);
-    at += size;
-  } while (at < bytes);
+// The other end of it.
+void send_to_combiner(Transport& transport, const Reduction& reduction, int combiner,
+                      ConstBytes values) {
+  const std::size_t element = reduction.element_bytes();
+  for_pieces(values.size() / element, transport.longest_view() / element,
+             [&](std::size_t begin, std::size_t count) {
+               transport.post_send(combiner, values.subspan(begin * element, count * element));
+             });
 }
 
 // An all-reduce of one chunk. The elements are cut into lanes, one for each rank of the smallest
@@ -42,7 +61,7 @@ class AllReduceChunk {
   void run() {
     contribute();
     if (serves_lane()) {
-      combine_own_host();
+      split_by_host();
       combine_across_hosts();
       share_across_hosts();
       share_in_host();
@@ -64,39 +83,19 @@ class AllReduceChunk {
   }
   int lane_server(std::size_t host) const { return hosts_.ranks[host][hosts_.local_index()]; }
 
-  std::size_t piece_bytes() const { return transport_.longest_view() / element_ * element_; }
-
   void contribute() {
-    for (std::size_t which = 0; which < lanes_; ++which) {
-      if (which == hosts_.local_index()) continue;
-      const Bytes part = lane(which);
-      for_pieces(part.size(), piece_bytes(), [&](std::size_t at, std::size_t size) {
-        transport_.post_send(hosts_.local()[which], part.subspan(at, size));
-      });
-    }
+    for (std::size_t which = 0; which < lanes_; ++which)
+      if (which != hosts_.local_index())
+        send_to_combiner(transport_, reduction_, hosts_.local()[which], lane(which));
   }
 
-  // Each host's share of the lane lies in one piece of scratch, with all of this host's partials.
-  void combine_own_host() {
+  // Cuts this host's partial results into what each host finishes.
+  void split_by_host() {
     const Bytes mine = lane(hosts_.local_index());
     const std::size_t wide = reduction_.accumulator_bytes();
     const std::size_t num_partials = hosts_.partials[index(hosts_.own)].size();
-    std::vector<std::byte> whole(mine.size() / element_ * wide * num_partials);
     const std::size_t stride = mine.size() / element_ * wide;
-    std::vector<std::byte> piece_out(piece_bytes() / element_ * wide * num_partials);
-    for_pieces(mine.size(), piece_bytes(), [&](std::size_t at, std::size_t size) {
-      std::vector<const std::byte*> values;
-      for (const int rank : hosts_.local())
-        values.push_back(rank == transport_.rank() ? mine.data() + at
-                                                   : transport_.view(rank, size).data);
-      const std::size_t count = size / element_;
-      hosts_.combine_local(reduction_, values, piece_out.data(), count);
-      for (const int rank : hosts_.local())
-        if (rank != transport_.rank()) transport_.release(rank);
-      for (std::size_t i = 0; i < num_partials && count > 0; ++i)
-        std::memcpy(whole.data() + i * stride + at / element_ * wide,
-                    piece_out.data() + i * count * wide, count * wide);
-    });
+    const auto whole = combine_own_host(transport_, hosts_, reduction_, mine);
     own_.resize(hosts_.count());
     for (std::size_t host = 0; host < hosts_.count(); ++host) {
       const Part part = share(host);
@@ -174,10 +173,12 @@ int deputy_for(const Hosts& hosts, std::size_t host, int rank) {
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
   const Hosts hosts(transport);
-  const std::size_t chunk = kChunkBytes / reduction.element_bytes() * reduction.element_bytes();
-  for_pieces(data.size(), chunk, [&](std::size_t at, std::size_t size) {
-    AllReduceChunk(transport, hosts, reduction, data.subspan(at, size)).run();
-  });
+  const std::size_t element = reduction.element_bytes();
+  for_pieces(data.size() / element, kChunkBytes / element,
+             [&](std::size_t begin, std::size_t count) {
+               const Bytes chunk = data.subspan(begin * element, count * element);
+               AllReduceChunk(transport, hosts, reduction, chunk).run();
+             });
 }
 
 // For every rank on another host, this host's deputy for it combines what the host's ranks have for
@@ -188,42 +189,22 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   const int self = transport.rank();
   const std::size_t element = reduction.element_bytes();
   const std::size_t wide = reduction.accumulator_bytes();
-  const std::size_t piece = transport.longest_view() / element * element;
   const auto host_of = [&](int rank) { return index(transport.topology().host_of[index(rank)]); };
   const auto own_host = index(hosts.own);
   const auto combiner_of = [&](int rank) {
     return host_of(rank) == own_host ? rank : deputy_for(hosts, own_host, rank);
   };
 
-  for (int rank = 0; rank < transport.size(); ++rank) {
-    if (combiner_of(rank) == self) continue;
-    for_pieces(inputs[index(rank)].size(), piece, [&](std::size_t at, std::size_t size) {
-      transport.post_send(combiner_of(rank), inputs[index(rank)].subspan(at, size));
-    });
-  }
+  for (int rank = 0; rank < transport.size(); ++rank)
+    if (combiner_of(rank) != self)
+      send_to_combiner(transport, reduction, combiner_of(rank), inputs[index(rank)]);
   // Partials for each rank this one combines for, itself included.
   std::vector<std::vector<std::byte>> combined(index(transport.size()));
-  const std::size_t num_partials = hosts.partials[own_host].size();
   for (int rank = 0; rank < transport.size(); ++rank) {
     if (combiner_of(rank) != self) continue;
-    const ConstBytes mine = inputs[index(rank)];
-    auto& out = combined[index(rank)];
-    const std::size_t stride = mine.size() / element * wide;
-    out.resize(stride * num_partials);
-    std::vector<std::byte> piece_out(piece / element * wide * num_partials);
-    for_pieces(mine.size(), piece, [&](std::size_t at, std::size_t size) {
-      std::vector<const std::byte*> values;
-      for (const int local : hosts.local())
-        values.push_back(local == self ? mine.data() + at : transport.view(local, size).data);
-      const std::size_t count = size / element;
-      hosts.combine_local(reduction, values, piece_out.data(), count);
-      for (const int local : hosts.local())
-        if (local != self) transport.release(local);
-      for (std::size_t i = 0; i < num_partials && count > 0; ++i)
-        std::memcpy(out.data() + i * stride + at / element * wide,
-                    piece_out.data() + i * count * wide, count * wide);
-    });
-    if (rank != self) transport.post_send(rank, out);
+    auto& partials = combined[index(rank)];
+    partials = combine_own_host(transport, hosts, reduction, inputs[index(rank)]);
+    if (rank != self) transport.post_send(rank, partials);
   }
   const std::size_t count = output.size() / element;
   std::vector<std::vector<std::byte>> received(hosts.count());
@@ -251,8 +232,7 @@ void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes
   const auto host_of = [&](int rank) { return index(transport.topology().host_of[index(rank)]); };
 
   const Bytes own = outputs[index(self)];
-  if (own.data() != input.data() && !input.empty())
-    std::memcpy(own.data(), input.data(), input.size());
+  copy_own(own, input);
   for (std::size_t host = 0; host < hosts.count(); ++host)
     if (host != own_host) transport.post_send(deputy_for(hosts, host, self), own);
   for (const int rank : hosts.local())

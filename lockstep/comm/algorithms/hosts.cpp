@@ -25,7 +25,7 @@ std::size_t Hosts::fewest() const {
 }
 
 void Hosts::combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
-                          std::byte* out, std::size_t count) const {
+                          std::byte* out, std::size_t stride, std::size_t count) const {
   std::size_t next = 0;
   for (const TreeNode& node : partials[static_cast<std::size_t>(own)]) {
     // The nodes tile this host's ranks in order, so their ranks are consecutive in local().
@@ -33,7 +33,7 @@ void Hosts::combine_local(const Reduction& reduction, const std::vector<const st
     for (int i = 0; i < node.count; ++i)
       operands.push_back({{node.first + i, 1}, values[next++], false});
     reduce_to_partial(reduction, node, operands, out, count);
-    out += count * reduction.accumulator_bytes();
+    out += stride;
   }
 }
 

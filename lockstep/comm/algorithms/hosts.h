@@ -22,9 +22,9 @@ struct Hosts {
   std::size_t fewest() const;
 
   // For one element range: combines what this host's ranks contribute (`values`, in the order of
-  // local()) into its partial results, one after the other in `out`.
+  // local()) into its partial results, each `stride` bytes after the one before.
   void combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
-                     std::byte* out, std::size_t count) const;
+                     std::byte* out, std::size_t stride, std::size_t count) const;
 
   // All hosts' partial results as operands of the whole tree; parts[h] holds those of host h, one
   // after the other.
