@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/un.h>
 
 #include <cerrno>
@@ -143,6 +144,18 @@ Fd accept(const Fd& listener) {
   Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket) set_no_delay(socket);
   return socket;
+}
+
+bool out_of_descriptors(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+Fd make_event() {
+  Fd event(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!event)
+    throw UsageError("cannot make an event: {}; raise the limit on open files with 'ulimit -n'",
+                     reason(errno));
+  return event;
 }
 
 void set_no_delay(const Fd& socket) {

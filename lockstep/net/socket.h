@@ -38,8 +38,14 @@ Fd connect_unix(const std::string& name, const Deadline& deadline);
 // Two connected stream sockets.
 std::pair<Fd, Fd> socket_pair();
 
-// One waiting connection; an empty Fd where none is waiting.
+// One waiting connection; an empty Fd, and the reason in errno, where there is none.
 Fd accept(const Fd& listener);
+// Whether that reason is that there are no descriptors or no memory for it. The connection waits
+// on, and so does its listener's event: who polls it must pause, or it spins.
+bool out_of_descriptors(int error);
+
+// A counter that is readable while it is not 0 (eventfd). UsageError where no descriptor is left.
+Fd make_event();
 
 void set_no_delay(const Fd& socket);
 

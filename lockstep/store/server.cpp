@@ -167,7 +167,7 @@ void Server::Impl::accept_some() {
     net::Fd socket = net::accept(listener_);
     if (socket) {
       admit(std::move(socket));
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    } else if (net::out_of_descriptors(errno)) {
       log::warn("the store cannot take another connection ({}): raise the limit with 'ulimit -n'",
                 std::strerror(errno));
       no_descriptors_until_ = Clock::now() + kPauseWithoutDescriptors;

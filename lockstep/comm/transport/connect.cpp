@@ -141,8 +141,16 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
          fmt::format("No connection came within {:.1f} s.", deadline.span_seconds()));
 
   std::vector<ShmLink*> near;
-  for (const auto& link : links)
-    if (auto* shm = dynamic_cast<ShmLink*>(link.get())) near.push_back(shm);
+  std::vector<int> far;
+  for (const auto& link : links) {
+    if (!link) continue;
+    if (auto* shm = dynamic_cast<ShmLink*>(link.get())) {
+      near.push_back(shm);
+    } else {
+      far.push_back(link->peer());
+    }
+  }
+  mailbox->keep_only(far);  // shared memory is connected to once
   auto transport = std::make_unique<Transport>(
       Transport::Settings{
           .group = membership.group_name,
