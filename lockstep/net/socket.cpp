@@ -40,8 +40,8 @@ int finish_connect(const Fd& socket, const sockaddr* to, socklen_t length,
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  LOCKSTEP_CHECK(name.size() + 1 <= sizeof(address.sun_path), "socket name of {} bytes",
-                 name.size());
+  static_assert(kLongestUnixName + 1 == sizeof(address.sun_path));
+  LOCKSTEP_CHECK(name.size() <= kLongestUnixName, "socket name of {} bytes", name.size());
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }

@@ -32,6 +32,7 @@ Fd connect_tcp(const Address& address, const Deadline& deadline,
 Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error);
 
 // Abstract Unix sockets: they have no file, so nothing is left behind.
+inline constexpr std::size_t kLongestUnixName = 107;
 Fd listen_unix(const std::string& name, int backlog = 1024);
 Fd connect_unix(const std::string& name, const Deadline& deadline);
 

@@ -80,6 +80,7 @@ std::string EndpointAddress::encode() const {
   return text;
 }
 
+// What does not read back as it was written is no address of ours.
 EndpointAddress EndpointAddress::decode(const std::string& text) {
   EndpointAddress address;
   std::istringstream in(text);
@@ -88,15 +89,18 @@ EndpointAddress EndpointAddress::decode(const std::string& text) {
   std::getline(in, address.unix_name);
   std::getline(in, address.tcp.host);
   std::getline(in, port);
-  const auto [end, error] =
-      std::from_chars(port.data(), port.data() + port.size(), address.tcp.port);
-  if (error != std::errc() || end != port.data() + port.size() || address.host.empty())
+  std::from_chars(port.data(), port.data() + port.size(), address.tcp.port);
+  for (int core = 0; address.cores.size() < CPU_SETSIZE && in >> core;)
+    address.cores.push_back(core);
+  const bool cores_fit =
+      std::is_sorted(address.cores.begin(), address.cores.end()) &&
+      (address.cores.empty() || (address.cores.front() >= 0 && address.cores.back() < CPU_SETSIZE));
+  if (address.encode() != text || address.host.empty() || address.unix_name.empty() ||
+      address.unix_name.size() > net::kLongestUnixName || address.tcp.host.empty() ||
+      address.tcp.port < 0 || address.tcp.port > 65535 || !cores_fit)
     throw CommError({.fault = Fault::corrupted,
                      .operation = "read a rank's address",
-                     .explanation = fmt::format("'{}' is no address.", text)});
-  int core = 0;
-  while (in >> core)
-    if (core >= 0 && core < CPU_SETSIZE) address.cores.push_back(core);
+                     .explanation = fmt::format("'{}' is no address.", text.substr(0, 200))});
   return address;
 }
 
