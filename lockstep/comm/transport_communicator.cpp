@@ -328,6 +328,9 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   } catch (const std::exception& other) {
     notice.ranks = {rank()};
     notice.explanation = other.what();
+  } catch (...) {
+    notice.ranks = {rank()};
+    notice.explanation = "Something was thrown that is no std::exception.";
   }
   transport_->tell(notice);
   if (!options_.flight_directory.empty())
