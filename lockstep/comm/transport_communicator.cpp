@@ -114,7 +114,10 @@ class TransportCommunicator final : public Communicator {
   // Jobs refer to this object: run them out before its members go.
   ~TransportCommunicator() override { executor_->finish(); }
 
-  std::string backend() const override { return transport_->kind(); }
+  // Alone there is no link to tell by: what was asked for.
+  std::string backend() const override {
+    return size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
+  }
   bool canonical_order() const override { return true; }
 
  private:
