@@ -55,11 +55,6 @@ void check_reduction(ReduceOp op, DType dtype, Operation operation) {
                      name(operation), name(dtype));
 }
 
-// Before the call is numbered: a rank that is told of its mistake goes on with the others.
-void check_algorithm(Operation operation, Algorithm algorithm) {
-  if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
-}
-
 std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   std::uint64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
@@ -91,6 +86,16 @@ std::string summarize(const flight::Record& record) {
 
 }  // namespace
 
+bool has_algorithm(Operation operation, Algorithm algorithm) {
+  const auto available = algorithms_of(operation);
+  return algorithm == Algorithm::automatic ||
+         std::find(available.begin(), available.end(), algorithm) != available.end();
+}
+
+void check_algorithm(Operation operation, Algorithm algorithm) {
+  if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
+}
+
 Communicator::Communicator(GroupInfo info, milliseconds timeout)
     : info_(std::move(info)),
       timeout_(timeout),
@@ -105,6 +110,7 @@ Communicator::~Communicator() = default;
 
 Work Communicator::start(Call call, const CallOptions& options, const Where& where) {
   Fingerprint& fingerprint = call.fingerprint;
+  // Before the call is numbered: a rank that is told of its mistake goes on with the others.
   check_algorithm(fingerprint.operation, options.algorithm);
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
