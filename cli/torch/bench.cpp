@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 
 #include <ATen/ATen.h>
@@ -21,6 +22,13 @@ namespace {
 
 using comm::Communicator;
 
+constexpr int kMostRanks = 4096;
+
+constexpr comm::Operation kOperations[] = {comm::Operation::all_reduce, comm::Operation::all_gather,
+                                           comm::Operation::reduce_scatter,
+                                           comm::Operation::all_to_all, comm::Operation::broadcast};
+
+// As the flags have it.
 struct Settings {
   std::vector<std::string> operations;
   std::string backend = "auto";
@@ -28,10 +36,21 @@ struct Settings {
   std::string smallest = "4K";
   std::string largest = "64M";
   std::string dtype = "float32";
+  int num_ranks = 2;
   int iterations = 20;
   int warmup = 5;
   bool allocated = false;
   bool json = false;
+  std::string report_file;  // where the JSON goes; standard output where empty
+};
+
+// What they mean.
+struct Plan {
+  std::vector<comm::Operation> operations;
+  comm::Algorithm algorithm = comm::Algorithm::automatic;
+  std::size_t smallest = 0;
+  std::size_t largest = 0;
+  at::ScalarType dtype = at::kFloat;
 };
 
 // "64K", "1M", "1G" or plain bytes.
@@ -61,6 +80,48 @@ at::ScalarType parse_dtype(const std::string& text) {
   throw UsageError("--dtype is '{}': choose one of {}", text, known);
 }
 
+comm::Operation parse_operation(const std::string& text) {
+  std::string known;
+  for (const comm::Operation operation : kOperations) {
+    if (text == comm::name(operation)) return operation;
+    known += (known.empty() ? "" : ", ") + std::string(comm::name(operation));
+  }
+  throw UsageError("there is no collective '{}' to measure: choose from {}", text, known);
+}
+
+// Those asked for, which must have the algorithm; all that have it where none was.
+std::vector<comm::Operation> choose_operations(const Settings& settings,
+                                               comm::Algorithm algorithm) {
+  std::vector<comm::Operation> chosen;
+  for (const std::string& text : settings.operations) {
+    chosen.push_back(parse_operation(text));
+    comm::check_algorithm(chosen.back(), algorithm);
+  }
+  if (!chosen.empty()) return chosen;
+  for (const comm::Operation operation : kOperations)
+    if (comm::has_algorithm(operation, algorithm)) chosen.push_back(operation);
+  return chosen;
+}
+
+// Before any rank is started, so that a mistake is told once.
+Plan make_plan(const Settings& settings) {
+  comm::check_backend(settings.backend);
+  Plan plan;
+  plan.algorithm = comm::algorithm_from_name(settings.algorithm);
+  plan.operations = choose_operations(settings, plan.algorithm);
+  plan.smallest = parse_size(settings.smallest, "--min");
+  plan.largest = parse_size(settings.largest, "--max");
+  if (plan.smallest > plan.largest)
+    throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
+  plan.dtype = parse_dtype(settings.dtype);
+  if (settings.iterations < 1 || settings.warmup < 0)
+    throw UsageError("--iterations {} and --warmup {}: at least 1 and 0", settings.iterations,
+                     settings.warmup);
+  if (settings.num_ranks < 1 || settings.num_ranks > kMostRanks)
+    throw UsageError("--nproc-per-node {}: from 1 to {}", settings.num_ranks, kMostRanks);
+  return plan;
+}
+
 // One operation on buffers of one size, and how to tell that it did the right thing.
 struct Trial {
   std::function<void()> call;
@@ -70,39 +131,41 @@ struct Trial {
 
 class Bench {
  public:
-  Bench(Communicator& world, const Settings& settings)
+  Bench(Communicator& world, const Plan& plan, const Settings& settings)
       : world_(world),
-        dtype_(parse_dtype(settings.dtype)),
+        dtype_(plan.dtype),
         allocated_(settings.allocated),
-        options_{.algorithm = comm::algorithm_from_name(settings.algorithm),
-                 .launch = comm::Launch::on_wait} {}
+        options_{.algorithm = plan.algorithm, .launch = comm::Launch::on_wait} {}
 
   // `count` elements in all on each rank, a multiple of the number of ranks.
-  Trial prepare(const std::string& operation, std::int64_t count) {
+  Trial prepare(comm::Operation operation, std::int64_t count) {
+    using comm::Operation;
     const int n = world_.size();
     const std::int64_t part = count / n;
     at::Tensor whole = tensor(count);
-    at::Tensor other = tensor(operation == "all_to_all" ? count : part);
+    at::Tensor other = tensor(operation == Operation::all_to_all ? count : part);
     const double share = static_cast<double>(n - 1) / n;
-    if (operation == "all_reduce")
-      return {[=, this] { wait(world_.all_reduce(whole, comm::ReduceOp::max, options_)); },
-              [=] { return mismatches(whole, 1); }, 2 * share};
-    if (operation == "all_gather")
-      return {[=, this] { wait(world_.all_gather(whole, other, options_)); },
-              [=] { return mismatches(whole, 1); }, share};
-    if (operation == "reduce_scatter")
-      return {
-          [=, this] { wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_)); },
-          [=] { return mismatches(other, 1); }, share};
-    if (operation == "all_to_all")
-      return {[=, this] { wait(world_.all_to_all(other, whole, options_)); },
-              [=] { return mismatches(other, 1); }, share};
-    if (operation == "broadcast")
-      return {[=, this] { wait(world_.broadcast(whole, 0, options_)); },
-              [=] { return mismatches(whole, 1); }, 1};
-    throw UsageError("there is no collective '{}' to measure: choose all_reduce, all_gather, "
-                     "reduce_scatter, all_to_all or broadcast",
-                     operation);
+    switch (operation) {
+      case Operation::all_reduce:
+        return {[=, this] { wait(world_.all_reduce(whole, comm::ReduceOp::max, options_)); },
+                [=] { return mismatches(whole, 1); }, 2 * share};
+      case Operation::all_gather:
+        return {[=, this] { wait(world_.all_gather(whole, other, options_)); },
+                [=] { return mismatches(whole, 1); }, share};
+      case Operation::reduce_scatter:
+        return {
+            [=, this] { wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_)); },
+            [=] { return mismatches(other, 1); }, share};
+      case Operation::all_to_all:
+        return {[=, this] { wait(world_.all_to_all(other, whole, options_)); },
+                [=] { return mismatches(other, 1); }, share};
+      case Operation::broadcast:
+        return {[=, this] { wait(world_.broadcast(whole, 0, options_)); },
+                [=] { return mismatches(whole, 1); }, 1};
+      default: break;
+    }
+    LOCKSTEP_CHECK(false, "{} cannot be measured", comm::name(operation));
+    return {};
   }
 
   std::int64_t element_bytes() const { return static_cast<std::int64_t>(c10::elementSize(dtype_)); }
@@ -143,23 +206,19 @@ class Bench {
   comm::CallOptions options_;
 };
 
-void run(Communicator& world, const Settings& settings) {
-  const std::size_t smallest = parse_size(settings.smallest, "--min");
-  const std::size_t largest = parse_size(settings.largest, "--max");
-  if (smallest > largest)
-    throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
-  Bench bench(world, settings);
+void run(Communicator& world, const Plan& plan, const Settings& settings) {
+  Bench bench(world, plan, settings);
   const bool speaks = world.rank() == 0;
   if (speaks && !settings.json)
     std::printf("# %d ranks over %s, %s, %d iterations after %d to warm up\n", world.size(),
                 world.backend().c_str(), settings.dtype.c_str(), settings.iterations,
                 settings.warmup);
   auto rows = nlohmann::json::array();
-  for (const std::string& operation : settings.operations) {
+  for (const comm::Operation operation : plan.operations) {
     if (speaks && !settings.json)
-      std::printf("#\n# %s\n#%11s %12s %10s %12s %12s %12s %7s\n", operation.c_str(), "bytes",
+      std::printf("#\n# %s\n#%11s %12s %10s %12s %12s %12s %7s\n", comm::name(operation), "bytes",
                   "elements", "type", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong");
-    for (std::size_t bytes = smallest; bytes <= largest; bytes *= 2) {
+    for (std::size_t bytes = plan.smallest; bytes <= plan.largest; bytes *= 2) {
       const std::int64_t part = std::max<std::int64_t>(
           static_cast<std::int64_t>(bytes) / bench.element_bytes() / world.size(), 1);
       const std::int64_t count = part * world.size();
@@ -170,7 +229,7 @@ void run(Communicator& world, const Settings& settings) {
       const double algorithm_bandwidth = moved / time / 1e3;
       if (!speaks) continue;
       if (settings.json) {
-        rows.push_back({{"operation", operation},
+        rows.push_back({{"operation", comm::name(operation)},
                         {"bytes", count * bench.element_bytes()},
                         {"elements", count},
                         {"dtype", settings.dtype},
@@ -187,13 +246,20 @@ void run(Communicator& world, const Settings& settings) {
       }
     }
   }
-  if (speaks && settings.json)
-    std::printf("%s\n", nlohmann::json{{"ranks", world.size()},
-                                       {"backend", world.backend()},
-                                       {"iterations", settings.iterations},
-                                       {"results", rows}}
-                            .dump(2)
-                            .c_str());
+  if (!speaks || !settings.json) return;
+  const std::string report = nlohmann::json{{"ranks", world.size()},
+                                            {"backend", world.backend()},
+                                            {"iterations", settings.iterations},
+                                            {"results", rows}}
+                                 .dump(2) +
+                             "\n";
+  if (settings.report_file.empty()) {
+    std::printf("%s", report.c_str());
+    return;
+  }
+  std::ofstream stream(settings.report_file);
+  stream << report << std::flush;
+  if (!stream) throw UsageError("the report cannot be written to {}", settings.report_file);
 }
 
 }  // namespace
@@ -201,13 +267,13 @@ void run(Communicator& world, const Settings& settings) {
 int bench(Arguments arguments) {
   Settings settings;
   std::string subject;
-  int num_ranks = 2;
   CLI::App app("Measures collectives and prints sizes, times, algorithm and bus bandwidth.",
                "lockstep bench");
   app.add_option("subject", subject, "What to measure: collectives")->required();
   app.add_option("--op", settings.operations, "Collectives to measure (default: all)")
       ->delimiter(',');
-  app.add_option("--nproc-per-node", num_ranks, "Ranks to start, where no launcher has (2)");
+  app.add_option("--nproc-per-node", settings.num_ranks,
+                 "Ranks to start, where no launcher has (2)");
   app.add_option("--backend", settings.backend, "auto, shm, tcp, gloo, mpi or nccl");
   app.add_option("--algorithm", settings.algorithm,
                  "automatic, direct, tree, ring, halving_doubling or hierarchical");
@@ -219,19 +285,27 @@ int bench(Arguments arguments) {
   app.add_flag("--allocated", settings.allocated,
                "Use buffers that the backend reaches without a copy");
   app.add_flag("--json", settings.json, "Print JSON");
+  app.add_option("--report", settings.report_file, "Write the JSON to this file (with --json)");
   if (!parse_flags(app, {arguments.begin(), arguments.end()})) return 0;
   if (subject != "collectives")
     throw UsageError("there is nothing called '{}' to measure: say 'lockstep bench collectives'",
                      subject);
-  if (settings.iterations < 1 || settings.warmup < 0)
-    throw UsageError("--iterations {} and --warmup {}: at least 1 and 0", settings.iterations,
-                     settings.warmup);
-  if (settings.operations.empty())
-    settings.operations = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"};
-  if (!launched()) return relaunch("bench", arguments, num_ranks);
+  const Plan plan = make_plan(settings);
+  if (!launched()) {
+    if (settings.backend == "mpi")
+      throw UsageError("mpirun starts MPI's ranks: mpirun -n {} lockstep bench collectives "
+                       "--backend mpi",
+                       settings.num_ranks);
+    if (!settings.json || !settings.report_file.empty())
+      return relaunch("bench", arguments, settings.num_ranks);
+    const Reported reported =
+        report_from_ranks("bench", {arguments.begin(), arguments.end()}, settings.num_ranks);
+    std::printf("%s", reported.text.c_str());
+    return reported.exit_code;
+  }
   at::set_num_threads(1);
   const auto world = comm::join_world({.backend = settings.backend});
-  run(*world, settings);
+  run(*world, plan, settings);
   return 0;
 }
 

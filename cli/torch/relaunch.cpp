@@ -1,14 +1,20 @@
 #include <cli/torch/relaunch.h>
 
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <vector>
+#include <fstream>
+#include <iterator>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/net/fd.h>
 
 namespace lockstep::cli {
 
@@ -32,6 +38,49 @@ int relaunch(const std::string& verb, Arguments arguments, int num_ranks) {
       "cannot start ranks: the program lockstep is not beside {} ({}). Start this with "
       "'lockstep run --nproc-per-node {} …' instead",
       self.string(), std::strerror(errno), num_ranks);
+}
+
+namespace {
+
+int run_and_wait(const std::string& verb, Arguments arguments, int num_ranks) {
+  // Ctrl-C reaches the launcher too, which ends its ranks.
+  const auto before = ::signal(SIGINT, SIG_IGN);
+  const pid_t self = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) throw UsageError("no process for lockstep run: {}", std::strerror(errno));
+  if (child == 0) {
+    ::signal(SIGINT, before);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != self) ::_exit(1);
+    try {
+      relaunch(verb, arguments, num_ranks);
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "lockstep: {}\n", error.what());
+    }
+    ::_exit(1);
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  ::signal(SIGINT, before);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+Reported report_from_ranks(const std::string& verb, std::vector<std::string> arguments,
+                           int num_ranks) {
+  // Memory that rank 0 opens through this process: no file that could be left behind.
+  const net::Fd memory(::memfd_create("lockstep-report", MFD_CLOEXEC));
+  if (!memory) throw UsageError("no memory for the ranks' report: {}", std::strerror(errno));
+  arguments.insert(arguments.end(),
+                   {"--report", fmt::format("/proc/{}/fd/{}", ::getpid(), memory.get())});
+  Reported reported;
+  reported.exit_code = run_and_wait(verb, arguments, num_ranks);
+  if (reported.exit_code != 0) return reported;
+  std::ifstream stream(fmt::format("/proc/self/fd/{}", memory.get()));
+  reported.text.assign(std::istreambuf_iterator<char>(stream), {});
+  return reported;
 }
 
 }  // namespace lockstep::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <cli/dispatch.h>
 
@@ -13,5 +14,16 @@ bool launched();
 // Becomes `lockstep run` of the same verb with the same arguments, on `num_ranks` ranks of this
 // host. Returns only by throwing UsageError.
 int relaunch(const std::string& verb, Arguments arguments, int num_ranks);
+
+// What the ranks left behind, whose own output has their numbers in front.
+struct Reported {
+  int exit_code = 0;
+  std::string text;  // that rank 0 wrote, where all went well
+};
+
+// Runs the verb on ranks of this host and waits for them. `--report FILE` is added to the
+// arguments: rank 0 writes its report to that file, which is never one on disk.
+Reported report_from_ranks(const std::string& verb, std::vector<std::string> arguments,
+                           int num_ranks);
 
 }  // namespace lockstep::cli

@@ -36,7 +36,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < ranks.size();) {
     std::size_t j = i;
-    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    while (j + 1 < ranks.size() && ranks[j + 1] == std::int64_t{ranks[j]} + 1) ++j;
     if (j - i >= 2) {
       parts.push_back(fmt::format("{}-{}", ranks[i], ranks[j]));
     } else {

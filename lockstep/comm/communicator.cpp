@@ -5,16 +5,17 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/algorithms/collectives.h>
+#include <lockstep/comm/overlap.h>
 #include <lockstep/comm/scalar_type.h>
 
 namespace lockstep::comm {
 
 namespace {
 
-std::string shape_text(const at::Tensor& tensor) {
+std::string shape_text(at::IntArrayRef sizes) {
   std::string text = "[";
-  for (std::int64_t dim = 0; dim < tensor.dim(); ++dim)
-    text += fmt::format("{}{}", dim == 0 ? "" : ", ", tensor.size(dim));
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim)
+    text += fmt::format("{}{}", dim == 0 ? "" : ", ", sizes[dim]);
   return text + "]";
 }
 
@@ -28,7 +29,7 @@ void check_tensor(const at::Tensor& tensor, const char* what, Operation operatio
   if (!tensor.is_contiguous())
     throw UsageError("{}: {} of shape {} is not contiguous: pass tensor.contiguous() and copy the "
                      "result back where it is written",
-                     name(operation), what, shape_text(tensor));
+                     name(operation), what, shape_text(tensor.sizes()));
 }
 
 void check_same_device(const at::Tensor& first, const at::Tensor& other, Operation operation) {
@@ -52,11 +53,6 @@ void check_reduction(ReduceOp op, DType dtype, Operation operation) {
     throw UsageError("{}: a mean of {} is not defined: convert to a floating dtype, or take the "
                      "sum",
                      name(operation), name(dtype));
-}
-
-// Before the call is numbered: a rank that is told of its mistake goes on with the others.
-void check_algorithm(Operation operation, Algorithm algorithm) {
-  if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
 }
 
 std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
@@ -90,6 +86,16 @@ std::string summarize(const flight::Record& record) {
 
 }  // namespace
 
+bool has_algorithm(Operation operation, Algorithm algorithm) {
+  const auto available = algorithms_of(operation);
+  return algorithm == Algorithm::automatic ||
+         std::find(available.begin(), available.end(), algorithm) != available.end();
+}
+
+void check_algorithm(Operation operation, Algorithm algorithm) {
+  if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
+}
+
 Communicator::Communicator(GroupInfo info, milliseconds timeout)
     : info_(std::move(info)),
       timeout_(timeout),
@@ -104,6 +110,7 @@ Communicator::~Communicator() = default;
 
 Work Communicator::start(Call call, const CallOptions& options, const Where& where) {
   Fingerprint& fingerprint = call.fingerprint;
+  // Before the call is numbered: a rank that is told of its mistake goes on with the others.
   check_algorithm(fingerprint.operation, options.algorithm);
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
@@ -150,8 +157,8 @@ void Communicator::check_multiple(const at::Tensor& whole, const at::Tensor& par
   if (whole.numel() != part.numel() * size())
     throw UsageError("{}: {} × {} ranks elements expected, but the whole has {} (shape {}) and the "
                      "part has {} (shape {})",
-                     comm::name(operation), part.numel(), size(), whole.numel(), shape_text(whole),
-                     part.numel(), shape_text(part));
+                     comm::name(operation), part.numel(), size(), whole.numel(),
+                     shape_text(whole.sizes()), part.numel(), shape_text(part.sizes()));
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options, Where where) {
@@ -169,6 +176,7 @@ Work Communicator::all_reduce(std::vector<at::Tensor> tensors, ReduceOp op, Call
                       .tensors = count_of(tensors),
                       .sizes = hash_sizes(tensors)};
   check_reduction(op, call.fingerprint.dtype, Operation::all_reduce);
+  check_overlap(Operation::all_reduce, tensors, {});
   call.outputs = std::move(tensors);
   return start(std::move(call), options, where);
 }
@@ -179,6 +187,7 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, CallOptions o
   check(output, "output", Operation::all_gather);
   check_same_kind(input, output, Operation::all_gather);
   check_multiple(output, input, Operation::all_gather);
+  check_part(Operation::all_gather, output, input, rank());
   Call call;
   call.fingerprint = {.count = static_cast<std::uint64_t>(output.numel()),
                       .operation = Operation::all_gather,
@@ -197,6 +206,8 @@ Work Communicator::all_gather(std::vector<at::Tensor> outputs, at::Tensor input,
   if (mine.numel() != input.numel())
     throw UsageError("all_gather: input has {} elements, but outputs[{}], which takes it, has {}",
                      input.numel(), rank(), mine.numel());
+  check_overlap(Operation::all_gather, outputs, {input},
+                SamePlace{.output = static_cast<std::size_t>(rank()), .input = 0});
   Call call;
   call.fingerprint = {.count = total_elements(outputs),
                       .operation = Operation::all_gather,
@@ -214,6 +225,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp 
   check(output, "output", Operation::reduce_scatter);
   check_same_kind(input, output, Operation::reduce_scatter);
   check_multiple(input, output, Operation::reduce_scatter);
+  check_part(Operation::reduce_scatter, input, output, rank());
   Call call;
   call.fingerprint = {.count = static_cast<std::uint64_t>(input.numel()),
                       .operation = Operation::reduce_scatter,
@@ -235,6 +247,8 @@ Work Communicator::reduce_scatter(at::Tensor output, std::vector<at::Tensor> inp
     throw UsageError("reduce_scatter: output has {} elements, but inputs[{}], which goes there, "
                      "has {}",
                      output.numel(), rank(), mine.numel());
+  check_overlap(Operation::reduce_scatter, {output}, inputs,
+                SamePlace{.output = 0, .input = static_cast<std::size_t>(rank())});
   Call call;
   call.fingerprint = {.count = total_elements(inputs),
                       .operation = Operation::reduce_scatter,
@@ -257,6 +271,7 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CallOptions o
     throw UsageError("all_to_all: input ({} elements) and output ({}) must be equally long and "
                      "divide by the {} ranks; give lists of tensors for uneven parts",
                      input.numel(), output.numel(), size());
+  check_overlap(Operation::all_to_all, {output}, {input});
   Call call;
   call.fingerprint = {.count = static_cast<std::uint64_t>(input.numel()),
                       .operation = Operation::all_to_all,
@@ -276,6 +291,7 @@ Work Communicator::all_to_all(std::vector<at::Tensor> outputs, std::vector<at::T
     throw UsageError("all_to_all: inputs[{}] has {} elements and outputs[{}] {}: what a rank keeps "
                      "for itself must be equally long",
                      self, inputs[self].numel(), self, outputs[self].numel());
+  check_overlap(Operation::all_to_all, outputs, inputs);
   Call call;
   // Lengths differ from rank to rank, so they are compared message by message, not here.
   call.fingerprint = {.operation = Operation::all_to_all,
@@ -296,6 +312,7 @@ Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOpti
   if (root < 0 || root >= size())
     throw UsageError("broadcast: root {} is not a rank of the group '{}' (0 to {})", root,
                      info_.name, size() - 1);
+  check_overlap(Operation::broadcast, tensors, {});
   Call call;
   call.fingerprint = {.count = total_elements(tensors),
                       .root = root,
@@ -313,6 +330,8 @@ Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options
   call.fingerprint = {
       .operation = Operation::exchange,
       .tensors = static_cast<std::uint16_t>(std::min<std::size_t>(transfers.size(), 0xffff))};
+  std::vector<at::Tensor> sent;
+  std::vector<at::Tensor> received;
   for (const Transfer& transfer : transfers) {
     if (transfer.peer < 0 || transfer.peer >= size() || transfer.peer == rank())
       throw UsageError("exchange: {} is not another rank of the group '{}' (this is rank {} of {})",
@@ -321,7 +340,10 @@ Work Communicator::exchange(std::vector<Transfer> transfers, CallOptions options
     check_same_device(transfers.front().tensor, transfer.tensor, Operation::exchange);
     call.fingerprint.dtype = dtype_of(transfer.tensor.scalar_type());
     call.fingerprint.count += static_cast<std::uint64_t>(transfer.tensor.numel());
+    const bool sends = transfer.direction == Transfer::Direction::send;
+    (sends ? sent : received).push_back(transfer.tensor);
   }
+  check_overlap(Operation::exchange, received, sent);
   for (const Transfer& transfer : transfers) {
     const auto peer = static_cast<std::size_t>(transfer.peer);
     auto& counter = transfer.direction == Transfer::Direction::send ? sent_ : received_;
@@ -365,8 +387,14 @@ void Communicator::abort(const std::string& reason) { do_abort(reason); }
 
 at::Tensor Communicator::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   dtype_of(dtype);
-  for (const std::int64_t extent : sizes)
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (const std::int64_t extent : sizes) {
     if (extent < 0) throw UsageError("allocate: a size of {} is negative", extent);
+    // Strides are products too, also those of an empty tensor.
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(extent, 1), &bytes))
+      throw UsageError("allocate: {} of {} are more bytes than can be counted", shape_text(sizes),
+                       c10::toString(dtype));
+  }
   return do_allocate(sizes, dtype);
 }
 

@@ -35,6 +35,10 @@ struct CallOptions {
   Launch launch = Launch::in_background;
 };
 
+// Whether an operation has an algorithm (automatic: always), and a UsageError where it has not.
+bool has_algorithm(Operation operation, Algorithm algorithm);
+void check_algorithm(Operation operation, Algorithm algorithm);
+
 // What a rank asks of a split.
 struct SplitRequest {
   int color = 0;

@@ -1,6 +1,25 @@
 #include <lockstep/comm/executor.h>
 
+#include <lockstep/base/log.h>
+
 namespace lockstep::comm {
+
+namespace {
+
+// Runs what is done about a failure. Whatever goes wrong with that, the failure itself is what
+// waiters must hear of, and the thread must go on to tell them.
+template <typename Step>
+void guarded(const Step& step) {
+  try {
+    step();
+  } catch (const std::exception& error) {
+    log::warn("while a failed group was ended: {}", error.what());
+  } catch (...) {
+    log::warn("while a failed group was ended: something was thrown that is no std::exception");
+  }
+}
+
+}  // namespace
 
 Executor::Executor(std::function<void(std::exception_ptr)> on_failure)
     : on_failure_(std::move(on_failure)) {}
@@ -53,7 +72,7 @@ void Executor::run_next(std::unique_lock<std::mutex>& lock) {
       job->run_();
     } catch (...) {
       error = std::current_exception();
-      on_failure_(error);
+      guarded([&] { on_failure_(error); });
     }
     lock.lock();
     if (error && !failure_) failure_ = error;
@@ -107,7 +126,7 @@ void Executor::fail(std::exception_ptr error, const std::function<void()>& meanw
   changed_.wait(lock, [this] { return !running_; });
   running_ = true;
   lock.unlock();
-  meanwhile();
+  guarded(meanwhile);
   lock.lock();
   running_ = false;
   changed_.notify_all();

@@ -114,7 +114,10 @@ class TransportCommunicator final : public Communicator {
   // Jobs refer to this object: run them out before its members go.
   ~TransportCommunicator() override { executor_->finish(); }
 
-  std::string backend() const override { return transport_->kind(); }
+  // Alone there is no link to tell by: what was asked for.
+  std::string backend() const override {
+    return size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
+  }
   bool canonical_order() const override { return true; }
 
  private:
@@ -145,16 +148,14 @@ void TransportCommunicator::do_check(Operation operation, const at::Tensor& tens
   const auto type = tensor.device().type();
   if (type != c10::DeviceType::CPU && type != c10::DeviceType::CUDA && type != c10::DeviceType::MPS)
     throw UsageError("{}: the backend '{}' takes tensors on the CPU, CUDA or MPS, not on {}",
-                     comm::name(operation), transport_->kind(), tensor.device().str());
+                     comm::name(operation), backend(), tensor.device().str());
 }
 
 std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   Fingerprint& fingerprint = call.fingerprint;
-  if (fingerprint.algorithm == Algorithm::automatic) {
-    const auto available = algorithms_of(fingerprint.operation);
-    if (std::find(available.begin(), available.end(), options_.algorithm) != available.end())
-      fingerprint.algorithm = options_.algorithm;
-  }
+  if (fingerprint.algorithm == Algorithm::automatic &&
+      has_algorithm(fingerprint.operation, options_.algorithm))
+    fingerprint.algorithm = options_.algorithm;
   const at::Tensor& sample = !call.outputs.empty()     ? call.outputs.front()
                              : !call.transfers.empty() ? call.transfers.front().tensor
                                                        : at::Tensor();
@@ -328,6 +329,9 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   } catch (const std::exception& other) {
     notice.ranks = {rank()};
     notice.explanation = other.what();
+  } catch (...) {
+    notice.ranks = {rank()};
+    notice.explanation = "Something was thrown that is no std::exception.";
   }
   transport_->tell(notice);
   if (!options_.flight_directory.empty())

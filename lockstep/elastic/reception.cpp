@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -139,8 +141,14 @@ std::vector<Guest> receive_guests(const net::Fd& listener, const net::Secret& se
     // Proofs are short and the wait is not hot: a look every few milliseconds is enough.
     pollfd ready{door->full() ? -1 : listener.get(), POLLIN, 0};
     ::poll(&ready, 1, deadline.poll_timeout(milliseconds(5)));
-    if (ready.revents != 0)
-      if (net::Fd socket = net::accept(listener)) door->open(std::move(socket));
+    if (ready.revents != 0) {
+      net::Fd socket = net::accept(listener);
+      if (socket) {
+        door->open(std::move(socket));
+      } else if (net::out_of_descriptors(errno)) {
+        std::this_thread::sleep_for(std::min<Clock::duration>(kLook, deadline.remaining()));
+      }
+    }
     if (Clock::now() >= next_look) {
       drop_those_gone(guests);
       next_look = Clock::now() + kLook;

@@ -32,6 +32,7 @@ constexpr std::uintmax_t kLargestFile = 64 << 20;
 constexpr std::size_t kMostEntries = 1 << 20;
 constexpr std::size_t kMostMembers = 1 << 20;
 constexpr std::size_t kLongestText = 64 << 10;
+constexpr int kDeepest = 4;
 
 std::string host_name() {
   char name[256] = {};
@@ -49,36 +50,6 @@ std::string wall_clock_now() {
   return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z", utc.tm_year + 1900,
                      utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
                      millis % 1000);
-}
-
-std::string to_text(const Dump& dump) {
-  json entries = json::array();
-  for (const Entry& entry : dump.entries)
-    entries.push_back({{"number", entry.number},
-                       {"sequence", entry.sequence},
-                       {"operation", entry.operation},
-                       {"summary", entry.summary},
-                       {"call_site", entry.call_site},
-                       {"state", name(entry.state)},
-                       {"queued_ns", entry.queued_ns},
-                       {"started_ns", entry.started_ns},
-                       {"finished_ns", entry.finished_ns}});
-  const json root = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"host", dump.host},
-                     {"pid", dump.pid},
-                     {"global_rank", dump.global_rank()},
-                     {"group", dump.group},
-                     {"generation", dump.generation},
-                     {"rank", dump.rank},
-                     {"members", dump.members},
-                     {"reason", dump.reason},
-                     {"wall_clock", dump.wall_clock},
-                     {"now_ns", dump.now_ns},
-                     {"last_sequence", dump.last_sequence},
-                     {"entries", std::move(entries)}};
-  // A reason may quote bytes that are no UTF-8; that must not cost us the dump.
-  return root.dump(1, ' ', false, json::error_handler_t::replace);
 }
 
 void write_file(const Dump& dump, const std::filesystem::path& directory) {
@@ -178,7 +149,7 @@ Entry read_entry(const Reader& reader) {
   return entry;
 }
 
-json parse_file(const std::filesystem::path& path) {
+std::string read_file(const std::filesystem::path& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     throw UsageError("flight dump {}: no such file", path.string());
@@ -190,14 +161,58 @@ json parse_file(const std::filesystem::path& path) {
   std::string text(static_cast<std::size_t>(size), '\0');
   in.read(text.data(), static_cast<std::streamsize>(size));
   if (!in) throw UsageError("flight dump {}: cannot be read", path.string());
+  return text;
+}
+
+// What is nested deeper than a dump is would take many times the file's size in memory, and as much
+// stack to print.
+json parse_json(std::string_view text, const std::filesystem::path& path) {
+  const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
+    if (depth > kDeepest)
+      throw UsageError("flight dump {}: nested deeper than the {} levels of a dump", path.string(),
+                       kDeepest);
+    return true;
+  };
   try {
-    return json::parse(text);
+    return json::parse(text, check_depth);
   } catch (const json::parse_error& problem) {
     throw UsageError("flight dump {}, byte {}: not valid JSON", path.string(), problem.byte);
+  } catch (const json::out_of_range&) {
+    throw UsageError("flight dump {}: has a number that is too large", path.string());
   }
 }
 
 }  // namespace
+
+std::string to_text(const Dump& dump) {
+  json entries = json::array();
+  for (const Entry& entry : dump.entries)
+    entries.push_back({{"number", entry.number},
+                       {"sequence", entry.sequence},
+                       {"operation", entry.operation},
+                       {"summary", entry.summary},
+                       {"call_site", entry.call_site},
+                       {"state", name(entry.state)},
+                       {"queued_ns", entry.queued_ns},
+                       {"started_ns", entry.started_ns},
+                       {"finished_ns", entry.finished_ns}});
+  const json root = {{"format", kFormat},
+                     {"version", kVersion},
+                     {"host", dump.host},
+                     {"pid", dump.pid},
+                     {"global_rank", dump.global_rank()},
+                     {"group", dump.group},
+                     {"generation", dump.generation},
+                     {"rank", dump.rank},
+                     {"members", dump.members},
+                     {"reason", dump.reason},
+                     {"wall_clock", dump.wall_clock},
+                     {"now_ns", dump.now_ns},
+                     {"last_sequence", dump.last_sequence},
+                     {"entries", std::move(entries)}};
+  // A reason may quote bytes that are no UTF-8; that must not cost us the dump.
+  return root.dump(1, ' ', false, json::error_handler_t::replace);
+}
 
 Dump take_dump(const Recorder& recorder, const std::string& reason) {
   Dump dump;
@@ -244,8 +259,10 @@ bool write_dump(const Recorder& recorder, const std::filesystem::path& directory
   return false;
 }
 
-Dump read_dump(const std::filesystem::path& path) {
-  const json root = parse_file(path);
+Dump read_dump(const std::filesystem::path& path) { return parse_dump(read_file(path), path); }
+
+Dump parse_dump(std::string_view text, const std::filesystem::path& path) {
+  const json root = parse_json(text, path);
   const Reader top(path, root, "top level");
   if (top.at("format").text() != kFormat)
     top.at("format").fail("this is not a dump of Lockstep's flight recorder");

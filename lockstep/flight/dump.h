@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/flight/recorder.h>
@@ -38,8 +39,13 @@ std::string dump_file_name(const Dump& dump);
 bool write_dump(const Recorder& recorder, const std::filesystem::path& directory,
                 const std::string& reason) noexcept;
 
+// A dump as it stands in its file.
+std::string to_text(const Dump& dump);
+
 // UsageError that names the file and the place in it where it is no dump, or an unreasonable one.
 Dump read_dump(const std::filesystem::path& path);
+// The same for a text; `path` is where it comes from, for messages.
+Dump parse_dump(std::string_view text, const std::filesystem::path& path);
 
 // Every finished dump in a directory, by name; none where the directory is missing.
 std::vector<std::filesystem::path> list_dumps(const std::filesystem::path& directory);

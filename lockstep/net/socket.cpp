@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/un.h>
 
 #include <cerrno>
@@ -39,8 +40,8 @@ int finish_connect(const Fd& socket, const sockaddr* to, socklen_t length,
 std::pair<sockaddr_un, socklen_t> abstract_address(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  LOCKSTEP_CHECK(name.size() + 1 <= sizeof(address.sun_path), "socket name of {} bytes",
-                 name.size());
+  static_assert(kLongestUnixName + 1 == sizeof(address.sun_path));
+  LOCKSTEP_CHECK(name.size() <= kLongestUnixName, "socket name of {} bytes", name.size());
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
 }
@@ -143,6 +144,18 @@ Fd accept(const Fd& listener) {
   Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket) set_no_delay(socket);
   return socket;
+}
+
+bool out_of_descriptors(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+Fd make_event() {
+  Fd event(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!event)
+    throw UsageError("cannot make an event: {}; raise the limit on open files with 'ulimit -n'",
+                     reason(errno));
+  return event;
 }
 
 void set_no_delay(const Fd& socket) {

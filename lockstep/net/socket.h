@@ -32,14 +32,21 @@ Fd connect_tcp(const Address& address, const Deadline& deadline,
 Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error);
 
 // Abstract Unix sockets: they have no file, so nothing is left behind.
+inline constexpr std::size_t kLongestUnixName = 107;
 Fd listen_unix(const std::string& name, int backlog = 1024);
 Fd connect_unix(const std::string& name, const Deadline& deadline);
 
 // Two connected stream sockets.
 std::pair<Fd, Fd> socket_pair();
 
-// One waiting connection; an empty Fd where none is waiting.
+// One waiting connection; an empty Fd, and the reason in errno, where there is none.
 Fd accept(const Fd& listener);
+// Whether that reason is that there are no descriptors or no memory for it. The connection waits
+// on, and so does its listener's event: who polls it must pause, or it spins.
+bool out_of_descriptors(int error);
+
+// A counter that is readable while it is not 0 (eventfd). UsageError where no descriptor is left.
+Fd make_event();
 
 void set_no_delay(const Fd& socket);
 

@@ -134,12 +134,16 @@ void Server::Impl::run() {
         if (peers_.contains(ticket)) drop(ticket);
       }
     }
-    const auto now = Clock::now();
-    table_.expire(now, answers_);
-    deliver();
-    drop_silent(now);
-    update_listener(now);
-    warn_of_strangers(now);
+    try {
+      const auto now = Clock::now();
+      table_.expire(now, answers_);
+      deliver();
+      drop_silent(now);
+      update_listener(now);
+      warn_of_strangers(now);
+    } catch (const std::exception& error) {
+      log::error("the store cannot keep its house: {}", error.what());
+    }
   }
 }
 
@@ -167,7 +171,7 @@ void Server::Impl::accept_some() {
     net::Fd socket = net::accept(listener_);
     if (socket) {
       admit(std::move(socket));
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    } else if (net::out_of_descriptors(errno)) {
       log::warn("the store cannot take another connection ({}): raise the limit with 'ulimit -n'",
                 std::strerror(errno));
       no_descriptors_until_ = Clock::now() + kPauseWithoutDescriptors;
@@ -232,10 +236,18 @@ void Server::Impl::settle(Ticket ticket, Condition condition) {
   peer.interest = interest;
 }
 
+// Who cannot be answered loses its connection, and asks again: the others' answers must not be lost
+// with it.
 void Server::Impl::deliver() {
   for (const Answer& answer : std::exchange(answers_, {})) {
     const auto found = peers_.find(answer.ticket);
-    if (found != peers_.end()) settle(answer.ticket, found->second.connection.send(answer.reply));
+    if (found == peers_.end()) continue;
+    try {
+      settle(answer.ticket, found->second.connection.send(answer.reply));
+    } catch (const std::exception& error) {
+      log::error("the store drops a connection: {}", error.what());
+      if (peers_.contains(answer.ticket)) drop(answer.ticket);
+    }
   }
 }
 

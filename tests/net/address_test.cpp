@@ -3,7 +3,7 @@
 
 #include <lockstep/net/address.h>
 
-#include "errors.h"
+#include "../base/errors.h"
 
 namespace lockstep::net {
 namespace {

@@ -13,7 +13,7 @@
 #include <lockstep/net/fd.h>
 #include <lockstep/net/secret.h>
 
-#include "errors.h"
+#include "../base/errors.h"
 
 namespace lockstep::net {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <lockstep/net/socket.h>
 
-#include "errors.h"
+#include "../base/errors.h"
 
 namespace lockstep::net {
 namespace {

@@ -7,10 +7,11 @@
 #include <memory>
 #include <string>
 
-#include <lockstep/base/error.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
 #include <lockstep/store/server.h>
+
+#include "../base/errors.h"
 
 namespace lockstep::store {
 
@@ -27,28 +28,5 @@ class StoreTest : public testing::Test {
   net::Secret secret_ = net::Secret::random();
   std::unique_ptr<Server> server_ = std::make_unique<Server>(net::Address{"127.0.0.1", 0}, secret_);
 };
-
-// The fault of the CommError that `call` throws, and its text.
-template <typename Call>
-std::pair<Fault, std::string> comm_error(Call&& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return {error.fault(), error.what()};
-  }
-  ADD_FAILURE() << "no CommError was thrown";
-  return {};
-}
-
-template <typename Call>
-std::string usage_error(Call&& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no UsageError was thrown";
-  return {};
-}
 
 }  // namespace lockstep::store

@@ -113,6 +113,8 @@ void HostCommunicator::perform(EngineCall& call, const std::function<void()>& wo
       group_->time_out(call, deadline.span_seconds());
     else
       group_->engine_failed(call, error.what());
+  } catch (...) {
+    group_->engine_failed(call, "something was thrown that is no std::exception");
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -60,6 +61,20 @@ CommError::Details decode(std::string_view text, const std::string& group) {
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   fault.explanation = std::string(text);
+  return fault;
+}
+
+CommError::Details details_of(const std::exception_ptr& error) {
+  CommError::Details fault{.fault = Fault::engine, .operation = "comparing calls"};
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError& comm_error) {
+    fault = comm_error.details();
+  } catch (const std::exception& other) {
+    fault.explanation = other.what();
+  } catch (...) {
+    fault.explanation = "something was thrown that is no std::exception";
+  }
   return fault;
 }
 
@@ -172,6 +187,26 @@ Ledger::RollCall Ledger::call_roll(std::uint64_t position) {
   return result;
 }
 
+// Called where one of the threads has caught something: nothing may leave a thread.
+void Ledger::thread_failed() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(faulty_, true)) return;
+  }
+  try {
+    CommError::Details fault = details_of(std::current_exception());
+    fault.group = options_.group;
+    try {
+      fault = report(fault);
+    } catch (const Error&) {
+      // The store is gone: at least this rank stops.
+    }
+    options_.on_fault(fault);
+  } catch (const std::exception& error) {
+    log::error("ledger of '{}': {}", options_.group, error.what());
+  }
+}
+
 void Ledger::write() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
@@ -183,22 +218,14 @@ void Ledger::write() {
     try {
       for (const Entry& entry : entries) compare(entry, store_deadline());
       if (sweeping) sweep(store_deadline());
-    } catch (const CommError& error) {
-      std::unique_lock relock(mutex_);
-      const bool first = !std::exchange(faulty_, true);
-      relock.unlock();
-      if (first) {
-        CommError::Details fault = error.details();
-        fault.group = options_.group;
-        try {
-          fault = report(fault);
-        } catch (const Error&) {
-          // The store is gone: at least this rank stops.
-        }
-        options_.on_fault(fault);
-      }
+    } catch (...) {
+      thread_failed();
     }
-    if (options_.on_tick) options_.on_tick();
+    try {
+      if (options_.on_tick) options_.on_tick();
+    } catch (...) {
+      thread_failed();
+    }
     lock.lock();
   }
 }
@@ -216,6 +243,8 @@ void Ledger::listen() {
       // Calls in flight may still end well; the next one to be compared finds the store gone.
       log::debug("ledger of '{}': {}", options_.group, error.what());
       return;
+    } catch (...) {
+      return thread_failed();
     }
     {
       std::lock_guard lock(mutex_);
@@ -231,6 +260,8 @@ void Ledger::listen() {
       options_.on_fault(decode(*fault, options_.group));
     } catch (const CommError& error) {
       log::debug("ledger of '{}': {}", options_.group, error.what());
+    } catch (...) {
+      thread_failed();
     }
   }
 }

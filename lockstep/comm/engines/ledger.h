@@ -91,6 +91,7 @@ class Ledger {
  private:
   void write();   // the thread that compares in the background
   void listen();  // the thread that answers roll calls and hears of faults
+  void thread_failed();
   void answer();
   void sweep(const Deadline& deadline);
   void leave(Leave leave);

@@ -54,6 +54,22 @@ net::Fd take_connection(Mailbox& mailbox, int peer, const Deadline& deadline, Lo
   }
 }
 
+// Asks in a thread of its own, which nothing but a CommError may leave: a name that does not
+// resolve any more, or a lack of descriptors, is no answer either.
+Endpoint::Answer ask(const Endpoint& endpoint, const EndpointAddress& to,
+                     const std::string& group_id, Deadline deadline) {
+  try {
+    return endpoint.ask(net::connect_tcp(to.tcp, deadline, net::IfRefused::give_up), group_id,
+                        deadline);
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommError({.fault = Fault::timeout,
+                     .operation = "ask " + to.tcp.text(),
+                     .explanation = error.what()});
+  }
+}
+
 // From what all ranks know alike: some may have links of one kind only.
 std::size_t longest_view(const Topology& topology, Media media) {
   const int n = static_cast<int>(topology.host_of.size());
@@ -144,22 +160,29 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
          fmt::format("No connection came within {:.1f} s.", deadline.span_seconds()));
 
   std::vector<ShmLink*> near;
-  for (const auto& link : links)
-    if (auto* shm = dynamic_cast<ShmLink*>(link.get())) near.push_back(shm);
+  std::vector<int> far;
+  for (const auto& link : links) {
+    if (!link) continue;
+    if (auto* shm = dynamic_cast<ShmLink*>(link.get())) {
+      near.push_back(shm);
+    } else {
+      far.push_back(link->peer());
+    }
+  }
+  mailbox->keep_only(far);  // shared memory is connected to once
   auto transport = std::make_unique<Transport>(
-      Transport::Settings{
-          .group = membership.group_name,
-          .rank = self,
-          .topology = topology,
-          .spin = spin,
-          .longest_view = longest_view(topology, media),
-          .mailbox = mailbox,
-          .ask =
-              [endpoint, membership](int peer, Deadline soon) {
-                const auto& to = membership.addresses[static_cast<std::size_t>(peer)];
-                return endpoint->ask(net::connect_tcp(to.tcp, soon, net::IfRefused::give_up),
-                                     membership.group_id, soon);
-              }},
+      Transport::Settings{.group = membership.group_name,
+                          .rank = self,
+                          .topology = topology,
+                          .spin = spin,
+                          .longest_view = longest_view(topology, media),
+                          .mailbox = mailbox,
+                          .ask =
+                              [endpoint, membership](int peer, Deadline soon) {
+                                return ask(*endpoint,
+                                           membership.addresses[static_cast<std::size_t>(peer)],
+                                           membership.group_id, soon);
+                              }},
       std::move(links), heap);
   heap->set_announce([near](std::uint32_t number, const std::shared_ptr<SharedMemory>& memory) {
     for (ShmLink* link : near) link->announce(number, memory);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -15,7 +14,9 @@
 #include <fstream>
 #include <list>
 #include <sstream>
+#include <utility>
 
+#include <lockstep/base/log.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 
@@ -26,7 +27,10 @@ namespace {
 constexpr milliseconds kGreetingTime(2000);
 // Strangers beyond this wait in the kernel's queue.
 constexpr std::size_t kMostGreetings = 512;
-constexpr std::size_t kMostFailed = 64;
+constexpr milliseconds kPauseWithoutDescriptors(100);
+// Between looks at those who are being greeted, and at those who wait for their group.
+constexpr milliseconds kLook(100);
+constexpr milliseconds kSweep(60'000);
 
 // What a connection is for.
 constexpr std::string_view kJoin = "group ";  // and "<from> <group id>"
@@ -76,6 +80,7 @@ std::string EndpointAddress::encode() const {
   return text;
 }
 
+// What does not read back as it was written is no address of ours.
 EndpointAddress EndpointAddress::decode(const std::string& text) {
   EndpointAddress address;
   std::istringstream in(text);
@@ -84,40 +89,19 @@ EndpointAddress EndpointAddress::decode(const std::string& text) {
   std::getline(in, address.unix_name);
   std::getline(in, address.tcp.host);
   std::getline(in, port);
-  const auto [end, error] =
-      std::from_chars(port.data(), port.data() + port.size(), address.tcp.port);
-  if (error != std::errc() || end != port.data() + port.size() || address.host.empty())
+  std::from_chars(port.data(), port.data() + port.size(), address.tcp.port);
+  for (int core = 0; address.cores.size() < CPU_SETSIZE && in >> core;)
+    address.cores.push_back(core);
+  const bool cores_fit =
+      std::is_sorted(address.cores.begin(), address.cores.end()) &&
+      (address.cores.empty() || (address.cores.front() >= 0 && address.cores.back() < CPU_SETSIZE));
+  if (address.encode() != text || address.host.empty() || address.unix_name.empty() ||
+      address.unix_name.size() > net::kLongestUnixName || address.tcp.host.empty() ||
+      address.tcp.port < 0 || address.tcp.port > 65535 || !cores_fit)
     throw CommError({.fault = Fault::corrupted,
                      .operation = "read a rank's address",
-                     .explanation = fmt::format("'{}' is no address.", text)});
-  int core = 0;
-  while (in >> core)
-    if (core >= 0 && core < CPU_SETSIZE) address.cores.push_back(core);
+                     .explanation = fmt::format("'{}' is no address.", text.substr(0, 200))});
   return address;
-}
-
-Mailbox::Mailbox() : event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
-
-net::Fd Mailbox::take(int from, Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  arrived_.wait_until(lock, deadline.at(), [&] { return waiting_.contains(from); });
-  const auto found = waiting_.find(from);
-  if (found == waiting_.end()) return {};
-  net::Fd connection = std::move(found->second);
-  waiting_.erase(found);
-  if (waiting_.empty()) {
-    std::uint64_t count = 0;
-    [[maybe_unused]] const auto got = ::read(event_.get(), &count, sizeof(count));
-  }
-  return connection;
-}
-
-void Mailbox::put(int from, net::Fd connection) {
-  const std::lock_guard lock(mutex_);
-  waiting_[from] = std::move(connection);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof(one));
-  arrived_.notify_all();
 }
 
 // A connection being greeted.
@@ -132,12 +116,19 @@ struct Endpoint::Greeting {
   Deadline deadline;
 };
 
+// What the thread is about.
+struct Endpoint::Reception {
+  std::list<Greeting> greetings;
+  Clock::time_point accepts_from{};
+  bool warned = false;  // that there are no descriptors
+};
+
 Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
     : secret_(std::move(secret)),
       address_{host_identity(), random_name(), {bind_host, 0}, usable_cores()},
       unix_listener_(net::listen_unix(address_.unix_name)),
       tcp_listener_(net::listen_tcp(address_.tcp)),
-      stop_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+      stop_event_(net::make_event()) {
   address_.tcp.port = net::local_port(tcp_listener_);
   thread_ = std::thread([this] { serve(); });
 }
@@ -146,18 +137,6 @@ Endpoint::~Endpoint() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(stop_event_.get(), &one, sizeof(one));
   thread_.join();
-}
-
-std::shared_ptr<Mailbox> Endpoint::open(const std::string& group_id) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(mailboxes_, [](const auto& entry) { return entry.second.expired(); });
-  auto mailbox = mailboxes_[group_id].lock();
-  std::erase(early_, mailbox);
-  if (!mailbox) {
-    mailbox = std::make_shared<Mailbox>();
-    mailboxes_[group_id] = mailbox;
-  }
-  return mailbox;
 }
 
 net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id, int from,
@@ -183,17 +162,10 @@ Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& gro
 }
 
 void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
+  const GroupState state = mailroom_.state(group_id);
   std::vector<std::byte> text;
-  AnswerHeader header;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto failed = failed_.find(group_id);
-    const auto found = mailboxes_.find(group_id);
-    if (failed != failed_.end()) text = failed->second.encode();
-    const auto mailbox = found == mailboxes_.end() ? nullptr : found->second.lock();
-    header.open = failed == failed_.end() && mailbox != nullptr;
-    if (mailbox) header.sequence = mailbox->sequence();
-  }
+  if (state.notice) text = state.notice->encode();
+  AnswerHeader header{.sequence = state.sequence, .open = state.open};
   header.notice_bytes = static_cast<std::uint32_t>(text.size());
   std::vector<std::byte> reply(sizeof(header));
   std::memcpy(reply.data(), &header, sizeof(header));
@@ -203,39 +175,66 @@ void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
 
-void Endpoint::close(const std::string& group_id, const Notice& notice) {
-  const std::lock_guard lock(mutex_);
-  if (failed_.size() >= kMostFailed) failed_.erase(failed_.begin());
-  failed_.emplace(group_id, notice);
+// Nothing that comes from outside may end the process: whoever takes part in what fails (out of
+// memory, most likely) loses its connection.
+void Endpoint::serve() {
+  Reception reception;
+  while (true) {
+    try {
+      if (!serve(reception)) return;
+    } catch (const std::exception& error) {
+      log::error("connections that were being greeted are dropped: {}", error.what());
+      reception.greetings.clear();
+    }
+  }
 }
 
-void Endpoint::serve() {
-  std::list<Greeting> greetings;
-  while (true) {
-    std::vector<pollfd> polled{{stop_event_.get(), POLLIN, 0}};
-    const bool room = greetings.size() < kMostGreetings;
-    polled.push_back({unix_listener_.get(), static_cast<short>(room ? POLLIN : 0), 0});
-    polled.push_back({tcp_listener_.get(), static_cast<short>(room ? POLLIN : 0), 0});
-    for (const Greeting& greeting : greetings)
-      polled.push_back({greeting.connection.get(), POLLIN, 0});
-    ::poll(polled.data(), polled.size(), greetings.empty() ? -1 : 200);
-    if (polled[0].revents != 0) return;
+// One turn; false once the endpoint ends.
+bool Endpoint::serve(Reception& reception) {
+  auto& greetings = reception.greetings;
+  const auto now = Clock::now();
+  const bool accepts = greetings.size() < kMostGreetings && now >= reception.accepts_from;
+  const auto listens = static_cast<short>(accepts ? POLLIN : 0);
+  std::vector<pollfd> polled{{stop_event_.get(), POLLIN, 0},
+                             {unix_listener_.get(), listens, 0},
+                             {tcp_listener_.get(), listens, 0}};
+  for (const Greeting& greeting : greetings)
+    polled.push_back({greeting.connection.get(), POLLIN, 0});
+  const bool anyone_early = mailroom_.sweep(now);
+  const milliseconds pause = !greetings.empty() || now < reception.accepts_from ? kLook
+                             : anyone_early                                     ? kSweep
+                                                                                : milliseconds(-1);
+  ::poll(polled.data(), polled.size(), static_cast<int>(pause.count()));
+  if (polled[0].revents != 0) return false;
 
-    std::size_t index = 3;
-    for (auto greeting = greetings.begin(); greeting != greetings.end(); ++index) {
-      const bool over = polled[index].revents != 0 ? advance(*greeting) : false;
-      greeting =
-          over || greeting->deadline.passed() ? greetings.erase(greeting) : std::next(greeting);
+  std::size_t index = 3;
+  for (auto greeting = greetings.begin(); greeting != greetings.end(); ++index) {
+    const bool over = polled[index].revents != 0 ? advance(*greeting) : false;
+    greeting =
+        over || greeting->deadline.passed() ? greetings.erase(greeting) : std::next(greeting);
+  }
+  if ((polled[1].revents & POLLIN) != 0) accept_from(unix_listener_, reception);
+  if ((polled[2].revents & POLLIN) != 0) accept_from(tcp_listener_, reception);
+  return true;
+}
+
+void Endpoint::accept_from(const net::Fd& listener, Reception& reception) {
+  while (reception.greetings.size() < kMostGreetings) {
+    net::Fd connection = net::accept(listener);
+    if (connection) {
+      reception.greetings.emplace_back(std::move(connection), secret_);
+      continue;
     }
-    for (const std::size_t listener : {1u, 2u}) {
-      if ((polled[listener].revents & POLLIN) == 0) continue;
-      const net::Fd& from = listener == 1 ? unix_listener_ : tcp_listener_;
-      while (greetings.size() < kMostGreetings) {
-        net::Fd connection = net::accept(from);
-        if (!connection) break;
-        greetings.emplace_back(std::move(connection), secret_);
-      }
-    }
+    const int error = errno;
+    if (!net::out_of_descriptors(error)) return;
+    // Who connects waits in the kernel's queue, for as long as its own deadline allows.
+    reception.accepts_from = Clock::now() + kPauseWithoutDescriptors;
+    if (!std::exchange(reception.warned, true))
+      log::warn("other ranks cannot connect to this one: {}. Each connection takes a descriptor: "
+                "raise the limit with 'ulimit -n', or find what holds so many open (ls -l "
+                "/proc/{}/fd)",
+                std::strerror(error), ::getpid());
+    return;
   }
 }
 
@@ -267,23 +266,7 @@ void Endpoint::deliver(const std::string& purpose, net::Fd connection) {
   const char* end = purpose.data() + purpose.size();
   const auto [after, error] = std::from_chars(begin, end, from);
   if (error != std::errc() || after == end || *after != ' ' || from < 0) return;
-  const std::string group_id(after + 1, end);
-
-  std::shared_ptr<Mailbox> mailbox;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failed_.contains(group_id)) return;
-    const auto found = mailboxes_.find(group_id);
-    if (found != mailboxes_.end()) mailbox = found->second.lock();
-    // A peer may be faster than we are: keep its connection until the group is opened here.
-    if (!mailbox) {
-      mailbox = std::make_shared<Mailbox>();
-      mailboxes_[group_id] = mailbox;
-      early_.push_back(mailbox);
-      if (early_.size() > kMostGreetings) early_.erase(early_.begin());
-    }
-  }
-  mailbox->put(from, std::move(connection));
+  mailroom_.deliver({after + 1, end}, from, std::move(connection));
 }
 
 }  // namespace lockstep::comm

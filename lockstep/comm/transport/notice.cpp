@@ -81,7 +81,8 @@ Notice Notice::decode(std::span<const std::byte> bytes) {
   const std::size_t size = sizeof(header) + header.num_ranks * sizeof(std::int32_t) +
                            header.operation_bytes + header.explanation_bytes;
   if (size != bytes.size() || header.num_ranks > kMostRanks ||
-      header.fault > static_cast<std::uint16_t>(Fault::engine))
+      header.operation_bytes > kLongestOperation || header.reserved != 0 ||
+      header.fault > static_cast<std::uint16_t>(Fault::engine) || header.found_by < 0)
     return notice;
   notice.fault = static_cast<Fault>(header.fault);
   notice.found_by = header.found_by;

@@ -87,17 +87,98 @@ std::vector<Mistake> mistakes(Suite& suite) {
          inputs[static_cast<std::size_t>(g.rank())] = good(3);
          g.all_to_all(some(n), inputs);
        }},
+      {"all_reduce: one tensor twice", "tensor 0 and tensor 1 overlap",
+       [=](Communicator& g) { g.all_reduce(some(2)); }},
+      {"broadcast: one tensor twice", "tensor 0 and tensor 2 overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(4);
+         g.broadcast({one.narrow(0, 0, 2), good(1), one.narrow(0, 1, 2)}, 0);
+       }},
+      {"all_to_all in place", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n);
+         g.all_to_all(one, one);
+       }},
+      {"all_to_all: output over a part of the input", "output 0 and input 0 overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n + 1);
+         g.all_to_all(one.narrow(0, 0, 2 * n), one.narrow(0, 1, 2 * n));
+       }},
+      {"all_to_all: lists that share memory", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(4 * n - 1);
+         std::vector<at::Tensor> outputs;
+         std::vector<at::Tensor> inputs;
+         for (int rank = 0; rank < n; ++rank) {
+           outputs.push_back(one.narrow(0, 2 * rank, 2));
+           inputs.push_back(one.narrow(0, 2 * n - 1 + 2 * rank, 2));
+         }
+         g.all_to_all(outputs, inputs);
+       }},
+      {"all_gather: input across parts", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n + 1);
+         g.all_gather(one.narrow(0, 0, 2 * n), one.narrow(0, 2 * g.rank() + 1, 2));
+       }},
+      {"all_gather: input across two outputs", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n + 1);
+         std::vector<at::Tensor> outputs;
+         for (int rank = 0; rank < n; ++rank) outputs.push_back(one.narrow(0, 2 * rank, 2));
+         g.all_gather(outputs, one.narrow(0, 2 * g.rank() + 1, 2));
+       }},
+      {"reduce_scatter: output across parts", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n + 1);
+         g.reduce_scatter(one.narrow(0, 2 * g.rank() + 1, 2), one.narrow(0, 0, 2 * n));
+       }},
+      {"reduce_scatter: output across two inputs", "overlap",
+       [=](Communicator& g) {
+         const at::Tensor one = good(2 * n + 1);
+         std::vector<at::Tensor> inputs;
+         for (int rank = 0; rank < n; ++rank) inputs.push_back(one.narrow(0, 2 * rank, 2));
+         g.reduce_scatter(one.narrow(0, 2 * g.rank() + 1, 2), inputs);
+       }},
       {"exchange with itself", "another rank",
        [=](Communicator& g) { g.exchange({send_to(g.rank(), good(1))}); }},
       {"exchange with nobody", fmt::format("{} is not", n),
        [=](Communicator& g) { g.exchange({receive_from(n, good(1))}); }},
       {"split without a name", "name", [](Communicator& g) { g.split(0, 0, ""); }},
       {"a negative size", "negative", [](Communicator& g) { g.allocate({-1}, at::kFloat); }},
+      {"a negative size after an empty one", "negative",
+       [](Communicator& g) {
+         g.allocate({0, -1}, at::kFloat);
+       }},
+      {"more elements than can be counted", "counted",
+       [](Communicator& g) {
+         g.allocate({1LL << 32, 1LL << 32}, at::kByte);
+       }},
+      {"more bytes than can be counted", "[4611686018427387904] of Float",
+       [](Communicator& g) { g.allocate({1LL << 62}, at::kFloat); }},
       {"allocate int16", "Short", [](Communicator& g) { g.allocate({1}, at::kShort); }},
   };
   if (n > 1) {
     all.push_back({"all_to_all: does not divide", "divide",
                    [=](Communicator& g) { g.all_to_all(good(n + 1), good(n + 1)); }});
+    all.push_back({"all_gather: another rank's place", "overlap", [=](Communicator& g) {
+                     const at::Tensor one = good(2 * n);
+                     g.all_gather(one, one.narrow(0, 2 * ((g.rank() + 1) % n), 2));
+                   }});
+    all.push_back({"all_gather: one output for all", "output 0 and output 1 overlap",
+                   [=](Communicator& g) { g.all_gather(some(n), good(2)); }});
+    all.push_back({"reduce_scatter: another rank's input", "overlap", [=](Communicator& g) {
+                     std::vector<at::Tensor> inputs;
+                     for (int rank = 0; rank < n; ++rank) inputs.push_back(good(2));
+                     const auto other = static_cast<std::size_t>((g.rank() + 1) % n);
+                     g.reduce_scatter(inputs[other], inputs);
+                   }});
+    all.push_back({"exchange: received over what is sent", "receive 0 and send 0 overlap",
+                   [=](Communicator& g) {
+                     const int peer = (g.rank() + 1) % n;
+                     const at::Tensor one = good(3);
+                     g.exchange({send_to(peer, one.narrow(0, 0, 2)),
+                                 receive_from(peer, one.narrow(0, 1, 2))});
+                   }});
     all.push_back({"exchange: not contiguous", "contiguous", [=](Communicator& g) {
                      const int peer = (g.rank() + 1) % n;
                      g.exchange({send_to(peer, good(1)), receive_from(peer, gappy)});

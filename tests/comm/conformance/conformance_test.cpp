@@ -86,8 +86,7 @@ TEST_P(Conformance, EveryCell) {
 std::vector<Job> jobs() {
   std::vector<Job> all;
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    // A rank alone has no connection, of whatever kind.
-    for (const std::string backend : {"auto", ranks == 1 ? "shm" : "tcp", "gloo", "mpi"})
+    for (const std::string backend : {"auto", "tcp", "gloo", "mpi"})
       all.push_back({backend, "cpu", ranks});
     for (const std::string backend : {"auto", "nccl"}) all.push_back({backend, "cuda", ranks});
   }

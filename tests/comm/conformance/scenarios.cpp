@@ -46,6 +46,27 @@ void mismatch(Communicator& world) {
   world.barrier().wait();
 }
 
+// As many elements in all, and as many for itself, but cut differently for the others.
+void cut_differently(Communicator& world) {
+  std::vector<at::Tensor> outputs;
+  for (const std::int64_t count :
+       world.rank() == 1 ? std::vector<std::int64_t>{2, 3, 4} : std::vector<std::int64_t>{3, 3, 3})
+    outputs.push_back(at::empty({count}));
+  world.all_gather(outputs, at::ones({3})).wait();
+}
+
+// Rank 1 gives rank 2 more than that expects.
+void send_too_much(Communicator& world) {
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> inputs;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    outputs.push_back(at::empty({5}));
+    inputs.push_back(at::ones({world.rank() == 1 && rank == 2 ? 6 : 5}));
+  }
+  world.all_to_all(outputs, inputs).wait();
+  world.barrier().wait();
+}
+
 // A rank dies in a call; the others say how long they took to notice.
 void die(Communicator& world) {
   at::Tensor when = at::zeros({1}, at::kLong);
@@ -71,6 +92,8 @@ int run_scenario(const std::string& name) {
     const auto world = join_world({.timeout = milliseconds(name == "absent" ? 1000 : 20'000)});
     if (name == "behind") stay_behind(*world);
     if (name == "mismatch") mismatch(*world);
+    if (name == "lengths") cut_differently(*world);
+    if (name == "too-much") send_too_much(*world);
     if (name == "die") die(*world);
     say("nothing happened");
     return 0;

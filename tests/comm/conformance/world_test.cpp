@@ -1,5 +1,6 @@
 // Jobs that go wrong, from launch to report.
 #include <filesystem>
+#include <regex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,6 +60,34 @@ TEST(World, AMismatchIsCaughtOnEveryRankAndTheGroupStaysDead) {
   EXPECT_THAT(job.output(), AllOf(HasSubstr("mismatch of ranks"), HasSubstr("broadcast #"),
                                   HasSubstr("all_reduce #")));
   EXPECT_TRUE(job.all_gone(milliseconds(2000)));
+}
+
+// What differs is only in the hash of the lengths.
+TEST(World, ListsThatAreCutDifferentlyDoNotMatch) {
+  const Folder flight;
+  Launched job = start("lengths", flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  const std::string call = R"(all_gather #[0-9]+ \(9 float32 in 3 tensors of lengths \[)";
+  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+    EXPECT_THAT(line, HasSubstr("ended by "));
+    EXPECT_THAT(line, HasSubstr("mismatch of ranks"));
+    std::smatch found;
+    ASSERT_TRUE(std::regex_search(
+        line, found, std::regex(call + "([0-9a-f]{4})\\].*" + call + "([0-9a-f]{4})\\]")))
+        << line;
+    EXPECT_NE(found[1], found[2]) << line;
+  }
+  EXPECT_EQ(elastic::testing::lines_of(job.output()).size(), 3u) << job.output();
+}
+
+TEST(World, PartsOfAnAllToAllThatDoNotFitDoNotMatch) {
+  const Folder flight;
+  Launched job = start("too-much", flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  for (const std::string rank : {"[0] ", "[1] ", "[2] "})
+    EXPECT_THAT(job.output(), HasSubstr(rank + "ended by "));
+  EXPECT_THAT(job.output(), AllOf(HasSubstr("mismatch of ranks 1 and 2"), HasSubstr("all_to_all #"),
+                                  HasSubstr("24 bytes"), HasSubstr("20")));
 }
 
 TEST(World, AKilledRankIsNamed) {

@@ -77,6 +77,12 @@ std::vector<Mismatch> mismatches() {
           "size", [](Fingerprint& f) { f.count = 1001; }, "1000", "1001");
       add(
           "much larger size", [](Fingerprint& f) { f.count = 200'000; }, "1000", "200000");
+      add(
+          "number of tensors", [](Fingerprint& f) { f.tensors = 3; }, "1000 float32",
+          "in 3 tensors");
+      add(
+          "lengths of tensors", [](Fingerprint& f) { f.sizes = 0xabcd; }, "1000 float32",
+          "of lengths [abcd]");
       if (operation == Operation::all_reduce || operation == Operation::reduce_scatter)
         add(
             "reduction", [](Fingerprint& f) { f.reduce_op = ReduceOp::max; }, "sum", "max");

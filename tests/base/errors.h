@@ -8,8 +8,9 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep::net {
+namespace lockstep {
 
+// The fault of the CommError that `call` throws, and its text.
 template <typename Call>
 std::pair<Fault, std::string> comm_error(Call&& call) {
   try {
@@ -32,4 +33,4 @@ std::string usage_error(Call&& call) {
   return {};
 }
 
-}  // namespace lockstep::net
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+#include <lockstep/comm/transport/mailroom.h>
+
+#include <algorithm>
+
+namespace lockstep::comm {
+
+namespace {
+
+template <typename List>
+auto find_group(List& list, const std::string& group_id) {
+  return std::find_if(list.begin(), list.end(),
+                      [&](const auto& one) { return one.group_id == group_id; });
+}
+
+}  // namespace
+
+std::shared_ptr<Mailbox> Mailroom::open(const std::string& group_id) {
+  const std::lock_guard lock(mutex_);
+  note_left();
+  LOCKSTEP_CHECK(!is_over(group_id), "group id '{}' is used again", group_id);
+  auto box = mailbox(group_id);
+  if (!box) box = std::make_shared<Mailbox>();
+  opened_[group_id] = box;
+  if (const auto early = find_group(early_, group_id); early != early_.end()) early_.erase(early);
+  return box;
+}
+
+void Mailroom::close(const std::string& group_id, const Notice& notice) {
+  const std::lock_guard lock(mutex_);
+  // The first reason is the one that counts.
+  if (find_group(failed_, group_id) != failed_.end()) return;
+  failed_.push_back({group_id, notice});
+  if (failed_.size() > limits_.most_failed) failed_.pop_front();
+}
+
+GroupState Mailroom::state(const std::string& group_id) const {
+  const std::lock_guard lock(mutex_);
+  GroupState state;
+  const auto box = mailbox(group_id);
+  if (box) state.sequence = box->sequence();
+  const auto failed = find_group(failed_, group_id);
+  if (failed != failed_.end()) state.notice = failed->notice;
+  state.open = box != nullptr && !state.notice;
+  return state;
+}
+
+void Mailroom::deliver(const std::string& group_id, int from, net::Fd connection,
+                       Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (is_over(group_id)) return;
+  auto box = mailbox(group_id);
+  if (!opened_.contains(group_id)) {
+    // A peer may be faster than we are: its connection is kept until the group is opened here.
+    if (!box) {
+      box = std::make_shared<Mailbox>();
+      early_.push_back({group_id, box, now});
+    }
+    find_group(early_, group_id)->since = now;
+  }
+  if (!box) return;  // left this very moment
+  box->put(from, std::move(connection));
+  bound_early();
+}
+
+bool Mailroom::sweep(Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(early_, [&](const Early& early) {
+    return now - early.since >= limits_.hung_up_time && early.mailbox->all_hung_up();
+  });
+  return !early_.empty();
+}
+
+bool Mailroom::is_over(const std::string& group_id) const {
+  const auto found = opened_.find(group_id);
+  return (found != opened_.end() && found->second.expired()) ||
+         find_group(failed_, group_id) != failed_.end() ||
+         std::find(left_.begin(), left_.end(), group_id) != left_.end();
+}
+
+// Of a group that is open or yet to be opened.
+std::shared_ptr<Mailbox> Mailroom::mailbox(const std::string& group_id) const {
+  if (const auto found = opened_.find(group_id); found != opened_.end())
+    return found->second.lock();
+  const auto early = find_group(early_, group_id);
+  return early == early_.end() ? nullptr : early->mailbox;
+}
+
+// Groups may end at any time, so each is looked at once.
+void Mailroom::note_left() {
+  std::erase_if(opened_, [this](const auto& entry) {
+    const bool left = entry.second.expired();
+    if (left) left_.push_back(entry.first);
+    return left;
+  });
+  while (left_.size() > limits_.most_left) left_.pop_front();
+}
+
+void Mailroom::bound_early() {
+  std::size_t connections = 0;
+  for (const Early& early : early_) connections += early.mailbox->num_waiting();
+  while (early_.size() > limits_.most_early_groups ||
+         (connections > limits_.most_early_connections && !early_.empty())) {
+    connections -= early_.front().mailbox->num_waiting();
+    early_.pop_front();
+  }
+}
+
+}  // namespace lockstep::comm

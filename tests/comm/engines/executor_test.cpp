@@ -1,0 +1,51 @@
+// Whatever a job throws reaches who waits for it, and nothing ends the process.
+#include <gtest/gtest.h>
+
+#include <lockstep/comm/executor.h>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr milliseconds kLongest(20'000);
+
+std::shared_ptr<Job> job(std::function<void()> run) {
+  return std::make_shared<Job>(std::move(run), Deadline::after(kLongest));
+}
+
+class ExecutorFailure : public ::testing::TestWithParam<Launch> {};
+
+TEST_P(ExecutorFailure, OfAnyKind) {
+  int told = 0;
+  Executor executor([&](const std::exception_ptr&) {
+    ++told;
+    throw "cannot tell";  // NOLINT: what is no std::exception
+  });
+  const auto first = job([] { throw 7; });  // NOLINT
+  bool ran = false;
+  const auto second = job([&] { ran = true; });
+  for (const auto& one : {first, second}) executor.submit(one, GetParam());
+  for (const auto& one : {first, second}) {
+    try {
+      executor.wait(one, Deadline::after(kLongest));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (int thrown) {
+      EXPECT_EQ(thrown, 7);
+    }
+  }
+  EXPECT_EQ(told, 1);
+  EXPECT_FALSE(ran);
+}
+
+TEST_P(ExecutorFailure, WhileItIsEnded) {
+  Executor executor([](const std::exception_ptr&) {});
+  executor.fail(std::make_exception_ptr(7), [] { throw "cannot tell"; });  // NOLINT
+  const auto late = job([] {});
+  executor.submit(late, GetParam());
+  EXPECT_THROW(executor.wait(late, Deadline::after(kLongest)), int);
+}
+
+INSTANTIATE_TEST_SUITE_P(Launches, ExecutorFailure,
+                         ::testing::Values(Launch::in_background, Launch::on_wait));
+
+}  // namespace
+}  // namespace lockstep::comm
