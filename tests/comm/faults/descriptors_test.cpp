@@ -31,6 +31,9 @@ int count(const std::string& text, const std::string& word) {
 
 // Connections wait in the kernel's queue meanwhile, and nobody spins over them.
 TEST(Descriptors, NoneLeft) {
+#ifdef LOCKSTEP_SANITIZED
+  GTEST_SKIP() << "the undefined-behaviour sanitizer needs descriptors of its own";
+#endif
   Job job(1, {}, [](Rank& rank) {
     int log[2];
     LOCKSTEP_CHECK(::pipe2(log, O_CLOEXEC | O_NONBLOCK) == 0);
@@ -59,20 +62,21 @@ TEST(Descriptors, NoneLeft) {
   ASSERT_TRUE(job.says(0, "full"));
   const Deadline deadline = Deadline::after(milliseconds(20'000));
   const Endpoint other("127.0.0.1", job.secret());
-  std::vector<net::Fd> connections(2);
   std::vector<std::thread> knocking;
-  for (int from = 0; from < 2; ++from) {
-    knocking.emplace_back([&, from] {
-      const Medium medium = from == 0 ? Medium::tcp : Medium::shared_memory;
-      connections[static_cast<std::size_t>(from)] =
-          other.connect(job.address(0), "another group", from, medium, deadline);
+  for (const Medium medium : {Medium::tcp, Medium::shared_memory}) {
+    knocking.emplace_back([&, medium] {
+      const int from = medium == Medium::tcp ? 0 : 1;
+      try {
+        EXPECT_TRUE(other.connect(job.address(0), "another group", from, medium, deadline));
+      } catch (const CommError& error) {
+        ADD_FAILURE() << error.what();
+      }
     });
   }
   std::this_thread::sleep_for(milliseconds(50));
   job.tell(0, "measure");
   EXPECT_TRUE(job.says(0, "idle"));
   for (std::thread& thread : knocking) thread.join();
-  for (const net::Fd& connection : connections) EXPECT_TRUE(connection);
   job.tell(0, "end");
   const Outcome outcome = job.outcome(0);
   EXPECT_FALSE(outcome.failed || outcome.gone) << outcome.text << outcome.said;
