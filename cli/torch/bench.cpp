@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/scalar_type.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
 #include <cli/torch/relaunch.h>
@@ -36,6 +37,7 @@ struct Settings {
   std::string smallest = "4K";
   std::string largest = "64M";
   std::string dtype = "float32";
+  std::string device;  // where empty, what the backend takes
   int num_ranks = 2;
   int iterations = 20;
   int warmup = 5;
@@ -51,6 +53,7 @@ struct Plan {
   std::size_t smallest = 0;
   std::size_t largest = 0;
   at::ScalarType dtype = at::kFloat;
+  c10::DeviceType device = c10::DeviceType::CPU;
 };
 
 // "64K", "1M", "1G" or plain bytes.
@@ -78,6 +81,28 @@ at::ScalarType parse_dtype(const std::string& text) {
     known += (known.empty() ? "" : ", ") + std::string(comm::name(dtype));
   }
   throw UsageError("--dtype is '{}': choose one of {}", text, known);
+}
+
+c10::DeviceType parse_device(const Settings& settings) {
+  const std::string text = !settings.device.empty()     ? settings.device
+                           : settings.backend == "nccl" ? "cuda"
+                                                        : "cpu";
+  if (text == "cpu") return c10::DeviceType::CPU;
+  if (text != "cuda") throw UsageError("--device is '{}': choose cpu or cuda", text);
+  if (settings.allocated && settings.backend != "nccl")
+    throw UsageError("--allocated is memory of the host with every backend but nccl: leave it out, "
+                     "or --device cuda");
+  // UsageError where there is none.
+  device::DeviceManager::auto_detect(
+      {.local_rank = 0, .local_world_size = 1, .type = c10::DeviceType::CUDA});
+  return c10::DeviceType::CUDA;
+}
+
+// NCCL wants a GPU for each rank; the others can share one.
+c10::Device device_of_rank(const Settings& settings, const Plan& plan) {
+  const auto use =
+      settings.backend == "nccl" ? device::GpuUse::one_rank_each : device::GpuUse::shared;
+  return device::DeviceManager::auto_detect({.gpu_use = use, .type = plan.device}).device();
 }
 
 comm::Operation parse_operation(const std::string& text) {
@@ -114,6 +139,7 @@ Plan make_plan(const Settings& settings) {
   if (plan.smallest > plan.largest)
     throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
   plan.dtype = parse_dtype(settings.dtype);
+  plan.device = parse_device(settings);
   if (settings.iterations < 1 || settings.warmup < 0)
     throw UsageError("--iterations {} and --warmup {}: at least 1 and 0", settings.iterations,
                      settings.warmup);
@@ -134,6 +160,7 @@ class Bench {
   Bench(Communicator& world, const Plan& plan, const Settings& settings)
       : world_(world),
         dtype_(plan.dtype),
+        device_(device_of_rank(settings, plan)),
         allocated_(settings.allocated),
         options_{.algorithm = plan.algorithm, .launch = comm::Launch::on_wait} {}
 
@@ -177,13 +204,13 @@ class Bench {
     const auto begin = Clock::now();
     for (int i = 0; i < iterations; ++i) trial.call();
     const std::chrono::duration<double, std::micro> taken = Clock::now() - begin;
-    at::Tensor mean = at::full({1}, taken.count() / iterations, at::kDouble);
+    at::Tensor mean = at::full({1}, taken.count() / iterations, of(at::kDouble));
     wait(world_.all_reduce(mean, comm::ReduceOp::max, options_without_algorithm()));
     return mean.item<double>();
   }
 
   std::int64_t total_wrong(const Trial& trial) {
-    at::Tensor wrong = at::full({1}, trial.wrong(), at::kLong);
+    at::Tensor wrong = at::full({1}, trial.wrong(), of(at::kLong));
     wait(world_.all_reduce(wrong, comm::ReduceOp::sum, options_without_algorithm()));
     return wrong.item<std::int64_t>();
   }
@@ -195,13 +222,19 @@ class Bench {
   }
   comm::CallOptions options_without_algorithm() const { return {.launch = options_.launch}; }
 
+  at::TensorOptions of(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(device_);
+  }
+
   at::Tensor tensor(std::int64_t count) {
-    at::Tensor made = allocated_ ? world_.allocate({count}, dtype_) : at::empty({count}, dtype_);
+    at::Tensor made =
+        allocated_ ? world_.allocate({count}, dtype_) : at::empty({count}, of(dtype_));
     return made.fill_(1);
   }
 
   Communicator& world_;
   at::ScalarType dtype_;
+  c10::Device device_;
   bool allocated_;
   comm::CallOptions options_;
 };
@@ -280,6 +313,7 @@ int bench(Arguments arguments) {
   app.add_option("--min", settings.smallest, "Smallest size (4K)");
   app.add_option("--max", settings.largest, "Largest size (64M)");
   app.add_option("--dtype", settings.dtype, "Element type (float32)");
+  app.add_option("--device", settings.device, "cpu or cuda (nccl: cuda, others: cpu)");
   app.add_option("--iterations", settings.iterations, "Calls to time (20)");
   app.add_option("--warmup", settings.warmup, "Calls before that (5)");
   app.add_flag("--allocated", settings.allocated,

@@ -52,6 +52,9 @@ TEST(Bench, BadCommands) {
         Case{{"--min", "4Q"}, "--min is '4Q'"}, Case{{"--max", "0"}, "--max is '0'"},
         Case{{"--min", "2M", "--max", "1M"}, "--min 2M is larger than --max 1M"},
         Case{{"--dtype", "int3"}, "--dtype is 'int3'"},
+        Case{{"--device", "gpu"}, "--device is 'gpu': choose cpu or cuda"},
+        Case{{"--device", "cuda", "--allocated"}, "--allocated is memory of the host"},
+        Case{{"--device", "cuda"}, "CUDA"},
         Case{{"--iterations", "0"}, "--iterations 0"}, Case{{"--iterations", "many"}, "many"},
         Case{{"--nproc-per-node", "0"}, "--nproc-per-node 0"}, Case{{"--mni", "1K"}, "--mni"}}) {
     Launched bad = bench(one.arguments);
