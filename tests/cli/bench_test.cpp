@@ -54,7 +54,7 @@ TEST(Bench, BadCommands) {
         Case{{"--dtype", "int3"}, "--dtype is 'int3'"},
         Case{{"--device", "gpu"}, "--device is 'gpu': choose cpu or cuda"},
         Case{{"--device", "cuda", "--allocated"}, "--allocated is memory of the host"},
-        Case{{"--device", "cuda"}, "CUDA"},
+        Case{{"--device", "cuda"}, "no device of kind 'cuda'"},
         Case{{"--iterations", "0"}, "--iterations 0"}, Case{{"--iterations", "many"}, "many"},
         Case{{"--nproc-per-node", "0"}, "--nproc-per-node 0"}, Case{{"--mni", "1K"}, "--mni"}}) {
     Launched bad = bench(one.arguments);

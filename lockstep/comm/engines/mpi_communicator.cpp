@@ -22,21 +22,22 @@ namespace {
 constexpr int kAllToAllTag = 1;
 
 // Polls eagerly at first, because a small call is over in microseconds; then leaves the core to
-// others.
+// others, for a small part of what it has waited already.
 class Backoff {
  public:
-  void pause() {
-    if (++polls_ < 100) {
+  void pause() const {
+    using std::chrono::microseconds;
+    const auto waited = Clock::now() - begin_;
+    if (waited < microseconds(200)) {
       sched_yield();
       return;
     }
-    std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min<std::chrono::microseconds>(sleep_ * 2, std::chrono::microseconds(500));
+    std::this_thread::sleep_for(
+        std::clamp<Clock::duration>(waited / 8, microseconds(20), microseconds(500)));
   }
 
  private:
-  int polls_ = 0;
-  std::chrono::microseconds sleep_{20};
+  Clock::time_point begin_ = Clock::now();
 };
 
 MPI_Datatype mpi_type(at::ScalarType type) {
@@ -243,7 +244,7 @@ class MpiEngine final : public HostEngine {
   }
 
   void complete(Requests requests, const Deadline& deadline) {
-    Backoff backoff;
+    const Backoff backoff;
     std::vector<MPI_Status> statuses(requests.requests.size());
     for (;;) {
       int done = 0;
