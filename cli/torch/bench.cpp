@@ -140,6 +140,8 @@ Plan make_plan(const Settings& settings) {
     throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
   plan.dtype = parse_dtype(settings.dtype);
   plan.device = parse_device(settings);
+  if (!settings.report_file.empty() && !settings.json)
+    throw UsageError("--report writes the JSON that --json asks for: give both");
   if (settings.iterations < 1 || settings.warmup < 0)
     throw UsageError("--iterations {} and --warmup {}: at least 1 and 0", settings.iterations,
                      settings.warmup);
@@ -169,26 +171,40 @@ class Bench {
     using comm::Operation;
     const int n = world_.size();
     const std::int64_t part = count / n;
-    at::Tensor whole = tensor(count);
-    at::Tensor other = tensor(operation == Operation::all_to_all ? count : part);
+    const double mine = value_of(world_.rank());
+    const double largest = value_of(std::min(n, kValues) - 1);
     const double share = static_cast<double>(n - 1) / n;
     switch (operation) {
-      case Operation::all_reduce:
-        return {[=, this] { wait(world_.all_reduce(whole, comm::ReduceOp::max, options_)); },
-                [=] { return mismatches(whole, 1); }, 2 * share};
-      case Operation::all_gather:
-        return {[=, this] { wait(world_.all_gather(whole, other, options_)); },
-                [=] { return mismatches(whole, 1); }, share};
-      case Operation::reduce_scatter:
-        return {
-            [=, this] { wait(world_.reduce_scatter(other, whole, comm::ReduceOp::max, options_)); },
-            [=] { return mismatches(other, 1); }, share};
-      case Operation::all_to_all:
-        return {[=, this] { wait(world_.all_to_all(other, whole, options_)); },
-                [=] { return mismatches(other, 1); }, share};
-      case Operation::broadcast:
-        return {[=, this] { wait(world_.broadcast(whole, 0, options_)); },
-                [=] { return mismatches(whole, 1); }, 1};
+      case Operation::all_reduce: {
+        const at::Tensor data = tensor(count, mine);
+        return {[=, this] { wait(world_.all_reduce(data, comm::ReduceOp::max, options_)); },
+                [=] { return mismatches(data, at::full_like(data, largest)); }, 2 * share};
+      }
+      case Operation::all_gather: {
+        const at::Tensor input = tensor(part, mine);
+        const at::Tensor output = tensor(count, 0);
+        return {[=, this] { wait(world_.all_gather(output, input, options_)); },
+                [=, this] { return mismatches(output, one_part_each(output)); }, share};
+      }
+      case Operation::reduce_scatter: {
+        const at::Tensor input = tensor(count, mine);
+        const at::Tensor output = tensor(part, 0);
+        return {[=, this] {
+                  wait(world_.reduce_scatter(output, input, comm::ReduceOp::max, options_));
+                },
+                [=] { return mismatches(output, at::full_like(output, largest)); }, share};
+      }
+      case Operation::all_to_all: {
+        const at::Tensor input = tensor(count, mine);
+        const at::Tensor output = tensor(count, 0);
+        return {[=, this] { wait(world_.all_to_all(output, input, options_)); },
+                [=, this] { return mismatches(output, one_part_each(output)); }, share};
+      }
+      case Operation::broadcast: {
+        const at::Tensor data = tensor(count, mine);
+        return {[=, this] { wait(world_.broadcast(data, 0, options_)); },
+                [=, this] { return mismatches(data, at::full_like(data, value_of(0))); }, 1};
+      }
       default: break;
     }
     LOCKSTEP_CHECK(false, "{} cannot be measured", comm::name(operation));
@@ -217,8 +233,21 @@ class Bench {
 
  private:
   static void wait(comm::Work work) { work.wait_on_host(); }
-  static std::int64_t mismatches(const at::Tensor& tensor, double wanted) {
-    return tensor.ne(wanted).sum().item<std::int64_t>();
+  static std::int64_t mismatches(const at::Tensor& found, const at::Tensor& wanted) {
+    return found.ne(wanted).sum().item<std::int64_t>();
+  }
+
+  // What a rank puts in: different ones from different ranks, as far as every dtype can tell.
+  static constexpr int kValues = 100;
+  static double value_of(int rank) { return rank % kValues + 1; }
+
+  // Part r has what rank r put in.
+  at::Tensor one_part_each(const at::Tensor& like) const {
+    at::Tensor wanted = at::empty_like(like);
+    const std::int64_t part = like.numel() / world_.size();
+    for (int rank = 0; rank < world_.size(); ++rank)
+      wanted.narrow(0, rank * part, part).fill_(value_of(rank));
+    return wanted;
   }
   comm::CallOptions options_without_algorithm() const { return {.launch = options_.launch}; }
 
@@ -226,10 +255,10 @@ class Bench {
     return at::TensorOptions().dtype(dtype).device(device_);
   }
 
-  at::Tensor tensor(std::int64_t count) {
+  at::Tensor tensor(std::int64_t count, double value) {
     at::Tensor made =
         allocated_ ? world_.allocate({count}, dtype_) : at::empty({count}, of(dtype_));
-    return made.fill_(1);
+    return made.fill_(value);
   }
 
   Communicator& world_;

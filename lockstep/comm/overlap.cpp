@@ -71,6 +71,8 @@ void check_overlap(Operation operation, const std::vector<at::Tensor>& outputs,
   });
   for (std::size_t i = 1; i < written.size(); ++i) {
     const auto [first, second] = std::minmax(written[i - 1].index, written[i].index);
+    // Weights that a model uses twice are broadcast twice, to the same effect.
+    if (operation == Operation::broadcast && written[i - 1].same_as(written[i])) continue;
     if (written[i - 1].overlaps(written[i]))
       fail(operation, fmt::format("{} {}", words.output, first),
            fmt::format("{} {}", words.output, second));

@@ -378,7 +378,8 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   TransportOptions options = options_;
   options.timeout = timeout();
   return make_transport_communicator(
-      endpoint_, group, fmt::format("{}/{}.{}", group_id_, request.number, request.color),
+      endpoint_, group,
+      group_id_from(fmt::format("{}/{}.{}", group_id_, request.number, request.color)),
       std::move(addresses), options);
 }
 

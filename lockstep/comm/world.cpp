@@ -216,7 +216,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
         {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
 
   auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
-  std::string group_id = fmt::format("{}/{}", launch.run_id, launch.restart_count);
+  std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.restart_count));
   std::vector<EndpointAddress> addresses = {endpoint->address()};
   if (launch.world_size > 1) {
     // A process may join again after it has left: each time under keys of its own.

@@ -168,13 +168,13 @@ void GuardianProcess::spawn(int local_rank) {
   const net::Fd failure(ends[0]);
   net::Fd failure_of_rank(ends[1]);
   const Start start{.command = command_pointers.data(),
-              .environment = environment_pointers.data(),
-              .standard_input = nothing.get(),
-              .standard_output = rank.standard_output.get(),
-              .standard_error = rank.standard_error.get(),
-              .cpus = rank.cpus.empty() ? nullptr : &cpus,
-              .guardian = ::getpid(),
-              .failure = failure_of_rank.get()};
+                    .environment = environment_pointers.data(),
+                    .standard_input = nothing.get(),
+                    .standard_output = rank.standard_output.get(),
+                    .standard_error = rank.standard_error.get(),
+                    .cpus = rank.cpus.empty() ? nullptr : &cpus,
+                    .guardian = ::getpid(),
+                    .failure = failure_of_rank.get()};
   const pid_t pid = ::vfork();
   if (pid == 0) become_rank(start);
   int error = pid < 0 ? errno : 0;

@@ -70,12 +70,14 @@ Fd listen_tcp(const Address& address, int backlog) {
   throw UsageError("cannot listen on {}: {}", address.text(), last);
 }
 
-int local_port(const Fd& socket) {
+Address local_address(const Fd& socket) {
   SocketAddress self;
   self.length = sizeof(self.storage);
   ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&self.storage), &self.length);
-  return self.address().port;
+  return self.address();
 }
+
+int local_port(const Fd& socket) { return local_address(socket).port; }
 
 Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error) {
   error = 0;

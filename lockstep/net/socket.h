@@ -18,6 +18,7 @@ namespace lockstep::net {
 Fd listen_tcp(const Address& address, int backlog = 1024);
 
 // A port number that a listener ended up with.
+Address local_address(const Fd& socket);
 int local_port(const Fd& socket);
 
 // What a refused connection means: nobody listens there yet, or nobody does any more.

@@ -52,6 +52,7 @@ TEST(Bench, BadCommands) {
         Case{{"--min", "4Q"}, "--min is '4Q'"}, Case{{"--max", "0"}, "--max is '0'"},
         Case{{"--min", "2M", "--max", "1M"}, "--min 2M is larger than --max 1M"},
         Case{{"--dtype", "int3"}, "--dtype is 'int3'"},
+        Case{{"--report", "/tmp/x"}, "--report writes the JSON that --json asks for"},
         Case{{"--device", "gpu"}, "--device is 'gpu': choose cpu or cuda"},
         Case{{"--device", "cuda", "--allocated"}, "--allocated is memory of the host"},
         Case{{"--device", "cuda"}, "no device of kind 'cuda'"},

@@ -99,7 +99,8 @@ std::size_t blocks_of(const Parts& parts, std::size_t block) {
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather) {
   if (transport.size() == 1) return;  // the sum, mean, minimum and maximum of one are itself
-  if (data.size() <= kOneRoundBytes && gather == Gather::everyone)
+  if (data.size() <= std::min(kOneRoundBytes, transport.longest_view()) &&
+      gather == Gather::everyone)
     return all_reduce_one_round(transport, reduction, data);
 
   const std::size_t self = index(transport.rank());

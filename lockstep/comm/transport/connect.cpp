@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include <lockstep/base/hash.h>
 #include <lockstep/comm/transport/shm_link.h>
 #include <lockstep/comm/transport/tcp_link.h>
 #include <lockstep/net/socket.h>
@@ -16,6 +17,9 @@ namespace {
 // Long enough to bridge the moment between two ranks' arrivals, short enough not to take a core
 // from someone who computes.
 constexpr std::chrono::microseconds kSpin(50);
+
+// Ranks of a host that may interrupt each other whenever one of them falls asleep.
+constexpr std::size_t kMostInterrupted = 16;
 
 // Spinning pays only where every rank of this host can have a core to itself.
 std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses,
@@ -90,6 +94,13 @@ Topology topology_of(const std::vector<EndpointAddress>& addresses) {
   return topology;
 }
 
+std::string group_id_from(const std::string& text) {
+  constexpr std::size_t kLongest = 200;
+  if (text.size() <= kLongest) return text;
+  return fmt::format("{:016x}{:016x}/{}", hash_text(text), hash_text(text + "/"),
+                     text.substr(text.size() - kLongest / 2));
+}
+
 std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoint,
                                          const Membership& membership, Media media,
                                          Deadline deadline) {
@@ -109,8 +120,10 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
     return near && media != Media::tcp ? Medium::shared_memory : Medium::tcp;
   };
   const auto spin = spin_for(addresses, own.host);
-  const auto waiting =
-      spin.count() > 0 ? ShmSegment::Waiting::looking : ShmSegment::Waiting::asleep;
+  const auto num_near = topology.ranks_on(topology.host_of[static_cast<std::size_t>(self)]).size();
+  const auto payer = spin.count() > 0 && num_near <= kMostInterrupted
+                         ? ShmSegment::FencePayer::sleeper
+                         : ShmSegment::FencePayer::ringer;
   const auto mailbox = endpoint->open(membership.group_id);
   auto heap = std::make_shared<SharedHeap>();
   std::shared_ptr<ShmSegment> segment;
@@ -126,7 +139,7 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   const auto add_link = [&](int peer, net::Fd connection) {
     auto& link = links[static_cast<std::size_t>(peer)];
     if (medium_to(peer) == Medium::shared_memory) {
-      if (!segment) segment = std::make_shared<ShmSegment>(n, waiting);
+      if (!segment) segment = std::make_shared<ShmSegment>(n, payer);
       link = std::make_unique<ShmLink>(self, peer, std::move(connection), segment, heap, deadline);
     } else {
       link = std::make_unique<TcpLink>(

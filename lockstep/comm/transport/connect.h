@@ -28,6 +28,10 @@ struct Membership {
 // Which ranks share a host.
 Topology topology_of(const std::vector<EndpointAddress>& addresses);
 
+// A group's id, which every connection names, from a text of any length: run ids are the users',
+// and groups of groups of groups add to them.
+std::string group_id_from(const std::string& text);
+
 // Blocks until all links stand. CommError (timeout) names the ranks that did not come.
 std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoint,
                                          const Membership& membership, Media media,

@@ -129,7 +129,8 @@ Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
       unix_listener_(net::listen_unix(address_.unix_name)),
       tcp_listener_(net::listen_tcp(address_.tcp)),
       stop_event_(net::make_event()) {
-  address_.tcp.port = net::local_port(tcp_listener_);
+  // Numeric, so that nobody has to look a name up while a call waits.
+  address_.tcp = net::local_address(tcp_listener_);
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -253,8 +254,12 @@ bool Endpoint::advance(Greeting& greeting) {
                                  MSG_NOSIGNAL) != static_cast<ssize_t>(reply.size()))
       return true;
   }
-  if (greeting.acceptor.state() == net::Acceptor::State::welcomed)
+  if (greeting.acceptor.state() != net::Acceptor::State::welcomed) return true;
+  try {
     deliver(greeting.acceptor.purpose(), std::move(greeting.connection));
+  } catch (const std::exception& error) {
+    log::error("a connection is dropped: {}", error.what());
+  }
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include <lockstep/base/error.h>
 
@@ -20,7 +21,10 @@ bool take_part_in_heavy_fences() { return membarrier(MEMBARRIER_CMD_REGISTER_GLO
 
 void heavy_fence() {
   const bool done = membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-  LOCKSTEP_CHECK(done, "membarrier: errno {}", errno);
+  if (!done)
+    throw UsageError("the system call membarrier worked when this process joined its group, and is "
+                     "refused now ({}): allow it in the filter (seccomp) that was set since",
+                     std::strerror(errno));
 }
 
 }  // namespace lockstep::comm

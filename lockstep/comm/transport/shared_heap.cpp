@@ -24,7 +24,6 @@ std::optional<std::size_t> SharedHeap::Segment::take(std::size_t bytes) {
 }
 
 void SharedHeap::Segment::give_back(std::size_t offset, std::size_t bytes) {
-  memory->forget(offset, bytes);
   auto after = gaps.lower_bound(offset);
   if (after != gaps.end() && after->first == offset + bytes) {
     bytes += after->second;
@@ -77,10 +76,15 @@ SharedHeap::Segments::iterator SharedHeap::add_segment(std::size_t bytes) {
 
 // One empty segment of the usual size stays, for a program that takes and gives back by turns.
 void SharedHeap::free(std::byte* data, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto found = std::prev(segments_.upper_bound(data));
   Segment& segment = found->second;
-  segment.give_back(static_cast<std::size_t>(data - found->first), bytes);
+  const auto offset = static_cast<std::size_t>(data - found->first);
+  // Nobody else touches these pages before they are a gap, and giving up many takes a while.
+  lock.unlock();
+  segment.memory->forget(offset, bytes);
+  lock.lock();
+  segment.give_back(offset, bytes);
   if (!segment.empty()) return;
   const auto is_other_empty_one = [&](const auto& entry) {
     return entry.second.number != segment.number && entry.second.empty();

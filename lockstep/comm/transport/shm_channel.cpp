@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -66,6 +67,13 @@ bool ShmChannel::send(const Signal& signal, int descriptor) {
 void ShmChannel::announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory) {
   {
     const std::lock_guard lock(announcing_);
+    const auto unheard =
+        std::find_if(to_announce_.begin(), to_announce_.end(),
+                     [&](const Announcement& one) { return one.segment == segment; });
+    if (unheard != to_announce_.end()) {
+      to_announce_.erase(unheard);  // gone before the peer has heard of it
+      return;
+    }
     to_announce_.push_back({segment, memory});
   }
   announce_waiting();

@@ -135,6 +135,14 @@ std::byte* ShmLink::payload(const ShmSlot& slot) {
   return memory->data() + slot.offset;
 }
 
+// What lies in the sender's own memory is no message any more once the sender has failed: the
+// memory is its user's again. It says so before it gives the memory back.
+void ShmLink::check_still_there(const ShmSlot& slot) const {
+  if (slot.segment == 0) return;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (state() == PeerState::aborted) throw notice().error({}, self());
+}
+
 void ShmLink::consume() {
   incoming_->emptied.store(++received_, std::memory_order_release);
   ring_peer();
@@ -157,6 +165,7 @@ bool ShmLink::progress_receives() {
     if (size > 0) std::memcpy(receive.bytes.data() + receive.done, from, size);
     receive.done += size;
     const bool whole = receive.done == receive.bytes.size();
+    check_still_there(*slot);
     consume();
     moved = true;
     if (whole) receives_.pop_front();
@@ -187,7 +196,10 @@ std::optional<View> ShmLink::try_view(const Fingerprint& call, std::size_t bytes
   return View{data, slot->exchange != 0 ? data : nullptr};
 }
 
-void ShmLink::release_view() { consume(); }
+void ShmLink::release_view() {
+  check_still_there(incoming_->slots[received_ % ShmLayout::kSlots]);
+  consume();
+}
 
 void ShmLink::ring_peer() {
   if (needs_fence_) {
@@ -195,9 +207,11 @@ void ShmLink::ring_peer() {
   } else {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order as well
   }
-  if (peer_control_.sleeping.load(std::memory_order_relaxed) != 0 &&
-      peer_control_.sleeping.exchange(0, std::memory_order_relaxed) != 0)
-    channel_.wake_peer();
+  // Whoever is stopped in between has rung: nobody relies on a ring that never came.
+  std::uint32_t sleep = peer_control_.sleeping.load(std::memory_order_relaxed);
+  if (sleep == 0) return;
+  channel_.wake_peer();
+  peer_control_.sleeping.compare_exchange_strong(sleep, 0, std::memory_order_relaxed);
 }
 
 bool ShmLink::arm() {

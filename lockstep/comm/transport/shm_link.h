@@ -58,6 +58,7 @@ class ShmLink final : public Link {
   const ShmSlot* arrived() const;
   std::byte* payload(const ShmSlot& slot);
   std::optional<SharedHeap::Place> place_of(std::span<const std::byte> bytes) const;
+  void check_still_there(const ShmSlot& slot) const;
   void consume();
   void ring_peer();
 

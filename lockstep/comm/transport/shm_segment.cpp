@@ -27,9 +27,9 @@ ShmLayout::ShmLayout(int num_ranks) {
   segment_bytes = kPage + static_cast<std::size_t>(num_ranks) * ring_bytes;
 }
 
-ShmSegment::ShmSegment(int num_ranks, Waiting waiting)
+ShmSegment::ShmSegment(int num_ranks, FencePayer payer)
     : layout_(num_ranks), memory_(SharedMemory::create(layout_.segment_bytes)) {
-  control().heavy_fences = waiting == Waiting::looking && take_part_in_heavy_fences() ? 1 : 0;
+  control().heavy_fences = payer == FencePayer::sleeper && take_part_in_heavy_fences() ? 1 : 0;
 }
 
 ShmControl& ShmSegment::control() const { return *reinterpret_cast<ShmControl*>(memory_.data()); }
@@ -40,7 +40,8 @@ ShmControl& ShmSegment::control() const { return *reinterpret_cast<ShmControl*>(
 void ShmSegment::ask_for_rings() {
   ShmControl& mine = control();
   if (mine.sleeping.load(std::memory_order_relaxed) != 0) return;
-  mine.sleeping.store(1, std::memory_order_relaxed);
+  if (++num_sleeps_ == 0) ++num_sleeps_;
+  mine.sleeping.store(num_sleeps_, std::memory_order_relaxed);
   if (mine.heavy_fences != 0) {
     heavy_fence();
   } else {

@@ -31,7 +31,9 @@ struct ShmLayout {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  alignas(64) std::atomic<std::uint32_t> sleeping;  // set by the owner, cleared by who rings
+  // The number of the owner's sleep, 0 where it is awake or has been rung: set by the owner,
+  // cleared by who has rung.
+  alignas(64) std::atomic<std::uint32_t> sleeping;
   std::uint32_t heavy_fences;  // the owner makes one before it sleeps; fixed from the start
   alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
   alignas(64) std::atomic<std::uint32_t> closed;         // left in good order
@@ -62,11 +64,12 @@ struct ShmRing {
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  // How the ranks mostly wait. Who looks before it sleeps falls asleep rarely, so that it can take
-  // the cost of the fences between a rank that sleeps and those who ring it upon itself.
-  enum class Waiting { asleep, looking };
+  // Who pays for the fences between a rank that falls asleep and those who ring it. Ringing comes
+  // after every message; falling asleep is rare where ranks look for a while first, but a fence of
+  // the sleeper's interrupts every core that runs a rank.
+  enum class FencePayer { ringer, sleeper };
 
-  ShmSegment(int num_ranks, Waiting waiting);
+  ShmSegment(int num_ranks, FencePayer payer);
 
   const ShmLayout& layout() const { return layout_; }
   const SharedMemory& memory() const { return memory_; }
@@ -80,6 +83,7 @@ class ShmSegment {
  private:
   ShmLayout layout_;
   SharedMemory memory_;
+  std::uint32_t num_sleeps_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <thread>
 
 #include <lockstep/base/log.h>
 #include <lockstep/comm/transport/tcp_link.h>
@@ -74,7 +75,7 @@ void TcpLink::take_connection() {
 short TcpLink::wanted_events() const {
   if (!socket_ || state_ == State::aborted) return 0;
   short events = POLLIN;
-  if (waits_for_taker()) events = connected() ? POLLRDHUP : 0;
+  if (state_ != State::greeting && waits_for_taker()) events = connected() ? POLLRDHUP : 0;
   if (state_ == State::open && has_unwritten()) events |= POLLOUT;
   return events;
 }
@@ -175,9 +176,19 @@ void TcpLink::write_last_words(const Deadline& deadline) {
 
 void TcpLink::send_goodbye(Deadline deadline) {
   try {
+    // What the peer may still need goes out first, over a new connection where this one is broken.
+    while (!over() && !deadline.passed()) {
+      const bool broken = state() == PeerState::broken;
+      if (!has_unwritten() && !(broken && out_.keeps_any())) break;
+      if (broken) {
+        repair(deadline);
+        std::this_thread::sleep_for(milliseconds(5));
+      } else if (!progress()) {
+        net::wait_ready(socket_.get(), static_cast<short>(POLLIN | POLLOUT),
+                        Deadline::after(milliseconds(10)));
+      }
+    }
     if (!await_greeting(deadline)) return;
-    while (state_ == State::open && has_unwritten() && !deadline.passed())
-      if (!progress()) net::wait_ready(socket_.get(), POLLOUT, Deadline::after(milliseconds(10)));
     if (state_ != State::open || out_.inside_frame()) return;
     out_.set_control(FrameKind::goodbye);
     write_frame();

@@ -55,6 +55,8 @@ class TcpSender {
   // The same for a call that failed, whose frames will never be sent but for one that is half out.
   void own_half_written();
 
+  // Whether there are frames that the peer may not have.
+  bool keeps_any() const { return !frames_.empty(); }
   std::uint64_t num_frames() const { return next_number_ - 1; }
   std::uint64_t oldest_kept() const {
     return frames_.empty() ? next_number_ : frames_.front().header.number;

@@ -2,10 +2,11 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <thread>
+
+#include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
 
@@ -49,7 +50,7 @@ Transport::Transport(Settings settings, std::vector<std::unique_ptr<Link>> links
     : settings_(std::move(settings)),
       links_(std::move(links)),
       heap_(std::move(heap)),
-      interrupt_event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      interrupt_event_(net::make_event()),
       states_(links_.size(), PeerState::alive) {
   LOCKSTEP_CHECK(settings_.topology.host_of.size() == links_.size());
   for (const auto& link : links_)
@@ -103,6 +104,7 @@ void Transport::wait_received(int peer) {
 }
 
 View Transport::view(int peer, std::size_t bytes) {
+  LOCKSTEP_CHECK(bytes <= longest_view(), "{} bytes cannot be viewed", bytes);
   Link& from = link(peer);
   std::optional<View> found;
   guard([&] { found = from.try_view(call_, bytes); });

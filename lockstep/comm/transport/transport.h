@@ -78,7 +78,9 @@ class Transport {
 
   // Waits for the next message and returns it where it lies; release() gives it back.
   View view(int peer, std::size_t bytes);
-  void release(int peer) { link(peer).release_view(); }
+  void release(int peer) {
+    guard([&] { link(peer).release_view(); });
+  }
   // The longest message that can be viewed. The same on all ranks, so that they cut alike.
   std::size_t longest_view() const { return settings_.longest_view; }
 

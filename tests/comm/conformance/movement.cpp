@@ -111,6 +111,14 @@ void check_broadcast_of_lists(Suite& suite) {
   }
 }
 
+// Weights that a model uses in two places are in its list of parameters twice.
+void check_broadcast_of_shared_weights(Suite& suite) {
+  const at::Tensor wanted = message(at::kFloat, 1000, 0, 0);
+  const at::Tensor tensor = suite.rank() == 0 ? suite.place(wanted) : suite.room(1000, at::kFloat);
+  suite.group().broadcast({tensor, tensor}, 0).wait();
+  suite.expect_same(tensor, wanted, "one tensor twice");
+}
+
 // Nobody may leave a barrier before the last one has come. All ranks of a test share a clock.
 void check_barrier(Suite& suite) {
   for (int late = 0; late < suite.size(); ++late) {
@@ -165,6 +173,7 @@ void check_movement(Suite& suite) {
                      [](int from, int) { return std::int64_t{from == 0 ? 1000 : 0}; });
   });
   suite.cell("broadcast of a list", [&] { check_broadcast_of_lists(suite); });
+  suite.cell("broadcast of shared weights", [&] { check_broadcast_of_shared_weights(suite); });
   suite.cell("barrier", [&] { check_barrier(suite); });
 }
 

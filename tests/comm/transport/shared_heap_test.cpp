@@ -134,6 +134,37 @@ TEST(SharedHeap, RefusesWhatNoMachineHas) {
   EXPECT_THROW(noted.heap->allocate(SIZE_MAX / 2), UsageError);
 }
 
+// A rank whose call has failed does as it likes with its memory; a peer that was slow in the same
+// call, and finds the message only now, must not take what lies there for it.
+TEST(SharedHeap, AMessageIsGoneWhenItsSenderHasFailed) {
+  std::atomic<bool> receiver_began{false};
+  std::atomic<bool> sender_failed{false};
+  const auto errors = testing::try_ranks(2, {}, [&](Transport& transport) {
+    const Buffer buffer = transport.heap().allocate(8192);
+    const Bytes data(buffer.get(), 8192);
+    testing::begin_call(transport, {.sequence = 1}, milliseconds(20000));
+    if (transport.rank() == 0) {
+      while (!receiver_began) std::this_thread::yield();
+      transport.post_send(1, data);
+      transport.tell({.fault = Fault::aborted, .ranks = {0}, .explanation = "no more"});
+      std::fill(data.begin(), data.end(), std::byte{7});
+      sender_failed = true;
+    } else {
+      receiver_began = true;
+      while (!sender_failed) std::this_thread::yield();
+      transport.post_receive(0, data);
+      transport.end();
+    }
+  });
+  EXPECT_FALSE(errors[0]);
+  ASSERT_TRUE(errors[1]);
+  try {
+    std::rethrow_exception(errors[1]);
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.fault(), Fault::aborted) << error.what();
+  }
+}
+
 // A peer that computes does not read its socket, which holds some three hundred announcements.
 TEST(SharedHeap, ManySegmentsDoNotWaitForAPeerThatComputes) {
   std::atomic<bool> allocated{false};

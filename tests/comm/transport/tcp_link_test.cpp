@@ -192,6 +192,29 @@ TEST_F(TcpLinks, ANoticeOutlivesTheProcessThatSentIt) {
   EXPECT_EQ(right->notice().explanation, "rank 2 is gone");
 }
 
+// A connection that broke just before a rank leaves is made again: the peer needs what it sent.
+TEST_F(TcpLinks, LeavingWaitsForWhatIsNotOutYet) {
+  const auto left = link(0);
+  const auto right = link(1);
+  cut(*right);
+  ASSERT_TRUE(wait_for([&] {
+    left->progress();
+    return left->state() == PeerState::broken;
+  }));
+  const std::vector<std::byte> sent(100, std::byte{3});
+  left->post_send(call_, sent);
+  std::thread leaving([&] { left->send_goodbye(Deadline::after(kLong)); });
+  std::vector<std::byte> received(sent.size());
+  right->post_receive(call_, received);
+  EXPECT_TRUE(wait_for([&] {
+    if (right->state() == PeerState::broken) right->repair(Deadline::after(kLong));
+    right->progress();
+    return right->receives_done();
+  }));
+  leaving.join();
+  EXPECT_EQ(received, sent);
+}
+
 // What its last messages are acknowledged with finds nobody: that is no part of any call.
 TEST_F(TcpLinks, APeerThatHasLeftIsOwedNothing) {
   auto left = link(0);
