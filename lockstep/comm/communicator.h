@@ -133,8 +133,8 @@ class Communicator {
 
   // A tensor in memory that the backend reaches without a copy: the fast lane for buffers that are
   // communicated often. Every rank may call it on its own, at any time. Other ranks write results
-  // into it: once the group has failed, one that was stopped in the middle of a call may still do so
-  // when it goes on, so do not use the memory any more.
+  // into it: once the group has failed, one that was stopped in the middle of a call may still do
+  // so when it goes on, so do not use the memory any more.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
 
   // The last calls of this group, for reports.
