@@ -85,6 +85,11 @@ Recorder::Recorder(std::string group, int rank, std::vector<int> global_ranks, S
 }
 
 std::uint64_t Recorder::record(const Record& record) {
+  std::uint64_t last = last_sequence_.load(std::memory_order_relaxed);
+  while (last < record.sequence &&
+         !last_sequence_.compare_exchange_weak(last, record.sequence, std::memory_order_relaxed)) {
+  }
+
   const std::uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slot_of(number);
 
@@ -108,11 +113,6 @@ std::uint64_t Recorder::record(const Record& record) {
   slot.file.store(record.file, order);
   slot.line.store(record.line, order);
   slot.version.store(2 * number, order);
-
-  std::uint64_t last = last_sequence_.load(std::memory_order_relaxed);
-  while (last < record.sequence &&
-         !last_sequence_.compare_exchange_weak(last, record.sequence, std::memory_order_relaxed)) {
-  }
   return number;
 }
 
