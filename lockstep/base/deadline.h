@@ -25,6 +25,11 @@ class Deadline {
     return Deadline(now, now + std::chrono::duration_cast<Clock::duration>(span));
   }
 
+  // Without a look at the clock.
+  static Deadline never() {
+    return Deadline(Clock::time_point(), Clock::time_point(Clock::duration::max() / 2));
+  }
+
   Clock::time_point at() const { return at_; }
   bool passed() const { return Clock::now() >= at_; }
 

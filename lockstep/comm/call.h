@@ -44,7 +44,7 @@ struct Call {
   std::vector<at::Tensor> outputs;
   std::vector<Transfer> transfers;
   std::vector<std::uint64_t> transfer_sequences;
-  Deadline deadline = Deadline::after(milliseconds(0));
+  Deadline deadline = Deadline::never();
   Launch launch = Launch::in_background;
   std::uint64_t flight_entry = 0;  // what to give to the recorder when its state changes
 };

@@ -74,6 +74,13 @@ std::uint16_t hash_sizes(const std::vector<at::Tensor>& tensors) {
   return static_cast<std::uint16_t>(hash >> 48 | 1);
 }
 
+// Braces would copy the tensor.
+std::vector<at::Tensor> list_of(at::Tensor tensor) {
+  std::vector<at::Tensor> list;
+  list.push_back(std::move(tensor));
+  return list;
+}
+
 constexpr std::size_t kFlightEntries = 256;
 
 // Texts of records are made only when someone reads them.
@@ -162,7 +169,7 @@ void Communicator::check_multiple(const at::Tensor& whole, const at::Tensor& par
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, CallOptions options, Where where) {
-  return all_reduce(std::vector<at::Tensor>{std::move(tensor)}, op, options, where);
+  return all_reduce(list_of(std::move(tensor)), op, options, where);
 }
 
 Work Communicator::all_reduce(std::vector<at::Tensor> tensors, ReduceOp op, CallOptions options,
@@ -192,8 +199,8 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, CallOptions o
   call.fingerprint = {.count = static_cast<std::uint64_t>(output.numel()),
                       .operation = Operation::all_gather,
                       .dtype = dtype_of(input.scalar_type())};
-  call.inputs = {std::move(input)};
-  call.outputs = {std::move(output)};
+  call.inputs = list_of(std::move(input));
+  call.outputs = list_of(std::move(output));
   return start(std::move(call), options, where);
 }
 
@@ -214,7 +221,7 @@ Work Communicator::all_gather(std::vector<at::Tensor> outputs, at::Tensor input,
                       .dtype = dtype_of(input.scalar_type()),
                       .tensors = count_of(outputs),
                       .sizes = hash_sizes(outputs)};
-  call.inputs = {std::move(input)};
+  call.inputs = list_of(std::move(input));
   call.outputs = std::move(outputs);
   return start(std::move(call), options, where);
 }
@@ -232,8 +239,8 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp 
                       .dtype = dtype_of(input.scalar_type()),
                       .reduce_op = op};
   check_reduction(op, call.fingerprint.dtype, Operation::reduce_scatter);
-  call.inputs = {std::move(input)};
-  call.outputs = {std::move(output)};
+  call.inputs = list_of(std::move(input));
+  call.outputs = list_of(std::move(output));
   return start(std::move(call), options, where);
 }
 
@@ -258,7 +265,7 @@ Work Communicator::reduce_scatter(at::Tensor output, std::vector<at::Tensor> inp
                       .sizes = hash_sizes(inputs)};
   check_reduction(op, call.fingerprint.dtype, Operation::reduce_scatter);
   call.inputs = std::move(inputs);
-  call.outputs = {std::move(output)};
+  call.outputs = list_of(std::move(output));
   return start(std::move(call), options, where);
 }
 
@@ -276,8 +283,8 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, CallOptions o
   call.fingerprint = {.count = static_cast<std::uint64_t>(input.numel()),
                       .operation = Operation::all_to_all,
                       .dtype = dtype_of(input.scalar_type())};
-  call.inputs = {std::move(input)};
-  call.outputs = {std::move(output)};
+  call.inputs = list_of(std::move(input));
+  call.outputs = list_of(std::move(output));
   return start(std::move(call), options, where);
 }
 
@@ -303,7 +310,7 @@ Work Communicator::all_to_all(std::vector<at::Tensor> outputs, std::vector<at::T
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, CallOptions options, Where where) {
-  return broadcast(std::vector<at::Tensor>{std::move(tensor)}, root, options, where);
+  return broadcast(list_of(std::move(tensor)), root, options, where);
 }
 
 Work Communicator::broadcast(std::vector<at::Tensor> tensors, int root, CallOptions options,

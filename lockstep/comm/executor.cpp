@@ -61,25 +61,24 @@ void Executor::work() {
   }
 }
 
-// Runs the first job of the queue without holding the lock.
+// Runs the first job of the queue without holding the lock, and lets go of its tensors without it
+// as well: whatever their deleters do, nobody is held up.
 void Executor::run_next(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Job> job = queue_.front();
   running_ = true;
   std::exception_ptr error = failure_;
+  lock.unlock();
   if (!error) {
-    lock.unlock();
     try {
-      job->run_();
+      job->run();
     } catch (...) {
       error = std::current_exception();
       guarded([&] { on_failure_(error); });
     }
-    lock.lock();
-    if (error && !failure_) failure_ = error;
   }
-  lock.unlock();
-  job->run_ = nullptr;  // lets go of the tensors: whatever their deleters do, nobody is held up
+  job->let_go();
   lock.lock();
+  if (error && !failure_) failure_ = error;
   job->error_ = error;
   job->done_ = true;
   queue_.pop_front();
@@ -93,15 +92,15 @@ bool Executor::done(const Job& job) const {
   return job.done_;
 }
 
-bool Executor::wait(const std::shared_ptr<Job>& job, Deadline deadline) {
+bool Executor::wait(Job& job, Deadline deadline) {
   std::unique_lock lock(mutex_);
   // A waiter that has less time than the jobs it would have to run must not: it could not stop.
   bool may_run = true;
   for (const auto& before : queue_) {
     may_run = may_run && deadline.at() >= before->deadline_.at();
-    if (before == job) break;
+    if (before.get() == &job) break;
   }
-  while (!job->done_) {
+  while (!job.done_) {
     if (!running_ && may_run) {
       run_next(lock);
       continue;
@@ -111,10 +110,10 @@ bool Executor::wait(const std::shared_ptr<Job>& job, Deadline deadline) {
       if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
       changed_.notify_all();
     }
-    if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout && !job->done_)
+    if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout && !job.done_)
       return false;
   }
-  if (job->error_) std::rethrow_exception(job->error_);
+  if (job.error_) std::rethrow_exception(job.error_);
   return true;
 }
 

@@ -18,11 +18,19 @@ namespace lockstep::comm {
 // One call: what to run, and how it went.
 class Job {
  public:
-  Job(std::function<void()> run, Deadline deadline) : run_(std::move(run)), deadline_(deadline) {}
+  explicit Job(Deadline deadline) : deadline_(deadline) {}
+  virtual ~Job() = default;
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
 
  private:
   friend class Executor;
-  std::function<void()> run_;
+
+  // May throw whatever it likes.
+  virtual void run() = 0;
+  // Called once, run or not, before anyone hears that it is done: gives back what the job holds.
+  virtual void let_go() noexcept = 0;
+
   Deadline deadline_;
   bool done_ = false;
   std::exception_ptr error_;
@@ -43,7 +51,7 @@ class Executor {
   bool done(const Job& job) const;
 
   // Throws what the job threw. At the deadline throws nothing and returns false.
-  bool wait(const std::shared_ptr<Job>& job, Deadline deadline);
+  bool wait(Job& job, Deadline deadline);
 
   // Fails everything queued from now on; what runs now is not interrupted. `meanwhile` runs when
   // no job does.

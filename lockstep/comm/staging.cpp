@@ -46,7 +46,7 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
   return host;
 }
 
-void Staging::to_device(const at::Tensor& host, at::Tensor& tensor) {
+void Staging::to_device(const at::Tensor& host, const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
   // What the caller had enqueued on the tensor must not overtake the result.

@@ -22,7 +22,7 @@ class Staging {
   // Room for a result, with the tensor's shape.
   at::Tensor host_like(const at::Tensor& tensor);
   // Enqueues the copy back; finish() follows the last one.
-  void to_device(const at::Tensor& host, at::Tensor& tensor);
+  void to_device(const at::Tensor& host, const at::Tensor& tensor);
   void finish();
 
   // After finish(): orders the current stream after the copies, or waits for them.

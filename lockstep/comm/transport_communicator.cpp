@@ -38,58 +38,36 @@ std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_rank
   return parts;
 }
 
-// A call on its way through the executor.
-struct Flight {
-  Call call;
-  std::unique_ptr<Staging> staging;  // where the tensors are on a device
-};
+class TransportCommunicator;
 
-class Pending final : public PendingCall {
+// A call on its way through the executor, and what its caller waits for: one object, as small calls
+// are made of little else.
+class Flight final : public Job, public PendingCall {
  public:
-  Pending(std::shared_ptr<Executor> executor, std::shared_ptr<Job> job,
-          std::shared_ptr<Flight> flight, std::string group)
-      : executor_(std::move(executor)),
-        job_(std::move(job)),
-        flight_(std::move(flight)),
-        group_(std::move(group)) {}
+  Flight(TransportCommunicator& communicator, std::shared_ptr<Executor> executor, Call call,
+         std::unique_ptr<Staging> staging);
 
-  bool done() const override {
-    return executor_->done(*job_) && (!flight_->staging || flight_->staging->arrived());
-  }
+  const Call& call() const { return call_; }
+  // Null where the tensors are on the CPU.
+  Staging* staging() const { return staging_.get(); }
 
-  void wait() override {
-    wait_for_job(Deadline::after(milliseconds::max()));
-    if (flight_->staging) flight_->staging->order_current_stream();
-  }
-
-  void wait_on_host(Deadline deadline) override {
-    wait_for_job(deadline);
-    while (flight_->staging && !flight_->staging->arrived()) {
-      if (deadline.passed()) give_up(deadline);
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
+  bool done() const override { return executor_->done(*this) && arrived(); }
+  void wait() override;
+  void wait_on_host(Deadline deadline) override;
 
  private:
-  void wait_for_job(Deadline deadline) {
-    if (!executor_->wait(job_, deadline)) give_up(deadline);
-  }
+  void run() override;
+  void let_go() noexcept override;
+  bool arrived() const { return !staging_ || staging_->arrived(); }
+  void wait_for_job(Deadline deadline);
+  [[noreturn]] void give_up(Deadline deadline) const;
 
-  [[noreturn]] void give_up(Deadline deadline) const {
-    const Fingerprint& call = flight_->call.fingerprint;
-    throw CommError({.fault = Fault::timeout,
-                     .operation = name(call.operation),
-                     .group = group_,
-                     .sequence = call.sequence,
-                     .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
-                                                "over; it goes on.",
-                                                deadline.span_seconds())});
-  }
-
+  // There as long as the job may run; it may be gone when the caller waits.
+  TransportCommunicator& communicator_;
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Job> job_;
-  std::shared_ptr<Flight> flight_;
   std::string group_;
+  Call call_;
+  std::unique_ptr<Staging> staging_;
 };
 
 class TransportCommunicator final : public Communicator {
@@ -127,8 +105,9 @@ class TransportCommunicator final : public Communicator {
   at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
-  void run(Flight& flight);
-  void run_on_device(Flight& flight);
+  friend class Flight;
+  void run(const Flight& flight);
+  void run_on_device(const Call& call, Staging& staging);
   void run_on_host(const Call& call);
   void all_reduce_tensors(const Call& call, Algorithm algorithm);
   void run_exchange(const Call& call);
@@ -159,15 +138,57 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   const at::Tensor& sample = !call.outputs.empty()     ? call.outputs.front()
                              : !call.transfers.empty() ? call.transfers.front().tensor
                                                        : at::Tensor();
-  auto flight = std::make_shared<Flight>();
+  std::unique_ptr<Staging> staging;
   if (sample.defined() && !sample.device().is_cpu())
-    flight->staging = std::make_unique<Staging>(sample.device());
-  const Deadline deadline = call.deadline;
+    staging = std::make_unique<Staging>(sample.device());
   const Launch launch = call.launch;
-  flight->call = std::move(call);
-  auto job = std::make_shared<Job>([this, flight] { run(*flight); }, deadline);
-  executor_->submit(job, launch);
-  return std::make_shared<Pending>(executor_, std::move(job), std::move(flight), name());
+  auto flight = std::make_shared<Flight>(*this, executor_, std::move(call), std::move(staging));
+  executor_->submit(flight, launch);
+  return flight;
+}
+
+Flight::Flight(TransportCommunicator& communicator, std::shared_ptr<Executor> executor, Call call,
+               std::unique_ptr<Staging> staging)
+    : Job(call.deadline),
+      communicator_(communicator),
+      executor_(std::move(executor)),
+      group_(communicator.name()),
+      call_(std::move(call)),
+      staging_(std::move(staging)) {}
+
+void Flight::run() { communicator_.run(*this); }
+
+void Flight::let_go() noexcept {
+  call_.inputs.clear();
+  call_.outputs.clear();
+  call_.transfers.clear();
+}
+
+void Flight::wait() {
+  wait_for_job(Deadline::never());
+  if (staging_) staging_->order_current_stream();
+}
+
+void Flight::wait_on_host(Deadline deadline) {
+  wait_for_job(deadline);
+  while (!arrived()) {
+    if (deadline.passed()) give_up(deadline);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void Flight::wait_for_job(Deadline deadline) {
+  if (!executor_->wait(*this, deadline)) give_up(deadline);
+}
+
+void Flight::give_up(Deadline deadline) const {
+  throw CommError({.fault = Fault::timeout,
+                   .operation = name(call_.fingerprint.operation),
+                   .group = group_,
+                   .sequence = call_.fingerprint.sequence,
+                   .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
+                                              "over; it goes on.",
+                                              deadline.span_seconds())});
 }
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
@@ -178,13 +199,13 @@ CommError TransportCommunicator::complete(const CommError& error, const Fingerpr
   return CommError(std::move(details));
 }
 
-void TransportCommunicator::run(Flight& flight) {
-  const Call& call = flight.call;
+void TransportCommunicator::run(const Flight& flight) {
+  const Call& call = flight.call();
   recorder().mark(call.flight_entry, flight::State::started);
   try {
     transport_->begin(call.fingerprint, call.deadline);
-    if (flight.staging) {
-      run_on_device(flight);
+    if (flight.staging() != nullptr) {
+      run_on_device(call, *flight.staging());
     } else {
       run_on_host(call);
     }
@@ -197,15 +218,10 @@ void TransportCommunicator::run(Flight& flight) {
     throw;
   }
   recorder().mark(call.flight_entry, flight::State::finished);
-  flight.call.inputs.clear();
-  flight.call.outputs.clear();
-  flight.call.transfers.clear();
 }
 
 // The same call on host copies of its tensors.
-void TransportCommunicator::run_on_device(Flight& flight) {
-  Staging& staging = *flight.staging;
-  Call& call = flight.call;
+void TransportCommunicator::run_on_device(const Call& call, Staging& staging) {
   Call host;
   host.fingerprint = call.fingerprint;
   host.transfer_sequences = call.transfer_sequences;
@@ -265,6 +281,8 @@ void TransportCommunicator::run_on_host(const Call& call) {
 // Small tensors of a list are packed: one message is cheaper than many, and the bits are the same.
 void TransportCommunicator::all_reduce_tensors(const Call& call, Algorithm algorithm) {
   const Reduction reduction{call.fingerprint.dtype, call.fingerprint.reduce_op};
+  if (call.outputs.size() == 1)
+    return comm::all_reduce(*transport_, algorithm, reduction, bytes_of(call.outputs.front()));
   std::vector<Bytes> small;
   std::size_t small_bytes = 0;
   const auto flush = [&] {

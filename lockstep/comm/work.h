@@ -41,7 +41,7 @@ class Work {
   }
 
   // Blocks this thread until the result is in memory.
-  void wait_on_host() { wait_on_host(Deadline::after(milliseconds::max())); }
+  void wait_on_host() { wait_on_host(Deadline::never()); }
   void wait_on_host(Deadline deadline) {
     if (call_) call_->wait_on_host(deadline);
   }

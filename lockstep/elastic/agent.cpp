@@ -51,7 +51,7 @@ Agent::Agent(const Layout& layout, Guardian& guardian, Peers& peers,
       sinks_(sinks),
       signals_(signals),
       options_(options),
-      stage_deadline_(Deadline::after(milliseconds::max())),
+      stage_deadline_(Deadline::never()),
       pids_(outputs.size(), 0),
       num_running_(static_cast<int>(outputs.size())),
       last_progress_(Clock::now()) {}

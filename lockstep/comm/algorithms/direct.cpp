@@ -42,12 +42,12 @@ void combine_views(Transport& transport, const Reduction& reduction, const std::
 // The result goes to scratch first: until end() a message may have to be sent from `data`, for the
 // first time where a peer is slow to take it, or again where a connection broke.
 void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
-  const auto result = std::make_unique_for_overwrite<std::byte[]>(data.size());
+  const Bytes result = transport.scratch(data.size());
   for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
-  combine_views(transport, reduction, data.data(), result.get(),
+  combine_views(transport, reduction, data.data(), result.data(),
                 data.size() / reduction.element_bytes());
   transport.end();
-  if (!data.empty()) std::memcpy(data.data(), result.get(), data.size());
+  if (!data.empty()) std::memcpy(data.data(), result.data(), data.size());
 }
 
 // One rank's part of an all-reduce is worked through in blocks, so that blocks of one round travel

@@ -115,6 +115,14 @@ View Transport::view(int peer, std::size_t bytes) {
   return *found;
 }
 
+std::span<std::byte> Transport::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    scratch_bytes_ = bytes;
+  }
+  return {scratch_.get(), bytes};
+}
+
 void Transport::progress_all() {
   for (const auto& link : links_)
     if (link && !link->idle()) link->progress();

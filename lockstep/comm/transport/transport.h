@@ -91,6 +91,9 @@ class Transport {
     guard([&] { link(peer).post_exchange(call_, bytes); });
   }
 
+  // Room that stays as it is until the next time it is asked for, and is kept between calls.
+  std::span<std::byte> scratch(std::size_t bytes);
+
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
 
@@ -138,8 +141,11 @@ class Transport {
   std::optional<Clock::time_point> death_seen_;
   std::vector<int> first_dead_;
 
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
+
   Fingerprint call_;
-  Deadline deadline_ = Deadline::after(milliseconds(0));
+  Deadline deadline_ = Deadline::never();
 };
 
 }  // namespace lockstep::comm
