@@ -10,7 +10,8 @@ namespace lockstep::comm {
 
 namespace {
 
-constexpr std::size_t kBuffer = 64u << 10;
+// What comes behind a header is copied once more, so no more of it than a small message.
+constexpr std::size_t kBuffer = 16u << 10;
 // An acknowledgement travels on its own when this much has come and nothing went back.
 constexpr std::uint64_t kAcknowledgeFrames = 16;
 constexpr std::size_t kAcknowledgeBytes = 1u << 20;

@@ -10,10 +10,29 @@
 
 namespace lockstep::comm {
 
-void TcpSender::Frame::own() {
-  if (!owned.empty() || payload.empty()) return;
-  owned.assign(payload.begin(), payload.end());
-  payload = owned;
+namespace {
+
+// About as many frames as wait for an acknowledgement when a call ends.
+constexpr std::size_t kMostSpare = 4;
+
+}  // namespace
+
+void TcpSender::own(Frame& frame) {
+  if (!frame.owned.empty() || frame.payload.empty()) return;
+  if (!spare_.empty()) {
+    frame.owned = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  frame.owned.assign(frame.payload.begin(), frame.payload.end());
+  frame.payload = frame.owned;
+}
+
+// Memory of this size goes back to the kernel when it is freed, and comes page by page when it is
+// asked for again.
+void TcpSender::drop_first() {
+  if (frames_.front().owned.capacity() > 0 && spare_.size() < kMostSpare)
+    spare_.push_back(std::move(frames_.front().owned));
+  frames_.pop_front();
 }
 
 std::size_t TcpSender::add(const Fingerprint& call, std::span<const std::byte> message,
@@ -29,7 +48,7 @@ std::size_t TcpSender::add(const Fingerprint& call, std::span<const std::byte> m
 void TcpSender::set_control(FrameKind kind, std::span<const std::byte> payload) {
   LOCKSTEP_CHECK(!inside_frame());
   control_.emplace(Frame{{kind, payload}, payload, {}});
-  control_->own();
+  own(*control_);
 }
 
 Attempt TcpSender::write(const net::Fd& socket, std::uint64_t acknowledged) {
@@ -71,7 +90,7 @@ Attempt TcpSender::write(const net::Fd& socket, std::uint64_t acknowledged) {
 
 void TcpSender::acknowledge(std::uint64_t number) {
   while (next_ > 0 && frames_.front().header.number <= number) {
-    frames_.pop_front();
+    drop_first();
     --next_;
   }
 }
@@ -90,11 +109,11 @@ void TcpSender::forget_connection() {
 }
 
 void TcpSender::own_payloads() {
-  for (Frame& frame : frames_) frame.own();
+  for (Frame& frame : frames_) own(frame);
 }
 
 void TcpSender::own_half_written() {
-  if (inside_frame() && !control_) frames_[next_].own();
+  if (inside_frame() && !control_) own(frames_[next_]);
 }
 
 }  // namespace lockstep::comm

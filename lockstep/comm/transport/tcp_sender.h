@@ -67,15 +67,17 @@ class TcpSender {
     FrameHeader header;
     std::span<const std::byte> payload;
     std::vector<std::byte> owned;  // where the payload is, once own()ed
-
-    void own();
   };
+
+  void own(Frame& frame);
+  void drop_first();
 
   std::deque<Frame> frames_;
   std::size_t next_ = 0;          // index of the first frame that is not out
   std::optional<Frame> control_;  // being written, or next
   std::size_t written_ = 0;       // bytes of the frame being written
   std::uint64_t next_number_ = 1;
+  std::vector<std::vector<std::byte>> spare_;  // memory of dropped frames, for the next ones
 };
 
 }  // namespace lockstep::comm

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include <lockstep/base/hash.h>
+#include <lockstep/base/crc32c.h>
 
 namespace lockstep::comm::faults {
 

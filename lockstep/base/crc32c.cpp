@@ -1,10 +1,10 @@
-#include <lockstep/base/hash.h>
+#include <lockstep/base/crc32c.h>
 
 #include <array>
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <arm_acle.h>
 #include <asm/hwcap.h>
@@ -21,9 +21,14 @@ constexpr std::uint32_t kPolynomial = 0x82f63b78u;  // reflected
 // lets three blocks be hashed side by side, which hides the instruction's latency.
 constexpr std::size_t kLane = 1024;
 
+// Multiplies by x, in reflected order, modulo the polynomial.
+constexpr std::uint32_t step_bit(std::uint32_t crc) {
+  return (crc >> 1) ^ ((crc & 1) != 0 ? kPolynomial : 0);
+}
+
 constexpr std::uint32_t step_byte(std::uint32_t crc, std::uint8_t byte) {
   crc ^= byte;
-  for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? kPolynomial : 0);
+  for (int bit = 0; bit < 8; ++bit) crc = step_bit(crc);
   return crc;
 }
 
@@ -115,14 +120,96 @@ LOCKSTEP_CRC_TARGET std::uint32_t crc_instruction(const std::byte* at, std::size
 }
 #endif
 
+#if defined(__x86_64__)
+#define LOCKSTEP_WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,sse4.2")))
+
+// A product without carries moves 128 bits of message forward by `bits`: modulo the polynomial, the
+// two halves times these constants are the same as they were where they stood.
+struct Forward {
+  std::uint64_t low;
+  std::uint64_t high;
+
+  explicit constexpr Forward(int bits) : low(power(bits + 32)), high(power(bits - 32)) {}
+
+  // x to the n-th, reflected; the product of two reflected numbers is one bit short.
+  static constexpr std::uint64_t power(int n) {
+    std::uint32_t value = 0x80000000u;
+    for (int i = 0; i < n; ++i) value = step_bit(value);
+    return std::uint64_t{value} << 1;
+  }
+};
+
+LOCKSTEP_WIDE_TARGET inline __m512i load512(const std::byte* at) { return _mm512_loadu_si512(at); }
+
+LOCKSTEP_WIDE_TARGET inline __m512i forward(__m512i value, __m512i by, __m512i onto) {
+  constexpr int kXorOfThree = 0x96;
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, by, 0x00),
+                                   _mm512_clmulepi64_epi128(value, by, 0x11), onto, kXorOfThree);
+}
+
+LOCKSTEP_WIDE_TARGET inline __m512i wide(const Forward& by) {
+  const auto low = static_cast<long long>(by.low);
+  const auto high = static_cast<long long>(by.high);
+  return _mm512_set_epi64(high, low, high, low, high, low, high, low);
+}
+
+// Four vectors at a time are moved onto the next four; what is left of them at the end is as long
+// as one instruction takes.
+LOCKSTEP_WIDE_TARGET std::uint32_t crc_wide(const std::byte* at, std::size_t size,
+                                            std::uint32_t crc) {
+  constexpr std::size_t kVector = 64;
+  constexpr std::size_t kStep = 4 * kVector;
+  if (size < 2 * kStep) return crc_instruction(at, size, crc);
+  constexpr Forward kFourVectors(8 * kStep);
+  constexpr Forward kOneVector(8 * kVector);
+  const __m512i step = wide(kFourVectors);
+  __m512i a = _mm512_xor_si512(load512(at), _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0, crc));
+  __m512i b = load512(at + kVector);
+  __m512i c = load512(at + 2 * kVector);
+  __m512i d = load512(at + 3 * kVector);
+  for (at += kStep, size -= kStep; size >= kStep; at += kStep, size -= kStep) {
+    a = forward(a, step, load512(at));
+    b = forward(b, step, load512(at + kVector));
+    c = forward(c, step, load512(at + 2 * kVector));
+    d = forward(d, step, load512(at + 3 * kVector));
+  }
+  const __m512i one = wide(kOneVector);
+  d = forward(forward(forward(a, one, b), one, c), one, d);
+  alignas(kVector) std::uint64_t rest[8];
+  _mm512_store_si512(rest, d);
+  crc = 0;
+  for (const std::uint64_t word : rest) crc = step64(crc, word);
+  return crc_instruction(at, size, crc);
+}
+
+bool have_wide() {
+  return have_instruction() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("vpclmulqdq");
+}
+#endif
+
+template <std::uint32_t (*compute)(const std::byte*, std::size_t, std::uint32_t)>
+std::uint32_t complemented(std::span<const std::byte> bytes, std::uint32_t seed) {
+  return ~compute(bytes.data(), bytes.size(), ~seed);
+}
+
 }  // namespace
 
-std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
-#if defined(LOCKSTEP_CRC_TARGET)
-  static const bool fast = have_instruction();
-  if (fast) return ~crc_instruction(bytes.data(), bytes.size(), ~seed);
+std::vector<Crc32cMethod> crc32c_methods() {
+  std::vector<Crc32cMethod> methods;
+#if defined(LOCKSTEP_WIDE_TARGET)
+  if (have_wide()) methods.push_back({"products of vectors", complemented<crc_wide>});
 #endif
-  return ~crc_plain(bytes.data(), bytes.size(), ~seed);
+#if defined(LOCKSTEP_CRC_TARGET)
+  if (have_instruction()) methods.push_back({"instruction", complemented<crc_instruction>});
+#endif
+  methods.push_back({"tables", complemented<crc_plain>});
+  return methods;
+}
+
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed) {
+  static const auto fastest = crc32c_methods().front().compute;
+  return fastest(bytes, seed);
 }
 
 }  // namespace lockstep
