@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/comm/algorithms/collectives.h>
-#include <lockstep/comm/executor.h>
 #include <lockstep/comm/scalar_type.h>
-#include <lockstep/comm/staging.h>
+#include <lockstep/comm/transport_call.h>
 #include <lockstep/flight/dump.h>
 
 namespace lockstep::comm {
@@ -38,39 +36,7 @@ std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_rank
   return parts;
 }
 
-class TransportCommunicator;
-
-// A call on its way through the executor, and what its caller waits for: one object, as small calls
-// are made of little else.
-class Flight final : public Job, public PendingCall {
- public:
-  Flight(TransportCommunicator& communicator, std::shared_ptr<Executor> executor, Call call,
-         std::unique_ptr<Staging> staging);
-
-  const Call& call() const { return call_; }
-  // Null where the tensors are on the CPU.
-  Staging* staging() const { return staging_.get(); }
-
-  bool done() const override { return executor_->done(*this) && arrived(); }
-  void wait() override;
-  void wait_on_host(Deadline deadline) override;
-
- private:
-  void run() override;
-  void let_go() noexcept override;
-  bool arrived() const { return !staging_ || staging_->arrived(); }
-  void wait_for_job(Deadline deadline);
-  [[noreturn]] void give_up(Deadline deadline) const;
-
-  // There as long as the job may run; it may be gone when the caller waits.
-  TransportCommunicator& communicator_;
-  std::shared_ptr<Executor> executor_;
-  std::string group_;
-  Call call_;
-  std::unique_ptr<Staging> staging_;
-};
-
-class TransportCommunicator final : public Communicator {
+class TransportCommunicator final : public Communicator, public CallRunner {
  public:
   TransportCommunicator(std::shared_ptr<Endpoint> endpoint, const GroupInfo& group,
                         std::string group_id, std::vector<EndpointAddress> addresses,
@@ -105,10 +71,10 @@ class TransportCommunicator final : public Communicator {
   at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
-  friend class Flight;
-  void run(const Flight& flight);
+  void run_call(const Call& call, Staging* staging) override;
   void run_on_device(const Call& call, Staging& staging);
   void run_on_host(const Call& call);
+  void run_algorithm(const Call& call);
   void all_reduce_tensors(const Call& call, Algorithm algorithm);
   void run_exchange(const Call& call);
   void tell_all(const std::exception_ptr& error);
@@ -142,53 +108,10 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   if (sample.defined() && !sample.device().is_cpu())
     staging = std::make_unique<Staging>(sample.device());
   const Launch launch = call.launch;
-  auto flight = std::make_shared<Flight>(*this, executor_, std::move(call), std::move(staging));
-  executor_->submit(flight, launch);
-  return flight;
-}
-
-Flight::Flight(TransportCommunicator& communicator, std::shared_ptr<Executor> executor, Call call,
-               std::unique_ptr<Staging> staging)
-    : Job(call.deadline),
-      communicator_(communicator),
-      executor_(std::move(executor)),
-      group_(communicator.name()),
-      call_(std::move(call)),
-      staging_(std::move(staging)) {}
-
-void Flight::run() { communicator_.run(*this); }
-
-void Flight::let_go() noexcept {
-  call_.inputs.clear();
-  call_.outputs.clear();
-  call_.transfers.clear();
-}
-
-void Flight::wait() {
-  wait_for_job(Deadline::never());
-  if (staging_) staging_->order_current_stream();
-}
-
-void Flight::wait_on_host(Deadline deadline) {
-  wait_for_job(deadline);
-  while (!arrived()) {
-    if (deadline.passed()) give_up(deadline);
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
-
-void Flight::wait_for_job(Deadline deadline) {
-  if (!executor_->wait(*this, deadline)) give_up(deadline);
-}
-
-void Flight::give_up(Deadline deadline) const {
-  throw CommError({.fault = Fault::timeout,
-                   .operation = name(call_.fingerprint.operation),
-                   .group = group_,
-                   .sequence = call_.fingerprint.sequence,
-                   .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
-                                              "over; it goes on.",
-                                              deadline.span_seconds())});
+  auto pending = std::make_shared<TransportCall>(*this, executor_, name(), std::move(call),
+                                                 std::move(staging));
+  executor_->submit(pending, launch);
+  return pending;
 }
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
@@ -199,13 +122,12 @@ CommError TransportCommunicator::complete(const CommError& error, const Fingerpr
   return CommError(std::move(details));
 }
 
-void TransportCommunicator::run(const Flight& flight) {
-  const Call& call = flight.call();
+void TransportCommunicator::run_call(const Call& call, Staging* staging) {
   recorder().mark(call.flight_entry, flight::State::started);
   try {
     transport_->begin(call.fingerprint, call.deadline);
-    if (flight.staging() != nullptr) {
-      run_on_device(call, *flight.staging());
+    if (staging != nullptr) {
+      run_on_device(call, *staging);
     } else {
       run_on_host(call);
     }
@@ -246,6 +168,16 @@ void TransportCommunicator::run_on_device(const Call& call, Staging& staging) {
 }
 
 void TransportCommunicator::run_on_host(const Call& call) {
+  try {
+    run_algorithm(call);
+  } catch (...) {
+    transport_->abandon();
+    throw;
+  }
+  transport_->finish();
+}
+
+void TransportCommunicator::run_algorithm(const Call& call) {
   const Fingerprint& fingerprint = call.fingerprint;
   const Reduction reduction{fingerprint.dtype, fingerprint.reduce_op};
   const Algorithm algorithm =

@@ -62,7 +62,7 @@ class AllReduce {
         element_(reduction.element_bytes()),
         wide_(reduction.accumulator_bytes()),
         count_(data.size() / element_),
-        partial_(count_ * wide_),
+        partial_(transport.scratch(count_ * wide_)),
         blocks_(blocks_of(transport.size())) {
     while (transport.rank() >= blocks_[mine_].first + blocks_[mine_].size) ++mine_;
     index_ = transport.rank() - blocks_[mine_].first;
@@ -181,7 +181,7 @@ class AllReduce {
   std::size_t element_;
   std::size_t wide_;
   std::size_t count_;
-  std::vector<std::byte> partial_;
+  Bytes partial_;
   std::vector<Block> blocks_;
   std::size_t mine_ = 0;  // which block this rank is in
   int index_ = 0;         // and where in it

@@ -15,12 +15,12 @@ constexpr std::size_t kChunkBytes = 8u << 20;
 
 // This host's partial results of a row of elements, one row after the other: what the others of the
 // host send us, in pieces they and we cut alike, combined with `mine`.
-std::vector<std::byte> combine_own_host(Transport& transport, const Hosts& hosts,
-                                        const Reduction& reduction, ConstBytes mine) {
+Bytes combine_own_host(Transport& transport, const Hosts& hosts, const Reduction& reduction,
+                       ConstBytes mine) {
   const std::size_t element = reduction.element_bytes();
   const std::size_t wide = reduction.accumulator_bytes();
   const std::size_t stride = mine.size() / element * wide;
-  std::vector<std::byte> partials(stride * hosts.partials[index(hosts.own)].size());
+  const Bytes partials = transport.scratch(stride * hosts.partials[index(hosts.own)].size());
   for_pieces(
       mine.size() / element, transport.longest_view() / element,
       [&](std::size_t begin, std::size_t count) {
@@ -95,11 +95,11 @@ class AllReduceChunk {
     const std::size_t wide = reduction_.accumulator_bytes();
     const std::size_t num_partials = hosts_.partials[index(hosts_.own)].size();
     const std::size_t stride = mine.size() / element_ * wide;
-    const auto whole = combine_own_host(transport_, hosts_, reduction_, mine);
+    const Bytes whole = combine_own_host(transport_, hosts_, reduction_, mine);
     own_.resize(hosts_.count());
     for (std::size_t host = 0; host < hosts_.count(); ++host) {
       const Part part = share(host);
-      own_[host].resize(part.count * wide * num_partials);
+      own_[host] = transport_.scratch(part.count * wide * num_partials);
       for (std::size_t i = 0; i < num_partials && part.count > 0; ++i)
         std::memcpy(own_[host].data() + i * part.count * wide,
                     whole.data() + i * stride + part.begin * wide, part.count * wide);
@@ -113,8 +113,8 @@ class AllReduceChunk {
     for (std::size_t host = 0; host < hosts_.count(); ++host) {
       if (host == self) continue;
       transport_.post_send(lane_server(host), own_[host]);
-      theirs_[host].resize(part.count * reduction_.accumulator_bytes() *
-                           hosts_.partials[host].size());
+      theirs_[host] = transport_.scratch(part.count * reduction_.accumulator_bytes() *
+                                         hosts_.partials[host].size());
       transport_.post_receive(lane_server(host), theirs_[host]);
     }
     std::vector<const std::byte*> parts;
@@ -159,8 +159,8 @@ class AllReduceChunk {
   Bytes data_;
   std::size_t element_;
   std::size_t lanes_;
-  std::vector<std::vector<std::byte>> own_;     // this host's partials of each host's share
-  std::vector<std::vector<std::byte>> theirs_;  // other hosts' partials of our share
+  std::vector<Bytes> own_;     // this host's partials of each host's share
+  std::vector<Bytes> theirs_;  // other hosts' partials of our share
 };
 
 // Which rank of a host passes things on for a rank elsewhere.
@@ -199,22 +199,21 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
     if (combiner_of(rank) != self)
       send_to_combiner(transport, reduction, combiner_of(rank), inputs[index(rank)]);
   // Partials for each rank this one combines for, itself included.
-  std::vector<std::vector<std::byte>> combined(index(transport.size()));
+  std::vector<Bytes> combined(index(transport.size()));
   for (int rank = 0; rank < transport.size(); ++rank) {
     if (combiner_of(rank) != self) continue;
-    auto& partials = combined[index(rank)];
+    Bytes& partials = combined[index(rank)];
     partials = combine_own_host(transport, hosts, reduction, inputs[index(rank)]);
     if (rank != self) transport.post_send(rank, partials);
   }
   const std::size_t count = output.size() / element;
-  std::vector<std::vector<std::byte>> received(hosts.count());
   std::vector<const std::byte*> parts(hosts.count());
   for (std::size_t host = 0; host < hosts.count(); ++host) {
     parts[host] = combined[index(self)].data();
     if (host == own_host) continue;
-    received[host].resize(count * wide * hosts.partials[host].size());
-    transport.post_receive(deputy_for(hosts, host, self), received[host]);
-    parts[host] = received[host].data();
+    const Bytes theirs = transport.scratch(count * wide * hosts.partials[host].size());
+    transport.post_receive(deputy_for(hosts, host, self), theirs);
+    parts[host] = theirs.data();
   }
   for (std::size_t host = 0; host < hosts.count(); ++host)
     if (host != own_host) transport.wait_received(deputy_for(hosts, host, self));

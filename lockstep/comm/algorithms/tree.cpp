@@ -37,7 +37,7 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
 
   // Partial results of the whole; sums in the data's own type could stay in place, but peers may
   // be reading it.
-  std::vector<std::byte> partial(count * wide);
+  const Bytes partial = transport.scratch(count * wide);
   widen(reduction, data.data(), partial.data(), count);
   std::size_t at = 0;
   do {

@@ -5,16 +5,12 @@
 #include <mutex>
 #include <thread>
 
-#ifndef USE_C10D_NCCL
-#define USE_C10D_NCCL  // c10d's header is empty without
-#endif
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
@@ -22,7 +18,7 @@
 #include <lockstep/comm/engines/engine_group.h>
 #include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/engines/host_communicator.h>
-#include <lockstep/comm/engines/reduction.h>
+#include <lockstep/comm/engines/nccl_collectives.h>
 #include <lockstep/comm/engines/split_plan.h>
 
 namespace lockstep::comm::engines {
@@ -32,31 +28,13 @@ namespace {
 // c10d ends the process at its own timeout; deadlines are ours.
 constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 
-using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-c10d::ReduceOp c10d_op(BasicOp op) {
-  switch (op) {
-    case BasicOp::min: return c10d::ReduceOp::MIN;
-    case BasicOp::max: return c10d::ReduceOp::MAX;
-    case BasicOp::sum: break;
-  }
-  return c10d::ReduceOp::SUM;
-}
-
-Tensors byte_aliases(const Tensors& tensors) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(byte_alias(tensor));
-  return result;
-}
-
 // A call on the device: over when its event is. Thread-safe.
 class DeviceCall final : public PendingCall {
  public:
   explicit DeviceCall(std::shared_ptr<EngineCall> call) : call_(std::move(call)) {}
 
   // What has been enqueued on the stream so far is the call.
-  void enqueued(const c10::cuda::CUDAStream& stream, std::vector<WorkPtr> works) {
+  void enqueued(const c10::cuda::CUDAStream& stream, std::vector<NcclWork> works) {
     works_ = std::move(works);
     finished_.record(stream);
   }
@@ -87,7 +65,7 @@ class DeviceCall final : public PendingCall {
 
   // What NCCL has reported about it; empty where nothing.
   std::string problem() const {
-    for (const WorkPtr& work : works_) {
+    for (const NcclWork& work : works_) {
       const std::exception_ptr error = work->exception();
       if (!error) continue;
       try {
@@ -104,7 +82,7 @@ class DeviceCall final : public PendingCall {
  private:
   const std::shared_ptr<EngineCall> call_;
   mutable at::cuda::CUDAEvent finished_;
-  std::vector<WorkPtr> works_;
+  std::vector<NcclWork> works_;
 };
 
 class NcclCommunicator final : public Communicator {
@@ -157,7 +135,8 @@ class NcclCommunicator final : public Communicator {
       pg_ = c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank(), size(), settings);
       // NCCL connects at the first call, which all ranks have to make.
       const c10::cuda::CUDAStreamGuard guard(stream_);
-      Tensors token{at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_))};
+      std::vector<at::Tensor> token{
+          at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_))};
       engine().allreduce(token)->wait();
       wait_for_stream(deadline, "connecting nccl");
     } catch (const Error&) {
@@ -205,9 +184,7 @@ class NcclCommunicator final : public Communicator {
     ready.block(stream_);
     engine_call.start();
     try {
-      std::vector<WorkPtr> works;
-      enqueue(engine_call.call(), works);
-      pending->enqueued(stream_, std::move(works));
+      pending->enqueued(stream_, enqueue_collective(engine(), engine_call.call(), size(), device_));
     } catch (const std::exception& error) {
       failed_ = true;
       group_->engine_failed(engine_call, error.what());
@@ -228,137 +205,6 @@ class NcclCommunicator final : public Communicator {
       group_->fail(error.details());
       group_->check_alive(comm::name(call.call().fingerprint.operation));
     }
-  }
-
-  // On our stream, which the result is ordered after.
-  void order(WorkPtr work, std::vector<WorkPtr>& works) {
-    work->wait();
-    works.push_back(std::move(work));
-  }
-
-  void all_reduce(const at::Tensor& tensor, BasicOp op, std::vector<WorkPtr>& works) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d_op(op);
-    Tensors tensors{tensor};
-    order(engine().allreduce(tensors, options), works);
-  }
-
-  void reduce_scatter(const Call& call, std::vector<WorkPtr>& works) {
-    const ReduceOp op = call.fingerprint.reduce_op;
-    const DType dtype = call.fingerprint.dtype;
-    const bool sums = op == ReduceOp::sum || op == ReduceOp::mean;
-    const bool native =
-        dtype == DType::float32 || dtype == DType::float64
-            ? sums
-            : dtype == DType::int32 || dtype == DType::int64 || dtype == DType::uint8;
-    const at::Tensor& output = call.outputs.front();
-    if (native && call.inputs.size() == 1) {
-      at::Tensor to = flat_alias(output);
-      at::Tensor from = flat_alias(call.inputs.front());
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = op == ReduceOp::min   ? c10d_op(BasicOp::min)
-                         : op == ReduceOp::max ? c10d_op(BasicOp::max)
-                                               : c10d_op(BasicOp::sum);
-      order(engine()._reduce_scatter_base(to, from, options), works);
-      if (op == ReduceOp::mean) to.div_(size());
-      return;
-    }
-    // Every rank gets all versions of its part and reduces them itself, 16-bit numbers in float32.
-    const at::Tensor parts = at::empty({size(), output.numel()}, output.options());
-    Tensors to = parts.unbind(0);
-    Tensors from;
-    if (call.inputs.size() == 1)
-      from = flat_alias(call.inputs.front()).chunk(size());
-    else
-      for (const at::Tensor& input : call.inputs) from.push_back(flat_alias(input));
-    order(engine().alltoall(to, from), works);
-    if (output.numel() > 0) reduce_locally(to, op, output);
-  }
-
-  void all_gather(const Call& call, std::vector<WorkPtr>& works) {
-    at::Tensor from = byte_alias(call.inputs.front());
-    if (call.outputs.size() == 1) {
-      at::Tensor to = byte_alias(call.outputs.front());
-      order(engine()._allgather_base(to, from), works);
-      return;
-    }
-    std::vector<Tensors> to{byte_aliases(call.outputs)};
-    Tensors inputs{from};
-    order(engine().allgather(to, inputs), works);
-  }
-
-  void all_to_all(const Call& call, std::vector<WorkPtr>& works) {
-    if (call.outputs.size() == 1) {
-      at::Tensor to = byte_alias(call.outputs.front());
-      at::Tensor from = byte_alias(call.inputs.front());
-      std::vector<std::int64_t> even;
-      order(engine().alltoall_base(to, from, even, even), works);
-      return;
-    }
-    Tensors to = byte_aliases(call.outputs);
-    Tensors from = byte_aliases(call.inputs);
-    order(engine().alltoall(to, from), works);
-  }
-
-  void broadcast(const Call& call, std::vector<WorkPtr>& works) {
-    c10d::BroadcastOptions options;
-    options.rootRank = call.fingerprint.root;
-    for (const at::Tensor& tensor : call.outputs) {
-      if (tensor.numel() == 0) continue;
-      Tensors bytes{byte_alias(tensor)};
-      order(engine().broadcast(bytes, options), works);
-    }
-  }
-
-  void exchange(const Call& call, std::vector<WorkPtr>& works) {
-    std::vector<const Transfer*> transfers;
-    for (const Transfer& transfer : call.transfers)
-      if (transfer.tensor.numel() > 0) transfers.push_back(&transfer);
-    if (transfers.empty()) return;
-    engine().startCoalescing();
-    for (const Transfer* transfer : transfers) {
-      Tensors bytes{byte_alias(transfer->tensor)};
-      if (transfer->direction == Transfer::Direction::send)
-        engine().send(bytes, transfer->peer, 0);
-      else
-        engine().recv(bytes, transfer->peer, 0);
-    }
-    order(engine().endCoalescing(), works);
-  }
-
-  void enqueue(const Call& call, std::vector<WorkPtr>& works) {
-    const auto is_empty = [](const Tensors& tensors) {
-      return std::all_of(tensors.begin(), tensors.end(),
-                         [](const at::Tensor& tensor) { return tensor.numel() == 0; });
-    };
-    const Operation operation = call.fingerprint.operation;
-    switch (operation) {
-      case Operation::all_reduce: {
-        if (is_empty(call.outputs)) return;
-        const Carrier carrier = carry(call.outputs, call.fingerprint.reduce_op);
-        all_reduce(carrier.tensor, carrier.op, works);
-        restore(carrier, call.fingerprint.reduce_op, size(), call.outputs);
-        return;
-      }
-      case Operation::barrier:
-        all_reduce(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_)),
-                   BasicOp::sum, works);
-        return;
-      case Operation::all_gather:
-        if (!is_empty(call.outputs)) all_gather(call, works);
-        return;
-      case Operation::reduce_scatter:
-        if (!is_empty(call.inputs)) reduce_scatter(call, works);
-        return;
-      case Operation::all_to_all:
-        // Uneven parts may be empty here and not on another rank.
-        if (call.inputs.size() > 1 || !is_empty(call.inputs)) all_to_all(call, works);
-        return;
-      case Operation::broadcast: return broadcast(call, works);
-      case Operation::exchange: return exchange(call, works);
-      case Operation::split: break;
-    }
-    LOCKSTEP_CHECK(false, "{} is no call", comm::name(operation));
   }
 
   std::vector<std::shared_ptr<DeviceCall>> outstanding() {

@@ -87,7 +87,7 @@ class Link {
   virtual void end_call() {}
 
   // Called when a call fails, while its memory is still there: nothing may refer to it afterwards.
-  virtual void abandon_call() {
+  virtual void abandon_call() noexcept {
     sends_.clear();
     receives_.clear();
   }

@@ -222,7 +222,7 @@ bool ShmLink::arm() {
   return !settled && !can_receive && !can_send;
 }
 
-void ShmLink::abandon_call() {
+void ShmLink::abandon_call() noexcept {
   Link::abandon_call();
   answers_.clear();
 }

@@ -26,7 +26,7 @@ class ShmLink final : public Link {
   void release_view() override;
   std::size_t longest_view() const override { return segment_->layout().slot_bytes; }
   bool can_exchange() const override { return true; }
-  void abandon_call() override;
+  void abandon_call() noexcept override;
   void begin_call() override;
   int descriptor() const override { return channel_.descriptor(); }
   short wanted_events() const override;

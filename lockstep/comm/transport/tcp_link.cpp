@@ -1,6 +1,8 @@
 // The link's messages; tcp_connection.cpp looks after the connection that carries them.
 #include <lockstep/comm/transport/tcp_link.h>
 
+#include <new>
+
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm {
@@ -182,11 +184,16 @@ bool TcpLink::sends_done() const { return sends_.empty() && out_.data_out(); }
 
 void TcpLink::end_call() { out_.own_payloads(); }
 
-// A frame that is half out has to be finished before anything else can be said.
-void TcpLink::abandon_call() {
+// A frame that is half out has to be finished before anything else can be said on this connection.
+// Where there is no memory to keep it, the connection ends, and the peer asks our endpoint why.
+void TcpLink::abandon_call() noexcept {
   Link::abandon_call();
-  out_.own_half_written();
   in_.divert();
+  try {
+    out_.own_half_written();
+  } catch (const std::bad_alloc&) {
+    disconnect();
+  }
 }
 
 }  // namespace lockstep::comm

@@ -34,7 +34,7 @@ class TcpLink final : public Link {
   void begin_call() override;
   void take_connection() override;
   void end_call() override;
-  void abandon_call() override;
+  void abandon_call() noexcept override;
   int descriptor() const override { return socket_.get(); }
   short wanted_events() const override;
   bool arm() override { return true; }

@@ -97,6 +97,13 @@ void Transport::end() {
     if (link) wait([&link] { return link->idle(); }, link->peer());
   for (const auto& link : links_)
     if (link) link->end_call();
+  scratch_.reuse();
+}
+
+void Transport::abandon() noexcept {
+  failed_ = true;
+  for (const auto& link : links_)
+    if (link) link->abandon_call();
 }
 
 void Transport::wait_received(int peer) {
@@ -113,14 +120,6 @@ View Transport::view(int peer, std::size_t bytes) {
   wait([&] { return (found = from.try_view(call_, bytes)).has_value(); }, peer);
   from.set_view_wanted(false);
   return *found;
-}
-
-std::span<std::byte> Transport::scratch(std::size_t bytes) {
-  if (bytes > scratch_bytes_) {
-    scratch_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    scratch_bytes_ = bytes;
-  }
-  return {scratch_.get(), bytes};
 }
 
 void Transport::progress_all() {

@@ -11,6 +11,7 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/comm/transport/link.h>
+#include <lockstep/comm/transport/scratch.h>
 #include <lockstep/comm/transport/shared_heap.h>
 #include <lockstep/net/fd.h>
 
@@ -25,8 +26,9 @@ struct Topology {
   std::vector<int> ranks_on(int host) const;
 };
 
-// Algorithms call post_…, view and wait_…; nothing else in this library blocks on a peer. Each call
-// of a group runs between begin() and end() in one thread; interrupt() may come from any.
+// Algorithms call post_…, view, wait_… and end(); nothing else in this library blocks on a peer.
+// Each call of a group runs between begin() and finish() in one thread; interrupt() may come from
+// any.
 //
 // Failure: CommError with the operation, group, sequence number and ranks at fault. The transport
 // is then of no more use: tell() the others, and destroy it.
@@ -60,8 +62,12 @@ class Transport {
   std::string kind() const;
 
   void begin(const Fingerprint& call, Deadline deadline);
-  // Waits until nothing posted is outstanding.
+  // Waits until nothing posted is outstanding. A call may do so several times.
   void end();
+  // The call is over. After a failure abandon() takes its place, while the call's memory is still
+  // there: nothing refers to it afterwards.
+  void finish() { scratch_.shrink(); }
+  void abandon() noexcept;
 
   void post_send(int peer, std::span<const std::byte> bytes) { post_send(peer, call_, bytes); }
   void post_receive(int peer, std::span<std::byte> bytes) { post_receive(peer, call_, bytes); }
@@ -91,8 +97,9 @@ class Transport {
     guard([&] { link(peer).post_exchange(call_, bytes); });
   }
 
-  // Room that stays as it is until the next time it is asked for, and is kept between calls.
-  std::span<std::byte> scratch(std::size_t bytes);
+  // Memory for the call, from which it may also send: it lasts until the first scratch() that
+  // follows end().
+  std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
@@ -109,9 +116,7 @@ class Transport {
     try {
       step();
     } catch (...) {
-      failed_ = true;
-      for (const auto& link : links_)
-        if (link) link->abandon_call();
+      abandon();
       throw;
     }
   }
@@ -141,8 +146,7 @@ class Transport {
   std::optional<Clock::time_point> death_seen_;
   std::vector<int> first_dead_;
 
-  std::unique_ptr<std::byte[]> scratch_;
-  std::size_t scratch_bytes_ = 0;
+  Scratch scratch_;
 
   Fingerprint call_;
   Deadline deadline_ = Deadline::never();

@@ -4,8 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <new>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -13,34 +11,7 @@
 #include <lockstep/comm/transport/tcp_link.h>
 
 #include "ranks.h"
-
-namespace {
-
-// How many allocations of this thread still succeed; negative: all of them.
-thread_local int allocations_left = -1;
-
-// While one lives, this many allocations of its thread succeed, and no more.
-struct Scarcity {
-  explicit Scarcity(int allowed) { allocations_left = allowed; }
-  ~Scarcity() { allocations_left = -1; }
-  static bool felt() { return allocations_left == 0; }
-};
-
-void* allocate(std::size_t size) {
-  if (allocations_left == 0) throw std::bad_alloc();
-  if (allocations_left > 0) --allocations_left;
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return allocate(size); }
-void* operator new[](std::size_t size) { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+#include "scarcity.h"
 
 namespace lockstep::comm::testing {
 namespace {

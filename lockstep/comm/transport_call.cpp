@@ -1,0 +1,53 @@
+#include <lockstep/comm/transport_call.h>
+
+#include <thread>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::comm {
+
+TransportCall::TransportCall(CallRunner& runner, std::shared_ptr<Executor> executor,
+                             std::string group, Call call, std::unique_ptr<Staging> staging)
+    : Job(call.deadline),
+      runner_(runner),
+      executor_(std::move(executor)),
+      group_(std::move(group)),
+      call_(std::move(call)),
+      staging_(std::move(staging)) {}
+
+void TransportCall::let_go() noexcept {
+  call_.inputs.clear();
+  call_.outputs.clear();
+  call_.transfers.clear();
+}
+
+bool TransportCall::done() const { return executor_->done(*this) && arrived(); }
+
+void TransportCall::wait() {
+  wait_for_job(Deadline::never());
+  if (staging_) staging_->order_current_stream();
+}
+
+void TransportCall::wait_on_host(Deadline deadline) {
+  wait_for_job(deadline);
+  while (!arrived()) {
+    if (deadline.passed()) give_up(deadline);
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void TransportCall::wait_for_job(Deadline deadline) {
+  if (!executor_->wait(*this, deadline)) give_up(deadline);
+}
+
+void TransportCall::give_up(Deadline deadline) const {
+  throw CommError({.fault = Fault::timeout,
+                   .operation = name(call_.fingerprint.operation),
+                   .group = group_,
+                   .sequence = call_.fingerprint.sequence,
+                   .explanation = fmt::format("It was not done when the waiter's {:.1f} s were "
+                                              "over; it goes on.",
+                                              deadline.span_seconds())});
+}
+
+}  // namespace lockstep::comm
