@@ -17,9 +17,8 @@ namespace {
   for (const CLI::Option* option : app.get_options())
     for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
   const std::vector<std::string_view> known(names.begin(), names.end());
-  throw UsageError("unknown flag '{}'{} ('{} --help' lists all; flags of the program "
-                   "itself come after it)",
-                   written, did_you_mean(name, known), app.get_name());
+  throw UsageError("unknown flag '{}'{} ('{} --help' lists all)", written,
+                   did_you_mean(name, known), app.get_name());
 }
 
 }  // namespace
@@ -49,6 +48,21 @@ SplitArguments split_at_program(const CLI::App& app, Arguments arguments) {
   }
   split.program.assign(arguments.begin() + static_cast<long>(at), arguments.end());
   return split;
+}
+
+SplitArguments split_at_words(const CLI::App& app, Arguments arguments, std::size_t words) {
+  SplitArguments all;
+  SplitArguments rest = split_at_program(app, arguments);
+  while (true) {
+    all.flags.insert(all.flags.end(), rest.flags.begin(), rest.flags.end());
+    if (rest.program.empty()) return all;
+    if (all.program.size() == words)
+      throw UsageError("{} takes no argument '{}' ('{} --help' tells more)", app.get_name(),
+                       rest.program.front(), app.get_name());
+    all.program.push_back(rest.program.front());
+    const std::vector<std::string> behind(rest.program.begin() + 1, rest.program.end());
+    rest = split_at_program(app, behind);
+  }
 }
 
 bool parse_flags(CLI::App& app, std::vector<std::string> flags) {

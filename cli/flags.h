@@ -22,6 +22,10 @@ struct SplitArguments {
 // `app` does not have, with the nearest that it has.
 SplitArguments split_at_program(const CLI::App& app, Arguments arguments);
 
+// The flags of a verb that starts no program, with words between them where `words` are allowed.
+// UsageError for more of them.
+SplitArguments split_at_words(const CLI::App& app, Arguments arguments, std::size_t words);
+
 // Parses flags that are all known. Returns false where help was asked for, having printed it.
 // UsageError where a value is missing or wrong.
 bool parse_flags(CLI::App& app, std::vector<std::string> flags);

@@ -35,7 +35,11 @@ int num_local_ranks(const std::string& text) {
   if (text == "auto") return num_gpus > 0 ? num_gpus : num_cores();
   if (text == "gpu" || text.starts_with("gpu:")) {
     const int wanted =
-        text == "gpu" ? std::max(1, num_gpus) : parse_integer(text.substr(4), flag, 1, kMostRanks);
+        text == "gpu" ? num_gpus : parse_integer(text.substr(4), flag, 1, kMostRanks);
+    if (num_gpus == 0)
+      throw UsageError("{} {}: this host has no GPU (none in /dev/nvidia*, or CUDA_VISIBLE_DEVICES "
+                       "hides them): give a plain number, and the ranks use the CPU",
+                       flag, text);
     if (wanted > num_gpus)
       throw UsageError(
           "{} {}: {} ranks with a GPU each need {} GPUs, and this host has {} (counted "
@@ -121,6 +125,12 @@ void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
           "--rdzv-endpoint {}: several nodes need a port that all of them know, from 1 "
           "to 65535",
           texts.rdzv_endpoint);
+    if (options.num_nodes > 1 &&
+        ((!texts.master_addr.empty() && texts.master_addr != options.endpoint->host) ||
+         (port && *port != options.endpoint->port)))
+      throw UsageError("--rdzv-endpoint {} and --master-addr or --master-port name two places to "
+                       "meet: leave one of them out",
+                       texts.rdzv_endpoint);
   } else if (options.num_nodes > 1 && !texts.master_addr.empty()) {
     options.endpoint = net::Address{texts.master_addr, port.value_or(kDefaultPort)};
   }

@@ -105,7 +105,8 @@ c10::Device device_of_rank(const Settings& settings, const Plan& plan) {
   return device::DeviceManager::auto_detect({.gpu_use = use, .type = plan.device}).device();
 }
 
-comm::Operation parse_operation(const std::string& text) {
+comm::Operation parse_operation(std::string text) {
+  std::replace(text.begin(), text.end(), '-', '_');
   std::string known;
   for (const comm::Operation operation : kOperations) {
     if (text == comm::name(operation)) return operation;
@@ -328,10 +329,9 @@ void run(Communicator& world, const Plan& plan, const Settings& settings) {
 
 int bench(Arguments arguments) {
   Settings settings;
-  std::string subject;
   CLI::App app("Measures collectives and prints sizes, times, algorithm and bus bandwidth.",
                "lockstep bench");
-  app.add_option("subject", subject, "What to measure: collectives")->required();
+  app.get_formatter()->label("OPTIONS", "FLAGS] collectives [FLAGS");
   app.add_option("--op", settings.operations, "Collectives to measure (default: all)")
       ->delimiter(',');
   app.add_option("--nproc-per-node", settings.num_ranks,
@@ -349,10 +349,12 @@ int bench(Arguments arguments) {
                "Use buffers that the backend reaches without a copy");
   app.add_flag("--json", settings.json, "Print JSON");
   app.add_option("--report", settings.report_file, "Write the JSON to this file (with --json)");
-  if (!parse_flags(app, {arguments.begin(), arguments.end()})) return 0;
-  if (subject != "collectives")
+  SplitArguments split = split_at_words(app, arguments, 1);
+  if (!parse_flags(app, std::move(split.flags))) return 0;
+  if (split.program.empty()) throw UsageError("say what to measure: 'lockstep bench collectives'");
+  if (split.program.front() != "collectives")
     throw UsageError("there is nothing called '{}' to measure: say 'lockstep bench collectives'",
-                     subject);
+                     split.program.front());
   const Plan plan = make_plan(settings);
   if (!launched()) {
     if (settings.backend == "mpi")

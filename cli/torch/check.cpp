@@ -117,11 +117,7 @@ int check(Arguments arguments) {
   app.footer(
       "Example: lockstep check --nproc-per-node 4\n"
       "On several hosts: lockstep run --nnodes 2 --rdzv-endpoint HOST:29500 ... lockstep check");
-  SplitArguments split = split_at_program(app, arguments);
-  if (!split.program.empty())
-    throw UsageError("lockstep check takes no argument '{}' ('lockstep check --help' tells more)",
-                     split.program.front());
-  if (!parse_flags(app, std::move(split.flags))) return 0;
+  if (!parse_flags(app, split_at_words(app, arguments, 0).flags)) return 0;
 
   comm::check_backend(flags.backend);
   if (!flags.num_local_ranks.empty()) {

@@ -42,14 +42,25 @@ int relaunch(const std::string& verb, Arguments arguments, int num_ranks) {
 
 namespace {
 
+volatile pid_t launcher = 0;
+
+// Ctrl-C reaches the launcher too, which ends its ranks; what kill(1) sends reaches us alone.
+void pass_on(int signal, siginfo_t* info, void*) {
+  if (launcher > 0 && (info->si_code == SI_USER || info->si_code == SI_QUEUE))
+    ::kill(launcher, signal);
+}
+
 int run_and_wait(const std::string& verb, Arguments arguments, int num_ranks) {
-  // Ctrl-C reaches the launcher too, which ends its ranks.
-  const auto before = ::signal(SIGINT, SIG_IGN);
+  struct sigaction passing {};
+  passing.sa_sigaction = pass_on;
+  passing.sa_flags = SA_SIGINFO | SA_RESTART;
+  struct sigaction before {};
+  ::sigaction(SIGINT, &passing, &before);
   const pid_t self = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) throw UsageError("no process for lockstep run: {}", std::strerror(errno));
   if (child == 0) {
-    ::signal(SIGINT, before);
+    ::sigaction(SIGINT, &before, nullptr);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != self) ::_exit(1);
     try {
@@ -59,10 +70,12 @@ int run_and_wait(const std::string& verb, Arguments arguments, int num_ranks) {
     }
     ::_exit(1);
   }
+  launcher = child;
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  ::signal(SIGINT, before);
+  launcher = 0;
+  ::sigaction(SIGINT, &before, nullptr);
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

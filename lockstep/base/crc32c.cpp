@@ -6,7 +6,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__)
+#if !defined(__clang__)
 #include <arm_acle.h>
+#endif
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
@@ -91,10 +93,18 @@ bool have_instruction() { return __builtin_cpu_supports("sse4.2"); }
 #elif defined(__aarch64__) && defined(__linux__)
 #define LOCKSTEP_CRC_TARGET __attribute__((target("+crc")))
 LOCKSTEP_CRC_TARGET inline std::uint32_t step64(std::uint32_t crc, std::uint64_t word) {
+#if defined(__clang__)  // whose header has it only where the whole file is for such CPUs
+  return __builtin_arm_crc32cd(crc, word);
+#else
   return __crc32cd(crc, word);
+#endif
 }
 LOCKSTEP_CRC_TARGET inline std::uint32_t step8(std::uint32_t crc, std::uint8_t byte) {
+#if defined(__clang__)
+  return __builtin_arm_crc32cb(crc, byte);
+#else
   return __crc32cb(crc, byte);
+#endif
 }
 bool have_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #endif

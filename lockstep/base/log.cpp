@@ -81,10 +81,19 @@ spdlog::level::level_enum translate(Level level) {
 
 }  // namespace
 
-bool internal::enabled(Level level) { return current().logger()->should_log(translate(level)); }
+bool internal::enabled(Level level) noexcept {
+  try {
+    return current().logger()->should_log(translate(level));
+  } catch (...) {
+    return false;
+  }
+}
 
-void internal::write(Level level, std::string_view text) {
-  current().logger()->log(translate(level), text);
+void internal::write(Level level, std::string_view text) noexcept {
+  try {
+    current().logger()->log(translate(level), text);
+  } catch (...) {  // nobody is left to be told
+  }
 }
 
 void set_rank(int rank, int world_size) {

@@ -17,18 +17,24 @@ namespace lockstep::log {
 enum class Level { trace, debug, info, warn, error };
 
 namespace internal {
-bool enabled(Level level);
-void write(Level level, std::string_view text);
+bool enabled(Level level) noexcept;
+void write(Level level, std::string_view text) noexcept;
 
 // A level that is called like a function, with a format and its arguments or with a plain text.
 struct Speaker {
   Level level;
 
+  // A line for which there is no memory is lost; what it was about goes on.
   template <typename... Args>
-  void operator()(fmt::format_string<Args...> format, Args&&... args) const {
-    if (enabled(level)) write(level, fmt::format(format, std::forward<Args>(args)...));
+  void operator()(fmt::format_string<Args...> format, Args&&... args) const noexcept {
+    if (!enabled(level)) return;
+    try {
+      write(level, fmt::format(format, std::forward<Args>(args)...));
+    } catch (...) {
+      write(level, "(a line that could not be formatted)");
+    }
   }
-  void operator()(std::string_view text) const {
+  void operator()(std::string_view text) const noexcept {
     if (enabled(level)) write(level, text);
   }
 };

@@ -44,11 +44,19 @@ void Executor::finish() {
 
 void Executor::submit(const std::shared_ptr<Job>& job, Launch launch) {
   const std::lock_guard lock(mutex_);
+  // Before the job is queued: where no thread can be had, it must not run later after all.
+  if (launch == Launch::in_background) start_thread();
   queue_.push_back(job);
-  if (launch == Launch::on_wait) return;
-  // Everything queued before it has to run first, so the thread takes that along.
-  in_background_ = static_cast<int>(queue_.size());
+  if (launch == Launch::in_background) run_in_background();
+}
+
+void Executor::start_thread() {
   if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+}
+
+// Everything queued before a job has to run first, so the thread takes that along.
+void Executor::run_in_background() {
+  in_background_ = static_cast<int>(queue_.size());
   changed_.notify_all();
 }
 
@@ -106,9 +114,8 @@ bool Executor::wait(Job& job, Deadline deadline) {
       continue;
     }
     if (!may_run && in_background_ == 0) {
-      in_background_ = static_cast<int>(queue_.size());
-      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
-      changed_.notify_all();
+      start_thread();
+      run_in_background();
     }
     if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout && !job.done_)
       return false;

@@ -58,6 +58,8 @@ class Executor {
   void fail(std::exception_ptr error, const std::function<void()>& meanwhile);
 
  private:
+  void start_thread();
+  void run_in_background();
   void work();
   void run_next(std::unique_lock<std::mutex>& lock);
 

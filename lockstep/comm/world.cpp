@@ -192,7 +192,11 @@ void check_backend(const std::string& backend) {
   if (std::find(known.begin(), known.end(), backend) != known.end()) return;
   std::string list;
   for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-  throw UsageError("there is no backend '{}' in this build: choose one of {}", backend, list);
+  if (const auto needs = engines::needed_for(backend))
+    throw UsageError("the backend '{}' is not in this build; it needs {}: install that and build "
+                     "Lockstep again, or choose one of {}",
+                     backend, *needs, list);
+  throw UsageError("there is no backend '{}': choose one of {}", backend, list);
 }
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {

@@ -53,7 +53,7 @@ DeviceManager DeviceManager::auto_detect(const DetectOptions& options) {
   if (wants(c10::DeviceType::MPS) && at::hasMPS()) return {c10::Device(c10::DeviceType::MPS, 0), 1};
   if (wants(c10::DeviceType::CPU)) return {c10::Device(c10::DeviceType::CPU), 0};
   throw UsageError("no device of kind '{}' on this host: this LibTorch finds {}; ask for one of "
-                   "these, or leave the choice to auto_detect()",
+                   "these, or name none to get the best that is there",
                    c10::DeviceTypeName(*options.type, true),
                    num_gpus() > 0 ? "cuda and cpu" : (at::hasMPS() ? "mps and cpu" : "cpu"));
 }

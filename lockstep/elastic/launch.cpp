@@ -134,6 +134,10 @@ class FlightDirectory {
   FlightDirectory& operator=(const FlightDirectory&) = delete;
 
   const std::string& path() const { return path_; }
+  bool has_dumps() const {
+    std::error_code unreadable;
+    return temporary_ && fs::directory_iterator(path_, unreadable) != fs::directory_iterator();
+  }
 
   // What to remove at the end; empty where it is the user's own.
   std::string removable() const { return temporary_ ? path_ : ""; }
@@ -211,6 +215,7 @@ int launch(const LaunchOptions& options) {
   fs::path logs;
   if (options.redirects.any() || options.tee.any()) {
     logs = make_log_directory(options.log_directory, options.run_id, options.num_local_ranks);
+    log::info("output of the ranks goes to {}", logs.string());
   }
   const FlightDirectory flight;
   GuardianSetup setup{.command = command, .flight_directory = flight.removable()};
@@ -270,7 +275,13 @@ int launch(const LaunchOptions& options) {
   Peers peers(layout, std::move(membership.channels));
   guardian.start_ranks(variables);
   Agent(layout, guardian, peers, outputs, sinks, signal_fd.get(), {.grace = options.grace}).run();
-  if (!peers.failure()) return 0;
+  if (!peers.failure()) {
+    if (flight.has_dumps())
+      log::info("the job succeeded, though calls in it have failed; dumps of the flight recorder "
+                "are in {}",
+                flight.path());
+    return 0;
+  }
   print_report(*peers.failure(), flight, logs);
   return peers.failure()->exit_code;
 }

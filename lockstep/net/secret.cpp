@@ -58,7 +58,10 @@ Secret Secret::random() {
 
 Secret Secret::from_file(const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) throw UsageError("cannot open the secret file '{}': {}", path, std::strerror(errno));
+  if (!file)
+    throw UsageError("cannot open the secret file '{}': {}; '(umask 077; head -c 32 /dev/urandom > "
+                     "{})' makes one, and every host needs the same",
+                     path, std::strerror(errno), path);
   struct stat info {};
   if (::fstat(file.get(), &info) == 0 && (info.st_mode & 077) != 0)
     throw UsageError("the secret file '{}' has mode {:04o}, so others could read it: run "

@@ -270,7 +270,7 @@ void Server::Impl::drop_silent(Clock::time_point now) {
 void Server::Impl::warn_of_strangers(Clock::time_point now) {
   if (num_strangers_ == 0 || now < next_warning_) return;
   log::warn("the store at {} has dropped {} connection(s) that did not prove to know the job's "
-            "secret",
+            "secret (strangers, or ranks that ended while they connected)",
             address_.text(), std::exchange(num_strangers_, 0));
   next_warning_ = now + kBetweenWarnings;
 }

@@ -20,8 +20,8 @@ Launched bench(std::vector<std::string> arguments) {
 }
 
 TEST(Bench, MeasuresWhatItIsTold) {
-  Launched ranks = bench({"--op", "all_reduce,all_to_all", "--min", "1K", "--max", "2K", "--json",
-                          "--iterations", "2", "--warmup", "0", "--nproc-per-node", "2"});
+  Launched ranks = bench({"--op", "all_reduce,all-to-all", "--min", "1K", "--max", "2K", "--json",
+                          "--iterations", "2", "--warmup", "0", "--nproc_per_node", "2"});
   ASSERT_EQ(ranks.wait(milliseconds(60'000)), 0) << ranks.error();
   const json report = json::parse(ranks.output());
   EXPECT_EQ(report.at("ranks"), 2);
@@ -57,7 +57,9 @@ TEST(Bench, BadCommands) {
         Case{{"--device", "cuda", "--allocated"}, "--allocated is memory of the host"},
         Case{{"--device", "cuda"}, "no device of kind 'cuda'"},
         Case{{"--iterations", "0"}, "--iterations 0"}, Case{{"--iterations", "many"}, "many"},
-        Case{{"--nproc-per-node", "0"}, "--nproc-per-node 0"}, Case{{"--mni", "1K"}, "--mni"}}) {
+        Case{{"--nproc-per-node", "0"}, "--nproc-per-node 0"},
+        Case{{"--mni", "1K"}, "'--mni': did you mean '--min'?"},
+        Case{{"latency"}, "takes no argument 'latency'"}}) {
     Launched bad = bench(one.arguments);
     EXPECT_EQ(bad.wait(), 2) << one.message;
     EXPECT_THAT(bad.error(), HasSubstr(one.message));

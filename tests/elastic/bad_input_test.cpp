@@ -46,13 +46,15 @@ TEST(BadInput, Sizes) {
   expect_mistake({"run", "--nproc-per-node", "-2", "true"}, {"--nproc-per-node is '-2'"});
   expect_mistake({"run", "--nproc-per-node", "many", "true"}, {"'many'", "auto, cpu, gpu"});
   expect_mistake({"run", "--nproc-per-node", "99999999999999999999", "true"}, {"from 1 to"});
-  expect_mistake({"run", "--nproc-per-node", "gpu:4096", "true"},
-                 {"4096 ranks with a GPU each", "this host has"});
-  expect_mistake({"run", "--nproc-per-node", "gpu", "true"}, {"this host has 0"},
+  expect_mistake({"run", "--nproc-per-node", "gpu:4096", "true"}, {"gpu:4096", "this host has"});
+  expect_mistake({"run", "--nproc-per-node", "gpu", "true"}, {"this host has no GPU"},
                  {"CUDA_VISIBLE_DEVICES=-1"});
   expect_mistake({"run", "--nnodes", "1:4", "true"}, {"--nnodes 1:4", "not supported yet"});
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "2", "true"}, {"--node-rank 2", "0 to 1"});
   expect_mistake({"run", "--standalone", "--nnodes", "2", "true"}, {"--standalone"});
+  expect_mistake({"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29533", "--master-addr",
+                  "127.0.0.2", "true"},
+                 {"127.0.0.1:29533", "two places to meet"});
   expect_mistake({"run", "true"}, {"OMP_NUM_THREADS", "'lots'"}, {"OMP_NUM_THREADS=lots"});
 }
 

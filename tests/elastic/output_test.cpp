@@ -104,7 +104,8 @@ TEST(Output, GoesToLogFiles) {
   ASSERT_EQ(job.wait(), 0) << job.error();
   EXPECT_THAT(job.output(), HasSubstr("[0] out 0\n"));
   EXPECT_THAT(job.output(), HasSubstr("[1] out 1\n"));
-  EXPECT_EQ(job.error(), "");
+  EXPECT_THAT(lines_of(job.error()),
+              ElementsAre(HasSubstr("output of the ranks goes to " + folder.path().string())));
   std::map<std::string, std::string> files;
   std::filesystem::path run;
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) run = entry.path();

@@ -75,7 +75,9 @@ class Reader {
  public:
   enum class Waits { nowhere, for_messages, for_views, for_both };
 
-  Reader(net::Fd connection, Waits waits) : link_(0, 1, std::move(connection), {}), waits_(waits) {
+  Reader(net::Fd connection, Waits waits)
+      : link_(0, 1, std::move(connection), {}, std::make_shared<comm::SpareFrames>()),
+        waits_(waits) {
     if (waits == Waits::nowhere || waits == Waits::for_views) return;
     for (auto& message : messages_) link_.post_receive(kCall, message);
   }

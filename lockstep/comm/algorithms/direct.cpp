@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include <lockstep/comm/algorithms/partition.h>
 

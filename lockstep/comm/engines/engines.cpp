@@ -60,15 +60,20 @@ std::vector<std::string> available_engines() {
   return names;
 }
 
+std::optional<std::string> needed_for(const std::string& name) {
+  for (const Known& engine : kEngines)
+    if (name == engine.name && engine.make == nullptr) return engine.needs;
+  return std::nullopt;
+}
+
 std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupInfo& group,
                                           const EngineOptions& options) {
-  for (const Known& engine : kEngines) {
-    if (name != engine.name) continue;
-    if (engine.make != nullptr) return engine.make(group, options);
+  for (const Known& engine : kEngines)
+    if (name == engine.name && engine.make != nullptr) return engine.make(group, options);
+  if (const auto needs = needed_for(name))
     throw UsageError("the engine '{}' is not in this build (there is: {}); it needs {}: install "
                      "that and build Lockstep again",
-                     name, fmt::join(available_engines(), ", "), engine.needs);
-  }
+                     name, fmt::join(available_engines(), ", "), *needs);
   throw UsageError("there is no engine '{}'; this build has: {}", name,
                    fmt::join(available_engines(), ", "));
 }

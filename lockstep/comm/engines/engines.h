@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace lockstep::comm::engines {
 
 // Those of "gloo", "mpi" and "nccl" that were there when Lockstep was built.
 std::vector<std::string> available_engines();
+
+// What would have to be installed for an engine that this build lacks; nothing where it has the
+// engine, or does not know it.
+std::optional<std::string> needed_for(const std::string& name);
 
 // A communicator over the engine of that name. Every rank of the group calls it; returns once all
 // are connected. UsageError for an unknown engine, or for one that this build lacks, with what to

@@ -330,7 +330,7 @@ MPI_Comm form_group(const GroupInfo& group) {
 void check_group(const GroupInfo& group, const MpiWorld& world) {
   for (const int rank : group.global_ranks)
     if (rank < 0 || rank >= world.size)
-      throw UsageError("mpi: the group '{}' has the global rank {}, but mpirun started {} ranks: "
+      throw UsageError("mpi: the group '{}' has the global rank {}, but MPI knows {} ranks: "
                        "start the program with mpirun -n {} or more",
                        group.name, rank, world.size, group.global_ranks.size());
   const int mine = group.global_ranks[static_cast<std::size_t>(group.rank)];

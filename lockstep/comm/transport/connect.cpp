@@ -128,6 +128,7 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
   auto heap = std::make_shared<SharedHeap>();
   std::shared_ptr<ShmSegment> segment;
   std::vector<std::unique_ptr<Link>> links(static_cast<std::size_t>(n));
+  const auto spare_frames = std::make_shared<SpareFrames>();
 
   const auto fail = [&](Fault fault, std::vector<int> ranks, const std::string& why) {
     throw CommError({.fault = fault,
@@ -145,7 +146,8 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
       link = std::make_unique<TcpLink>(
           self, peer, std::move(connection),
           TcpPeer{endpoint, mailbox, addresses[static_cast<std::size_t>(peer)],
-                  membership.group_id});
+                  membership.group_id},
+          spare_frames);
     }
   };
   for (int peer = 0; peer < self; ++peer) {

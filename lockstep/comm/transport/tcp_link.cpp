@@ -13,8 +13,9 @@ constexpr int kMostDamagedFrames = 3;
 
 }  // namespace
 
-TcpLink::TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect)
-    : Link(self, peer), reconnect_(std::move(reconnect)) {
+TcpLink::TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect,
+                 std::shared_ptr<SpareFrames> spare)
+    : Link(self, peer), reconnect_(std::move(reconnect)), out_(std::move(spare)) {
   adopt(std::move(socket));
 }
 

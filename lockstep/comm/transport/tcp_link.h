@@ -23,7 +23,8 @@ class TcpLink final : public Link {
   static constexpr std::size_t kFragment = kLargestPayload;
 
   // Takes over a connection that both sides have authenticated.
-  TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect);
+  TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect,
+          std::shared_ptr<SpareFrames> spare);
 
   bool progress() override;
   bool sends_done() const override;

@@ -10,28 +10,16 @@
 
 namespace lockstep::comm {
 
-namespace {
-
-// About as many frames as wait for an acknowledgement when a call ends.
-constexpr std::size_t kMostSpare = 4;
-
-}  // namespace
-
 void TcpSender::own(Frame& frame) {
   if (!frame.owned.empty() || frame.payload.empty()) return;
-  if (!spare_.empty()) {
-    frame.owned = std::move(spare_.back());
-    spare_.pop_back();
-  }
-  frame.owned.assign(frame.payload.begin(), frame.payload.end());
+  std::vector<std::byte> memory = spare_->take();
+  memory.assign(frame.payload.begin(), frame.payload.end());
+  frame.owned = std::move(memory);
   frame.payload = frame.owned;
 }
 
-// Memory of this size goes back to the kernel when it is freed, and comes page by page when it is
-// asked for again.
 void TcpSender::drop_first() {
-  if (frames_.front().owned.capacity() > 0 && spare_.size() < kMostSpare)
-    spare_.push_back(std::move(frames_.front().owned));
+  spare_->give(std::move(frames_.front().owned));
   frames_.pop_front();
 }
 
@@ -47,8 +35,8 @@ std::size_t TcpSender::add(const Fingerprint& call, std::span<const std::byte> m
 
 void TcpSender::set_control(FrameKind kind, std::span<const std::byte> payload) {
   LOCKSTEP_CHECK(!inside_frame());
-  control_.emplace(Frame{{kind, payload}, payload, {}});
-  own(*control_);
+  control_.emplace(Frame{{kind, payload}, payload, {payload.begin(), payload.end()}});
+  control_->payload = control_->owned;
 }
 
 Attempt TcpSender::write(const net::Fd& socket, std::uint64_t acknowledged) {

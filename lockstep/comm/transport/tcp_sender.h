@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include <lockstep/comm/transport/spare_frames.h>
 #include <lockstep/comm/transport/tcp_frame.h>
 #include <lockstep/net/fd.h>
 
@@ -23,6 +25,8 @@ namespace lockstep::comm {
 // own_payloads(). Nothing here throws but std::bad_alloc.
 class TcpSender {
  public:
+  explicit TcpSender(std::shared_ptr<SpareFrames> spare) : spare_(std::move(spare)) {}
+
   // Makes a frame of the piece of a message that begins at byte `from`; returns where it ends.
   std::size_t add(const Fingerprint& call, std::span<const std::byte> message, std::size_t from);
 
@@ -77,7 +81,7 @@ class TcpSender {
   std::optional<Frame> control_;  // being written, or next
   std::size_t written_ = 0;       // bytes of the frame being written
   std::uint64_t next_number_ = 1;
-  std::vector<std::vector<std::byte>> spare_;  // memory of dropped frames, for the next ones
+  std::shared_ptr<SpareFrames> spare_;
 };
 
 }  // namespace lockstep::comm

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <latch>
 #include <new>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/log.h>
+
+#include "../../base/variables.h"
 #include "ranks.h"
 #include "scarcity.h"
 
@@ -74,9 +78,21 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, ScarcityIn,
                                            Algorithm::halving_doubling, Algorithm::hierarchical),
                          [](const auto& info) { return std::string(name(info.param)); });
 
+constexpr std::size_t kMoreThanTheKernelTakes = 64u << 20;
+
+void expect_told_of_rank_0(const std::vector<std::exception_ptr>& errors) {
+  EXPECT_FALSE(errors[0]);
+  ASSERT_TRUE(errors[1]);
+  try {
+    std::rethrow_exception(errors[1]);
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.fault(), Fault::aborted) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{0}) << error.what();
+  }
+}
+
 // What is half out when the call fails is finished as it was, whatever becomes of its memory.
 TEST(Scarcity, WhileAMessageIsHalfOut) {
-  constexpr std::size_t kMoreThanTheKernelTakes = 64u << 20;
   std::latch posted(1);
   ::testing::internal::CaptureStderr();
   const auto errors = try_ranks(2, {.media = Media::tcp}, [&](Transport& transport) {
@@ -94,14 +110,34 @@ TEST(Scarcity, WhileAMessageIsHalfOut) {
     transport.tell({.found_by = 0, .ranks = {0}, .explanation = "out of memory"});
   });
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("damaged")));
-  EXPECT_FALSE(errors[0]);
-  ASSERT_TRUE(errors[1]);
-  try {
-    std::rethrow_exception(errors[1]);
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.fault(), Fault::aborted) << error.what();
-    EXPECT_EQ(error.ranks(), std::vector<int>{0}) << error.what();
+  expect_told_of_rank_0(errors);
+}
+
+// There is no memory even to keep what is half out: the connection ends, and the peer hears of it
+// from the endpoint. At a level at which every step is logged.
+TEST(Scarcity, WhileACallIsAbandoned) {
+  {
+    Variables variables;
+    variables.set("LOCKSTEP_LOG", "debug");
+    log::set_name("scarcity");
   }
+  const auto errors = try_ranks(2, {.media = Media::tcp}, [&](Transport& transport) {
+    begin_call(transport, {.sequence = 1, .operation = Operation::broadcast}, kLong);
+    std::vector<std::byte> data(kMoreThanTheKernelTakes);
+    if (transport.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(50));
+      transport.post_receive(0, data);
+      return transport.end();
+    }
+    transport.post_send(1, data);
+    {
+      const Scarcity nothing_left(0);
+      transport.abandon();
+    }
+    transport.tell({.found_by = 0, .ranks = {0}, .explanation = "out of memory"});
+  });
+  log::set_name("");
+  expect_told_of_rank_0(errors);
 }
 
 }  // namespace

@@ -44,7 +44,8 @@ class TcpLinks : public ::testing::Test {
   std::unique_ptr<TcpLink> link(std::size_t rank, EndpointAddress address) {
     return std::make_unique<TcpLink>(
         static_cast<int>(rank), static_cast<int>(1 - rank), std::move(connections_[rank]),
-        TcpPeer{endpoints_[rank], mailboxes_[rank], std::move(address), kGroup});
+        TcpPeer{endpoints_[rank], mailboxes_[rank], std::move(address), kGroup},
+        std::make_shared<SpareFrames>());
   }
   std::unique_ptr<TcpLink> link(std::size_t rank) {
     return link(rank, endpoints_[1 - rank]->address());
