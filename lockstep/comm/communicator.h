@@ -124,7 +124,8 @@ class Communicator {
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
   // Ranks with the same color form a new group, ordered by key and then by rank here. Every rank
-  // calls it; a negative color takes part in the call and gets none (nullptr). Blocks.
+  // calls it; a negative color takes part in the call and gets none (nullptr). Blocks; once the new
+  // group connects, an abort() of this one no longer ends it, its deadline does.
   std::shared_ptr<Communicator> split(int color, int key, const std::string& name,
                                       Where where = Where::current());
 
