@@ -4,12 +4,12 @@
 
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/base/call_site.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/types.h>
 #include <lockstep/comm/work.h>
@@ -59,7 +59,7 @@ struct SplitRequest {
 // reached, on all others, and only its destructor may follow.
 class Communicator {
  public:
-  using Where = std::source_location;
+  using Where = CallSite;
 
   virtual ~Communicator();
   Communicator(const Communicator&) = delete;

@@ -127,7 +127,7 @@ bool Executor::wait(Job& job, Deadline deadline) {
 void Executor::fail(std::exception_ptr error, const std::function<void()>& meanwhile) {
   std::unique_lock lock(mutex_);
   if (failure_) return;
-  failure_ = error;
+  failure_ = std::move(error);
   // Whoever runs a job now has been interrupted; it comes back at once where it waits for a peer.
   changed_.wait(lock, [this] { return !running_; });
   running_ = true;

@@ -36,7 +36,7 @@ struct Record {
   std::uint64_t sequence = 0;
   const char* operation = "";              // static lifetime
   std::uint64_t detail[4] = {0, 0, 0, 0};  // for summarize
-  const char* file = "";                   // static lifetime (std::source_location)
+  const char* file = "";                   // static lifetime (CallSite)
   std::uint32_t line = 0;
 };
 

@@ -13,12 +13,15 @@ class Variables {
  public:
   Variables() = default;
   ~Variables() {
-    for (auto saved = saved_.rbegin(); saved != saved_.rend(); ++saved) {
-      if (saved->second) {
-        ::setenv(saved->first.c_str(), saved->second->c_str(), 1);
+    // The last one first: what was set twice was saved twice.
+    while (!saved_.empty()) {
+      const auto& [name, value] = saved_.back();
+      if (value) {
+        ::setenv(name.c_str(), value->c_str(), 1);
       } else {
-        ::unsetenv(saved->first.c_str());
+        ::unsetenv(name.c_str());
       }
+      saved_.pop_back();
     }
   }
   Variables(const Variables&) = delete;

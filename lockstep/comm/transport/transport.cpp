@@ -266,6 +266,7 @@ void Transport::timed_out(int awaited_peer) {
   }
   {
     std::vector<std::jthread> askers;
+    askers.reserve(asked.size());
     for (const int peer : asked) {
       askers.emplace_back([this, peer, &answers, &gone] {
         const auto at = static_cast<std::size_t>(peer);
