@@ -96,6 +96,16 @@ TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
   ::close(ends[1]);
 }
 
+TEST(Output, DumpsOfAJobThatSucceedsAreNamed) {
+  const Folder folder;
+  Launched job({LOCKSTEP_PROGRAM, "run", "sh", "-c", "touch $LOCKSTEP_FLIGHT_DIR/dump"},
+               {"TMPDIR=" + folder.path().string()});
+  ASSERT_EQ(job.wait(), 0) << job.error();
+  EXPECT_THAT(lines_of(job.error()),
+              ElementsAre(HasSubstr("dumps of the flight recorder are in " +
+                                    (folder.path() / "lockstep-flight-").string())));
+}
+
 TEST(Output, GoesToLogFiles) {
   const Folder folder;
   Launched job = Launched::run({"--nproc-per-node", "2", "--log-dir", folder.path().string(),

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/engines/c10d_reduce_op.h>
 #include <lockstep/comm/engines/c10d_store.h>
 #include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/engines/host_communicator.h>
@@ -21,15 +22,6 @@ constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 constexpr int kInterruptTag = std::numeric_limits<int>::max();
 
 int tag_of(std::uint64_t sequence) { return static_cast<int>(sequence % kInterruptTag); }
-
-c10d::ReduceOp c10d_op(BasicOp op) {
-  switch (op) {
-    case BasicOp::min: return c10d::ReduceOp::MIN;
-    case BasicOp::max: return c10d::ReduceOp::MAX;
-    case BasicOp::sum: break;
-  }
-  return c10d::ReduceOp::SUM;
-}
 
 // c10d's group, with a timeout for connecting and none afterwards.
 class Group final : public c10d::ProcessGroupGloo {

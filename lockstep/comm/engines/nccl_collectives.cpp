@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/engines/c10d_reduce_op.h>
 #include <lockstep/comm/engines/reduction.h>
 
 namespace lockstep::comm::engines {
@@ -12,15 +13,6 @@ namespace lockstep::comm::engines {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-c10d::ReduceOp c10d_op(BasicOp op) {
-  switch (op) {
-    case BasicOp::min: return c10d::ReduceOp::MIN;
-    case BasicOp::max: return c10d::ReduceOp::MAX;
-    case BasicOp::sum: break;
-  }
-  return c10d::ReduceOp::SUM;
-}
 
 Tensors byte_aliases(const Tensors& tensors) {
   Tensors result;

@@ -62,6 +62,17 @@ void run_ranks(int n, const RankSettings& settings, const std::function<void(Tra
   }
 }
 
+void expect_ended_by_rank_0(const std::vector<std::exception_ptr>& errors) {
+  EXPECT_FALSE(errors[0]);
+  ASSERT_TRUE(errors[1]);
+  try {
+    std::rethrow_exception(errors[1]);
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.fault(), Fault::aborted) << error.what();
+    EXPECT_EQ(error.ranks(), std::vector<int>{0}) << error.what();
+  }
+}
+
 void begin_call(Transport& transport, Fingerprint fingerprint, milliseconds timeout) {
   transport.begin(fingerprint, Deadline::after(timeout));
 }

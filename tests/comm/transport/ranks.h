@@ -25,6 +25,9 @@ std::vector<std::exception_ptr> try_ranks(int n, const RankSettings& settings,
 // The same, where nothing may throw.
 void run_ranks(int n, const RankSettings& settings, const std::function<void(Transport&)>& body);
 
+// Of two ranks, rank 0 ended the group and threw nothing; rank 1 was told so.
+void expect_ended_by_rank_0(const std::vector<std::exception_ptr>& errors);
+
 // Numbers a call as a communicator would, and begins it.
 void begin_call(Transport& transport, Fingerprint fingerprint, milliseconds timeout);
 

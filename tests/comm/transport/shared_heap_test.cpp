@@ -156,13 +156,7 @@ TEST(SharedHeap, AMessageIsGoneWhenItsSenderHasFailed) {
       transport.end();
     }
   });
-  EXPECT_FALSE(errors[0]);
-  ASSERT_TRUE(errors[1]);
-  try {
-    std::rethrow_exception(errors[1]);
-  } catch (const CommError& error) {
-    EXPECT_EQ(error.fault(), Fault::aborted) << error.what();
-  }
+  testing::expect_ended_by_rank_0(errors);
 }
 
 // A peer that computes does not read its socket, which holds some three hundred announcements.
