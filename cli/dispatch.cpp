@@ -9,8 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-
-#include <cli/nearest.h>
+#include <lockstep/base/nearest.h>
 
 namespace lockstep::cli {
 

@@ -4,8 +4,7 @@
 #include <charconv>
 
 #include <lockstep/base/error.h>
-
-#include <cli/nearest.h>
+#include <lockstep/base/nearest.h>
 
 namespace lockstep::cli {
 

@@ -2,12 +2,13 @@
 #
 #   lockstep_part(store USES net)                   without LibTorch
 #   lockstep_part(mesh USES comm LIBTORCH)          with LibTorch
+#   lockstep_part(models USES nn LIBTORCH MODULES)  with torch::nn or autograd's headers, too
 #
 # Makes the target lockstep_<name>, which others know as Lockstep::<name>, from every .cpp of the
 # folder it is called in; SOURCES overrides that. USES names the other parts it may include, and must
 # agree with the arrows in ARCHITECTURE.md; LINKS names libraries that only its .cpp files need.
 function(lockstep_part name)
-  cmake_parse_arguments(PART "LIBTORCH" "" "USES;LINKS;SOURCES" ${ARGN})
+  cmake_parse_arguments(PART "LIBTORCH;MODULES" "" "USES;LINKS;SOURCES" ${ARGN})
   if(PART_LIBTORCH AND NOT LOCKSTEP_LIBTORCH)
     return()
   endif()
@@ -35,7 +36,11 @@ function(lockstep_part name)
   endif()
   # Two sets, so that a user of parts without LibTorch needs none.
   if(PART_LIBTORCH)
-    lockstep_use_torch(${target} ${public})
+    if(PART_MODULES)
+      lockstep_use_torch(${target} ${public} MODULES)
+    else()
+      lockstep_use_torch(${target} ${public})
+    endif()
     install(TARGETS ${target} EXPORT LockstepLibTorchTargets ARCHIVE DESTINATION lib)
     set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LIBTORCH_PARTS ${name})
   else()

@@ -5,7 +5,6 @@
 #include <array>
 
 #include <cli/dispatch.h>
-#include <cli/nearest.h>
 
 #include "launched.h"
 
@@ -54,13 +53,6 @@ TEST(Dispatch, HandsVerbsOfLibTorchToTheSecondProgram) {
       },
       ::testing::ExitedWithCode(0), "check --all");
   std::filesystem::remove(second);
-}
-
-TEST(Dispatch, NearestWord) {
-  const std::string_view known[] = {"run", "check", "bench"};
-  EXPECT_EQ(cli::did_you_mean("rnu", known), ": did you mean 'run'?");
-  EXPECT_EQ(cli::did_you_mean("chekc", known), ": did you mean 'check'?");
-  EXPECT_EQ(cli::did_you_mean("something-else", known), "");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include <cli/nearest.h>
+#include <lockstep/base/nearest.h>
 
 #include <algorithm>
 #include <numeric>
@@ -6,7 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-namespace lockstep::cli {
+namespace lockstep {
 
 namespace {
 
@@ -42,4 +42,4 @@ std::string did_you_mean(std::string_view word, std::span<const std::string_view
   return nearest.empty() ? "" : fmt::format(": did you mean '{}'?", nearest);
 }
 
-}  // namespace lockstep::cli
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// Files and folders that are whole or not there: written under another name, synced, renamed.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+// What the machine's disk did: full, read-only, gone. Names the file and the system's reason.
+class FileError : public Error {
+ public:
+  using Error::Error;
+
+  template <typename... Args>
+  explicit FileError(fmt::format_string<Args...> format, Args&&... args)
+      : Error(fmt::format(format, std::forward<Args>(args)...)) {}
+};
+
+// A file that appears under its name when commit() returns, complete and on disk, in place of what
+// was there; dropped without commit() it leaves nothing behind. One thread.
+class DurableFile {
+ public:
+  explicit DurableFile(std::filesystem::path path);
+  ~DurableFile();
+  DurableFile(const DurableFile&) = delete;
+  DurableFile& operator=(const DurableFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void commit();
+
+ private:
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int fd_ = -1;
+};
+
+// A whole file at once.
+void write_durably(const std::filesystem::path& path, std::string_view text);
+
+// Puts what was renamed, made or removed in a folder on disk.
+void sync_folder(const std::filesystem::path& folder);
+
+}  // namespace lockstep
