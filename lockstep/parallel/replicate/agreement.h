@@ -1,0 +1,20 @@
+// Do all ranks hold the same model?
+#pragma once
+
+#include <span>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/named_tensor.h>
+
+namespace lockstep::replicate {
+
+// Every rank of the group calls it. Where names, shapes, dtypes or what is trained differ, every
+// rank gets the same UsageError, which names the first tensor that differs and the ranks. `device`
+// is where the group's messages live.
+void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                        c10::Device device);
+
+// Every rank's tensors become those of rank 0.
+void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group);
+
+}  // namespace lockstep::replicate

@@ -1,0 +1,62 @@
+// Data parallelism: every rank holds the whole model and works on its own samples; gradients are
+// those of all samples.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/replicate/gradient_reducer.h>
+#include <lockstep/parallel/replicate/options.h>
+
+namespace lockstep::replicate {
+
+// Makes any module data parallel, in place and without a wrapper: its forward, its parameters and
+// the optimizers over them stay what they are. Weights and buffers become those of rank 0.
+//
+// Ownership: shares the module's tensors and the group, not the module. The module stays data
+// parallel for as long as this lives. Do not move it to another device or dtype meanwhile: LibTorch
+// then drops what backward() hooks into.
+// Threading: as GradientReducer. Failure: UsageError, the same on all ranks, where the module has
+// nothing to train or differs between ranks, naming the parameter.
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
+                          Options options = {});
+
+  // While one of these lives, backward passes leave their gradients on the rank, to be exchanged
+  // with those of the next pass without it: gradient accumulation.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(GradientReducer& reducer) : reducer_(reducer), before_(reducer.exchange()) {
+      reducer_.set_exchange(false);
+    }
+    ~NoSync() { reducer_.set_exchange(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    GradientReducer& reducer_;
+    bool before_;
+  };
+  NoSync no_sync() { return NoSync(*reducer_); }
+
+  // Backward of a loss that is a sum over `count` samples of this rank. The gradients are divided
+  // by the number of samples of all ranks (and of all passes under no_sync() since the last
+  // exchange), so that they are those of the mean over the whole batch, however it is spread. A
+  // rank without samples passes none and an undefined loss, and takes part all the same.
+  void backward(const at::Tensor& loss_sum, std::int64_t count);
+
+  // What the losses given to backward() came to over all ranks, at the last exchange.
+  const StepTotals& totals() const { return reducer_->totals(); }
+
+  const GradientReducer& reducer() const { return *reducer_; }
+
+ private:
+  c10::Device device_;
+  std::shared_ptr<GradientReducer> reducer_;
+};
+
+}  // namespace lockstep::replicate

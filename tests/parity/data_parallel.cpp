@@ -1,0 +1,169 @@
+// Every subject, data parallel, in every way in which users spread their batches.
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
+
+#include "reference.h"
+#include "suite.h"
+
+namespace lockstep::parity {
+
+namespace {
+
+using replicate::DistributedDataParallel;
+
+constexpr std::int64_t kSteps = 5;
+
+// What the user does to gradients between steps.
+enum class Zeroing { drop, in_place };
+
+struct Way {
+  std::string name;
+  Division division;
+  // Samples of a rank in a pass.
+  std::function<std::int64_t(int rank, std::int64_t step, std::int64_t pass)> samples;
+  std::int64_t num_passes = 1;
+  replicate::Options options;
+  Zeroing zeroing = Zeroing::drop;
+};
+
+std::vector<Way> ways(Usage usage) {
+  const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
+  // In some passes a rank has none.
+  const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
+    return (rank + step + 2 * pass) % 3 * 2;
+  };
+  const replicate::Options tiny_buckets = {.buckets = {.first_bytes = 64, .bytes = 700}};
+  std::vector<Way> all = {
+      {"mean", Division::by_ranks, four},
+      {"mean, tiny buckets", Division::by_ranks, four, 1, tiny_buckets},
+      {"accumulation", Division::by_ranks, four, 3, tiny_buckets},
+      {"by count", Division::by_count, four},
+      {"uneven batches", Division::by_count, uneven, 1, tiny_buckets},
+      {"uneven accumulation", Division::by_count, uneven, 2},
+  };
+  if (usage == Usage::full) {
+    replicate::Options strict;
+    strict.find_unused_parameters = false;
+    all.push_back({"no detection of unused", Division::by_ranks, four, 1, strict});
+    for (const Division division : {Division::by_ranks, Division::by_count})
+      all.push_back({"gradients zeroed in place", division, four, 2, {}, Zeroing::in_place});
+  }
+  return all;
+}
+
+Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
+  Spread spread;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    auto& passes = spread.batches.emplace_back();
+    for (std::int64_t pass = 0; pass < way.num_passes; ++pass)
+      passes.push_back(way.samples(rank, step, pass));
+  }
+  // At least one sample somewhere, also for one rank.
+  if (spread.num_samples() == 0) spread.batches[0][0] = 2;
+  return spread;
+}
+
+// One step of this rank.
+void distributed_step(Suite& suite, const Subject& subject, DistributedDataParallel& parallel,
+                      const at::Tensor& input, const at::Tensor& target, std::int64_t step,
+                      const Spread& spread, Division division) {
+  const int rank = suite.group()->rank();
+  for (std::int64_t pass = 0; pass < spread.num_passes(); ++pass) {
+    const bool last = pass + 1 == spread.num_passes();
+    const std::int64_t count = spread.batches[rank][pass];
+    seed_pass(step, rank, pass);
+    at::Tensor loss;
+    if (count > 0) loss = pass_loss(subject, input, target, spread, rank, pass, division);
+    const auto run = [&] {
+      if (division == Division::by_count)
+        parallel.backward(loss, count * subject.per_sample);
+      else
+        loss.backward();
+    };
+    if (last) {
+      run();
+    } else {
+      const auto guard = parallel.no_sync();
+      run();
+    }
+  }
+}
+
+void compare(Suite& suite, const torch::nn::Module& got, const torch::nn::Module& wanted,
+             std::int64_t step) {
+  const auto parameters = got.named_parameters();
+  const auto expected = wanted.named_parameters();
+  for (const auto& item : parameters) {
+    const at::Tensor& reference = expected[item.key()];
+    suite.expect_same(item.value().grad(), reference.grad(),
+                      fmt::format("step {}: the gradient of {}", step, item.key()));
+    suite.expect_same(item.value(), reference, fmt::format("step {}: {}", step, item.key()));
+  }
+  const auto buffers = wanted.named_buffers();
+  for (const auto& item : got.named_buffers())
+    suite.expect_same(item.value(), buffers[item.key()],
+                      fmt::format("step {}: the buffer {}", step, item.key()));
+}
+
+void run_cell(Suite& suite, const SubjectKind& kind, const Way& way) {
+  const int num_ranks = suite.group()->size();
+  // Ranks other than the first start from other weights, which rank 0's replace.
+  torch::manual_seed(static_cast<std::uint64_t>(7 + suite.group()->rank()));
+  const Subject subject = kind.make();
+  torch::manual_seed(7);
+  const Subject reference = kind.make();
+  DistributedDataParallel parallel(*subject.module, suite.group(), way.options);
+  torch::optim::SGD optimizer(subject.module->parameters(),
+                              torch::optim::SGDOptions(0.05).momentum(0.9));
+  torch::optim::SGD reference_optimizer(reference.module->parameters(),
+                                        torch::optim::SGDOptions(0.05).momentum(0.9));
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const Spread spread = spread_of(way, num_ranks, step);
+    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
+    const auto [input, target] = reference.make_batch(spread.num_samples());
+
+    for (at::Tensor& parameter : subject.module->parameters()) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (way.zeroing == Zeroing::in_place && gradient.defined())
+        gradient.zero_();
+      else
+        gradient = at::Tensor();
+    }
+    distributed_step(suite, subject, parallel, input, target, step, spread, way.division);
+    if (kind.samples == Samples::independent) {
+      whole_batch_step(reference, input, target);
+      if (way.division == Division::by_count || step == 0)
+        for (const auto& item : subject.module->named_parameters())
+          suite.expect_close(item.value().grad(),
+                             reference.module->named_parameters()[item.key()].grad(),
+                             fmt::format("step {}: the gradient of {}", step, item.key()));
+    }
+    const double losses = reference_step(reference, input, target, step, spread, way.division);
+    if (way.division == Division::by_count) {
+      const double count = static_cast<double>(spread.num_samples() * subject.per_sample);
+      suite.expect(parallel.totals().count() == count, "the count of all ranks is wrong");
+      suite.expect(std::abs(parallel.totals().mean_loss() - losses / count) <
+                       1e-12 * std::abs(losses / count),
+                   fmt::format("step {}: the loss is {}, one process's is {}", step,
+                               parallel.totals().mean_loss(), losses / count));
+    }
+    optimizer.step();
+    reference_optimizer.step();
+    compare(suite, *subject.module, *reference.module, step);
+  }
+}
+
+}  // namespace
+
+void check_data_parallel(Suite& suite) {
+  for (const SubjectKind& kind : subject_kinds())
+    for (const Way& way : ways(kind.usage))
+      suite.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
+                 [&] { run_cell(suite, kind, way); });
+}
+
+}  // namespace lockstep::parity
