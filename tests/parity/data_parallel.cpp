@@ -1,18 +1,21 @@
-// Every subject, data parallel, in every way in which users spread their batches.
+#include "data_parallel.h"
+
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
+#include <lockstep/parallel/replicate/sync_batch_norm.h>
 
 #include "reference.h"
-#include "suite.h"
+#include "subject.h"
 
 namespace lockstep::parity {
 
 namespace {
 
+using ranks::Cells;
 using replicate::DistributedDataParallel;
 
 constexpr std::int64_t kSteps = 5;
@@ -68,10 +71,10 @@ Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
 }
 
 // One step of this rank.
-void distributed_step(Suite& suite, const Subject& subject, DistributedDataParallel& parallel,
+void distributed_step(Cells& cells, const Subject& subject, DistributedDataParallel& parallel,
                       const at::Tensor& input, const at::Tensor& target, std::int64_t step,
                       const Spread& spread, Division division) {
-  const int rank = suite.group()->rank();
+  const int rank = cells.rank();
   for (std::int64_t pass = 0; pass < spread.num_passes(); ++pass) {
     const bool last = pass + 1 == spread.num_passes();
     const std::int64_t count = spread.batches[rank][pass];
@@ -93,30 +96,30 @@ void distributed_step(Suite& suite, const Subject& subject, DistributedDataParal
   }
 }
 
-void compare(Suite& suite, const torch::nn::Module& got, const torch::nn::Module& wanted,
+void compare(Cells& cells, const torch::nn::Module& got, const torch::nn::Module& wanted,
              std::int64_t step) {
   const auto parameters = got.named_parameters();
   const auto expected = wanted.named_parameters();
   for (const auto& item : parameters) {
     const at::Tensor& reference = expected[item.key()];
-    suite.expect_same(item.value().grad(), reference.grad(),
+    cells.expect_same(item.value().grad(), reference.grad(),
                       fmt::format("step {}: the gradient of {}", step, item.key()));
-    suite.expect_same(item.value(), reference, fmt::format("step {}: {}", step, item.key()));
+    cells.expect_same(item.value(), reference, fmt::format("step {}: {}", step, item.key()));
   }
   const auto buffers = wanted.named_buffers();
   for (const auto& item : got.named_buffers())
-    suite.expect_same(item.value(), buffers[item.key()],
+    cells.expect_same(item.value(), buffers[item.key()],
                       fmt::format("step {}: the buffer {}", step, item.key()));
 }
 
-void run_cell(Suite& suite, const SubjectKind& kind, const Way& way) {
-  const int num_ranks = suite.group()->size();
+void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
+  const int num_ranks = cells.num_ranks();
   // Ranks other than the first start from other weights, which rank 0's replace.
-  torch::manual_seed(static_cast<std::uint64_t>(7 + suite.group()->rank()));
+  torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
   torch::manual_seed(7);
   const Subject reference = kind.make();
-  DistributedDataParallel parallel(*subject.module, suite.group(), way.options);
+  DistributedDataParallel parallel(*subject.module, cells.group(), way.options);
   torch::optim::SGD optimizer(subject.module->parameters(),
                               torch::optim::SGDOptions(0.05).momentum(0.9));
   torch::optim::SGD reference_optimizer(reference.module->parameters(),
@@ -133,37 +136,77 @@ void run_cell(Suite& suite, const SubjectKind& kind, const Way& way) {
       else
         gradient = at::Tensor();
     }
-    distributed_step(suite, subject, parallel, input, target, step, spread, way.division);
+    distributed_step(cells, subject, parallel, input, target, step, spread, way.division);
     if (kind.samples == Samples::independent) {
       whole_batch_step(reference, input, target);
       if (way.division == Division::by_count || step == 0)
         for (const auto& item : subject.module->named_parameters())
-          suite.expect_close(item.value().grad(),
+          cells.expect_close(item.value().grad(),
                              reference.module->named_parameters()[item.key()].grad(),
                              fmt::format("step {}: the gradient of {}", step, item.key()));
     }
     const double losses = reference_step(reference, input, target, step, spread, way.division);
     if (way.division == Division::by_count) {
       const double count = static_cast<double>(spread.num_samples() * subject.per_sample);
-      suite.expect(parallel.totals().count() == count, "the count of all ranks is wrong");
-      suite.expect(std::abs(parallel.totals().mean_loss() - losses / count) <
+      cells.expect(parallel.totals().count() == count, "the count of all ranks is wrong");
+      cells.expect(std::abs(parallel.totals().mean_loss() - losses / count) <
                        1e-12 * std::abs(losses / count),
                    fmt::format("step {}: the loss is {}, one process's is {}", step,
                                parallel.totals().mean_loss(), losses / count));
     }
     optimizer.step();
     reference_optimizer.step();
-    compare(suite, *subject.module, *reference.module, step);
+    compare(cells, *subject.module, *reference.module, step);
   }
+}
+
+// With global statistics a batch norm's answer is that of the whole batch in one piece.
+void check_sync_batch_norm(Cells& cells, const SubjectKind& kind) {
+  torch::manual_seed(7);
+  const Subject subject = kind.make();
+  torch::manual_seed(7);
+  const Subject reference = kind.make();
+  const replicate::SyncBatchNorm synced(*subject.module, *cells.group());
+  cells.expect(synced.num_converted() == 2, "not every batch norm was converted");
+  DistributedDataParallel parallel(*subject.module, cells.group());
+  Spread spread;
+  for (int rank = 0; rank < cells.num_ranks(); ++rank) spread.batches.push_back({2 + rank});
+  for (std::int64_t step = 0; step < 2; ++step) {
+    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
+    const auto [input, target] = reference.make_batch(spread.num_samples());
+    for (at::Tensor& parameter : subject.module->parameters())
+      parameter.mutable_grad() = at::Tensor();
+    distributed_step(cells, subject, parallel, input, target, step, spread, Division::by_count);
+    whole_batch_step(reference, input, target);
+    for (const auto& item : subject.module->named_parameters())
+      cells.expect_close(item.value().grad(),
+                         reference.module->named_parameters()[item.key()].grad(),
+                         fmt::format("step {}: the gradient of {}", step, item.key()));
+    for (const auto& item : subject.module->named_buffers())
+      cells.expect_close(item.value(), reference.module->named_buffers()[item.key()],
+                         fmt::format("step {}: the buffer {}", step, item.key()));
+  }
+  // Evaluation has no partners.
+  subject.module->eval();
+  reference.module->eval();
+  const at::NoGradGuard no_grad;
+  const auto [input, target] = reference.make_batch(3);
+  if (cells.rank() == 0)
+    cells.expect_close(subject.loss_sum(input, target), reference.loss_sum(input, target),
+                       "the loss in evaluation");
 }
 
 }  // namespace
 
-void check_data_parallel(Suite& suite) {
+void check_data_parallel(Cells& cells) {
   for (const SubjectKind& kind : subject_kinds())
     for (const Way& way : ways(kind.usage))
-      suite.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
-                 [&] { run_cell(suite, kind, way); });
+      cells.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
+                 [&] { run_cell(cells, kind, way); });
+  for (const SubjectKind& kind : subject_kinds())
+    if (kind.name == "conv + batch norm")
+      cells.cell("data parallel, synchronised batch norm",
+                 [&] { check_sync_batch_norm(cells, kind); });
 }
 
 }  // namespace lockstep::parity

@@ -1,0 +1,110 @@
+#include <lockstep/distributed/distributed.h>
+
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/comm/world.h>
+#include <lockstep/parallel/replicate/sync_batch_norm.h>
+
+namespace lockstep {
+
+struct DistributedManager::State {
+  struct Wrapped {
+    std::weak_ptr<torch::nn::Module> module;
+    std::unique_ptr<replicate::DistributedDataParallel> parallel;
+  };
+
+  DistributedConfig config;
+  int local_rank;
+  device::DeviceManager device_manager;
+  std::shared_ptr<comm::Communicator> world;
+  mesh::DeviceMesh mesh;
+  std::vector<Wrapped> models;
+  std::vector<std::unique_ptr<replicate::SyncBatchNorm>> batch_norms;
+};
+
+namespace {
+
+// Collectives of an engine that takes only GPU tensors, and the models, use the current device.
+device::DeviceManager choose_device(const DistributedConfig& config) {
+  const auto manager =
+      device::DeviceManager::auto_detect({.gpu_use = config.gpu_use, .type = config.device_type});
+  const c10::Device device = manager.device();
+  if (device.has_index()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return manager;
+}
+
+}  // namespace
+
+DistributedManager setup_distributed(const DistributedConfig& config) {
+  auto device_manager = choose_device(config);
+  auto world = comm::join_world({.backend = config.backend, .timeout = config.timeout});
+  const int size = world->size();
+  mesh::DeviceMesh mesh(world, {{"dp_replicate", size}});
+  return DistributedManager(std::make_shared<DistributedManager::State>(
+      DistributedManager::State{.config = config,
+                                .local_rank = read_launch_environment().local_rank,
+                                .device_manager = std::move(device_manager),
+                                .world = std::move(world),
+                                .mesh = std::move(mesh),
+                                .models = {},
+                                .batch_norms = {}}));
+}
+
+int DistributedManager::local_rank() const { return state_->local_rank; }
+
+c10::Device DistributedManager::device() const { return state_->device_manager.device(); }
+
+const device::DeviceManager& DistributedManager::device_manager() const {
+  return state_->device_manager;
+}
+
+const std::shared_ptr<comm::Communicator>& DistributedManager::world() const {
+  return state_->world;
+}
+
+mesh::DeviceMesh& DistributedManager::mesh() const { return state_->mesh; }
+
+void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
+  if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
+  auto& models = state_->models;
+  std::erase_if(models, [](const State::Wrapped& wrapped) { return wrapped.module.expired(); });
+  for (const State::Wrapped& wrapped : models)
+    if (wrapped.module.lock() == module)
+      throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
+                       module->name());
+  module->to(device());
+  models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
+                                *module, state_->mesh.axis("dp_replicate"), state_->config.ddp)});
+}
+
+int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {
+  // Tagged where they will stay: moving them later would take the tag away.
+  module->to(device());
+  auto& batch_norms = state_->batch_norms;
+  batch_norms.push_back(
+      std::make_unique<replicate::SyncBatchNorm>(*module, *state_->mesh.axis("dp_replicate")));
+  return batch_norms.back()->num_converted();
+}
+
+replicate::DistributedDataParallel& DistributedManager::data_parallel(
+    const torch::nn::Module& module) {
+  for (const State::Wrapped& wrapped : state_->models)
+    if (wrapped.module.lock().get() == &module) return *wrapped.parallel;
+  throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
+                   module.name());
+}
+
+double DistributedManager::sum(double value) const {
+  const at::Tensor total = at::full({1}, value, at::dtype(at::kDouble).device(device()));
+  world()->all_reduce(total).wait();
+  return total.item<double>();
+}
+
+void DistributedManager::barrier() const { world()->barrier().wait(); }
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+#include "cells.h"
+
+#include <cstdio>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/world.h>
+
+namespace lockstep::ranks {
+
+void Cells::cell(const std::string& name, const std::function<void()>& body) {
+  current_ = name;
+  ++num_cells_;
+  body();
+}
+
+void Cells::expect(bool good, const std::string& otherwise) {
+  if (good) return;
+  ++num_failures_;
+  std::printf("FAIL [%s] %s\n", current_.c_str(), otherwise.c_str());
+}
+
+void Cells::expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
+  if (!got.defined() || !wanted.defined())
+    return expect(got.defined() == wanted.defined(),
+                  fmt::format("{} is {}defined where {}defined is right", what,
+                              got.defined() ? "" : "un", wanted.defined() ? "" : "un"));
+  if (at::equal(got, wanted)) return;
+  expect(false,
+         fmt::format("{} is wrong by up to {}", what, (got - wanted).abs().max().item<double>()));
+}
+
+void Cells::expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {
+  if (!got.defined() || !wanted.defined()) return expect_same(got, wanted, what);
+  if (at::allclose(got, wanted, 1e-4, 1e-5)) return;
+  expect(false,
+         fmt::format("{} is off by up to {}", what, (got - wanted).abs().max().item<double>()));
+}
+
+void Cells::expect_usage_error(const std::function<void()>& body, const std::string& part) {
+  try {
+    body();
+  } catch (const UsageError& error) {
+    return expect(std::string(error.what()).find(part) != std::string::npos,
+                  fmt::format("the error says '{}', without '{}'", error.what(), part));
+  }
+  expect(false, fmt::format("no UsageError that says '{}'", part));
+}
+
+int run_cells(const std::function<void(Cells&)>& table) {
+  at::set_num_threads(1);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  Cells cells(comm::join_world({.timeout = milliseconds(60'000)}));
+  try {
+    table(cells);
+  } catch (const std::exception& error) {
+    std::printf("FAIL [%s] threw %s\n", cells.current().c_str(), error.what());
+    return 1;
+  }
+  std::printf("%d cells, %d failures\n", cells.num_cells(), cells.num_failures());
+  return cells.num_failures() == 0 ? 0 : 1;
+}
+
+}  // namespace lockstep::ranks

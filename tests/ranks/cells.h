@@ -1,0 +1,49 @@
+// Tests whose ranks are processes: one job runs a whole table of cells, since starting a process
+// that loads LibTorch costs half a second.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/communicator.h>
+
+namespace lockstep::ranks {
+
+// One rank's run through the table. A cell that finds a wrong value says so and goes on, so that
+// one run shows all of them. All ranks run the same cells in the same order.
+class Cells {
+ public:
+  explicit Cells(std::shared_ptr<comm::Communicator> group) : group_(std::move(group)) {}
+
+  const std::shared_ptr<comm::Communicator>& group() const { return group_; }
+  int rank() const { return group_->rank(); }
+  int num_ranks() const { return group_->size(); }
+
+  void cell(const std::string& name, const std::function<void()>& body);
+
+  void expect(bool good, const std::string& otherwise);
+  // Bit for bit; two that are undefined are the same.
+  void expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::string& what);
+  // Within the rounding of sums in another order.
+  void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what);
+  // That `body` throws a UsageError whose text has this part.
+  void expect_usage_error(const std::function<void()>& body, const std::string& part);
+
+  const std::string& current() const { return current_; }
+  int num_cells() const { return num_cells_; }
+  int num_failures() const { return num_failures_; }
+
+ private:
+  std::shared_ptr<comm::Communicator> group_;
+  std::string current_;
+  int num_cells_ = 0;
+  int num_failures_ = 0;
+};
+
+// The main() of a rank: joins the job, runs the table, says how it went. Returns the exit code.
+int run_cells(const std::function<void(Cells&)>& table);
+
+}  // namespace lockstep::ranks

@@ -1,0 +1,30 @@
+#include "job.h"
+
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "../elastic/launched.h"
+
+namespace lockstep::ranks {
+
+using elastic::testing::Launched;
+
+void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {"--standalone", "--nproc-per-node", std::to_string(num_ranks),
+                                    std::filesystem::read_symlink("/proc/self/exe").string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  Launched job = Launched::run(words);
+  const int code = job.wait(milliseconds(200'000));
+  std::string failures;
+  int finished = 0;
+  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+    if (line.find("FAIL [") != std::string::npos) failures += line + "\n";
+    if (line.ends_with(" cells, 0 failures")) ++finished;
+  }
+  EXPECT_EQ(failures, "");
+  EXPECT_EQ(code, 0) << job.error();
+  EXPECT_EQ(finished, num_ranks) << job.output();
+}
+
+}  // namespace lockstep::ranks

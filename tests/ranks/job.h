@@ -1,0 +1,13 @@
+// Launches this test program as the ranks of a job.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::ranks {
+
+// Runs `lockstep run` of this program with these arguments, and fails the test with what the ranks
+// said where a cell failed or a rank did not come to its end.
+void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments);
+
+}  // namespace lockstep::ranks
