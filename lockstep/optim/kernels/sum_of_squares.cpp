@@ -39,12 +39,4 @@ LOCKSTEP_SIMD double sum_of_squares(const double* values, std::int64_t count) {
   return fold(values, count);
 }
 
-LOCKSTEP_SIMD void scale(float* values, std::int64_t count, float factor) {
-  for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
-}
-
-LOCKSTEP_SIMD void scale(double* values, std::int64_t count, double factor) {
-  for (std::int64_t i = 0; i < count; ++i) values[i] *= factor;
-}
-
 }  // namespace lockstep::optim

@@ -13,8 +13,4 @@ inline constexpr std::int64_t kNormBlock = 4096;  // elements
 double sum_of_squares(const float* values, std::int64_t count);
 double sum_of_squares(const double* values, std::int64_t count);
 
-// values[i] *= factor
-void scale(float* values, std::int64_t count, float factor);
-void scale(double* values, std::int64_t count, double factor);
-
 }  // namespace lockstep::optim
