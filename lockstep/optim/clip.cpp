@@ -1,0 +1,60 @@
+#include <lockstep/optim/clip.h>
+
+#include <cmath>
+#include <numeric>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/optim/sum_of_squares.h>
+
+namespace lockstep::optim {
+
+namespace {
+
+std::vector<at::Tensor> gradients_of(const std::vector<NamedParameter>& parameters) {
+  check_distinct(parameters);
+  std::vector<at::Tensor> gradients;
+  for (const NamedParameter& parameter : parameters) {
+    at::Tensor gradient = gradient_of(parameter);
+    if (gradient.defined()) gradients.push_back(std::move(gradient));
+  }
+  return gradients;
+}
+
+double norm_of(const std::vector<at::Tensor>& gradients) {
+  const std::vector<double> sums = sum_of_squares_of_blocks(gradients);
+  auto next = sums.begin();
+  double total = 0;
+  for (const at::Tensor& gradient : gradients) {
+    const auto end = next + num_norm_blocks(gradient);
+    total += std::accumulate(next, end, 0.0);
+    next = end;
+  }
+  return std::sqrt(total);
+}
+
+}  // namespace
+
+double gradient_norm(const std::vector<NamedParameter>& parameters) {
+  return norm_of(gradients_of(parameters));
+}
+
+ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+  if (std::isnan(max_norm) || max_norm < 0)
+    throw UsageError("gradients cannot be clipped to a norm of {}: give a number above 0, or 0 for "
+                     "no clipping",
+                     max_norm);
+  const std::vector<at::Tensor> gradients = gradients_of(parameters);
+  ClipResult result{.norm = norm_of(gradients)};
+  result.finite = std::isfinite(result.norm);
+  if (!result.finite || max_norm == 0) return result;
+  const double c = (result.norm + 1e-6) / max_norm;
+  if (c <= 1) return result;
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& gradient : gradients) gradient.mul_(1 / c);
+  result.clipped = true;
+  return result;
+}
+
+}  // namespace lockstep::optim

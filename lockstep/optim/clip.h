@@ -1,0 +1,27 @@
+// Clipping by the global norm of all gradients.
+#pragma once
+
+#include <vector>
+
+#include <lockstep/optim/parameter.h>
+
+namespace lockstep::optim {
+
+struct ClipResult {
+  double norm = 0;  // before clipping
+  bool finite = true;
+  bool clipped = false;
+};
+
+// The root of the sum of squares over every gradient, in double: blocks of each parameter, then
+// parameters, added in order, so that the bits depend on neither threads nor device
+// (optim/sum_of_squares.h). Parameters without a gradient count as 0. UsageError for parameters
+// that check_distinct or gradient_of refuses.
+double gradient_norm(const std::vector<NamedParameter>& parameters);
+
+// DeepSpeed's rule: c = (norm + 1e-6) / max_norm, and where c > 1 gradients are divided by c, in
+// place. A max_norm of 0 only measures. A norm that is not finite changes no gradient: that step is
+// the caller's to skip. UsageError for a max_norm below 0 or not a number.
+ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,22 @@
+// Gradient descent, with momentum where asked for.
+#pragma once
+
+#include <lockstep/optim/elementwise_optimizer.h>
+
+namespace lockstep::optim {
+
+// State: momentum_buffer, with momentum only.
+class SGD final : public ElementwiseOptimizer {
+ public:
+  explicit SGD(std::vector<ParameterGroup> groups, SGDOptions options = {});
+
+ private:
+  void update(const StepNumbers& numbers, const Stretch<float>& stretch) const override;
+  void update(const StepNumbers& numbers, const Stretch<double>& stretch) const override;
+  void update(const StepNumbers& numbers, const at::Tensor& weight, const at::Tensor& gradient,
+              const std::vector<at::Tensor>& state) const override;
+
+  SGDOptions options_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,186 @@
+#include <lockstep/optim/clip.h>
+
+#include <cmath>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/optim/sum_of_squares.h>
+
+#include "../base/errors.h"
+#include "tensors.h"
+
+namespace lockstep::optim {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::numbers;
+using testing::parameter;
+using testing::same_bits;
+using testing::set_gradient;
+using testing::snapshot;
+using testing::Threads;
+
+NamedParameter with_gradient(const std::string& name, const at::Tensor& gradient) {
+  const at::Tensor tensor = at::zeros_like(gradient).set_requires_grad(true);
+  set_gradient(tensor, gradient);
+  return {name, tensor};
+}
+
+TEST(GradientNorm, IsTheRootOfTheSumOfSquares) {
+  const std::vector<NamedParameter> parameters = {with_gradient("a", numbers({100, 101}, 1)),
+                                                  with_gradient("b", numbers({7}, 2, at::kDouble)),
+                                                  {"no gradient", parameter({3}, 3)},
+                                                  with_gradient("c", numbers({30, 40}, 4).t())};
+  double sum = 0;
+  for (const auto& [name, tensor] : parameters)
+    if (tensor.grad().defined()) sum += tensor.grad().to(at::kDouble).square().sum().item<double>();
+  EXPECT_NEAR(gradient_norm(parameters), std::sqrt(sum), 1e-12);
+}
+
+TEST(GradientNorm, IsRightWhereFloatsWouldNotBe) {
+  // A float's sum of squares would overflow, or lose all of the small ones.
+  EXPECT_NEAR(gradient_norm({with_gradient("a", at::full({10000}, 1e30))}) / 1e32, 1, 1e-6);
+  at::Tensor uneven = at::full({1 << 20}, 1e-4);
+  uneven[0] = 1;
+  EXPECT_NEAR(gradient_norm({with_gradient("a", uneven)}), std::sqrt(1 + ((1 << 20) - 1) * 1e-8),
+              1e-9);
+}
+
+TEST(GradientNorm, OfSixteenBits) {
+  const at::Tensor gradient = numbers({5000}, 1);
+  for (const auto type : {at::kHalf, at::kBFloat16})
+    EXPECT_EQ(gradient_norm({with_gradient("a", gradient.to(type))}),
+              gradient_norm({with_gradient("a", gradient.to(type).to(at::kFloat))}));
+}
+
+TEST(GradientNorm, BitsDependOnNeitherThreadsNorMemory) {
+  const at::Tensor gradient = numbers({1003, 997}, 1);
+  double alone = 0;
+  {
+    const Threads threads(1);
+    alone = gradient_norm({with_gradient("a", gradient)});
+  }
+  for (const int count : {2, 3, 4}) {
+    const Threads threads(count);
+    EXPECT_EQ(gradient_norm({with_gradient("a", gradient)}), alone);
+    EXPECT_EQ(gradient_norm({with_gradient("a", gradient.t().contiguous().t())}), alone);
+  }
+}
+
+TEST(GradientNorm, OfNothingIsNothing) {
+  EXPECT_EQ(gradient_norm({}), 0);
+  EXPECT_EQ(gradient_norm({{"no gradient", parameter({3}, 1)}}), 0);
+  EXPECT_EQ(gradient_norm({with_gradient("empty", at::empty({0, 3}))}), 0);
+}
+
+TEST(GradientNorm, CudaHasTheSameBits) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  std::vector<NamedParameter> here;
+  std::vector<NamedParameter> there;
+  std::vector<NamedParameter> mixed;
+  std::uint64_t key = 1;
+  // The first is more than is folded at once; others end within a block.
+  for (const std::int64_t count : {9000001, 4096, 4097, 1, 0, 100000}) {
+    const at::Tensor gradient = numbers({count}, key++);
+    const std::string name = std::to_string(count);
+    here.push_back(with_gradient(name, gradient));
+    there.push_back(with_gradient(name, gradient.cuda()));
+    mixed.push_back(key % 2 == 0 ? here.back() : there.back());
+  }
+  EXPECT_EQ(gradient_norm(there), gradient_norm(here));
+  EXPECT_EQ(gradient_norm(mixed), gradient_norm(here));
+}
+
+// What a shard contributes, if it is cut between blocks.
+TEST(SumOfSquaresOfBlocks, AreThoseOfTheWhole) {
+  const at::Tensor whole = numbers({10, 4096 + 13}, 1);
+  const std::int64_t num_blocks = num_norm_blocks(whole);
+  ASSERT_EQ(num_blocks, 11);
+  const auto all = sum_of_squares_of_blocks(whole, 0, num_blocks);
+  ASSERT_EQ(all.size(), 11u);
+  for (std::int64_t cut = 0; cut <= num_blocks; ++cut) {
+    auto sums = sum_of_squares_of_blocks(whole, 0, cut);
+    const at::Tensor rest = whole.view({-1}).slice(0, std::min(cut * kNormBlock, whole.numel()));
+    const auto others = sum_of_squares_of_blocks(rest, 0, num_norm_blocks(rest));
+    sums.insert(sums.end(), others.begin(), others.end());
+    EXPECT_EQ(sums, all) << cut;
+  }
+  EXPECT_EQ(sum_of_squares_of_blocks(whole, 10, 1).front(), all.back());
+}
+
+TEST(SumOfSquaresOfBlocks, RefusesBlocksThatAreNotThere) {
+  const at::Tensor values = numbers({5000}, 1);
+  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values, 1, 2); }),
+              HasSubstr("blocks 1 to 3 of a tensor that has 2"));
+  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values, -1, 1); }), HasSubstr("-1"));
+  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values.to(at::kLong), 0, 1); }),
+              HasSubstr("Long"));
+}
+
+TEST(ClipGradients, DividesWhatIsTooLong) {
+  const std::vector<NamedParameter> parameters = {with_gradient("a", at::full({4}, 3.0)),
+                                                  {"no gradient", parameter({3}, 3)},
+                                                  with_gradient("b", at::full({4, 1}, 4.0))};
+  const ClipResult result = clip_gradients(parameters, 2);
+  EXPECT_DOUBLE_EQ(result.norm, 10);
+  EXPECT_TRUE(result.finite);
+  EXPECT_TRUE(result.clipped);
+  const double c = (10 + 1e-6) / 2;
+  EXPECT_TRUE(at::allclose(parameters[0].tensor.grad(), at::full({4}, 3 / c), 1e-7));
+  EXPECT_TRUE(at::allclose(parameters[2].tensor.grad(), at::full({4, 1}, 4 / c), 1e-7));
+  EXPECT_FALSE(parameters[1].tensor.grad().defined());
+  EXPECT_NEAR(gradient_norm(parameters), 2, 1e-6);
+}
+
+TEST(ClipGradients, LeavesTheRestAlone) {
+  const at::Tensor gradient = numbers({100}, 1);
+  const NamedParameter a = with_gradient("a", gradient.clone());
+  const double norm = gradient_norm({a});
+  for (const double max_norm : {norm + 1e-5, 1e9, 0.0, std::numeric_limits<double>::infinity()}) {
+    const ClipResult result = clip_gradients({a}, max_norm);
+    EXPECT_EQ(result.norm, norm);
+    EXPECT_FALSE(result.clipped) << max_norm;
+    EXPECT_TRUE(same_bits(a.tensor.grad(), gradient));
+  }
+  // DeepSpeed's 1e-6 counts.
+  EXPECT_TRUE(clip_gradients({a}, norm + 1e-7).clipped);
+}
+
+TEST(ClipGradients, WhatIsNotFiniteIsSaidAndLeftAlone) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()}) {
+    at::Tensor gradient = numbers({10000}, 1);
+    gradient[9999] = bad;
+    const NamedParameter a = with_gradient("a", numbers({50}, 2));
+    const at::Tensor before = snapshot(a.tensor.grad());
+    const ClipResult result = clip_gradients({a, with_gradient("b", gradient)}, 1e-3);
+    EXPECT_FALSE(result.finite);
+    EXPECT_FALSE(std::isfinite(result.norm));
+    EXPECT_FALSE(result.clipped);
+    EXPECT_TRUE(same_bits(a.tensor.grad(), before));
+  }
+}
+
+TEST(ClipGradients, Nothing) {
+  const ClipResult result = clip_gradients({}, 1);
+  EXPECT_EQ(result.norm, 0);
+  EXPECT_TRUE(result.finite);
+  EXPECT_FALSE(result.clipped);
+}
+
+TEST(ClipGradients, Refusals) {
+  EXPECT_THAT(usage_error([] { clip_gradients({}, -1); }), HasSubstr("-1"));
+  EXPECT_THAT(usage_error([] { clip_gradients({}, std::nan("")); }), HasSubstr("nan"));
+  const NamedParameter a = with_gradient("a", numbers({3}, 1));
+  EXPECT_THAT(usage_error([&] {
+                clip_gradients({a, {"b", a.tensor}}, 1);
+              }),
+              AllOf(HasSubstr("'a' and 'b' are one tensor")));
+}
+
+}  // namespace
+}  // namespace lockstep::optim

@@ -1,0 +1,254 @@
+// Steps of our optimizers: beside those of torch::optim, and whether their bits depend on anything.
+#include <lockstep/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "tensors.h"
+
+namespace lockstep::optim {
+namespace {
+
+using testing::numbers;
+using testing::parameter;
+using testing::same_bits;
+using testing::set_gradient;
+using testing::snapshot;
+using testing::Threads;
+
+constexpr double kLearningRate = 0.02;
+constexpr double kDecay = 0.3;
+
+struct Case {
+  std::string name;
+  OptimizerOptions options;
+  double weight_decay;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> peer;
+};
+
+// An epsilon that shows in the result; everything away from its default.
+std::vector<Case> cases() {
+  const std::pair<double, double> betas = {0.8, 0.95};
+  const auto torch_betas = std::make_tuple(betas.first, betas.second);
+  const auto sgd = [](double momentum, double dampening, bool nesterov, double decay) {
+    return [=](std::vector<at::Tensor> parameters) {
+      return std::make_unique<torch::optim::SGD>(std::move(parameters),
+                                                 torch::optim::SGDOptions(kLearningRate)
+                                                     .momentum(momentum)
+                                                     .dampening(dampening)
+                                                     .nesterov(nesterov)
+                                                     .weight_decay(decay));
+    };
+  };
+  return {
+      {"adamw", AdamWOptions{.betas = betas, .eps = 1e-2}, kDecay,
+       [=](std::vector<at::Tensor> parameters) {
+         return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                                      torch::optim::AdamWOptions(kLearningRate)
+                                                          .betas(torch_betas)
+                                                          .eps(1e-2)
+                                                          .weight_decay(kDecay));
+       }},
+      {"adamw_with_defaults", AdamWOptions{}, 0,
+       [=](std::vector<at::Tensor> parameters) {
+         return std::make_unique<torch::optim::AdamW>(
+             std::move(parameters), torch::optim::AdamWOptions(kLearningRate).weight_decay(0));
+       }},
+      {"adam_with_coupled_decay",
+       AdamWOptions{.betas = betas, .eps = 1e-2, .decay = AdamDecay::coupled}, kDecay,
+       [=](std::vector<at::Tensor> parameters) {
+         return std::make_unique<torch::optim::Adam>(std::move(parameters),
+                                                     torch::optim::AdamOptions(kLearningRate)
+                                                         .betas(torch_betas)
+                                                         .eps(1e-2)
+                                                         .weight_decay(kDecay));
+       }},
+      {"sgd", SGDOptions{}, kDecay, sgd(0, 0, false, kDecay)},
+      {"sgd_with_momentum", SGDOptions{.momentum = 0.9, .dampening = 0.4}, kDecay,
+       sgd(0.9, 0.4, false, kDecay)},
+      {"sgd_nesterov", SGDOptions{.momentum = 0.9, .nesterov = true}, 0, sgd(0.9, 0, true, 0)},
+  };
+}
+
+class EveryOptimizer : public ::testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Optimizer> make(std::vector<NamedParameter> parameters) const {
+    return make_optimizer(GetParam().options, {{.parameters = std::move(parameters),
+                                                .weight_decay = GetParam().weight_decay}});
+  }
+
+  // Six steps, in which the second parameter goes without a gradient twice.
+  void beside_torch(at::ScalarType type, double tolerance) const {
+    std::vector<NamedParameter> ours = {{"a", parameter({37, 11}, 1, type)},
+                                        {"b", parameter({5}, 2, type)}};
+    std::vector<at::Tensor> theirs;
+    for (const auto& [name, tensor] : ours)
+      theirs.push_back(snapshot(tensor).set_requires_grad(true));
+    const auto optimizer = make(ours);
+    const auto peer = GetParam().peer(theirs);
+    for (std::uint64_t step = 0; step < 6; ++step) {
+      for (std::size_t i = 0; i < ours.size(); ++i) {
+        at::Tensor gradient;
+        if (i == 0 || (step != 0 && step != 3))
+          gradient = numbers(theirs[i].sizes(), 10 * step + i + 3, type);
+        set_gradient(ours[i].tensor, gradient);
+        set_gradient(theirs[i], gradient);
+      }
+      optimizer->step(kLearningRate);
+      peer->step();
+      for (std::size_t i = 0; i < ours.size(); ++i)
+        EXPECT_LE((ours[i].tensor - theirs[i]).abs().max().item<double>(), tolerance)
+            << "step " << step << ", parameter " << ours[i].name;
+    }
+  }
+};
+
+TEST_P(EveryOptimizer, IsTorchsWithinRounding) {
+  beside_torch(at::kFloat, 1e-6);
+  beside_torch(at::kDouble, 1e-14);
+}
+
+// One parameter, and the same numbers in shards of odd sizes; one thread, and several.
+TEST_P(EveryOptimizer, BitsDependOnNeitherShardsNorThreads) {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    const std::int64_t count = 200003;
+    const at::Tensor whole = parameter({count}, 1, type);
+    std::vector<NamedParameter> shards;
+    for (std::int64_t begin = 0, length = 1; begin < count;
+         begin += length, length = 3 * length + 1)
+      shards.push_back({"shard" + std::to_string(begin),
+                        snapshot(whole.detach().slice(0, begin, std::min(count, begin + length)))
+                            .set_requires_grad(true)});
+    const auto of_whole = make({{"whole", whole}});
+    const auto of_shards = make(shards);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const at::Tensor gradient = numbers({count}, step + 2, type);
+      set_gradient(whole, gradient);
+      std::int64_t begin = 0;
+      for (const auto& [name, tensor] : shards) {
+        set_gradient(tensor, gradient.slice(0, begin, begin + tensor.numel()));
+        begin += tensor.numel();
+      }
+      {
+        const Threads threads(1);
+        of_shards->step(kLearningRate);
+      }
+      const Threads threads(3);
+      of_whole->step(kLearningRate);
+    }
+    std::vector<at::Tensor> pieces;
+    for (const auto& [name, tensor] : shards) pieces.push_back(tensor);
+    EXPECT_TRUE(same_bits(whole, at::cat(pieces)));
+  }
+}
+
+TEST_P(EveryOptimizer, MemoryLayoutDoesNotMatter) {
+  const at::Tensor plain = parameter({30, 20}, 1);
+  const at::Tensor turned = snapshot(plain).t().contiguous().t().set_requires_grad(true);
+  ASSERT_FALSE(turned.is_contiguous());
+  const at::Tensor plain_too = snapshot(plain).set_requires_grad(true);
+  const auto optimizer = make({{"plain", plain}, {"turned", turned}, {"plain_too", plain_too}});
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    const at::Tensor gradient = numbers({30, 20}, step + 2);
+    set_gradient(plain, gradient);
+    set_gradient(turned, gradient.clone());
+    set_gradient(plain_too, gradient.t().contiguous().t());
+    optimizer->step(kLearningRate);
+  }
+  EXPECT_TRUE(same_bits(plain, turned));
+  EXPECT_TRUE(same_bits(plain, plain_too));
+  EXPECT_FALSE(turned.is_contiguous());
+}
+
+TEST_P(EveryOptimizer, CudaAgreesWithTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const at::Tensor here = parameter({1000, 33}, 1);
+  const at::Tensor there = snapshot(here).cuda().set_requires_grad(true);
+  const auto optimizer = make({{"here", here}, {"there", there}});
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    const at::Tensor gradient = numbers({1000, 33}, step + 2);
+    set_gradient(here, gradient);
+    set_gradient(there, gradient.cuda());
+    optimizer->step(kLearningRate);
+  }
+  EXPECT_LE((here - there.cpu()).abs().max().item<double>(), 1e-6);
+}
+
+INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Optimizer, GroupsHaveTheirOwnDecayAndLearningRate) {
+  const at::Tensor a = parameter({3}, 1);
+  const at::Tensor b = snapshot(a).set_requires_grad(true);
+  const at::Tensor c = snapshot(a).set_requires_grad(true);
+  const at::Tensor before = snapshot(a);
+  const auto optimizer =
+      make_optimizer(SGDOptions{}, {{.parameters = {{"a", a}}},
+                                    {.parameters = {{"b", b}}, .learning_rate_factor = 3},
+                                    {.parameters = {{"c", c}}, .weight_decay = 0.5}});
+  for (const at::Tensor& tensor : {a, b, c}) set_gradient(tensor, at::ones({3}));
+  optimizer->step(0.25);
+  EXPECT_TRUE(at::allclose(a.detach(), before - 0.25));
+  EXPECT_TRUE(at::allclose(b.detach(), before - 0.75));
+  EXPECT_TRUE(at::allclose(c.detach(), before - 0.25 * (1 + 0.5 * before)));
+}
+
+TEST(Optimizer, ZeroGradLeavesGradientsUndefined) {
+  const at::Tensor a = parameter({3}, 1);
+  const at::Tensor b = parameter({3}, 2);
+  set_gradient(a, at::ones({3}));
+  make_optimizer(SGDOptions{}, {{.parameters = {{"a", a}, {"b", b}}}})->zero_grad();
+  EXPECT_FALSE(a.grad().defined());
+  EXPECT_FALSE(b.grad().defined());
+}
+
+// A graph from before the step must not be differentiated with the weights from after it.
+TEST(Optimizer, AutogradNoticesThatWeightsChanged) {
+  const at::Tensor a = parameter({3}, 1);
+  const at::Tensor loss = (a * a).sum();
+  set_gradient(a, at::ones({3}));
+  make_optimizer(AdamWOptions{}, {{.parameters = {{"a", a}}}})->step(0.1);
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(Optimizer, EmptyParametersAndNoParametersAreFine) {
+  const at::Tensor empty = parameter({0, 4}, 1);
+  set_gradient(empty, at::empty({0, 4}));
+  const auto optimizer = make_optimizer(AdamWOptions{}, {{.parameters = {{"empty", empty}}}});
+  optimizer->step(0.1);
+  EXPECT_EQ(optimizer->state()[0].tensor.item<std::int64_t>(), 1);
+  make_optimizer(AdamWOptions{}, {})->step(0.1);
+}
+
+TEST(DecayGroups, MatricesDecayAndVectorsDoNot) {
+  const std::vector<NamedParameter> parameters = {{"embedding", parameter({4, 2}, 1)},
+                                                  {"norm", parameter({2}, 2)},
+                                                  {"convolution", parameter({2, 2, 3, 3}, 3)},
+                                                  {"scale", parameter({}, 4)}};
+  const auto names = [](const ParameterGroup& group) {
+    std::vector<std::string> result;
+    for (const auto& [name, tensor] : group.parameters) result.push_back(name);
+    return result;
+  };
+  const auto groups = decay_groups(parameters, 0.1);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].weight_decay, 0.1);
+  EXPECT_THAT(names(groups[0]), ::testing::ElementsAre("embedding", "convolution"));
+  EXPECT_EQ(groups[1].weight_decay, 0);
+  EXPECT_THAT(names(groups[1]), ::testing::ElementsAre("norm", "scale"));
+
+  const auto everything = decay_groups(parameters, 0.1, DecayRule::everything);
+  ASSERT_EQ(everything.size(), 1u);
+  EXPECT_EQ(everything[0].weight_decay, 0.1);
+  EXPECT_EQ(everything[0].parameters.size(), 4u);
+  EXPECT_TRUE(decay_groups({}, 0.1).empty());
+}
+
+}  // namespace
+}  // namespace lockstep::optim

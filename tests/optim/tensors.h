@@ -1,0 +1,54 @@
+// Parameters for tests: the same numbers each time, on one thread or several.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <lockstep/base/philox.h>
+#include <lockstep/optim/parameter.h>
+
+namespace lockstep::optim::testing {
+
+// In [-1, 1), a function of the key and the place.
+inline at::Tensor numbers(at::IntArrayRef shape, std::uint64_t key,
+                          at::ScalarType type = at::kFloat) {
+  at::Tensor tensor = at::empty(shape, at::kFloat);
+  float* values = tensor.data_ptr<float>();
+  for (std::int64_t i = 0; i < tensor.numel(); ++i)
+    values[i] = 2 * Philox::uniform(Philox::words(key, static_cast<std::uint64_t>(i))[0]) - 1;
+  return tensor.to(type);
+}
+
+inline at::Tensor parameter(at::IntArrayRef shape, std::uint64_t key,
+                            at::ScalarType type = at::kFloat) {
+  return numbers(shape, key, type).set_requires_grad(true);
+}
+
+inline void set_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
+  parameter.mutable_grad() = gradient;
+}
+
+// A copy of the values, without gradient or history.
+inline at::Tensor snapshot(const at::Tensor& tensor) { return tensor.detach().clone(); }
+
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(a.detach(), b.detach());
+}
+
+// Sets the number of LibTorch's threads for as long as it lives.
+class Threads {
+ public:
+  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
+  ~Threads() { at::set_num_threads(before_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace lockstep::optim::testing
