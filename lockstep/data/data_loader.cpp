@@ -1,0 +1,177 @@
+#include <lockstep/data/data_loader.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep::data {
+
+namespace {
+
+constexpr int most_workers = 1024;
+constexpr int most_prefetch = 1 << 16;
+
+// Which GPU batches are pinned for, if any. Asked in the user's thread: in a worker "the current
+// one" is GPU 0, which every rank would start up.
+std::optional<c10::Device> pinned_for(const DataLoaderOptions& options) {
+  if (options.device && options.device->is_cuda() && options.device->has_index())
+    return options.device;
+  if (!options.pin_memory && !(options.device && options.device->is_cuda())) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
+}
+
+void check(const Dataset& dataset, const DistributedSampler& sampler,
+           const DataLoaderOptions& options) {
+  if (dataset.size() != sampler.options().size)
+    throw UsageError("a loader of a dataset of {} samples with a sampler over {}: make the sampler "
+                     "with .size = dataset->size()",
+                     dataset.size(), sampler.options().size);
+  if (options.num_workers < 0 || options.num_workers > most_workers)
+    throw UsageError("num_workers is {}: it must be 0 (load in place) to {}", options.num_workers,
+                     most_workers);
+  if (options.prefetch < 1 || options.prefetch > most_prefetch)
+    throw UsageError("prefetch is {}: it must be 1 to {} batches a worker", options.prefetch,
+                     most_prefetch);
+  if (options.pin_memory && options.device && !options.device->is_cuda())
+    throw UsageError("pin_memory is for batches that a GPU copies, but the device is {}: leave it "
+                     "out",
+                     options.device->str());
+  const bool cuda = options.pin_memory || (options.device && options.device->is_cuda());
+  if (cuda && !at::hasCUDA())
+    throw UsageError("{} needs a GPU, and LibTorch sees none: leave it out",
+                     options.pin_memory ? "pin_memory" : "a loader for a CUDA device");
+  const std::int64_t batch = sampler.global_batch_size(options.batch_size);
+  if (options.drop_last && sampler.num_positions() < batch)
+    throw UsageError(
+        "with drop_last, {} samples are less than one batch of {} a rank on {} ranks ({} samples): "
+        "give more samples, a smaller batch, or no drop_last",
+        sampler.num_positions(), options.batch_size, sampler.options().num_replicas, batch);
+}
+
+}  // namespace
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
+                       const DataLoaderOptions& options)
+    : dataset_(std::move(dataset)),
+      sampler_(std::move(sampler)),
+      options_(options),
+      global_batch_(sampler_.global_batch_size(options.batch_size)) {
+  check(*dataset_, sampler_, options_);
+  pinned_for_ = pinned_for(options_);
+}
+
+void DataLoader::set_epoch(std::int64_t epoch) {
+  prefetcher_.reset();
+  last_given_.reset();
+  sampler_.set_epoch(epoch);
+  position_ = 0;
+}
+
+void DataLoader::load_state(const SamplerState& state) {
+  prefetcher_.reset();
+  last_given_.reset();
+  position_ = sampler_.load_state(state);
+}
+
+std::int64_t DataLoader::batches_after(std::int64_t position) const {
+  const std::int64_t left = sampler_.num_positions() - position;
+  return left / global_batch_ + (left % global_batch_ != 0 && !options_.drop_last ? 1 : 0);
+}
+
+std::int64_t DataLoader::num_batches() const { return batches_after(0); }
+
+std::optional<Batch> DataLoader::next() {
+  const auto called = Clock::now();
+  std::optional<Batch> batch = take();
+  if (!batch) {
+    last_given_.reset();
+    return batch;
+  }
+  position_ = std::min(position_ + global_batch_, sampler_.num_positions());
+  note_step(Clock::now() - called);
+  if (options_.device) {
+    batch->input = batch->input.to(*options_.device, /*non_blocking=*/true);
+    if (batch->target.defined())
+      batch->target = batch->target.to(*options_.device, /*non_blocking=*/true);
+  }
+  return batch;
+}
+
+std::optional<Batch> DataLoader::take() {
+  const std::int64_t left = batches_after(position_);
+  if (left == 0) {
+    prefetcher_.reset();
+    return std::nullopt;
+  }
+  if (options_.num_workers == 0) return load(position_);
+  if (!prefetcher_)
+    prefetcher_ = std::make_unique<Prefetcher<Batch>>(
+        [this, start = position_](std::int64_t k) { return load(start + k * global_batch_); }, left,
+        options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
+  try {
+    return prefetcher_->take();
+  } catch (...) {
+    prefetcher_.reset();
+    throw;
+  }
+}
+
+// Called by the workers: reads nothing that changes while they run.
+Batch DataLoader::load(std::int64_t position) const {
+  const at::NoGradGuard no_grad;
+  c10::OptionalDeviceGuard on_gpu;
+  if (pinned_for_) on_gpu.reset_device(*pinned_for_);
+  BatchShare share = sampler_.share_at(position, options_.batch_size);
+  Batch batch = load_samples(share);
+  batch.rows = std::move(share.rows);
+  batch.global_size = share.global_size;
+  if (pinned_for_) {
+    batch.input = batch.input.pin_memory();
+    if (batch.target.defined()) batch.target = batch.target.pin_memory();
+  }
+  return batch;
+}
+
+Batch DataLoader::load_samples(const BatchShare& share) const {
+  // Datasets need not know what nothing looks like: it is a sample cut to none.
+  static constexpr std::int64_t any_sample[] = {0};
+  const bool nothing = share.indices.empty();
+  Batch batch = dataset_->batch(nothing ? std::span(any_sample) : std::span(share.indices));
+  const auto asked = static_cast<std::int64_t>(nothing ? 1 : share.indices.size());
+  for (at::Tensor* const tensor : {&batch.input, &batch.target}) {
+    if (tensor == &batch.target && !tensor->defined()) continue;
+    if (!tensor->defined() || tensor->dim() == 0 || tensor->size(0) != asked)
+      throw UsageError(
+          "the dataset was asked for {} samples and gave {} of {}: samples lie along dim 0", asked,
+          tensor == &batch.input ? "an input" : "a target",
+          tensor->defined() ? fmt::format("shape [{}]", fmt::join(tensor->sizes(), ", "))
+                            : "no tensor");
+    if (nothing) *tensor = tensor->narrow(0, 0, 0);
+  }
+  return batch;
+}
+
+void DataLoader::note_step(Clock::duration waited) {
+  const auto now = Clock::now();
+  // The first of an epoch waits for the threads to start, and nothing was computed before it.
+  if (last_given_) starvation_.step(waited, now - *last_given_);
+  last_given_ = now;
+  if (!starvation_.should_warn()) return;
+  log::warn(
+      "loading data took {:.0f}% of the last steps' time, in which the device waited: {}",
+      100 * starvation_.share(),
+      options_.num_workers == 0
+          ? std::string("set num_workers to 1 or more, so that batches are loaded ahead")
+          : fmt::format("try more workers than {} (with cores for them), a dataset that does less "
+                        "for each sample, or files on a faster disk",
+                        options_.num_workers));
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,88 @@
+// Batches, loaded while the model works on those before them.
+//
+//   DataLoader loader(dataset, DistributedSampler({.size = dataset->size(), …}), {.batch_size =
+//   8}); for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
+//     loader.set_epoch(epoch);
+//     while (auto batch = loader.next()) …
+//   }
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/data/dataset.h>
+#include <lockstep/data/distributed_sampler.h>
+#include <lockstep/data/prefetcher.h>
+#include <lockstep/data/starvation.h>
+
+namespace lockstep::data {
+
+struct DataLoaderOptions {
+  std::int64_t batch_size = 1;  // samples a rank
+  int num_workers = 1;          // threads that load; 0 loads in next()
+  int prefetch = 2;             // batches that each worker loads ahead
+  // Leaves out a last global batch that is smaller than the others.
+  bool drop_last = false;
+  // Batches in memory that a GPU copies from by itself. Needs one.
+  bool pin_memory = false;
+  // Where batches are put; the CPU where not given. For a GPU they are pinned, and the copy runs
+  // along on the current stream.
+  std::optional<c10::Device> device;
+};
+
+// The batches of one rank, in the sampler's order. All ranks get equally many: one that has no
+// sample in the last global batch gets a batch of size 0.
+//
+// Ownership: shares the dataset; owns its threads, which run from the first next() of an epoch to
+// its last batch. Threading: for one thread. Failure: what the dataset throws is thrown by the
+// next() that would have given the batch, and the position stays: another next() tries again.
+// Destroying it waits for the batches that are being loaded, and for nothing else.
+class DataLoader {
+ public:
+  // UsageError where options, dataset and sampler do not fit together.
+  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
+             const DataLoaderOptions& options = {});
+
+  // The start of an epoch; that of epoch 0 where never called.
+  void set_epoch(std::int64_t epoch);
+
+  // Nothing at the end of the epoch.
+  std::optional<Batch> next();
+
+  // Of a whole epoch, on every rank.
+  std::int64_t num_batches() const;
+  const DistributedSampler& sampler() const { return sampler_; }
+
+  // How far it has come: by what next() gave, not by what was loaded ahead. A loader that loads the
+  // state goes on with exactly the batches that were still to come, also on another number of ranks
+  // with another batch size.
+  SamplerState state() const { return sampler_.state(position_); }
+  void load_state(const SamplerState& state);
+
+  // The share of the last steps' time, from one next() to the next, that was spent waiting in it;
+  // 0 before the second step. Where it is large, that is logged once.
+  double starvation() const { return starvation_.share(); }
+
+ private:
+  std::int64_t batches_after(std::int64_t position) const;
+  std::optional<Batch> take();
+  Batch load(std::int64_t position) const;
+  Batch load_samples(const BatchShare& share) const;
+  void note_step(Clock::duration waited);
+
+  std::shared_ptr<const Dataset> dataset_;
+  DistributedSampler sampler_;
+  DataLoaderOptions options_;
+  std::optional<c10::Device> pinned_for_;
+  std::int64_t global_batch_;  // positions of the order that a batch of all ranks takes
+  std::int64_t position_ = 0;  // of what next() gives next
+  StarvationMeter starvation_;
+  std::optional<Clock::time_point> last_given_;    // within this epoch
+  std::unique_ptr<Prefetcher<Batch>> prefetcher_;  // last: its threads use the others
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,36 @@
+// What a model is trained on: samples by number.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::data {
+
+// Samples along dim 0. The loader fills in what a dataset does not know.
+struct Batch {
+  at::Tensor input;                     // [samples, …]
+  at::Tensor target = {};               // [samples, …]; undefined where there are none
+  std::vector<std::int64_t> rows = {};  // the place of each sample in the global batch
+  std::int64_t global_size = 0;         // samples of all ranks together
+
+  std::int64_t size() const { return input.defined() ? input.size(0) : 0; }
+};
+
+// A dataset with random access. For those of torch::data see torch_dataset.h, for files of tokens
+// token_dataset.h.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  // Fixed for the dataset's life.
+  virtual std::int64_t size() const = 0;
+
+  // The samples with these numbers, one or more, each in [0, size()), in this order, on the CPU:
+  // input and target. Called from several threads at a time, and without autograd.
+  virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,214 @@
+// Every format, as its programs write it.
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/data/token_stream.h>
+
+#include "../base/errors.h"
+#include "../base/files.h"
+#include "token_files.h"
+
+namespace lockstep::data {
+namespace {
+
+using lockstep::testing::TemporaryFolder;
+using lockstep::testing::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(TokenFile, TextIsBytes) {
+  const TemporaryFolder folder;
+  write_file(folder / "verse.txt", std::string("In the \xff\0beginning", 17));
+  const TokenFile file = TokenFile::open(folder / "verse.txt");
+  EXPECT_EQ(file.format(), TokenFormat::bytes);
+  EXPECT_EQ(file.size(), 17);
+  EXPECT_EQ(file.max_token(), 255);
+  EXPECT_THAT(copied(file, 0, 2), ElementsAre('I', 'n'));
+  EXPECT_THAT(copied(file, 6, 3), ElementsAre(' ', 255, 0));
+  EXPECT_THAT(copied(file, 17, 0), ElementsAre());
+  EXPECT_THAT(file.document_bounds(), ElementsAre(0, 17));
+}
+
+TEST(TokenFile, NanoGpt) {
+  const TemporaryFolder folder;
+  write_file(folder / "train.bin", bytes_of(std::vector<std::uint16_t>{1, 50256, 65535}));
+  const TokenFile file = TokenFile::open(folder / "train.bin");
+  EXPECT_EQ(file.format(), TokenFormat::nanogpt);
+  EXPECT_EQ(file.max_token(), 65535);
+  EXPECT_THAT(all_of(file), ElementsAre(1, 50256, 65535));
+  // Whoever knows better says so.
+  EXPECT_THAT(all_of(TokenFile::open(folder / "train.bin", TokenFormat::bytes)),
+              ElementsAre(1, 0, 0x50, 0xc4, 255, 255));
+}
+
+TEST(TokenFile, LlmCOfBothKinds) {
+  const TemporaryFolder folder;
+  write_file(folder / "gpt2.bin",
+             llm_c_header(20240520, 1, 3) + bytes_of(std::vector<std::uint16_t>{7, 50256, 9}));
+  const TokenFile gpt2 = TokenFile::open(folder / "gpt2.bin");
+  EXPECT_EQ(gpt2.format(), TokenFormat::llm_c);
+  EXPECT_EQ(gpt2.max_token(), 65535);
+  EXPECT_THAT(all_of(gpt2), ElementsAre(7, 50256, 9));
+  EXPECT_THAT(copied(gpt2, 2, 1), ElementsAre(9));
+
+  write_file(folder / "llama", llm_c_header(20240801, 7, 2) +
+                                   bytes_of(std::vector<std::uint32_t>{128000, 4294967295u}));
+  const TokenFile llama = TokenFile::open(folder / "llama");
+  EXPECT_EQ(llama.format(), TokenFormat::llm_c);
+  EXPECT_EQ(llama.max_token(), 4294967295);
+  EXPECT_THAT(all_of(llama), ElementsAre(128000, 4294967295));
+}
+
+// Every integer type of Megatron's, with its largest and smallest values.
+template <typename T>
+void megatron_round_trip(std::uint8_t type) {
+  SCOPED_TRACE(static_cast<int>(type));
+  using Limits = std::numeric_limits<T>;
+  const TemporaryFolder folder;
+  const std::vector<T> tokens = {1, Limits::max(), 3, Limits::min(), 5, 6};
+  write_file(folder / "corpus.bin", bytes_of(tokens));
+  write_file(folder / "corpus.idx", IndexFile::contiguous(type, sizeof(T), {3, 0, 2, 1}).bytes());
+  const TokenFile file = TokenFile::open(folder / "corpus.bin");
+  EXPECT_EQ(file.format(), TokenFormat::megatron);
+  EXPECT_EQ(file.max_token(), static_cast<std::int64_t>(Limits::max()));
+  EXPECT_EQ(all_of(file), std::vector<std::int64_t>(tokens.begin(), tokens.end()));
+  EXPECT_THAT(file.document_bounds(), ElementsAre(0, 3, 3, 5, 6));
+}
+
+TEST(TokenFile, MegatronOfEveryType) {
+  megatron_round_trip<std::uint8_t>(1);
+  megatron_round_trip<std::int8_t>(2);
+  megatron_round_trip<std::int16_t>(3);
+  megatron_round_trip<std::int32_t>(4);
+  megatron_round_trip<std::int64_t>(5);
+  megatron_round_trip<std::uint16_t>(8);
+}
+
+TEST(TokenFile, MegatronByAnyOfItsNames) {
+  const TemporaryFolder folder;
+  write_file(folder / "corpus.v1_text.bin", bytes_of(std::vector<std::uint16_t>{1, 2, 3}));
+  write_file(folder / "corpus.v1_text.idx", IndexFile::contiguous(8, 2, {2, 1}).bytes());
+  for (const char* name : {"corpus.v1_text.bin", "corpus.v1_text.idx", "corpus.v1_text"}) {
+    for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::megatron}) {
+      const TokenFile file = TokenFile::open(folder / name, format);
+      EXPECT_EQ(file.format(), TokenFormat::megatron) << name;
+      EXPECT_THAT(all_of(file), ElementsAre(1, 2, 3)) << name;
+      EXPECT_EQ(file.path(), folder / "corpus.v1_text.bin");
+    }
+  }
+  // A text beside them is a text.
+  write_file(folder / "corpus.txt", "text");
+  write_file(folder / "corpus.idx", "no index");
+  EXPECT_EQ(TokenFile::open(folder / "corpus.txt").format(), TokenFormat::bytes);
+}
+
+TEST(TokenFile, MegatronSequencesInAnyOrder) {
+  const TemporaryFolder folder;
+  IndexFile index;
+  index.type = 4;
+  index.lengths = {2, 1, 0, 3, 2};
+  index.pointers = {16, 24, 4, 0, 8};  // the first two follow each other, the last two overlap
+  index.documents = {0, 2, 4};         // sequence 4 was never ended: a document all the same
+  index.modes = std::string(5, '\1');
+  write_file(folder / "c.idx", index.bytes());
+  write_file(folder / "c.bin", bytes_of(std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, 16, 17}));
+  const TokenFile file = TokenFile::open(folder / "c");
+  const std::vector<std::int64_t> expected = {14, 15, 16, 10, 11, 12, 12, 13};
+  EXPECT_EQ(all_of(file), expected);
+  EXPECT_THAT(file.document_bounds(), ElementsAre(0, 3, 6, 8));
+  for (std::int64_t first = 0; first <= file.size(); ++first)
+    for (std::int64_t count = 0; count <= file.size() - first; ++count)
+      EXPECT_EQ(copied(file, first, count),
+                std::vector(expected.begin() + first, expected.begin() + first + count));
+  EXPECT_THAT(usage_error([&] { file.check_vocabulary(16); }),
+              HasSubstr("token 16 at position 2 of"));
+  file.check_vocabulary(17);  // 17 is in the .bin, but in no sequence
+}
+
+TEST(TokenFile, RangesThatAreNotThere) {
+  const TemporaryFolder folder;
+  write_file(folder / "text", "four");
+  const TokenFile file = TokenFile::open(folder / "text");
+  EXPECT_THAT(usage_error([&] { copied(file, 2, 3); }),
+              HasSubstr("asked for 3 tokens from position 2 on, but '"));
+  EXPECT_THAT(usage_error([&] { copied(file, -1, 1); }), HasSubstr("position -1"));
+  EXPECT_THAT(usage_error([&] { copied(file, std::numeric_limits<std::int64_t>::max(), 1); }),
+              HasSubstr("has 4"));
+}
+
+// Where the first bad token stands must not matter: the scan works in blocks.
+TEST(TokenFile, VocabularyIsCheckedToTheLastToken) {
+  const TemporaryFolder folder;
+  for (const std::size_t place : {0u, 1u, 1023u, 1024u, 2047u, 2500u, 2999u}) {
+    std::vector<std::uint16_t> tokens(3000, 499);
+    tokens[place] = 500;
+    write_file(folder / "t.bin", bytes_of(tokens));
+    const TokenFile file = TokenFile::open(folder / "t.bin");
+    file.check_vocabulary(501);
+    EXPECT_THAT(usage_error([&] { file.check_vocabulary(500); }),
+                HasSubstr("token 500 at position " + std::to_string(place) + " of"));
+  }
+}
+
+TEST(TokenFile, VocabularyAtTheEndsOfTheTypes) {
+  const TemporaryFolder folder;
+  const auto first_outside = [&](std::uint8_t type, const std::string& bytes, int item_bytes,
+                                 std::int64_t vocabulary) -> std::string {
+    write_file(folder / "t.bin", bytes);
+    const auto count = static_cast<std::int32_t>(bytes.size()) / item_bytes;
+    write_file(folder / "t.idx", IndexFile::contiguous(type, item_bytes, {count}).bytes());
+    try {
+      TokenFile::open(folder / "t.bin").check_vocabulary(vocabulary);
+    } catch (const UsageError& error) {
+      const std::string text = error.what();
+      return text.substr(0, text.find(" of '"));
+    }
+    return "all inside";
+  };
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const std::string u16 = bytes_of(std::vector<std::uint16_t>{0, 65535});
+  EXPECT_EQ(first_outside(8, u16, 2, 65535), "token 65535 at position 1");
+  EXPECT_EQ(first_outside(8, u16, 2, 65536), "all inside");
+  EXPECT_EQ(first_outside(8, u16, 2, most), "all inside");
+  EXPECT_EQ(first_outside(8, u16, 2, 0), "token 0 at position 0");
+  EXPECT_EQ(first_outside(8, u16, 2, -5), "token 0 at position 0");
+  const std::string i32 = bytes_of(std::vector<std::int32_t>{2147483647, -1});
+  EXPECT_EQ(first_outside(4, i32, 4, 2147483647), "token 2147483647 at position 0");
+  EXPECT_EQ(first_outside(4, i32, 4, most), "token -1 at position 1");
+  const std::string i64 = bytes_of(std::vector<std::int64_t>{most - 1, -most - 1});
+  EXPECT_EQ(first_outside(5, i64, 8, most), "token -9223372036854775808 at position 1");
+}
+
+TEST(TokenFormat, NamesAsConfigsHaveThem) {
+  for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::bytes, TokenFormat::nanogpt,
+                                   TokenFormat::llm_c, TokenFormat::megatron})
+    EXPECT_EQ(token_format_named(token_format_name(format)), format);
+  EXPECT_THAT(usage_error([] { token_format_named("megatrom"); }),
+              ::testing::AllOf(HasSubstr("did you mean 'megatron'?"),
+                               HasSubstr("auto, bytes, nanogpt, llm.c, megatron")));
+}
+
+TEST(TokenStream, IsTheFilesOneAfterTheOther) {
+  const TemporaryFolder folder;
+  write_file(folder / "a.txt", "abc");
+  write_file(folder / "b.bin", bytes_of(std::vector<std::uint16_t>{1000, 2000}));
+  write_file(folder / "c.txt", "d");
+  const TokenStream stream = TokenStream::open(
+      std::vector<std::filesystem::path>{folder / "a.txt", folder / "b.bin", folder / "c.txt"});
+  const std::vector<std::int64_t> expected = {'a', 'b', 'c', 1000, 2000, 'd'};
+  EXPECT_EQ(stream.max_token(), 65535);
+  for (std::int64_t first = 0; first <= stream.size(); ++first)
+    for (std::int64_t count = 0; count <= stream.size() - first; ++count)
+      EXPECT_EQ(copied(stream, first, count),
+                std::vector(expected.begin() + first, expected.begin() + first + count));
+  EXPECT_THAT(usage_error([&] { copied(stream, 5, 2); }), HasSubstr("but 3 files have 6"));
+  EXPECT_THAT(usage_error([&] { stream.check_vocabulary(1500); }),
+              HasSubstr("token 2000 at position 1 of"));
+  stream.check_vocabulary(2001);
+  EXPECT_THAT(usage_error([] { TokenStream::open({}); }), HasSubstr("no token files"));
+}
+
+}  // namespace
+}  // namespace lockstep::data

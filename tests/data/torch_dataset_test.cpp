@@ -1,0 +1,121 @@
+#include <lockstep/data/torch_dataset.h>
+
+#include <atomic>
+#include <semaphore>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/utils/variadic.h>  // map.h lacks it in LibTorch 1.13
+#include <torch/data/datasets/map.h>
+#include <torch/data/transforms/stack.h>
+
+#include "../base/errors.h"
+#include "datasets.h"
+
+namespace lockstep::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using torch::data::Example;
+
+// std::optional or, before LibTorch 2.5, its own.
+struct Any;
+using Size = decltype(std::declval<const torch::data::datasets::BatchDataset<Any>&>().size());
+
+// As users write them: a get() and a size(). Sample k is input [k, k] and target k.
+class Plain : public torch::data::datasets::Dataset<Plain> {
+ public:
+  Example<> get(std::size_t index) override {
+    const auto k = static_cast<std::int64_t>(index);
+    return {at::tensor({k, k}, at::kLong), at::tensor(k, at::kLong)};
+  }
+  Size size() const override { return 10; }
+};
+
+// One that stacks by itself.
+class Stacked : public torch::data::datasets::BatchDataset<Stacked, Example<>> {
+ public:
+  Example<> get_batch(at::ArrayRef<std::size_t> request) override {
+    const std::vector<std::int64_t> numbers(request.begin(), request.end());
+    const at::Tensor target = at::tensor(numbers, at::kLong);
+    return {at::stack({target, target}, 1), target};
+  }
+  Size size() const override { return 10; }
+};
+
+class Endless : public torch::data::datasets::Dataset<Endless> {
+ public:
+  Example<> get(std::size_t) override { return {at::zeros({1}), at::zeros({1})}; }
+  Size size() const override { return {}; }
+};
+
+void expect_samples(const Dataset& dataset) {
+  EXPECT_EQ(dataset.size(), 10);
+  const Batch batch = dataset.batch(std::vector<std::int64_t>{7, 2, 2});
+  EXPECT_THAT(values(batch.target), ElementsAre(7, 2, 2));
+  EXPECT_EQ(batch.input.sizes(), (std::vector<std::int64_t>{3, 2}));
+  EXPECT_THAT(values(batch.input), ElementsAre(7, 7, 2, 2, 2, 2));
+}
+
+TEST(TorchDataset, TakesThemAsTheyAre) {
+  expect_samples(*from_torch(Plain()));
+  expect_samples(*from_torch(Stacked()));
+  expect_samples(*from_torch(Plain().map(torch::data::transforms::Stack<>())));
+  expect_samples(*from_torch(Plain(), TorchCalls::concurrent));
+}
+
+TEST(TorchDataset, GoesIntoALoader) {
+  DataLoader loader(
+      from_torch(Plain()),
+      DistributedSampler({.size = 10, .num_replicas = 3, .rank = 2, .shuffle = false}),
+      {.batch_size = 2, .num_workers = 2});
+  EXPECT_THAT(remaining(loader), ElementsAre(ElementsAre(2, 5), ElementsAre(8)));
+}
+
+TEST(TorchDataset, MustKnowItsSize) {
+  EXPECT_THAT(usage_error([] { from_torch(Endless()); }), HasSubstr("does not know its size"));
+}
+
+// Counts how many are inside at once; a dataset of torch::data may keep a file or a generator.
+struct Crowd {
+  std::atomic<int> inside = 0;
+  std::atomic<int> most = 0;
+  std::counting_semaphore<> together{0};
+};
+
+class Crowded : public torch::data::datasets::Dataset<Crowded> {
+ public:
+  Crowded(Crowd& crowd, int meeting) : crowd_(&crowd), meeting_(meeting) {}
+
+  // Waits until `meeting` are inside.
+  Example<> get(std::size_t) override {
+    const int inside = ++crowd_->inside;
+    if (inside > crowd_->most) crowd_->most = inside;
+    if (inside == meeting_) crowd_->together.release(meeting_);
+    crowd_->together.acquire();
+    --crowd_->inside;
+    return {at::zeros({1}), at::zeros({1})};
+  }
+  Size size() const override { return 2; }
+
+ private:
+  Crowd* crowd_;
+  int meeting_;
+};
+
+TEST(TorchDataset, IsCalledByOneThreadAtATimeUnlessToldOtherwise) {
+  const auto most = [](TorchCalls calls, int meeting) {
+    Crowd crowd;
+    DataLoader loader(from_torch(Crowded(crowd, meeting), calls), DistributedSampler({.size = 2}),
+                      {.num_workers = 2});
+    while (loader.next()) {
+    }
+    return crowd.most.load();
+  };
+  EXPECT_EQ(most(TorchCalls::one_at_a_time, 1), 1);
+  EXPECT_EQ(most(TorchCalls::concurrent, 2), 2);
+}
+
+}  // namespace
+}  // namespace lockstep::data
