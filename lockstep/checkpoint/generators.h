@@ -17,8 +17,8 @@ using GeneratorStates = std::map<std::string, std::vector<std::byte>>;
 GeneratorStates generator_states(const c10::Device& device);
 
 // Sets them. One that is not among the states (another kind of device wrote them) is left as it is,
-// with a warning; states under other names are their owners' affair. UsageError where a state is not
-// one that this generator, in this version of LibTorch, can have.
+// with a warning; states under other names are their owners' affair. UsageError where a state is
+// not one that this generator, in this version of LibTorch, can have.
 void restore_generators(const GeneratorStates& states, const c10::Device& device);
 
 }  // namespace lockstep::checkpoint

@@ -126,6 +126,11 @@ class HeaderReader final : public json::json_sax_t {
   }
 
   bool parse_error(std::size_t position, const std::string&, const json::exception&) override {
+    fail_at(position);
+  }
+
+  // At so many bytes of the JSON, counted from 1.
+  [[noreturn]] void fail_at(std::size_t position) const {
     throw UsageError("{}: the header is not valid JSON at byte {} of the file: it is damaged, or "
                      "not a safetensors file",
                      place_of(file_), kPrefixBytes + position);
@@ -244,6 +249,8 @@ SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::string_vie
   const std::string_view text = header_text(bytes, file);
   header.data_offset = kPrefixBytes + text.size();
   HeaderReader reader(file, header);
+  // The parser takes a zero byte for the end.
+  if (const auto zero = text.find('\0'); zero != std::string_view::npos) reader.fail_at(zero + 1);
   json::sax_parse(text.begin(), text.end(), &reader);
   // Readers see the order of the bytes, whatever that of the JSON.
   std::stable_sort(header.entries.begin(), header.entries.end(),

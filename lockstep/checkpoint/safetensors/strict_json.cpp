@@ -24,6 +24,9 @@ json parse_strictly(std::string_view text, const std::string& file, int deepest)
     }
     return true;
   };
+  // The parser takes a zero byte for the end.
+  if (const auto zero = text.find('\0'); zero != std::string_view::npos)
+    throw UsageError("{}, byte {}: not valid JSON", file, zero + 1);
   try {
     return json::parse(text, check);
   } catch (const json::parse_error& problem) {
