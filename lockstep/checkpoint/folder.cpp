@@ -1,0 +1,254 @@
+#include <lockstep/checkpoint/folder.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/log.h>
+
+namespace lockstep::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a name in a run's folder says. Only what checkpoint_name() can have made is ours.
+struct FolderName {
+  enum class Kind {
+    complete,  // step-00000500
+    part,      // being written
+    old,       // complete, and about to be replaced
+    gone,      // being removed
+  };
+  Kind kind = Kind::complete;
+  std::int64_t step = 0;
+};
+
+constexpr std::pair<FolderName::Kind, std::string_view> kHidden[] = {
+    {FolderName::Kind::part, ".part-"},
+    {FolderName::Kind::old, ".old-"},
+    {FolderName::Kind::gone, ".gone-"},
+};
+
+std::optional<std::int64_t> parse_step(std::string_view name) {
+  constexpr std::string_view prefix = "step-";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const auto [end, error] =
+      std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || step < 0 || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+std::optional<FolderName> parse_name(std::string_view name) {
+  if (const auto step = parse_step(name)) return FolderName{FolderName::Kind::complete, *step};
+  if (!name.starts_with('.')) return std::nullopt;
+  name.remove_prefix(1);
+  for (const auto& [kind, mark] : kHidden)
+    if (const auto at = name.find(mark); at != std::string_view::npos)
+      if (const auto step = parse_step(name.substr(0, at))) return FolderName{kind, *step};
+  return std::nullopt;
+}
+
+std::string hidden_name(FolderName::Kind kind, std::int64_t step) {
+  const auto* const mark = std::find_if(std::begin(kHidden), std::end(kHidden),
+                                        [&](const auto& known) { return known.first == kind; });
+  return fmt::format(".{}{}{}", checkpoint_name(step), mark->second, ::getpid());
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code unknown;
+  return fs::exists(path, unknown);
+}
+
+void rename_or_throw(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    throw FileError("cannot rename '{}' to '{}': {}", from.string(), to.string(),
+                    std::strerror(errno));
+}
+
+void remove_or_throw(const fs::path& folder) {
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (error) throw FileError("cannot remove '{}': {}", folder.string(), error.message());
+}
+
+// Renamed first: a checkpoint that has lost some of its files must not look like one.
+void discard(const fs::path& folder, std::int64_t step) {
+  const fs::path gone = folder.parent_path() / hidden_name(FolderName::Kind::gone, step);
+  remove_or_throw(gone);
+  rename_or_throw(folder, gone);
+  remove_or_throw(gone);
+}
+
+struct Found {
+  FolderName name;
+  fs::path path;
+};
+
+// Those with a name of ours, in no order.
+std::vector<Found> scan(const fs::path& run_folder) {
+  std::vector<Found> found;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(run_folder, error);
+       !error && it != fs::directory_iterator(); it.increment(error))
+    if (const auto name = parse_name(it->path().filename().string()))
+      found.push_back({*name, it->path()});
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw UsageError("cannot read the folder of checkpoints '{}': {}", run_folder.string(),
+                     error.message());
+  return found;
+}
+
+void remove_leftovers(const fs::path& run_folder) {
+  for (const auto& [name, path] : scan(run_folder)) {
+    if (name.kind == FolderName::Kind::complete) continue;
+    const fs::path final_path = run_folder / checkpoint_name(name.step);
+    if (name.kind == FolderName::Kind::old && !is_there(final_path)) {
+      log::info("'{}' is back: its replacement was not completed", final_path.string());
+      rename_or_throw(path, final_path);
+    } else if (name.kind == FolderName::Kind::old) {
+      discard(path, name.step);
+    } else {
+      log::info("removing '{}', which a writer that was ended left behind", path.string());
+      remove_or_throw(path);
+    }
+  }
+}
+
+void sync_file(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool synced = fd >= 0 && ::fsync(fd) == 0;
+  const int why = errno;
+  if (fd >= 0) ::close(fd);
+  if (!synced) throw FileError("cannot sync '{}': {}", path.string(), std::strerror(why));
+}
+
+void sync_tree(const fs::path& folder) {
+  std::error_code error;
+  for (auto it = fs::recursive_directory_iterator(folder, error);
+       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    if (it->is_directory(error))
+      sync_folder(it->path());
+    else if (it->is_regular_file(error))
+      sync_file(it->path());
+  }
+  if (error) throw FileError("cannot read '{}': {}", folder.string(), error.message());
+  sync_folder(folder);
+}
+
+// A descriptor that holds the folder's lock; -1 where the file system has no such locks. A process
+// that ends, however it does, gives it up.
+int lock_folder(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw FileError("cannot open '{}': {}", folder.string(), std::strerror(errno));
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  const int why = errno;
+  ::close(fd);
+  if (why != EWOULDBLOCK) return -1;
+  throw UsageError(
+      "checkpoints in '{}' are being written by another run: give each run a folder of "
+      "its own, or wait until the other one has ended",
+      folder.string());
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+
+std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
+  std::map<std::int64_t, fs::path> complete;
+  std::error_code ignored;
+  for (auto& [name, path] : scan(run_folder)) {
+    const bool candidate =
+        name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::old;
+    if (!candidate || !fs::is_regular_file(path / kStateFile, ignored)) continue;
+    // One that was about to be replaced counts where its successor did not get the name.
+    if (name.kind == FolderName::Kind::complete)
+      complete[name.step] = std::move(path);
+    else
+      complete.emplace(name.step, std::move(path));
+  }
+  std::vector<Checkpoint> result;
+  for (auto& [step, path] : complete) result.push_back({step, std::move(path)});
+  return result;
+}
+
+std::optional<Checkpoint> newest_checkpoint(const fs::path& run_folder) {
+  auto all = list_checkpoints(run_folder);
+  if (all.empty()) return std::nullopt;
+  return std::move(all.back());
+}
+
+std::vector<Checkpoint> remove_old(const fs::path& run_folder, int keep_last) {
+  if (keep_last < 0)
+    throw UsageError("{} checkpoints cannot be kept: 0 keeps all, 1 the newest", keep_last);
+  std::vector<Checkpoint> removed = list_checkpoints(run_folder);
+  const auto keep = static_cast<std::size_t>(keep_last);
+  if (keep == 0 || removed.size() <= keep) return {};
+  removed.resize(removed.size() - keep);
+  for (const Checkpoint& checkpoint : removed) discard(checkpoint.path, checkpoint.step);
+  sync_folder(run_folder);
+  return removed;
+}
+
+CheckpointWriter::CheckpointWriter(fs::path run_folder, std::int64_t step)
+    : run_folder_(std::move(run_folder)), step_(step) {
+  if (step < 0) throw UsageError("a checkpoint of step {}: steps are counted from 0", step);
+  std::error_code error;
+  if (fs::create_directories(run_folder_, error))
+    sync_folder(fs::absolute(run_folder_).lexically_normal().parent_path());
+  if (error)
+    throw FileError("cannot make the folder of checkpoints '{}': {}", run_folder_.string(),
+                    error.message());
+  lock_ = lock_folder(run_folder_);
+  try {
+    remove_leftovers(run_folder_);
+    part_ = run_folder_ / hidden_name(FolderName::Kind::part, step_);
+    fs::create_directory(part_, error);
+    if (error) throw FileError("cannot make '{}': {}", part_.string(), error.message());
+  } catch (...) {
+    if (lock_ >= 0) ::close(lock_);
+    throw;
+  }
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  std::error_code ignored;
+  if (!part_.empty()) fs::remove_all(part_, ignored);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+fs::path CheckpointWriter::commit() {
+  LOCKSTEP_CHECK(!part_.empty(), "a checkpoint is committed once");
+  if (!is_there(part_ / kStateFile))
+    throw UsageError("the checkpoint in '{}' has no {}, without which it is not complete",
+                     part_.string(), kStateFile);
+  sync_tree(part_);
+  const fs::path final_path = run_folder_ / checkpoint_name(step_);
+  const fs::path old = run_folder_ / hidden_name(FolderName::Kind::old, step_);
+  const bool replaces = is_there(final_path);
+  if (replaces) rename_or_throw(final_path, old);
+  try {
+    rename_or_throw(part_, final_path);
+  } catch (...) {
+    if (replaces) rename_or_throw(old, final_path);
+    throw;
+  }
+  part_.clear();
+  sync_folder(run_folder_);
+  if (replaces) discard(old, step_);
+  return final_path;
+}
+
+}  // namespace lockstep::checkpoint

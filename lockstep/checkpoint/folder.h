@@ -1,0 +1,75 @@
+// The checkpoints of a run: folders step-00000500 inside its checkpoint folder, each complete or
+// not there.
+//
+//   CheckpointWriter writer(run_folder, 500);
+//   … files in writer.path(), state.json last …
+//   writer.commit();
+//   remove_old(run_folder, 3);
+//
+// While a checkpoint is written it is called .step-00000500.part-<process>; one that is being
+// replaced waits as .step-00000500.old-<process> until its successor has the name. Killed at any
+// moment, a writer leaves every older checkpoint as it was, and what it left half-done is not
+// listed and is removed by the next writer.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+// A checkpoint without it is not one. Written last.
+inline constexpr const char* kStateFile = "state.json";
+
+// "step-00000500"
+std::string checkpoint_name(std::int64_t step);
+
+struct Checkpoint {
+  std::int64_t step = 0;
+  std::filesystem::path path;
+
+  bool operator==(const Checkpoint&) const = default;
+};
+
+// The complete ones, ascending by step; none where the folder does not exist. UsageError where it
+// cannot be read.
+std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& run_folder);
+
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& run_folder);
+
+// Removes all but the newest `keep_last` complete ones (0 keeps all) and returns those. For after a
+// commit, when a newer one is safe. FileError where one cannot be removed.
+std::vector<Checkpoint> remove_old(const std::filesystem::path& run_folder, int keep_last);
+
+// One checkpoint while it is written.
+//
+// Ownership: of a folder that is removed when the writer is dropped without commit(). One writer at
+// a time for a run's folder: a second, in this process or another, is a UsageError wherever the
+// file system can tell (flock; on some network file systems it cannot, and the caller must see to
+// it). Threading: one thread; others may write files into path(). Failure: FileError for the disk;
+// what was there before stays.
+class CheckpointWriter {
+ public:
+  // Makes `run_folder` where it does not exist, and removes what killed writers left in it.
+  CheckpointWriter(std::filesystem::path run_folder, std::int64_t step);
+  ~CheckpointWriter();
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Where the files go until commit().
+  const std::filesystem::path& path() const { return part_; }
+
+  // Puts every file on disk and gives the folder its name, in place of a checkpoint of the same
+  // step. Returns where it is. UsageError where it has no state.json.
+  std::filesystem::path commit();
+
+ private:
+  std::filesystem::path run_folder_;
+  std::int64_t step_;
+  std::filesystem::path part_;
+  int lock_ = -1;  // a descriptor of run_folder_
+};
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,104 @@
+#include <lockstep/checkpoint/safetensors/folder.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/strict_json.h>
+
+namespace lockstep::checkpoint {
+
+namespace {
+
+constexpr int kIndexDepth = 8;  // "metadata" may hold anything
+
+bool stays_in_folder(const std::string& name) {
+  return !name.empty() && name != "." && name.find("..") == std::string::npos &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+[[noreturn]] void fail_without_model(const std::filesystem::path& folder) {
+  std::string found;
+  std::error_code unreadable;
+  for (auto it = std::filesystem::directory_iterator(folder, unreadable);
+       !unreadable && it != std::filesystem::directory_iterator(); it.increment(unreadable)) {
+    const auto extension = it->path().extension();
+    if (extension == ".safetensors")
+      found = fmt::format(". It has '{}': name that file itself", it->path().filename().string());
+    else if (found.empty() && (extension == ".bin" || extension == ".pt" || extension == ".pth"))
+      found =
+          fmt::format(". '{}' may be a pickle, which can run code and is never read: convert it "
+                      "to safetensors",
+                      it->path().filename().string());
+  }
+  throw UsageError("'{}' has neither {} nor {}{}", folder.string(), kModelFile, kModelIndex, found);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file) {
+  const nlohmann::json root = parse_strictly(text, file, kIndexDepth);
+  const JsonPlace map = JsonPlace(file, root).at("weight_map");
+  std::map<std::string, std::string> result;
+  for (const auto& [tensor, value] : map.object().items()) {
+    const JsonPlace place = map.at(tensor);
+    if (!stays_in_folder(place.text()))
+      place.fail(fmt::format("{} is not the name of a file in the index's own folder",
+                             quote(place.text())));
+    result.emplace(tensor, place.text());
+  }
+  return result;
+}
+
+SafetensorsFolder::SafetensorsFolder(std::filesystem::path path) : path_(std::move(path)) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path_, error)) {
+    if (std::filesystem::exists(path_ / kModelFile, error))
+      open_file(path_ / kModelFile);
+    else if (std::filesystem::exists(path_ / kModelIndex, error))
+      open_index(path_ / kModelIndex);
+    else
+      fail_without_model(path_);
+  } else if (path_.extension() == ".json") {
+    open_index(path_);
+  } else {
+    open_file(path_);
+  }
+  std::sort(tensors_.begin(), tensors_.end(),
+            [](const auto& a, const auto& b) { return a.name() < b.name(); });
+}
+
+void SafetensorsFolder::open_file(const std::filesystem::path& file) {
+  const SafetensorsFile& opened = files_.emplace(file.string(), file).first->second;
+  for (const TensorEntry& entry : opened.entries()) tensors_.push_back({&opened, &entry});
+}
+
+void SafetensorsFolder::open_index(const std::filesystem::path& index) {
+  const std::string file = fmt::format("index '{}'", index.string());
+  for (const auto& [tensor, name] : parse_index(read_text(index, kLargestHeaderBytes), file)) {
+    auto place = files_.find(name);
+    if (place == files_.end()) {
+      const std::filesystem::path shard = index.parent_path() / name;
+      if (std::error_code unknown; !std::filesystem::exists(shard, unknown))
+        throw UsageError("{} puts the tensor {} into '{}', which is not there: the model is "
+                         "incomplete; get its other files",
+                         file, quote(tensor), shard.string());
+      place = files_.emplace(name, shard).first;
+    }
+    const TensorEntry* const entry = place->second.find(tensor);
+    if (entry == nullptr)
+      throw UsageError("{} puts the tensor {} into '{}', which has no such tensor: these files do "
+                       "not belong together",
+                       file, quote(tensor), place->second.path().string());
+    tensors_.push_back({&place->second, entry});
+  }
+}
+
+const StoredTensor* SafetensorsFolder::find(std::string_view name) const {
+  const auto place = std::lower_bound(
+      tensors_.begin(), tensors_.end(), name,
+      [](const StoredTensor& tensor, std::string_view n) { return tensor.name() < n; });
+  return place == tensors_.end() || place->name() != name ? nullptr : &*place;
+}
+
+}  // namespace lockstep::checkpoint

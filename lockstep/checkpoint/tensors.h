@@ -1,0 +1,89 @@
+// LibTorch's tensors to safetensors files and back.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/checkpoint/safetensors/folder.h>
+#include <lockstep/checkpoint/safetensors/header.h>
+
+namespace lockstep::checkpoint {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// How a tensor of ours is stored: under which name, and whether as its transpose (Hugging Face's
+// GPT-2 keeps the weights of its linear layers as [in, out]).
+struct StoredForm {
+  std::string name;
+  bool transposed = false;
+};
+
+// From our name to the file's; an empty function stores each tensor as it is.
+using StoredForms = std::function<StoredForm(const std::string& name)>;
+
+struct SaveOptions {
+  Metadata metadata = {{"format", "pt"}};
+  StoredForms stored;
+};
+
+// One file, which appears when all of it is on disk. Tensors may be on any device, have any strides
+// and share storage; they are copied to the host one at a time. Threading: like any reader of the
+// tensors. Failure: FileError for the disk; UsageError that names the tensor where it is undefined,
+// sparse, quantized or on no device, where it is to be transposed and has not two dims, or where
+// safetensors has no such dtype.
+void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                  const SaveOptions& options = {});
+
+// What the file of such tensors takes on disk.
+std::uint64_t file_bytes(std::span<const NamedTensor> tensors, const SaveOptions& options = {});
+
+enum class Conversion {
+  refused,   // dtypes must be the same: a resumed run continues to the bit
+  floating,  // float16, bfloat16, float32 and float64 into each other, as copy_ rounds
+};
+
+enum class Unexpected {
+  refused,  // every tensor of the file must have a target
+  ignored,
+};
+
+struct LoadOptions {
+  Conversion conversion = Conversion::refused;
+  Unexpected unexpected = Unexpected::refused;
+  // Tensors of the file that are nobody's even so: derived ones that old models carry.
+  std::function<bool(const std::string& name)> skipped;
+  StoredForms stored;
+};
+
+struct LoadReport {
+  // Targets whose values were converted, by our name; none unless Conversion::floating.
+  std::vector<std::string> converted;
+};
+
+// Copies into existing tensors, of any device and strides, which stay the tensors they are (leaves
+// that require grad, too). All of it fits or nothing is touched: a UsageError names what is
+// missing, what is unexpected and what has another shape or dtype, with counts and both shapes.
+LoadReport load_tensors_into(const SafetensorsFolder& source, std::span<const NamedTensor> targets,
+                             const LoadOptions& options = {});
+// `source` is a file or folder, as SafetensorsFolder takes it.
+LoadReport load_tensors_into(const std::filesystem::path& source,
+                             std::span<const NamedTensor> targets, const LoadOptions& options = {});
+
+// Only looks: throws what load_tensors_into would, for callers that load several files or none.
+void check_fit(const SafetensorsFolder& source, std::span<const NamedTensor> targets,
+               const LoadOptions& options = {});
+
+// All of a file or folder, as new tensors on the CPU, in the order of names. UsageError for a dtype
+// that this LibTorch does not have.
+std::vector<NamedTensor> load_tensors(const std::filesystem::path& source);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,113 @@
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/training_state.h>
+
+#include "../base/files.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string contents_of(std::int64_t step, int file) {
+  return std::string(20'000, static_cast<char>('a' + (step + file) % 26)) + std::to_string(step);
+}
+
+void write_checkpoint(const fs::path& run, std::int64_t step) {
+  CheckpointWriter writer(run, step);
+  for (int file = 0; file < 3; ++file)
+    write_durably(writer.path() / ("data" + std::to_string(file)), contents_of(step, file));
+  StateFile state;
+  state.state.step = step;
+  state.files = record_files(writer.path());
+  write_durably(writer.path() / kStateFile, to_text(state));
+  writer.commit();
+}
+
+// Writes checkpoints from the newest on, each twice, says so when one is committed, and keeps two,
+// until it is killed.
+[[noreturn]] void write_for_ever(const fs::path& run, int commits) {
+  const auto newest = newest_checkpoint(run);
+  for (std::int64_t step = newest ? newest->step : 1;; ++step)
+    for (int time = 0; time < 2; ++time) {
+      write_checkpoint(run, step);
+      if (::write(commits, &step, sizeof step) != sizeof step) ::_exit(1);
+      remove_old(run, 2);
+    }
+}
+
+// How long one takes here, where it may be a millisecond or a hundred.
+std::chrono::microseconds time_of_one(const fs::path& run) {
+  const auto start = std::chrono::steady_clock::now();
+  write_checkpoint(run, 1);
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() -
+                                                               start);
+}
+
+// Every checkpoint that is listed is whole, and so is the newest one of all that were committed.
+void check_all(const fs::path& run, std::int64_t last_committed) {
+  const auto all = list_checkpoints(run);
+  ASSERT_EQ(last_committed > 0, !all.empty());
+  for (const Checkpoint& checkpoint : all) {
+    const StateFile file = read_state(checkpoint.path / kStateFile);
+    EXPECT_EQ(file.state.step, checkpoint.step);
+    EXPECT_EQ(file.files.size(), 3u);
+    EXPECT_NO_THROW(verify_files(checkpoint.path, file.files));
+    EXPECT_EQ(testing::read_file(checkpoint.path / "data2"), contents_of(checkpoint.step, 2));
+  }
+  EXPECT_GE(all.empty() ? 0 : all.back().step, last_committed);
+}
+
+TEST(KilledWriter, LeavesTheNewestCompleteCheckpointAtAnyMoment) {
+  const testing::TemporaryFolder folder;
+  const fs::path run = folder / "run";
+  std::mt19937 random(7);
+  std::int64_t last_committed = 0;
+  int commits = 0;
+  const auto longest =
+      3 * std::min(time_of_one(folder / "trial"), std::chrono::microseconds(60'000));
+  for (int round = 0; round < 40; ++round) {
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      try {
+        write_for_ever(run, ends[1]);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "the writer failed: %s\n", error.what());
+      }
+      ::_exit(1);
+    }
+    ::close(ends[1]);
+    std::this_thread::sleep_for(longest * (random() % 1000) / 1000);
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "the writer ended by itself";
+    for (std::int64_t step = 0; ::read(ends[0], &step, sizeof step) == sizeof step; ++commits)
+      last_committed = std::max(last_committed, step);
+    ::close(ends[0]);
+    check_all(run, last_committed);
+    if (newest_checkpoint(run)) last_committed = newest_checkpoint(run)->step;
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(commits, 0) << "every writer was killed before its first commit";
+  // What all of them left is removed by the next one that lives.
+  CheckpointWriter(run, 0);
+  for (const auto& entry : fs::directory_iterator(run))
+    EXPECT_EQ(entry.path().filename().string().front(), 's') << entry.path();
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,145 @@
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/checkpoint/training_state.h>
+
+#include "../base/errors.h"
+#include "../base/files.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+StateFile example() {
+  StateFile file;
+  file.state.step = 500;
+  file.state.data = {.epoch = 2, .batch = 77};
+  file.state.seed = std::numeric_limits<std::uint64_t>::max();
+  file.state.samples_seen = 4000;
+  file.state.tokens_seen = std::numeric_limits<std::int64_t>::max();
+  file.state.last_loss = 0.1;
+  file.state.values = {{"loss_scale", 65536.0}};
+  file.state.config = "{\"lr\": 1e-3,\n \"name\": \"tëst\"}";
+  file.files = {{"model.safetensors", {.bytes = 1ull << 40, .crc32c = 0xffffffff}}};
+  return file;
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string error(const std::string& text) {
+  return usage_error([&] { parse_state(text, "state 'file'"); });
+}
+
+TEST(TrainingState, ComesBackAsItWas) {
+  EXPECT_EQ(parse_state(to_text(example()), "state"), example());
+  EXPECT_EQ(parse_state(to_text({}), "state"), StateFile{});
+}
+
+TEST(TrainingState, EveryDoubleComesBackToTheBit) {
+  std::vector<std::uint64_t> patterns = {
+      std::bit_cast<std::uint64_t>(0.1),
+      std::bit_cast<std::uint64_t>(-0.0),
+      std::bit_cast<std::uint64_t>(std::numeric_limits<double>::denorm_min()),
+      std::bit_cast<std::uint64_t>(std::numeric_limits<double>::max()),
+      std::bit_cast<std::uint64_t>(std::numeric_limits<double>::infinity()),
+      std::bit_cast<std::uint64_t>(-std::numeric_limits<double>::infinity()),
+      0x7ff8000000000000,
+      0xfff8000000000001,
+      0x7ff4dead00000000,
+  };
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 2000; ++i) patterns.push_back(random());
+  StateFile file;
+  for (const std::uint64_t bits : patterns)
+    file.state.values[std::to_string(bits)] = std::bit_cast<double>(bits);
+  file.state.best_validation_loss = std::bit_cast<double>(patterns[6]);
+  const StateFile read = parse_state(to_text(file), "state");
+  ASSERT_EQ(read.state.values.size(), file.state.values.size());
+  for (const auto& [name, value] : read.state.values)
+    EXPECT_EQ(std::to_string(std::bit_cast<std::uint64_t>(value)), name);
+  EXPECT_TRUE(std::isnan(read.state.best_validation_loss.value()));
+  EXPECT_EQ(read.state.last_loss, std::nullopt);
+}
+
+TEST(TrainingState, EachMissingKeyIsNamed) {
+  const std::string text = to_text(example());
+  for (const char* key : {"format", "version", "step", "data", "epoch", "batch", "seed",
+                          "samples_seen", "tokens_seen", "last_loss", "best_validation_loss",
+                          "values", "config", "files", "bytes", "crc32c"}) {
+    const std::string quoted_key = fmt::format("\"{}\":", key);
+    EXPECT_THAT(
+        error(replaced(text, quoted_key, "\"other\":")),
+        AllOf(HasSubstr("state 'file'"), HasSubstr(fmt::format("the key '{}' is missing", key))));
+  }
+}
+
+TEST(TrainingState, WhatIsOfAnotherFormIsRefused) {
+  const std::string text = to_text(example());
+  const auto with = [&](const char* from, const char* to) {
+    return error(replaced(text, from, to));
+  };
+  EXPECT_THAT(with("lockstep-checkpoint", "something"),
+              HasSubstr("'format': this is not the state"));
+  EXPECT_THAT(with("\"version\": 1", "\"version\": 2"),
+              HasSubstr("'version': it is of version 2, and this program reads version 1"));
+  EXPECT_THAT(with("\"step\": 500", "\"step\": -1"),
+              HasSubstr("'step': not a whole number from 0"));
+  EXPECT_THAT(with("\"step\": 500", "\"step\": 5.5"), HasSubstr("'step': not a whole number"));
+  EXPECT_THAT(with("\"batch\": 77", "\"batch\": 9223372036854775808"), HasSubstr("'data.batch'"));
+  EXPECT_THAT(with("4294967295", "4294967296"), HasSubstr("crc32c': not a whole number"));
+  EXPECT_THAT(with("\"last_loss\": 0.1", "\"last_loss\": \"3ff0000000000000\""),
+              HasSubstr("'last_loss': '3ff0000000000000' is not a number"));
+  EXPECT_THAT(with("\"last_loss\": 0.1", "\"last_loss\": \"nan\""), HasSubstr("'nan' is not"));
+  EXPECT_THAT(with("65536.0", "true"), HasSubstr("'values.loss_scale': not a text"));
+  EXPECT_THAT(with("\"step\": 500", "\"step\": 500, \"step\": 500"),
+              HasSubstr("'step' is there twice"));
+  EXPECT_THAT(error(text.substr(0, text.size() / 2)), HasSubstr("not valid JSON"));
+  EXPECT_THAT(error(""), HasSubstr("not valid JSON"));
+}
+
+TEST(TrainingState, TextsThatAreNoUtf8AreRefused) {
+  StateFile file;
+  file.state.config = "\xff";
+  EXPECT_THAT(usage_error([&] { to_text(file); }), HasSubstr("not UTF-8"));
+}
+
+TEST(FileRecords, FindEveryFileThatChanged) {
+  const testing::TemporaryFolder folder;
+  for (const char* name : {"a", "b", "c", "d"}) testing::write_file(folder / name, "text");
+  testing::write_file(folder / "empty", "");
+  testing::write_file(folder / "state.json", "no record of this one");
+  const FileRecords records = record_files(folder.path());
+  EXPECT_EQ(records.size(), 5u);
+  EXPECT_NO_THROW(verify_files(folder.path(), records));
+  testing::write_file(folder / "b", "tex");
+  testing::write_file(folder / "c", "tezt");
+  remove(folder / "d");
+  EXPECT_THAT(usage_error([&] { verify_files(folder.path(), records); }),
+              AllOf(HasSubstr(folder.path().string()), HasSubstr("'b' has 3 bytes, and had 4"),
+                    HasSubstr("'c' has the checksum"), HasSubstr("'d' is missing"),
+                    ::testing::Not(HasSubstr("'a'"))));
+}
+
+TEST(FileRecords, LookAtNothingOutsideOfTheFolder) {
+  const testing::TemporaryFolder folder;
+  create_directory(folder / "in");
+  testing::write_file(folder / "out", "");
+  EXPECT_THAT(usage_error([&] {
+                verify_files(folder / "in", {{"../out", {}}});
+              }),
+              HasSubstr("'../out' is missing"));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint
