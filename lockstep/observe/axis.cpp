@@ -39,9 +39,9 @@ std::string label_of(double value, double spacing, double largest) {
     const char* name;
   };
   if (largest >= 1e15 || spacing < 1e-6) return fmt::format("{:.4g}", value);
-  // A unit is for large numbers only, and 0 needs none.
   for (const Unit& unit : {Unit{1e12, "T"}, Unit{1e9, "G"}, Unit{1e6, "M"}, Unit{1e3, "k"}}) {
-    if (largest < 10 * unit.size || value == 0) continue;
+    // Thousands are read well enough up to ten of them, and 0 needs no unit.
+    if (largest < unit.size * (unit.size == 1e3 ? 10 : 1) || value == 0) continue;
     return fmt::format("{:.{}f}{}", value / unit.size, decimals(spacing / unit.size), unit.name);
   }
   return fmt::format("{:.{}f}", value, decimals(spacing));

@@ -130,16 +130,20 @@ std::vector<Point> smooth_on(const Axis& axis, std::span<const Point> points, st
   return smoothed;
 }
 
-void draw_series(SvgWriter& svg, const Axes& axes, std::span<const Point> points,
-                 const Stroke& stroke, std::size_t reach) {
+// Returns the last point that was drawn, where there is one.
+std::vector<Point> draw_series(SvgWriter& svg, const Axes& axes, std::span<const Point> points,
+                               const Stroke& stroke, std::size_t reach) {
+  std::vector<Point> last;
   for (const auto run : without_gaps(points)) {
     const auto drawn = thin_out(smooth_on(axes.y, run, reach), share(run.size(), points.size()));
+    last = {drawn.back()};
     std::vector<Position> path;
     path.reserve(drawn.size());
     for (const auto& point : drawn)
       path.push_back({axes.left(static_cast<double>(point.step)), axes.top(point.value)});
     svg.polyline(path, stroke);
   }
+  return last;
 }
 
 struct LegendEntry {
@@ -148,11 +152,10 @@ struct LegendEntry {
   bool dot = false;
 };
 
+// The last value that there is stands in the legend.
 std::string with_last(std::string_view name, std::span<const Point> points) {
-  const auto last = std::find_if(points.rbegin(), points.rend(),
-                                 [](const Point& point) { return std::isfinite(point.value); });
-  if (last == points.rend()) return std::string(name);
-  return fmt::format("{} {:.4g}", name, last->value);
+  if (points.empty()) return std::string(name);
+  return fmt::format("{} {:.4g}", name, points.back().value);
 }
 
 void draw_legend(SvgWriter& svg, std::span<const LegendEntry> entries) {
@@ -161,8 +164,9 @@ void draw_legend(SvgWriter& svg, std::span<const LegendEntry> entries) {
   for (const auto& entry : entries) {
     svg.line({x, y - 4.5}, {x + 26, y - 4.5}, entry.stroke);
     if (entry.dot) svg.dot({x + 13, y - 4.5}, 3.5, entry.stroke.colour);
-    svg.text({x + 34, y}, entry.label, {.colour = kInk, .size = 13});
-    x += 34 + estimated_width(entry.label, 13) + 24;
+    const auto label = shortened(entry.label, 13, kPlot.right - x - 34);
+    svg.text({x + 34, y}, label, {.colour = kInk, .size = 13});
+    x += 34 + estimated_width(label, 13) + 24;
   }
 }
 
@@ -198,8 +202,10 @@ std::string draw_svg(const LossCurve& curve) {
   std::vector<LegendEntry> legend;
 
   SvgWriter svg(kWidth, kHeight, "#ffffff");
-  svg.text({kPlot.left, 38}, curve.title, {.colour = kInk, .size = 20, .weight = Weight::bold});
-  svg.text({kPlot.left, 60}, curve.subtitle, {.colour = kSoftInk, .size = 14});
+  const double room = kPlot.right - kPlot.left;
+  svg.text({kPlot.left, curve.subtitle.empty() ? 50.0 : 38.0}, shortened(curve.title, 20, room),
+           {.colour = kInk, .size = 20, .weight = Weight::bold});
+  svg.text({kPlot.left, 60}, shortened(curve.subtitle, 14, room), {.colour = kSoftInk, .size = 14});
   draw_grid(svg, axes);
 
   if (reference) {
@@ -214,12 +220,12 @@ std::string draw_svg(const LossCurve& curve) {
     if (smoothed)
       draw_series(svg, axes, training, {.colour = kFaintTraining, .width = 1}, /*reach=*/0);
     const std::size_t reach = smoothed ? std::max<std::size_t>(2, training.size() / 100) : 0;
-    draw_series(svg, axes, training, strong, reach);
-    legend.insert(legend.begin(), {with_last("training", training), strong});
+    const auto last = draw_series(svg, axes, training, strong, reach);
+    legend.insert(legend.begin(), {with_last("training", last), strong});
   }
   if (!validation.empty()) {
     const Stroke stroke = {.colour = kValidation, .width = 2};
-    draw_series(svg, axes, validation, stroke, /*reach=*/0);
+    const auto last = draw_series(svg, axes, validation, stroke, /*reach=*/0);
     const bool dots = validation.size() <= kMostDots;
     for (const auto& point : validation) {
       if (dots && std::isfinite(point.value))
@@ -227,7 +233,7 @@ std::string draw_svg(const LossCurve& curve) {
                 kValidation);
     }
     legend.insert(legend.begin() + (training.empty() ? 0 : 1),
-                  {with_last("validation", validation), stroke, dots});
+                  {with_last("validation", last), stroke, dots});
   }
   draw_legend(svg, legend);
   return svg.document();

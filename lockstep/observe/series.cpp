@@ -28,18 +28,38 @@ std::vector<std::span<const Point>> without_gaps(std::span<const Point> points) 
 
 namespace {
 
-std::vector<double> running_mean(const std::vector<double>& values, std::size_t reach) {
-  std::vector<double> means(values.size());
-  const std::size_t last = values.size() - 1;
-  double sum = 0;
-  std::size_t begin = 0;
-  std::size_t end = 0;  // values[begin, end) are in the sum
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::size_t around = std::min({reach, i, last - i});
-    for (; end <= i + around; ++end) sum += values[end];
-    for (; begin + around < i; ++begin) sum -= values[begin];
-    means[i] = sum / static_cast<double>(end - begin);
+// Puts the line that fits values[first, first + count) best in place of them in `means`, from
+// `begin` up to `end`.
+void fit_line(std::span<const double> values, std::span<double> means, std::size_t first,
+              std::size_t count, std::size_t begin, std::size_t end) {
+  const double middle = static_cast<double>(count - 1) / 2;
+  double mean = 0;
+  for (std::size_t i = 0; i < count; ++i) mean += values[first + i] / static_cast<double>(count);
+  double covariance = 0;
+  double variance = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double offset = static_cast<double>(i) - middle;
+    covariance += offset * (values[first + i] - mean);
+    variance += offset * offset;
   }
+  const double slope = variance > 0 ? covariance / variance : 0;
+  for (std::size_t i = begin; i < end; ++i)
+    means[i] = mean + slope * (static_cast<double>(i - first) - middle);
+}
+
+std::vector<double> running_mean(const std::vector<double>& values, std::size_t reach) {
+  const std::size_t size = values.size();
+  const std::size_t count = 2 * reach + 1;
+  std::vector<double> means(size);
+  double sum = 0;
+  for (std::size_t end = 0; end < size; ++end) {
+    sum += values[end];
+    if (end + 1 < count) continue;
+    means[end - reach] = sum / static_cast<double>(count);
+    sum -= values[end + 1 - count];
+  }
+  fit_line(values, means, 0, count, 0, reach);
+  fit_line(values, means, size - count, count, size - reach, size);
   return means;
 }
 
@@ -51,6 +71,7 @@ std::vector<Point> smooth(std::span<const Point> points, std::size_t reach) {
   std::vector<double> values;
   values.reserve(points.size());
   std::ranges::transform(points, std::back_inserter(values), &Point::value);
+  reach = std::min(reach, (values.size() - 1) / 2);
   values = running_mean(running_mean(values, reach), reach);
   for (std::size_t i = 0; i < values.size(); ++i) smoothed[i].value = values[i];
   return smoothed;

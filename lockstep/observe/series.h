@@ -21,8 +21,8 @@ std::vector<Point> in_order(std::vector<Point> points);
 std::vector<std::span<const Point>> without_gaps(std::span<const Point> points);
 
 // A running mean over up to `reach` points on either side, taken twice, so that a spike becomes a
-// hill and not a step. Near an end it reaches as far as there is on both sides: the ends stay where
-// they are, and the line does not lag. The points must be finite.
+// hill and not a step. Within `reach` of an end it is the line that fits the points there best: the
+// mean of one side alone would lag where the loss falls fast. The points must be finite.
 std::vector<Point> smooth(std::span<const Point> points, std::size_t reach);
 
 // At most `most` of the points (at least 4), the first, the last and every spike that could be seen

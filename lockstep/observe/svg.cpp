@@ -42,6 +42,18 @@ double estimated_width(std::string_view text, double size) {
   return 0.56 * size * static_cast<double>(characters);
 }
 
+std::string shortened(std::string_view text, double size, double room) {
+  if (estimated_width(text, size) <= room) return std::string(text);
+  std::string_view kept = text;
+  do {
+    kept.remove_suffix(1);
+  } while (!kept.empty() && estimated_width(kept, size) + size > room);
+  // Whole characters only.
+  while (!kept.empty() && (static_cast<unsigned char>(text[kept.size()]) & 0xc0) == 0x80)
+    kept.remove_suffix(1);
+  return std::string(kept) + "…";
+}
+
 std::string xml_text(std::string_view text) {
   std::string safe;
   while (!text.empty()) {
@@ -85,7 +97,7 @@ void SvgWriter::line(Position from, Position to, const Stroke& stroke) {
 
 void SvgWriter::polyline(std::span<const Position> path, const Stroke& stroke) {
   if (path.size() == 1) {
-    dot(path.front(), stroke.width, stroke.colour);
+    dot(path.front(), 1.5 * stroke.width, stroke.colour);
     return;
   }
   body_ += "<polyline points=\"";

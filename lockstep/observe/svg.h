@@ -39,6 +39,9 @@ struct TextStyle {
 // Roughly how wide a text is: the fonts are the reader's.
 double estimated_width(std::string_view text, double size);
 
+// The text, with an ellipsis in place of its end where it is likely to be wider than `room`.
+std::string shortened(std::string_view text, double size, double room);
+
 // Any bytes as text of an XML document: markup escaped, what is no UTF-8 or no character of XML
 // replaced.
 std::string xml_text(std::string_view text);
@@ -50,7 +53,7 @@ class SvgWriter {
   SvgWriter(double width, double height, std::string_view background);
 
   void line(Position from, Position to, const Stroke& stroke);
-  // One point is drawn as a dot, as wide as the line.
+  // One point is drawn as a dot.
   void polyline(std::span<const Position> path, const Stroke& stroke);
   void dot(Position at, double radius, std::string_view colour);
   // Nothing for an empty text.

@@ -182,5 +182,30 @@ TEST(CsvTable, FindsColumnsByName) {
   EXPECT_FALSE(table.torn());
 }
 
+TEST(CsvTable, AnyBytesAreRefusedOrReadAsRows) {
+  const TemporaryFolder folder;
+  const std::string whole = "step,loss,validation_loss\n5,,0.25\n6,inf,\n7,1e-3,nan\n";
+  std::mt19937 random(3);
+  int num_read = 0;
+  for (int i = 0; i < 500; ++i) {
+    std::string text = whole.substr(0, random() % (whole.size() + 1));
+    for (auto changes = random() % 4; changes > 0 && !text.empty(); --changes)
+      text[random() % text.size()] = "\n,\r\0x9-\xff"[random() % 8];
+    write_file(folder / "m.csv", text);
+    try {
+      const CsvTable table(folder / "m.csv");
+      for (const auto& row : table.rows()) {
+        ASSERT_EQ(static_cast<std::size_t>(std::ranges::count(row.line, ',')),
+                  table.columns().size());
+        for (std::size_t column = 0; column < table.columns().size(); ++column)
+          CsvTable::value(row, column);
+        ++num_read;
+      }
+    } catch (const UsageError&) {
+    }
+  }
+  EXPECT_GT(num_read, 100);
+}
+
 }  // namespace
 }  // namespace lockstep::observe

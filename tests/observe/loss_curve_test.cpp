@@ -117,7 +117,7 @@ TEST(LossCurve, AMillionStepsAreFewPointsAndNoSpikeIsLost) {
   EXPECT_LT(high.second, 160);
   EXPECT_GT(low.second, 440);
   EXPECT_NEAR(high.first, 76 + 0.654321 * 856, 2);
-  EXPECT_THAT(picture.texts, Contains("1000k"));
+  EXPECT_THAT(picture.texts, Contains("1.0M"));
 }
 
 TEST(LossCurve, NotANumberAndInfinityAreGaps) {
@@ -189,6 +189,15 @@ TEST(LossCurve, AnyTextIsSafe) {
   EXPECT_THAT(picture.texts, Contains("</svg> 3"));
 }
 
+TEST(LossCurve, TextThatIsTooLongIsCutBetweenCharacters) {
+  LossCurve curve = falling(50);
+  for (int i = 0; i < 300; ++i) curve.title += "ü";
+  curve.reference = {std::string(300, 'x'), 3};
+  const auto picture = drawn(curve);
+  EXPECT_THAT(picture.texts, Contains(::testing::MatchesRegex("Training loss(ü)+…")));
+  EXPECT_THAT(picture.texts, Contains(::testing::MatchesRegex("x+…")));
+}
+
 TEST(LossCurve, IsReadFromTheMetricsFile) {
   const TemporaryFolder folder;
   CsvFile file(folder / "metrics.csv");
@@ -220,7 +229,11 @@ TEST(Smooth, KeepsAStraightLineAndHalvesNoise) {
     EXPECT_NEAR(smoothed_line[i].value, line[i].value, 1e-9);
   const auto smoothed = smooth(noise, 10);
   for (std::size_t i = 20; i < 80; ++i) EXPECT_LT(std::abs(smoothed[i].value), 0.05);
+  // Neither end hangs on its last point.
+  EXPECT_LT(std::abs(smoothed.front().value), 0.2);
+  EXPECT_LT(std::abs(smoothed.back().value), 0.2);
   EXPECT_EQ(smooth(noise, 0), noise);
+  EXPECT_EQ(smooth(std::span(noise).first(2), 10), (std::vector<Point>{noise[0], noise[1]}));
 }
 
 }  // namespace
