@@ -1,0 +1,49 @@
+// Numbers of a training run, on their way to files.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace lockstep::observe {
+
+struct Metric {
+  std::string name;  // "loss", "validation_loss"
+  double value;      // NaN and infinity are values like others
+};
+
+// Where metrics go. Implementations throw FileError where the machine does not take them, and
+// UsageError for a metric they cannot hold.
+class MetricSink {
+ public:
+  virtual ~MetricSink() = default;
+  virtual void record(std::int64_t step, std::span<const Metric> metrics) = 0;
+  // What was recorded is on disk when this returns.
+  virtual void flush() = 0;
+};
+
+// Hands metrics to every sink. A sink that fails is dropped, with one warning: a full disk costs
+// metrics, never the training run. Ownership: owns its sinks. Threading: one thread. Failure: never
+// throws but for memory.
+class Metrics {
+ public:
+  void add(std::unique_ptr<MetricSink> sink) { sinks_.push_back(std::move(sink)); }
+  void record(std::int64_t step, std::span<const Metric> metrics);
+  void record(std::int64_t step, std::initializer_list<Metric> metrics) {
+    record(step, std::span(metrics.begin(), metrics.size()));
+  }
+  void flush();
+
+  std::size_t num_sinks() const { return sinks_.size(); }
+
+ private:
+  template <typename Action>
+  void each(const Action& action);
+
+  std::vector<std::unique_ptr<MetricSink>> sinks_;
+};
+
+}  // namespace lockstep::observe

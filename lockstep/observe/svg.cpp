@@ -1,0 +1,139 @@
+#include <lockstep/observe/svg.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include <spdlog/fmt/fmt.h>
+
+namespace lockstep::observe {
+
+namespace {
+
+// Length of the UTF-8 sequence at the start of `text`; 0 where there is none that is well formed.
+std::size_t sequence_length(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const std::size_t length = lead >= 0xc2 && lead < 0xe0   ? 2
+                             : lead >= 0xe0 && lead < 0xf0 ? 3
+                             : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                           : 0;
+  if (length == 0 || text.size() < length) return 0;
+  std::uint32_t code = lead & (0x7fu >> length);
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3fu);
+  }
+  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code >= 0xd800 && code < 0xe000;
+  const bool no_character = code == 0xfffe || code == 0xffff || code > 0x10ffff;
+  return code < kLeast[length] || surrogate || no_character ? 0 : length;
+}
+
+std::string dash_attribute(const Stroke& stroke) {
+  return stroke.dashes.empty() ? "" : fmt::format(" stroke-dasharray=\"{}\"", stroke.dashes);
+}
+
+}  // namespace
+
+double estimated_width(std::string_view text, double size) {
+  const auto characters = std::ranges::count_if(
+      text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+  return 0.56 * size * static_cast<double>(characters);
+}
+
+std::string shortened(std::string_view text, double size, double room) {
+  if (estimated_width(text, size) <= room) return std::string(text);
+  std::string_view kept = text;
+  do {
+    kept.remove_suffix(1);
+  } while (!kept.empty() && estimated_width(kept, size) + size > room);
+  // Whole characters only.
+  while (!kept.empty() && (static_cast<unsigned char>(text[kept.size()]) & 0xc0) == 0x80)
+    kept.remove_suffix(1);
+  return std::string(kept) + "…";
+}
+
+std::string xml_text(std::string_view text) {
+  std::string safe;
+  while (!text.empty()) {
+    const std::size_t length = sequence_length(text);
+    const char c = text.front();
+    if (length == 0) {
+      safe += "\xef\xbf\xbd";  // the replacement character
+    } else if (c == '&') {
+      safe += "&amp;";
+    } else if (c == '<') {
+      safe += "&lt;";
+    } else if (c == '>') {
+      safe += "&gt;";
+    } else if (c == '"') {
+      safe += "&quot;";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      safe += ' ';
+    } else {
+      safe += text.substr(0, length);
+    }
+    text.remove_prefix(std::max<std::size_t>(length, 1));
+  }
+  return safe;
+}
+
+SvgWriter::SvgWriter(double width, double height, std::string_view background) {
+  body_ = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:g} {1:g}\" width=\"{0:g}\" "
+      "height=\"{1:g}\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica "
+      "Neue', 'DejaVu Sans', Arial, sans-serif\">\n"
+      "<rect width=\"{0:g}\" height=\"{1:g}\" rx=\"8\" fill=\"{2}\"/>\n",
+      width, height, background);
+}
+
+void SvgWriter::line(Position from, Position to, const Stroke& stroke) {
+  fmt::format_to(std::back_inserter(body_),
+                 "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
+                 "stroke-width=\"{:g}\"{}/>\n",
+                 from.x, from.y, to.x, to.y, stroke.colour, stroke.width, dash_attribute(stroke));
+}
+
+void SvgWriter::polyline(std::span<const Position> path, const Stroke& stroke) {
+  if (path.size() == 1) {
+    dot(path.front(), 1.5 * stroke.width, stroke.colour);
+    return;
+  }
+  body_ += "<polyline points=\"";
+  for (std::size_t i = 0; i < path.size(); ++i)
+    fmt::format_to(std::back_inserter(body_), "{}{:.1f},{:.1f}", i == 0 ? "" : " ", path[i].x,
+                   path[i].y);
+  fmt::format_to(std::back_inserter(body_),
+                 "\" fill=\"none\" stroke=\"{}\" stroke-width=\"{:g}\" stroke-linejoin=\"round\" "
+                 "stroke-linecap=\"round\"{}/>\n",
+                 stroke.colour, stroke.width, dash_attribute(stroke));
+}
+
+void SvgWriter::dot(Position at, double radius, std::string_view colour) {
+  fmt::format_to(std::back_inserter(body_),
+                 "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:g}\" fill=\"{}\"/>\n", at.x, at.y,
+                 radius, colour);
+}
+
+void SvgWriter::text(Position at, std::string_view text, const TextStyle& style) {
+  write_text(at, text, style, {});
+}
+
+void SvgWriter::text_upwards(Position at, std::string_view text, const TextStyle& style) {
+  write_text(at, text, style, fmt::format(" transform=\"rotate(-90 {:.1f} {:.1f})\"", at.x, at.y));
+}
+
+void SvgWriter::write_text(Position at, std::string_view text, const TextStyle& style,
+                           std::string_view more) {
+  if (text.empty()) return;
+  constexpr std::string_view kAnchors[] = {"start", "middle", "end"};
+  fmt::format_to(std::back_inserter(body_),
+                 "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"{:g}\" fill=\"{}\" "
+                 "text-anchor=\"{}\"{}{}>{}</text>\n",
+                 at.x, at.y, style.size, style.colour,
+                 kAnchors[static_cast<std::size_t>(style.anchor)],
+                 style.weight == Weight::bold ? " font-weight=\"600\"" : "", more, xml_text(text));
+}
+
+}  // namespace lockstep::observe
