@@ -10,7 +10,8 @@ namespace lockstep::nn {
 // The words of kLanes blocks in a row: words[w][i] is word w of block first + i, the same as
 // Philox::words(key, first + i, counter_high)[w].
 struct PhiloxLanes {
-  static constexpr int kLanes = 16;
+  // Loops of 16 turns and fewer g++ unrolls before it looks for vectors, and then finds none.
+  static constexpr int kLanes = 32;
   static constexpr int kWords = 4 * kLanes;
 
   alignas(64) std::uint32_t words[4][kLanes];
