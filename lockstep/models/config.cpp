@@ -1,0 +1,119 @@
+#include <lockstep/models/config.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::models {
+
+namespace {
+
+// So large that nobody needs more, so small that products of them fit into 63 bits.
+constexpr std::int64_t kMostRows = std::int64_t{1} << 31;   // of an embedding
+constexpr std::int64_t kMostWidth = std::int64_t{1} << 20;  // of a layer
+constexpr std::int64_t kMostWide = std::int64_t{1} << 24;   // of an MLP's inside
+constexpr std::int64_t kMostLayers = std::int64_t{1} << 16;
+
+void check_size(const char* name, std::int64_t value, std::int64_t most) {
+  if (value < 1 || value > most)
+    throw UsageError("the model's {} is {}: give a number from 1 to {}", name, value, most);
+}
+
+// Between what may be left out, 0, and the most.
+void check_choice(const char* name, std::int64_t value, std::int64_t most, const char* zero) {
+  if (value < 0 || value > most)
+    throw UsageError("the model's {} is {}: give a number from 1 to {}, or 0 for {}", name, value,
+                     most, zero);
+}
+
+constexpr std::int64_t kMultiple = 64;
+
+ModelConfig filled(ModelConfig config) {
+  if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
+  if (config.head_dim == 0) config.head_dim = config.hidden_size / config.num_heads;
+  if (config.intermediate_size == 0) {
+    // Llama's MLP has three weights where GPT-2's has two: 2/3 of the width makes them as many.
+    const std::int64_t wide = 4 * config.hidden_size;
+    config.intermediate_size = config.family == Family::gpt2
+                                   ? wide
+                                   : (wide * 2 / 3 + kMultiple - 1) / kMultiple * kMultiple;
+  }
+  return config;
+}
+
+}  // namespace
+
+const char* family_name(Family family) {
+  switch (family) {
+    case Family::gpt2: return "gpt2";
+    case Family::llama: return "llama";
+  }
+  return "unknown";
+}
+
+void check(const ModelConfig& config) {
+  check_size("vocab_size", config.vocab_size, kMostRows);
+  check_size("hidden_size", config.hidden_size, kMostWidth);
+  check_size("num_layers", config.num_layers, kMostLayers);
+  check_size("num_heads", config.num_heads, config.hidden_size);
+  check_size("max_positions", config.max_positions, kMostRows);
+  check_choice("num_kv_heads", config.num_kv_heads, config.num_heads, "one for each head");
+  check_choice("head_dim", config.head_dim, kMostWidth / config.num_heads,
+               "hidden_size / num_heads");
+  check_choice("intermediate_size", config.intermediate_size, kMostWide, "the family's default");
+  if (config.head_dim == 0 && config.hidden_size % config.num_heads != 0)
+    throw UsageError(
+        "hidden_size {} is not a multiple of num_heads {}: the heads share the width equally",
+        config.hidden_size, config.num_heads);
+  const ModelConfig whole = filled(config);
+  if (whole.num_heads % whole.num_kv_heads != 0)
+    throw UsageError("num_heads {} is not a multiple of num_kv_heads {}: each of the latter serves "
+                     "as many heads",
+                     whole.num_heads, whole.num_kv_heads);
+  if (!(config.norm_eps > 0 && config.norm_eps < 1))
+    throw UsageError("the model's norm_eps is {}: give a small positive number, as 1e-5",
+                     config.norm_eps);
+  if (!(config.dropout >= 0 && config.dropout < 1))
+    throw UsageError("the model's dropout is {}: give a number of at least 0 and below 1",
+                     config.dropout);
+  if (config.family == Family::gpt2) {
+    if (whole.num_kv_heads != whole.num_heads)
+      throw UsageError(
+          "num_kv_heads is {} of {} heads: GPT-2 has no grouped queries; leave it out, or choose "
+          "the family llama",
+          whole.num_kv_heads, whole.num_heads);
+    if (whole.head_dim * whole.num_heads != whole.hidden_size)
+      throw UsageError("head_dim {} × num_heads {} is not hidden_size {}, as GPT-2 needs it",
+                       whole.head_dim, whole.num_heads, whole.hidden_size);
+  } else {
+    if (whole.head_dim % 2 != 0)
+      throw UsageError(
+          "heads are {} wide (hidden_size {}, num_heads {}): rotary positions need an even width",
+          whole.head_dim, whole.hidden_size, whole.num_heads);
+    if (!(config.rope_theta > 0 && config.rope_theta < 1e18))
+      throw UsageError("the model's rope_theta is {}: give a positive number, as 10000",
+                       config.rope_theta);
+  }
+}
+
+ModelConfig resolved(const ModelConfig& config) {
+  check(config);
+  return filled(config);
+}
+
+std::int64_t num_parameters(const ModelConfig& config) {
+  const ModelConfig c = resolved(config);
+  const std::int64_t hidden = c.hidden_size;
+  const std::int64_t embedding = c.vocab_size * hidden;
+  const std::int64_t output = c.tie_embeddings ? 0 : embedding;
+  if (c.family == Family::gpt2) {
+    const std::int64_t norm = 2 * hidden;
+    const std::int64_t attention = 4 * hidden * hidden + 4 * hidden;
+    const std::int64_t mlp = 2 * hidden * c.intermediate_size + c.intermediate_size + hidden;
+    return embedding + c.max_positions * hidden + c.num_layers * (attention + mlp + 2 * norm) +
+           norm + output;
+  }
+  const std::int64_t attention = 2 * hidden * c.head_dim * (c.num_heads + c.num_kv_heads);
+  const std::int64_t mlp = 3 * hidden * c.intermediate_size;
+  return embedding + c.num_layers * (attention + mlp + 2 * hidden) + hidden + output;
+}
+
+}  // namespace lockstep::models

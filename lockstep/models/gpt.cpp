@@ -1,0 +1,152 @@
+#include <lockstep/models/gpt.h>
+
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/models/initial_weights.h>
+#include <lockstep/nn/attention.h>
+#include <lockstep/nn/dropout.h>
+#include <lockstep/nn/gelu.h>
+
+namespace lockstep::models {
+
+namespace {
+
+using RandomState = std::shared_ptr<const nn::RandomState>;
+
+torch::nn::LayerNorm layer_norm(const ModelConfig& config) {
+  return torch::nn::LayerNorm(
+      torch::nn::LayerNormOptions({config.hidden_size}).eps(config.norm_eps));
+}
+
+// In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
+
+class Attention : public torch::nn::Module {
+ public:
+  Attention(const ModelConfig& config, std::size_t layer, const std::string& name,
+            const RandomState& random)
+      : layer_(layer),
+        num_heads_(config.num_heads),
+        c_attn_(register_module(
+            "c_attn", nn::Linear(config.hidden_size, 3 * config.hidden_size, nn::Bias::added))),
+        c_proj_(register_module(
+            "c_proj", nn::Linear(config.hidden_size, config.hidden_size, nn::Bias::added))),
+        resid_dropout_(register_module(
+            "resid_dropout", nn::Dropout(config.dropout, name + ".resid_dropout", random))) {}
+
+  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
+    const auto qkv = c_attn_(x).chunk(3, -1);
+    const auto q = split_heads(qkv[0]);
+    KeyValueCache::KeysAndValues kv{split_heads(qkv[1]), split_heads(qkv[2])};
+    if (cache != nullptr) kv = cache->append(layer_, kv);
+    const auto y = nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2);
+    return resid_dropout_(c_proj_(y));
+  }
+
+ private:
+  // [batch, heads, length, head_dim]
+  at::Tensor split_heads(const at::Tensor& x) const {
+    return x.unflatten(-1, {num_heads_, -1}).transpose(1, 2);
+  }
+
+  std::size_t layer_;
+  std::int64_t num_heads_;
+  nn::Linear c_attn_, c_proj_;
+  nn::Dropout resid_dropout_;
+};
+
+class Mlp : public torch::nn::Module {
+ public:
+  Mlp(const ModelConfig& config, const std::string& name, const RandomState& random)
+      : gelu_(config.activation == Activation::gelu_tanh ? nn::GeluKind::tanh : nn::GeluKind::erf),
+        c_fc_(register_module(
+            "c_fc", nn::Linear(config.hidden_size, config.intermediate_size, nn::Bias::added))),
+        c_proj_(register_module(
+            "c_proj", nn::Linear(config.intermediate_size, config.hidden_size, nn::Bias::added))),
+        dropout_(
+            register_module("dropout", nn::Dropout(config.dropout, name + ".dropout", random))) {}
+
+  at::Tensor forward(const at::Tensor& x) { return dropout_(c_proj_(nn::gelu(c_fc_(x), gelu_))); }
+
+ private:
+  nn::GeluKind gelu_;
+  nn::Linear c_fc_, c_proj_;
+  nn::Dropout dropout_;
+};
+
+class Block : public torch::nn::Module {
+ public:
+  Block(const ModelConfig& config, std::size_t layer, const std::string& name,
+        const RandomState& random)
+      : ln_1_(register_module("ln_1", layer_norm(config))),
+        attn_(register_module("attn",
+                              std::make_shared<Attention>(config, layer, name + ".attn", random))),
+        ln_2_(register_module("ln_2", layer_norm(config))),
+        mlp_(register_module("mlp", std::make_shared<Mlp>(config, name + ".mlp", random))) {}
+
+  at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
+    const auto y = x + attn_->forward(ln_1_(x), cache);
+    return y + mlp_->forward(ln_2_(y));
+  }
+
+ private:
+  torch::nn::LayerNorm ln_1_;
+  std::shared_ptr<Attention> attn_;
+  torch::nn::LayerNorm ln_2_;
+  std::shared_ptr<Mlp> mlp_;
+};
+
+}  // namespace
+
+class Gpt::Transformer : public torch::nn::Module {
+ public:
+  Transformer(const ModelConfig& config, const std::string& name, const RandomState& random)
+      : wte(register_module("wte", nn::Embedding(config.vocab_size, config.hidden_size))),
+        wpe_(register_module("wpe", nn::Embedding(config.max_positions, config.hidden_size))),
+        drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
+        h_(register_module("h", torch::nn::ModuleList())),
+        ln_f_(register_module("ln_f", layer_norm(config))) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
+      h_->push_back(std::make_shared<Block>(config, i, fmt::format("{}.h.{}", name, i), random));
+  }
+
+  at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
+    const auto positions = at::arange(first, first + tokens.size(1), tokens.options());
+    auto x = drop_(wte(tokens) + wpe_(positions));
+    for (const auto& block : *h_) x = block->as<Block>()->forward(x, cache);
+    return ln_f_(x);
+  }
+
+  nn::Embedding wte;
+
+ private:
+  nn::Embedding wpe_;
+  nn::Dropout drop_;
+  torch::nn::ModuleList h_;
+  torch::nn::LayerNorm ln_f_;
+};
+
+Gpt::Gpt(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
+  const auto& c = this->config();
+  LOCKSTEP_CHECK(c.family == Family::gpt2);
+  transformer_ = register_module("transformer",
+                                 std::make_shared<Transformer>(c, "transformer", random_state()));
+  if (!c.tie_embeddings)
+    lm_head_ = register_module("lm_head", nn::Linear(c.hidden_size, c.vocab_size, nn::Bias::none));
+  initialise(*this, c, seed);
+}
+
+at::Tensor Gpt::do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
+  return transformer_->forward(tokens, first, cache);
+}
+
+const at::Tensor& Gpt::output_weight() const {
+  return lm_head_.is_empty() ? transformer_->wte->weight : lm_head_->weight;
+}
+
+}  // namespace lockstep::models

@@ -1,0 +1,64 @@
+// A model that reads tokens and says what the next may be.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/models/config.h>
+#include <lockstep/models/key_value_cache.h>
+#include <lockstep/nn/cross_entropy.h>
+#include <lockstep/nn/dropout.h>
+
+namespace lockstep::models {
+
+// A torch::nn::Module like any other: its parameters have the names that Hugging Face gives them,
+// and it knows nothing of ranks. The initial weights are a function of the seed and their names.
+//
+// Tokens are [batch, length] of int64, below the vocabulary's size. Threading: as torch::nn, one
+// forward at a time. Failure: UsageError for tokens of another shape or type, and for more of them
+// than the model has positions.
+class LanguageModel : public torch::nn::Module {
+ public:
+  // With every default filled in.
+  const ModelConfig& config() const { return config_; }
+
+  // What the model makes of each token, after the last norm: [batch, length, hidden].
+  at::Tensor hidden(const at::Tensor& tokens);
+  // The same for tokens that come after those in the cache, which grows by them. Not for training.
+  at::Tensor extend(const at::Tensor& tokens, KeyValueCache& cache);
+
+  // The scores of each next token: [batch, length, vocab].
+  at::Tensor logits(const at::Tensor& tokens);
+  at::Tensor logits_of(const at::Tensor& hidden) const;
+
+  // The cross-entropy of targets [batch, length], summed over those that are not negative, and how
+  // many those are: divide by the count over all ranks and micro-batches.
+  nn::LossSum loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  // Before each forward of a training with dropout: the step, and the place of each sample of this
+  // batch in the step's batch of all ranks and micro-batches.
+  void set_random_position(std::uint64_t step, std::vector<std::int64_t> rows);
+
+ protected:
+  LanguageModel(const ModelConfig& config, std::uint64_t seed);
+
+  const std::shared_ptr<const nn::RandomState>& random_state() const { return random_reader_; }
+
+ private:
+  // `cache` may be null; `first` is the position of the first token.
+  virtual at::Tensor do_hidden(const at::Tensor& tokens, std::int64_t first,
+                               KeyValueCache* cache) = 0;
+  virtual const at::Tensor& output_weight() const = 0;  // [vocab, hidden]
+
+  void check_tokens(const at::Tensor& tokens, std::int64_t first) const;
+
+  ModelConfig config_;
+  std::shared_ptr<nn::RandomState> random_;
+  std::shared_ptr<const nn::RandomState> random_reader_;  // the same
+};
+
+}  // namespace lockstep::models

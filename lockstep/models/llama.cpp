@@ -1,0 +1,156 @@
+#include <lockstep/models/llama.h>
+
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/models/initial_weights.h>
+#include <lockstep/nn/attention.h>
+#include <lockstep/nn/dropout.h>
+#include <lockstep/nn/rms_norm.h>
+#include <lockstep/nn/rotary.h>
+#include <lockstep/nn/silu_multiply.h>
+
+namespace lockstep::models {
+
+namespace {
+
+using RandomState = std::shared_ptr<const nn::RandomState>;
+
+nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out, nn::Bias::none); }
+
+// In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
+
+// All layers turn by the same angles, so they share a table.
+class Attention : public torch::nn::Module {
+ public:
+  Attention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary)
+      : layer_(layer),
+        head_dim_(config.head_dim),
+        rotary_(std::move(rotary)),
+        q_proj_(register_module("q_proj",
+                                linear(config.hidden_size, config.num_heads * config.head_dim))),
+        k_proj_(register_module("k_proj",
+                                linear(config.hidden_size, config.num_kv_heads * config.head_dim))),
+        v_proj_(register_module("v_proj",
+                                linear(config.hidden_size, config.num_kv_heads * config.head_dim))),
+        o_proj_(register_module("o_proj",
+                                linear(config.num_heads * config.head_dim, config.hidden_size))) {}
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t first, KeyValueCache* cache) {
+    const auto q = rotary_->apply(split_heads(q_proj_(x)), first);
+    KeyValueCache::KeysAndValues kv{rotary_->apply(split_heads(k_proj_(x)), first),
+                                    split_heads(v_proj_(x))};
+    if (cache != nullptr) kv = cache->append(layer_, kv);
+    return o_proj_(nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2));
+  }
+
+ private:
+  // [batch, heads, length, head_dim]
+  at::Tensor split_heads(const at::Tensor& x) const {
+    return x.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
+  }
+
+  std::size_t layer_;
+  std::int64_t head_dim_;
+  std::shared_ptr<nn::Rotary> rotary_;
+  nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+};
+
+class Mlp : public torch::nn::Module {
+ public:
+  explicit Mlp(const ModelConfig& config)
+      : gate_proj_(
+            register_module("gate_proj", linear(config.hidden_size, config.intermediate_size))),
+        up_proj_(register_module("up_proj", linear(config.hidden_size, config.intermediate_size))),
+        down_proj_(
+            register_module("down_proj", linear(config.intermediate_size, config.hidden_size))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    return down_proj_(nn::silu_multiply(gate_proj_(x), up_proj_(x)));
+  }
+
+ private:
+  nn::Linear gate_proj_, up_proj_, down_proj_;
+};
+
+class Layer : public torch::nn::Module {
+ public:
+  Layer(const ModelConfig& config, std::size_t layer, const std::string& name,
+        const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary)
+      : input_layernorm_(
+            register_module("input_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
+        self_attn_(
+            register_module("self_attn", std::make_shared<Attention>(config, layer, rotary))),
+        attn_dropout_(register_module("attn_dropout",
+                                      nn::Dropout(config.dropout, name + ".attn_dropout", random))),
+        post_attention_layernorm_(register_module(
+            "post_attention_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
+        mlp_(register_module("mlp", std::make_shared<Mlp>(config))),
+        mlp_dropout_(register_module("mlp_dropout",
+                                     nn::Dropout(config.dropout, name + ".mlp_dropout", random))) {}
+
+  at::Tensor forward(const at::Tensor& x, std::int64_t first, KeyValueCache* cache) {
+    const auto y = x + attn_dropout_(self_attn_->forward(input_layernorm_(x), first, cache));
+    return y + mlp_dropout_(mlp_->forward(post_attention_layernorm_(y)));
+  }
+
+ private:
+  nn::RMSNorm input_layernorm_;
+  std::shared_ptr<Attention> self_attn_;
+  nn::Dropout attn_dropout_;
+  nn::RMSNorm post_attention_layernorm_;
+  std::shared_ptr<Mlp> mlp_;
+  nn::Dropout mlp_dropout_;
+};
+
+}  // namespace
+
+class Llama::Decoder : public torch::nn::Module {
+ public:
+  Decoder(const ModelConfig& config, const std::string& name, const RandomState& random)
+      : embed_tokens(
+            register_module("embed_tokens", nn::Embedding(config.vocab_size, config.hidden_size))),
+        drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
+        layers_(register_module("layers", torch::nn::ModuleList())),
+        norm_(register_module("norm", nn::RMSNorm(config.hidden_size, config.norm_eps))) {
+    const auto rotary =
+        std::make_shared<nn::Rotary>(config.head_dim, config.max_positions, config.rope_theta);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
+      layers_->push_back(
+          std::make_shared<Layer>(config, i, fmt::format("{}.layers.{}", name, i), random, rotary));
+  }
+
+  at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
+    auto x = drop_(embed_tokens(tokens));
+    for (const auto& layer : *layers_) x = layer->as<Layer>()->forward(x, first, cache);
+    return norm_(x);
+  }
+
+  nn::Embedding embed_tokens;
+
+ private:
+  nn::Dropout drop_;
+  torch::nn::ModuleList layers_;
+  nn::RMSNorm norm_;
+};
+
+Llama::Llama(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
+  const auto& c = this->config();
+  LOCKSTEP_CHECK(c.family == Family::llama);
+  model_ = register_module("model", std::make_shared<Decoder>(c, "model", random_state()));
+  if (!c.tie_embeddings) lm_head_ = register_module("lm_head", linear(c.hidden_size, c.vocab_size));
+  initialise(*this, c, seed);
+}
+
+at::Tensor Llama::do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
+  return model_->forward(tokens, first, cache);
+}
+
+const at::Tensor& Llama::output_weight() const {
+  return lm_head_.is_empty() ? model_->embed_tokens->weight : lm_head_->weight;
+}
+
+}  // namespace lockstep::models

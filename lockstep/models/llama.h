@@ -1,0 +1,26 @@
+// Llama (Touvron et al., 2023), with the names that Hugging Face gives its parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <lockstep/models/language_model.h>
+#include <lockstep/nn/linear.h>
+
+namespace lockstep::models {
+
+class Llama : public LanguageModel {
+ public:
+  Llama(const ModelConfig& config, std::uint64_t seed);
+
+ private:
+  class Decoder;
+
+  at::Tensor do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) override;
+  const at::Tensor& output_weight() const override;
+
+  std::shared_ptr<Decoder> model_;
+  nn::Linear lm_head_{nullptr};  // none where it is the embedding
+};
+
+}  // namespace lockstep::models

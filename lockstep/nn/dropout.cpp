@@ -1,0 +1,137 @@
+#include <lockstep/nn/dropout.h>
+
+#include <array>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/philox.h>
+#include <lockstep/base/simd.h>
+#include <lockstep/nn/philox_lanes.h>
+#include <lockstep/nn/random.h>
+
+namespace lockstep::nn {
+
+namespace {
+
+// A word below this drops its element.
+std::uint32_t threshold_of(double p) { return static_cast<std::uint32_t>(p * 0x1p32); }
+
+float kept_value(double p) { return static_cast<float>(1.0 / (1.0 - p)); }
+
+// Elements 4·first to 4·(first + lanes) of the mask of one sample.
+LOCKSTEP_SIMD void mask_blocks(std::uint64_t key, std::uint64_t row, std::uint64_t first,
+                               std::uint32_t threshold, float kept, float* out) {
+  PhiloxLanes lanes;
+  lanes.draw(key, first, row);
+  for (int i = 0; i < PhiloxLanes::kLanes; ++i)
+    for (int word = 0; word < 4; ++word)
+      out[4 * i + word] = lanes.words[word][i] < threshold ? 0.0f : kept;
+}
+
+void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t count,
+                    std::uint32_t threshold, float kept, float* out) {
+  std::int64_t at = 0;
+  for (; at + PhiloxLanes::kWords <= count; at += PhiloxLanes::kWords)
+    mask_blocks(key, row, static_cast<std::uint64_t>(at) / 4, threshold, kept, out + at);
+  if (at == count) return;
+  float last[PhiloxLanes::kWords];
+  mask_blocks(key, row, static_cast<std::uint64_t>(at) / 4, threshold, kept, last);
+  std::copy_n(last, count - at, out + at);
+}
+
+// Philox in whole tensors of 64-bit numbers that hold 32 bits each: no kernel of ours is needed on
+// a device. The words of every block of every sample: [samples, 4·blocks].
+at::Tensor philox_words(const at::Tensor& rows, std::int64_t blocks, std::uint64_t key) {
+  constexpr std::int64_t kLow = 0xffffffff;
+  const auto low = [](const at::Tensor& x) { return x.bitwise_and(kLow); };
+  const auto high = [&](const at::Tensor& x) { return low(x.bitwise_right_shift(32)); };
+  const auto counter = at::arange(blocks, rows.options()).unsqueeze(0).expand({rows.size(0), -1});
+  const auto row = rows.unsqueeze(1).expand({-1, blocks});
+  std::array<at::Tensor, 4> c = {low(counter), high(counter), low(row), high(row)};
+  auto k0 = static_cast<std::uint32_t>(key);
+  auto k1 = static_cast<std::uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    // The products wrap at 64 bits, as they do in Philox.
+    const auto p0 = c[0] * std::int64_t{0xd2511f53};
+    const auto p1 = c[2] * std::int64_t{0xcd9e8d57};
+    c = {high(p1).bitwise_xor_(c[1]).bitwise_xor_(std::int64_t{k0}), low(p1),
+         high(p0).bitwise_xor_(c[3]).bitwise_xor_(std::int64_t{k1}), low(p0)};
+    k0 += 0x9e3779b9u;
+    k1 += 0xbb67ae85u;
+  }
+  return at::stack({c[0], c[1], c[2], c[3]}, 2).flatten(1);
+}
+
+// Backward is the same function: what was multiplied is multiplied again.
+class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            std::vector<std::int64_t> rows, std::int64_t key, double p) {
+    const auto mask = dropout_mask(x.sizes(), rows, static_cast<std::uint64_t>(key), p, x.device());
+    ctx->saved_data["rows"] = std::move(rows);
+    ctx->saved_data["key"] = key;
+    ctx->saved_data["p"] = p;
+    return x * mask.to(x.scalar_type());
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    auto& saved = ctx->saved_data;
+    return {DropoutFunction::apply(gradients.at(0), saved["rows"].toIntVector(),
+                                   saved["key"].toInt(), saved["p"].toDouble()),
+            {},
+            {},
+            {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
+                        std::uint64_t key, double p, const at::Device& device) {
+  LOCKSTEP_CHECK(!sizes.empty() && sizes[0] == static_cast<std::int64_t>(rows.size()));
+  if (!device.is_cpu()) return internal::dropout_mask_of_operators(sizes, rows, key, p, device);
+  const std::int64_t count = c10::multiply_integers(sizes.slice(1));
+  auto mask = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
+  auto* out = mask.data_ptr<float>();
+  at::parallel_for(0, sizes[0], 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]), count,
+                     threshold_of(p), kept_value(p), out + i * count);
+  });
+  return mask;
+}
+
+at::Tensor internal::dropout_mask_of_operators(at::IntArrayRef sizes,
+                                               const std::vector<std::int64_t>& rows,
+                                               std::uint64_t key, double p,
+                                               const at::Device& device) {
+  const std::int64_t count = c10::multiply_integers(sizes.slice(1));
+  const auto words = philox_words(at::tensor(rows, at::kLong).to(device), (count + 3) / 4, key);
+  const auto kept = words.slice(1, 0, count).ge(std::int64_t{threshold_of(p)});
+  return kept.to(at::kFloat).mul_(kept_value(p)).view(sizes);
+}
+
+DropoutImpl::DropoutImpl(double p, std::string site, std::shared_ptr<const RandomState> state)
+    : p_(p), site_(std::move(site)), state_(std::move(state)) {
+  if (!(p >= 0.0 && p < 1.0))
+    throw UsageError("dropout at '{}' is {}: give a probability of at least 0 and below 1", site_,
+                     p);
+}
+
+at::Tensor DropoutImpl::forward(const at::Tensor& x) {
+  if (!is_training() || p_ == 0.0) return x;
+  const auto& rows = state_->rows;
+  if (x.dim() == 0 || x.size(0) != static_cast<std::int64_t>(rows.size()))
+    throw UsageError(
+        "dropout at '{}' is given {} samples, but knows the places of {} in the whole batch: set "
+        "the step and the rows of this batch before each forward",
+        site_, x.dim() == 0 ? 0 : x.size(0), rows.size());
+  const auto key = stream_key(state_->seed, site_, state_->step);
+  return DropoutFunction::apply(x, rows, static_cast<std::int64_t>(key), p_);
+}
+
+}  // namespace lockstep::nn

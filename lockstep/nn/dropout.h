@@ -1,0 +1,57 @@
+// Dropout whose answer does not depend on the layout: an element is dropped by the seed, the place
+// of the dropout in the model, the step, the sample's place in the whole batch and the element's
+// place in the sample.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace lockstep::nn {
+
+// Where a training run stands, as far as random numbers go. Shared by the modules of a model; who
+// runs the training sets it before each forward.
+struct RandomState {
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;
+  std::vector<std::int64_t> rows;  // of each sample held here: its place in the batch of all ranks
+};
+
+// What x [samples, …] is multiplied with: 0 for an element that is dropped, else 1/(1 - p). Float,
+// on the given device; the same bits on each.
+at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
+                        std::uint64_t key, double p, const at::Device& device);
+
+namespace internal {
+// The same out of LibTorch's operators alone, as devices other than the CPU need it.
+at::Tensor dropout_mask_of_operators(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
+                                     std::uint64_t key, double p, const at::Device& device);
+}  // namespace internal
+
+// In training mode drops each element with probability p, and divides what stays by 1 - p; else
+// does nothing. Keeps nothing for backward, which draws the same numbers again.
+//
+// Ownership: shares the state, which it only reads. Threading: forward reads the state, so nobody
+// may change it at the same time. Failure: UsageError where p is not in [0, 1), or where the state
+// names another number of samples than the input has.
+class DropoutImpl : public torch::nn::Module {
+ public:
+  // `site` is the module's place in the model: no two dropouts of a model may share one.
+  DropoutImpl(double p, std::string site, std::shared_ptr<const RandomState> state);
+
+  at::Tensor forward(const at::Tensor& x);  // [samples, …], as the result
+
+ private:
+  double p_;
+  std::string site_;
+  std::shared_ptr<const RandomState> state_;
+};
+
+TORCH_MODULE(Dropout);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,17 @@
+#include <lockstep/nn/rms_norm.h>
+
+#include <ATen/ATen.h>
+
+namespace lockstep::nn {
+
+RMSNormImpl::RMSNormImpl(std::int64_t width, double eps)
+    : weight(register_parameter("weight", at::ones({width}))), eps_(eps) {}
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
+  const auto type = x.scalar_type();
+  const auto wide = type == at::kHalf || type == at::kBFloat16 ? x.to(at::kFloat) : x;
+  const auto inverse = wide.square().mean(-1, /*keepdim=*/true).add_(eps_).rsqrt_();
+  return (wide * inverse).to(type) * weight;
+}
+
+}  // namespace lockstep::nn

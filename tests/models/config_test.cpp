@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include <lockstep/models/config.h>
+
+#include "../base/errors.h"
+
+namespace lockstep::models {
+namespace {
+
+ModelConfig small(Family family) {
+  return {.family = family, .vocab_size = 256, .hidden_size = 96, .num_layers = 2, .num_heads = 6};
+}
+
+TEST(ModelConfig, FillsInWhatIsLeftOut) {
+  const auto gpt = resolved(small(Family::gpt2));
+  EXPECT_EQ(gpt.num_kv_heads, 6);
+  EXPECT_EQ(gpt.head_dim, 16);
+  EXPECT_EQ(gpt.intermediate_size, 384);
+  // 8/3 · 96 is 256; one more of the width makes it the next multiple of 64.
+  EXPECT_EQ(resolved(small(Family::llama)).intermediate_size, 256);
+  auto wider = small(Family::llama);
+  wider.hidden_size = 120;
+  EXPECT_EQ(resolved(wider).intermediate_size, 320);
+  EXPECT_EQ(resolved(gpt), gpt);
+}
+
+// The sizes that were published: 124,439,808 of GPT-2 and 6,738,415,616 of Llama 2's smallest;
+// 8,030,261,248 of Llama 3's, whose heads are grouped.
+TEST(ModelConfig, CountsParametersOfKnownModels) {
+  EXPECT_EQ(num_parameters({.vocab_size = 50257,
+                            .hidden_size = 768,
+                            .num_layers = 12,
+                            .num_heads = 12,
+                            .max_positions = 1024}),
+            124'439'808);
+  EXPECT_EQ(num_parameters({.family = Family::llama,
+                            .vocab_size = 32000,
+                            .hidden_size = 4096,
+                            .num_layers = 32,
+                            .num_heads = 32,
+                            .intermediate_size = 11008,
+                            .tie_embeddings = false}),
+            6'738'415'616);
+  EXPECT_EQ(num_parameters({.family = Family::llama,
+                            .vocab_size = 128256,
+                            .hidden_size = 4096,
+                            .num_layers = 32,
+                            .num_heads = 32,
+                            .num_kv_heads = 8,
+                            .intermediate_size = 14336,
+                            .tie_embeddings = false}),
+            8'030'261'248);
+}
+
+TEST(ModelConfig, CountsTheLargestThatPasses) {
+  ModelConfig config{.family = Family::llama,
+                     .vocab_size = std::int64_t{1} << 31,
+                     .hidden_size = 1 << 20,
+                     .num_layers = 1 << 16,
+                     .num_heads = 1,
+                     .intermediate_size = 1 << 24,
+                     .max_positions = std::int64_t{1} << 31,
+                     .tie_embeddings = false};
+  const auto llama = num_parameters(config);
+  EXPECT_GT(llama, std::int64_t{3} << 60);
+  config.family = Family::gpt2;
+  EXPECT_GT(num_parameters(config), std::int64_t{2} << 60);
+}
+
+struct Bad {
+  const char* what;
+  void (*change)(ModelConfig&);
+  std::vector<std::string> named;  // words of the message
+};
+
+class BadConfig : public testing::TestWithParam<Bad> {};
+
+TEST_P(BadConfig, IsRefusedWithItsNumbers) {
+  auto config = small(Family::llama);
+  GetParam().change(config);
+  for (const auto& call :
+       {+[](const ModelConfig& c) { check(c); }, +[](const ModelConfig& c) { resolved(c); },
+        +[](const ModelConfig& c) { num_parameters(c); }}) {
+    const auto message = usage_error([&] { call(config); });
+    for (const auto& word : GetParam().named)
+      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+  }
+}
+
+constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, BadConfig,
+    testing::Values(
+        Bad{"vocab", [](ModelConfig& c) { c.vocab_size = 0; }, {"vocab_size", "0"}},
+        Bad{"hidden", [](ModelConfig& c) { c.hidden_size = -96; }, {"hidden_size", "-96"}},
+        Bad{"too_wide", [](ModelConfig& c) { c.hidden_size = 1ll << 40; }, {"hidden_size"}},
+        Bad{"layers", [](ModelConfig& c) { c.num_layers = 0; }, {"num_layers"}},
+        Bad{"heads", [](ModelConfig& c) { c.num_heads = 0; }, {"num_heads"}},
+        Bad{"heads_of_width", [](ModelConfig& c) { c.num_heads = 7; }, {"96", "7"}},
+        Bad{"kv_of_heads", [](ModelConfig& c) { c.num_kv_heads = 4; }, {"num_kv_heads 4", "6"}},
+        Bad{"kv_more", [](ModelConfig& c) { c.num_kv_heads = 12; }, {"num_kv_heads", "12"}},
+        Bad{"odd_head", [](ModelConfig& c) { c.num_heads = 32; }, {"3 wide", "even"}},
+        Bad{"head_dim", [](ModelConfig& c) { c.head_dim = 1ll << 62; }, {"head_dim"}},
+        Bad{"inner", [](ModelConfig& c) { c.intermediate_size = -1; }, {"intermediate_size"}},
+        Bad{"positions", [](ModelConfig& c) { c.max_positions = 0; }, {"max_positions"}},
+        Bad{"eps", [](ModelConfig& c) { c.norm_eps = 0; }, {"norm_eps"}},
+        Bad{"eps_nan", [](ModelConfig& c) { c.norm_eps = kNan; }, {"norm_eps"}},
+        Bad{"theta", [](ModelConfig& c) { c.rope_theta = kNan; }, {"rope_theta"}},
+        Bad{"dropout", [](ModelConfig& c) { c.dropout = 1; }, {"dropout", "1"}},
+        Bad{"grouped_gpt2",
+            [](ModelConfig& c) {
+              c.family = Family::gpt2;
+              c.num_kv_heads = 3;
+            },
+            {"num_kv_heads", "GPT-2", "llama"}},
+        Bad{"narrow_gpt2",
+            [](ModelConfig& c) {
+              c.family = Family::gpt2;
+              c.head_dim = 8;
+            },
+            {"head_dim 8", "96"}}),
+    [](const auto& test) { return std::string(test.param.what); });
+
+}  // namespace
+}  // namespace lockstep::models

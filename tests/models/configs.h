@@ -1,0 +1,45 @@
+// Small models for tests, with sizes that differ wherever they may.
+#pragma once
+
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/models/config.h>
+
+namespace lockstep::models {
+
+inline ModelConfig small_gpt() {
+  return {.family = Family::gpt2,
+          .vocab_size = 37,
+          .hidden_size = 24,
+          .num_layers = 3,
+          .num_heads = 4,
+          .intermediate_size = 50,
+          .max_positions = 20};
+}
+
+inline ModelConfig small_llama() {
+  return {.family = Family::llama,
+          .vocab_size = 37,
+          .hidden_size = 24,
+          .num_layers = 3,
+          .num_heads = 4,
+          .num_kv_heads = 2,
+          .head_dim = 10,
+          .intermediate_size = 50,
+          .max_positions = 20,
+          .tie_embeddings = false};
+}
+
+// For INSTANTIATE_TEST_SUITE_P.
+inline std::string family_of(const ModelConfig& config) { return family_name(config.family); }
+
+// [batch, length]
+inline at::Tensor some_tokens(const ModelConfig& config, std::int64_t batch, std::int64_t length) {
+  return (at::arange(batch * length, at::kLong) * 7 + 3)
+      .remainder(config.vocab_size)
+      .view({batch, length});
+}
+
+}  // namespace lockstep::models
