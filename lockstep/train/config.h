@@ -1,0 +1,153 @@
+// What a training run is, as `lockstep train config.json` reads it. docs/config.md explains every
+// key; the names are DeepSpeed's where it has one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/optim/schedule.h>
+
+namespace lockstep::train {
+
+enum class ModelFamily { gpt2, llama };
+
+struct ModelSection {
+  // A Hugging Face folder whose model is trained further; where it is set, nothing below is.
+  std::filesystem::path from;
+  ModelFamily family = ModelFamily::gpt2;
+  std::int64_t vocab_size = 0;  // 0: as many as the data has, 256 for text
+  std::int64_t hidden_size = 0;
+  std::int64_t num_layers = 0;
+  std::int64_t num_heads = 0;
+  std::int64_t num_kv_heads = 0;
+  std::int64_t intermediate_size = 0;
+  std::int64_t max_positions = 0;
+  double dropout = 0;
+  bool tie_embeddings = true;
+  double norm_eps = 1e-5;
+  double rope_theta = 10000;
+};
+
+enum class DataFormat { automatic, text, nanogpt, llm_c, megatron };
+
+struct DataSection {
+  std::vector<std::filesystem::path> train;
+  std::vector<std::filesystem::path> validation;
+  double validation_fraction = 0.1;  // of `train`, where `validation` is empty; 0: none
+  DataFormat format = DataFormat::automatic;
+  std::int64_t sequence_length = 0;
+  std::int64_t num_workers = 1;  // 0: batches are made by the thread that trains
+  std::int64_t prefetch = 2;     // batches that wait ready, for each worker
+};
+
+// What was asked for; resolve_batch gives the numbers for a number of ranks. The names are
+// DeepSpeed's train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps.
+struct BatchSection {
+  std::optional<std::int64_t> global;
+  std::optional<std::int64_t> micro;
+  std::optional<std::int64_t> accumulation;
+};
+
+enum class OptimizerType { adamw, adam, sgd };
+
+struct OptimizerSection {
+  OptimizerType type = OptimizerType::adamw;
+  double lr = 0;
+  double weight_decay = 0;
+  // Adam and AdamW
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  bool adam_w_mode = true;  // decoupled decay
+  // SGD
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+};
+
+struct MonitorSection {
+  bool enabled = true;
+  std::filesystem::path output_path;
+  std::string job_name;
+
+  // Where the files go.
+  std::filesystem::path folder() const {
+    return job_name.empty() ? output_path : output_path / job_name;
+  }
+};
+
+struct ValidationSection {
+  std::int64_t interval = 500;  // steps; 0: only at the end
+  std::int64_t batches = 50;    // global batches of a validation; 0: the whole set
+};
+
+enum class Resume {
+  automatic,  // from the newest checkpoint of the run's folder; from nothing where it has none
+  never,      // from nothing
+  from,       // from resume_from
+};
+
+struct CheckpointSection {
+  std::int64_t interval = 1000;  // steps; 0: only at the end
+  std::int64_t keep = 2;         // the newest so many
+  Resume resume = Resume::automatic;
+  std::filesystem::path resume_from;
+};
+
+struct DdpSection {
+  double first_bucket_mb = 1;
+  double bucket_mb = 25;
+  bool find_unused_parameters = false;
+};
+
+enum class OnNonFiniteLoss { stop, skip };
+enum class DeviceChoice { automatic, cpu, cuda };
+
+struct TrainConfig {
+  ModelSection model;
+  DataSection data;
+  BatchSection batch;
+  OptimizerSection optimizer;
+  // A total_num_steps of 0 is the number of steps of the run, which only the data tells: `epochs`
+  // was given, and not max_steps.
+  optim::ScheduleOptions scheduler;
+  double gradient_clipping = 1.0;  // 0: none
+  std::optional<std::int64_t> max_steps;
+  std::optional<std::int64_t> epochs;  // with max_steps too, whichever ends first
+  std::int64_t seed = 1234;
+  std::filesystem::path output;  // the run's folder
+  ValidationSection validation;
+  CheckpointSection checkpoint;
+  MonitorSection tensorboard;
+  MonitorSection csv_monitor;
+  std::int64_t steps_per_print = 10;
+  bool wall_clock_breakdown = false;
+  bool dataloader_drop_last = false;
+  OnNonFiniteLoss on_non_finite_loss = OnNonFiniteLoss::stop;
+  DdpSection ddp;
+  DeviceChoice device = DeviceChoice::automatic;
+  std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host
+};
+
+struct ConfigSource {
+  std::string name = "config.json";         // for messages
+  std::filesystem::path folder = ".";       // what relative paths in the file are relative to
+  std::vector<std::string> overrides = {};  // as --set has them; their paths are relative to "."
+};
+
+// Reads and checks all that can be checked without looking at the disk. Paths become absolute.
+// UsageError naming every mistake, each with its line or flag.
+TrainConfig parse_config(std::string_view text, const ConfigSource& source);
+
+// The same for a file, and checks that the files it names can be read and its output written.
+TrainConfig load_config(const std::filesystem::path& path,
+                        const std::vector<std::string>& overrides = {});
+
+// The whole config with every default written out; parse_config of it gives the same config.
+std::string to_json(const TrainConfig& config);
+
+}  // namespace lockstep::train

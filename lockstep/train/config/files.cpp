@@ -1,0 +1,143 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include <lockstep/train/config/sections.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason(int error) { return std::error_code(error, std::generic_category()).message(); }
+
+// As the user that files will be opened as.
+bool allowed(const fs::path& path, int mode) {
+  return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
+}
+
+// What keeps a file from being read, as the end of a sentence about it; "" where nothing does.
+std::string problem_with(const fs::path& file) {
+  struct stat info {};
+  if (::stat(file.c_str(), &info) != 0)
+    return fmt::format("cannot be found ({}): check the path; one that is relative starts from the "
+                       "config's folder",
+                       reason(errno));
+  if (S_ISDIR(info.st_mode)) return "is a folder: name the files in it";
+  if (!S_ISREG(info.st_mode)) return "is no plain file: a pipe or a device cannot be trained on";
+  if (!allowed(file, R_OK))
+    return fmt::format("cannot be read ({}): change its permissions", reason(errno));
+  if (info.st_size == 0) return "is empty: there is nothing in it to train on";
+  return "";
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// The files that one entry of data.train or data.validation stands for: Megatron's come in pairs,
+// named by either of them or by what they have in common.
+std::vector<fs::path> files_of(const fs::path& entry, DataFormat format) {
+  const bool bare = entry.extension() != ".bin" && entry.extension() != ".idx";
+  const fs::path bin = fs::path(entry).replace_extension(".bin");
+  const fs::path idx = fs::path(entry).replace_extension(".idx");
+  if (format == DataFormat::megatron || format == DataFormat::automatic) {
+    const fs::path long_bin = entry.string() + ".bin";
+    const fs::path long_idx = entry.string() + ".idx";
+    if (bare && !is_there(entry) && (format == DataFormat::megatron || is_there(long_bin)))
+      return {long_bin, long_idx};
+  }
+  if (!bare && (format == DataFormat::megatron || entry.extension() == ".idx")) return {bin, idx};
+  return {entry};
+}
+
+void check_data(JsonReader& reader, const std::string& key, const std::vector<fs::path>& entries,
+                const DataSection& data) {
+  std::uintmax_t total = 0;
+  bool all_there = true;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    for (const fs::path& file : files_of(entries[i], data.format)) {
+      const std::string problem = problem_with(file);
+      if (!problem.empty()) {
+        const std::string item = entries.size() > 1 ? fmt::format("[{}]", i) : "";
+        reader.mistake(key + item, fmt::format("names '{}', which {}", file.string(), problem));
+        all_there = false;
+        continue;
+      }
+      std::error_code ignored;
+      total += fs::file_size(file, ignored);
+    }
+  // No format has more tokens than bytes.
+  const auto needed = static_cast<std::uintmax_t>(data.sequence_length) + 1;
+  if (all_there && !entries.empty() && total < needed)
+    reader.mistake(key, fmt::format("has {} bytes in all, too few for one sample of "
+                                    "data.sequence_length + 1 = {} tokens",
+                                    total, needed));
+}
+
+void check_model_folder(JsonReader& reader, const fs::path& folder) {
+  std::error_code ignored;
+  const auto named = [&](const std::string& what) {
+    reader.mistake("model.from", fmt::format("names '{}', which {}", folder.string(), what));
+  };
+  if (!is_there(folder)) return named("is not there: check the path");
+  if (!fs::is_directory(folder, ignored))
+    return named("is no folder: a Hugging Face model is a folder with config.json and "
+                 "model.safetensors");
+  if (const std::string problem = problem_with(folder / "config.json"); !problem.empty())
+    return named(is_there(folder / "config.json") ? "has a config.json that " + problem
+                                                  : "has no config.json");
+  if (is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json"))
+    return;
+  named(is_there(folder / "pytorch_model.bin")
+            ? "has its weights in pytorch_model.bin, a pickle, which Lockstep never opens: save "
+              "them as safetensors"
+            : "has no model.safetensors");
+}
+
+void check_writable(JsonReader& reader, const std::string& key, const fs::path& folder) {
+  fs::path there = folder;
+  while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
+  struct stat info {};
+  const bool known = ::stat(there.c_str(), &info) == 0;
+  if (known && !S_ISDIR(info.st_mode)) {
+    reader.mistake(key, fmt::format("is '{}', but '{}' is a file: choose another folder",
+                                    folder.string(), there.string()));
+  } else if (!known || !allowed(there, W_OK | X_OK)) {
+    reader.mistake(key, fmt::format("is '{}', but nothing can be written in '{}' ({}): choose "
+                                    "another folder",
+                                    folder.string(), there.string(), reason(errno)));
+  }
+}
+
+// Said once where it is in the run's folder, which has been looked at.
+void check_monitor(JsonReader& reader, const std::string& key, const fs::path& output,
+                   const MonitorSection& monitor) {
+  if (!monitor.enabled || monitor.output_path.string().starts_with(output.string())) return;
+  check_writable(reader, key, monitor.output_path);
+}
+
+}  // namespace
+
+void check_files(JsonReader& reader, const TrainConfig& config) {
+  check_data(reader, "data.train", config.data.train, config.data);
+  check_data(reader, "data.validation", config.data.validation, config.data);
+  if (!config.model.from.empty()) check_model_folder(reader, config.model.from);
+  check_writable(reader, "output", config.output);
+  check_monitor(reader, "tensorboard.output_path", config.output, config.tensorboard);
+  check_monitor(reader, "csv_monitor.output_path", config.output, config.csv_monitor);
+  if (config.checkpoint.resume == Resume::from && !is_there(config.checkpoint.resume_from))
+    reader.mistake("checkpoint.resume",
+                   fmt::format("names '{}', which is not there: it must be \"auto\", \"never\" or "
+                               "the folder of a checkpoint",
+                               config.checkpoint.resume_from.string()));
+}
+
+}  // namespace lockstep::train

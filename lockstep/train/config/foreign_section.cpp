@@ -1,0 +1,208 @@
+#include <algorithm>
+
+#include <lockstep/train/config/sections.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+// Whether a value switches nothing on.
+bool asks_for_nothing(const JsonNode& node) {
+  if (node.is_default()) return true;
+  if (const bool* flag = std::get_if<bool>(&node.value)) return !*flag;
+  if (const auto* integer = std::get_if<std::int64_t>(&node.value)) return *integer == 0;
+  if (const auto* real = std::get_if<double>(&node.value)) return *real == 0;
+  return false;
+}
+
+// Sections with a switch. Their other keys are settings of what is off, so their values do not
+// matter; a key that DeepSpeed does not have there is a slip all the same.
+struct Switched {
+  std::string_view key;
+  std::string_view what;  // what this build would have to do
+  std::vector<std::string_view> settings;
+};
+
+const std::vector<Switched>& switched_sections() {
+  static const std::vector<Switched> all = {
+      {"fp16",
+       "trains in fp32 only, not yet in fp16",
+       {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+        "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"}},
+      {"bf16",
+       "trains in fp32 only, not yet in bf16",
+       {"check_grad_overflow", "immediate_grad_update"}},
+      {"bfloat16",
+       "trains in fp32 only, not yet in bf16",
+       {"check_grad_overflow", "immediate_grad_update"}},
+      {"amp", "trains in fp32 only, without Apex", {"opt_level"}},
+      {"flops_profiler",
+       "does not count floating-point operations yet",
+       {"recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
+        "output_file"}},
+      {"comms_logger",
+       "has no logger of collectives",
+       {"verbose", "prof_all", "debug", "prof_ops"}},
+      {"wandb", "does not write to Weights & Biases", {"group", "team", "project"}},
+      {"comet",
+       "does not write to Comet",
+       {"samples_log_interval", "project", "workspace", "api_key", "experiment_name",
+        "experiment_key", "online", "mode"}},
+      {"elasticity",
+       "does not change the number of ranks of a run yet",
+       {"max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus", "min_time", "version",
+        "prefer_larger_batch", "ignore_non_elastic_batch_info", "num_gpus_per_node",
+        "model_parallel_size"}},
+  };
+  return all;
+}
+
+void read_switched(JsonSection& top, const Switched& one) {
+  JsonSection section = top.section(one.key);
+  bool enabled = false;
+  if (section.boolean("enabled", enabled) && enabled)
+    section.mistake("enabled", fmt::format("is true, but this build {}: set it to false, or leave "
+                                           "the section out",
+                                           one.what));
+  section.allow(one.settings);
+}
+
+void read_zero(JsonSection& top) {
+  JsonSection zero = top.section("zero_optimization");
+  std::int64_t stage = 0;
+  if (zero.integer("stage", stage, 0, 3) && stage > 0)
+    zero.mistake("stage", fmt::format("is {}, but this build keeps a whole copy of the model on "
+                                      "every rank: set it to 0, or leave the section out",
+                                      stage));
+  // What would do something at stage 0, too.
+  for (const std::string_view key : {"offload_optimizer", "offload_param"}) {
+    JsonSection offload = zero.section(key);
+    std::string device = "none";
+    if (offload.text("device", device) && device != "none")
+      offload.mistake("device", fmt::format("is \"{}\", but this build does not offload: set it to "
+                                            "\"none\", or leave the section out",
+                                            device));
+    constexpr std::string_view settings[] = {"pin_memory",     "nvme_path",  "buffer_count",
+                                             "buffer_size",    "max_in_cpu", "pipeline_read",
+                                             "pipeline_write", "fast_init",  "ratio"};
+    offload.allow(settings);
+  }
+  for (const std::string_view key :
+       {"cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_gradients"})
+    if (const JsonNode* node = zero.find(key); node != nullptr && !asks_for_nothing(*node))
+      zero.mistake(key,
+                   fmt::format("is {}, which this build cannot do yet: remove it", node->quoted()));
+  constexpr std::string_view settings[] = {"contiguous_gradients",
+                                           "reduce_scatter",
+                                           "allgather_partitions",
+                                           "reduce_bucket_size",
+                                           "allgather_bucket_size",
+                                           "overlap_comm",
+                                           "sub_group_size",
+                                           "round_robin_gradients",
+                                           "ignore_unused_parameters",
+                                           "stage3_prefetch_bucket_size",
+                                           "stage3_param_persistence_threshold",
+                                           "stage3_max_live_parameters",
+                                           "stage3_max_reuse_distance",
+                                           "stage3_gather_16bit_weights_on_model_save",
+                                           "zero_hpz_partition_size"};
+  zero.allow(settings);
+}
+
+void read_activation_checkpointing(JsonSection& top) {
+  JsonSection section = top.section("activation_checkpointing");
+  for (const std::string_view key :
+       {"partition_activations", "cpu_checkpointing", "contiguous_memory_optimization",
+        "number_checkpoints", "synchronize_checkpoint_boundary", "profile"})
+    if (const JsonNode* node = section.find(key); node != nullptr && !asks_for_nothing(*node))
+      section.mistake(key, fmt::format("is {}, but this build keeps all activations: remove it",
+                                       node->quoted()));
+}
+
+// Keys at the top of a DeepSpeed config that Lockstep has no use for.
+constexpr std::string_view kForeign[] = {"memory_breakdown",
+                                         "prescale_gradients",
+                                         "gradient_predivide_factor",
+                                         "communication_data_type",
+                                         "seq_parallel_communication_data_type",
+                                         "sparse_gradients",
+                                         "disable_allgather",
+                                         "dump_state",
+                                         "zero_allow_untested_optimizer",
+                                         "zero_force_ds_cpu_optimizer",
+                                         "graph_harvesting",
+                                         "use_data_before_expert_parallelism",
+                                         "checkpoint_parallel_write_pipeline",
+                                         "sparse_attention",
+                                         "pipeline",
+                                         "tensor_parallel",
+                                         "aio",
+                                         "autotuning",
+                                         "compression_training",
+                                         "curriculum_learning",
+                                         "data_efficiency",
+                                         "data_types",
+                                         "eigenvalue",
+                                         "hybrid_engine",
+                                         "nebula",
+                                         "progressive_layer_drop",
+                                         "quantize_training",
+                                         "compile",
+                                         "timers",
+                                         "weight_quantization",
+                                         "torch_autocast"};
+
+constexpr std::string_view kForeignCheckpoint[] = {"tag_validation",           "load_universal",
+                                                   "use_node_local_storage",   "parallel_write",
+                                                   "checkpoint_serialization", "writer"};
+constexpr std::string_view kForeignOptimizer[] = {"legacy_fusion"};
+constexpr std::string_view kForeignParams[] = {"torch_adam", "set_grad_none", "freeze_step",
+                                               "cuda_aware", "comm_backend_name"};
+
+// {"enabled": false, ...}
+bool switched_off(const JsonNode& node) {
+  const JsonNode* enabled = node.find("enabled");
+  return enabled != nullptr && asks_for_nothing(*enabled);
+}
+
+bool is_default_of(std::string_view key, const JsonNode& node) {
+  if (key == "gradient_predivide_factor") {
+    const auto* real = std::get_if<double>(&node.value);
+    const auto* integer = std::get_if<std::int64_t>(&node.value);
+    return (real != nullptr && *real == 1) || (integer != nullptr && *integer == 1);
+  }
+  if (key == "communication_data_type") return node.text() != nullptr && *node.text() == "fp32";
+  return false;
+}
+
+void refuse(JsonSection& section, std::span<const std::string_view> keys) {
+  for (const std::string_view key : keys) {
+    const JsonNode* node = section.foreign(key);
+    if (node == nullptr || asks_for_nothing(*node) || switched_off(*node) ||
+        is_default_of(key, *node))
+      continue;
+    section.mistake(key, fmt::format("is {}: a key of DeepSpeed's that Lockstep does not have; "
+                                     "remove it",
+                                     node->quoted()));
+  }
+}
+
+}  // namespace
+
+void read_foreign(JsonSection& top) {
+  for (const Switched& one : switched_sections()) read_switched(top, one);
+  read_zero(top);
+  read_activation_checkpointing(top);
+  refuse(top, kForeign);
+  JsonSection checkpoint = top.section("checkpoint");
+  refuse(checkpoint, kForeignCheckpoint);
+  JsonSection optimizer = top.section("optimizer");
+  refuse(optimizer, kForeignOptimizer);
+  JsonSection params = optimizer.section("params");
+  refuse(params, kForeignParams);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,152 @@
+// Strict reading of a JSON document: every value is asked for by its key, with its type and range;
+// what is wrong is collected, so that one run names all mistakes; what nobody asked for is a
+// mistake, too.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/train/config/json_tree.h>
+
+namespace lockstep::train {
+
+class JsonSection;
+
+// "a.b"
+std::string join_path(std::string_view path, std::string_view key);
+
+// One document being read. Ownership: keeps a reference to the tree. Threading: one thread.
+// Failure: nothing throws but finish().
+class JsonReader {
+ public:
+  JsonReader(const JsonNode& root, std::string file) : root_(root), file_(std::move(file)) {}
+
+  JsonSection top();
+  const JsonNode& root() const { return root_; }
+
+  // "<path> <what>", with the place of the value, or of the nearest section around it.
+  void mistake(const std::string& path, const std::string& what);
+  // The same with a sentence of its own.
+  void mistake_about(const std::string& path, const std::string& sentence);
+  // Whether something at this path, or in it, has been found wrong.
+  bool has_mistake(std::string_view path) const;
+
+  // A UsageError with all mistakes, those keys among them that no section asked for.
+  void finish();
+
+ private:
+  friend class JsonSection;
+
+  // What is known of one section.
+  struct Known {
+    std::vector<std::string> keys;
+    std::vector<std::string> foreign;  // dealt with, but never proposed
+    bool anything = false;             // its keys are not to be judged
+    std::string title;                 // what it is called in messages; its path where empty
+  };
+
+  struct Mistake {
+    std::string path;
+    std::string text;
+    int line = 0;  // 0 for the document as a whole
+    std::string flag;
+    bool missing = false;
+  };
+
+  void find_unknown(const JsonNode& node, const std::string& path);
+  void unknown(const JsonNode& node, const std::string& path, const std::string& key);
+  std::string suggestion(const std::string& path, const std::string& key) const;
+
+  const JsonNode& root_;
+  std::string file_;
+  std::map<std::string, Known, std::less<>> known_;
+  std::vector<Mistake> mistakes_;
+};
+
+template <typename Enum>
+struct Named {
+  std::string_view name;
+  Enum value;
+};
+
+template <typename Enum, std::size_t N>
+std::string_view name_of(Enum value, const Named<Enum> (&all)[N]) {
+  for (const Named<Enum>& one : all)
+    if (one.value == value) return one.name;
+  return "";
+}
+
+// An object of the document, or one that is not there and so has defaults only. A reading function
+// leaves `value` as it is where the key is missing, null, "auto" or wrong, and says whether it was
+// set.
+class JsonSection {
+ public:
+  // Whether the file has this section, and it is an object.
+  bool present() const { return node_ != nullptr; }
+  const std::string& path() const { return path_; }
+  std::string path(std::string_view key) const;
+
+  // Null where the key is missing or asks for the default. Any of these makes the key a known one.
+  const JsonNode* find(std::string_view key);
+
+  bool integer(std::string_view key, std::int64_t& value, std::int64_t lowest,
+               std::int64_t highest);
+  bool integer(std::string_view key, std::optional<std::int64_t>& value, std::int64_t lowest,
+               std::int64_t highest);
+  struct Range {
+    double lowest;
+    double highest;
+    bool above_lowest = false;   // lowest itself is outside
+    bool below_highest = false;  // highest itself is outside
+  };
+  bool number(std::string_view key, double& value, Range range);
+  bool boolean(std::string_view key, bool& value);
+  bool text(std::string_view key, std::string& value);
+  // One text or a list of at least one.
+  bool texts(std::string_view key, std::vector<std::string>& values);
+
+  // Capitals do not matter.
+  template <typename Enum, std::size_t N>
+  bool choice(std::string_view key, Enum& value, const Named<Enum> (&all)[N]) {
+    std::vector<std::string_view> names;
+    for (const Named<Enum>& one : all) names.push_back(one.name);
+    const auto found = choice_index(key, names);
+    if (found) value = all[*found].value;
+    return found.has_value();
+  }
+
+  JsonSection section(std::string_view key);
+
+  // A key of another system's that the caller deals with: not one to propose for a mistyped key.
+  const JsonNode* foreign(std::string_view key);
+
+  // Keys that are known without being read.
+  void allow(std::span<const std::string_view> keys);
+  void allow_anything();
+  // What its keys belong to, in messages.
+  void call(std::string_view title);
+
+  bool has_mistake() const { return reader_->has_mistake(path_); }
+  bool has_mistake(std::string_view key) const { return reader_->has_mistake(path(key)); }
+  void mistake(std::string_view key, const std::string& what);
+  void missing(std::string_view key, const std::string& what_it_is);
+
+ private:
+  friend class JsonReader;
+  JsonSection(JsonReader& reader, const JsonNode* node, std::string path);
+
+  JsonReader::Known& known() { return reader_->known_[path_]; }
+  std::optional<std::size_t> choice_index(std::string_view key,
+                                          const std::vector<std::string_view>& names);
+
+  JsonReader* reader_;
+  const JsonNode* node_;
+  std::string path_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,209 @@
+#include <lockstep/train/config/json_reader.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+constexpr std::size_t kMostItems = 1000;
+// Beyond it a double does not hold every whole number.
+constexpr double kLargestExact = 9007199254740992.0;
+
+// "'a', 'b' or 'c'"
+std::string alternatives(const std::vector<std::string_view>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += fmt::format("{}'{}'", i == 0 ? "" : i + 1 == names.size() ? " or " : ", ", names[i]);
+  return text;
+}
+
+// Also 1e6 and 5e8, as people write large whole numbers.
+std::optional<std::int64_t> whole(const JsonNode& node) {
+  if (const auto* integer = std::get_if<std::int64_t>(&node.value)) return *integer;
+  const auto* real = std::get_if<double>(&node.value);
+  if (real == nullptr || std::floor(*real) != *real || std::abs(*real) > kLargestExact)
+    return std::nullopt;
+  return static_cast<std::int64_t>(*real);
+}
+
+bool same_letters(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](char x, char y) { return lower(x) == lower(y); });
+}
+
+std::string range_text(std::int64_t lowest, std::int64_t highest) {
+  return fmt::format("it must be a whole number from {} to {}", lowest, highest);
+}
+
+std::string range_text(const JsonSection::Range& range) {
+  if (std::isinf(range.highest))
+    return fmt::format("it must be {} {}", range.above_lowest ? "above" : "at least", range.lowest);
+  if (range.above_lowest || range.below_highest)
+    return fmt::format("it must be {} {} and {} {}", range.above_lowest ? "above" : "at least",
+                       range.lowest, range.below_highest ? "below" : "at most", range.highest);
+  return fmt::format("it must be from {} to {}", range.lowest, range.highest);
+}
+
+}  // namespace
+
+JsonSection::JsonSection(JsonReader& reader, const JsonNode* node, std::string path)
+    : reader_(&reader), node_(node), path_(std::move(path)) {
+  known();
+}
+
+std::string JsonSection::path(std::string_view key) const { return join_path(path_, key); }
+
+const JsonNode* JsonSection::find(std::string_view key) {
+  auto& keys = known().keys;
+  if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.emplace_back(key);
+  const JsonNode* node = node_ == nullptr ? nullptr : node_->find(key);
+  return node == nullptr || node->is_default() ? nullptr : node;
+}
+
+const JsonNode* JsonSection::foreign(std::string_view key) {
+  known().foreign.emplace_back(key);
+  return node_ == nullptr ? nullptr : node_->find(key);
+}
+
+bool JsonSection::integer(std::string_view key, std::int64_t& value, std::int64_t lowest,
+                          std::int64_t highest) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const auto number = whole(*node);
+  if (!number || *number < lowest || *number > highest) {
+    mistake(key, fmt::format("is {}: {}", node->quoted(), range_text(lowest, highest)));
+    return false;
+  }
+  value = *number;
+  return true;
+}
+
+bool JsonSection::integer(std::string_view key, std::optional<std::int64_t>& value,
+                          std::int64_t lowest, std::int64_t highest) {
+  std::int64_t number = 0;
+  if (!integer(key, number, lowest, highest)) return false;
+  value = number;
+  return true;
+}
+
+bool JsonSection::number(std::string_view key, double& value, Range range) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  double number = 0;
+  if (const auto* real = std::get_if<double>(&node->value)) {
+    number = *real;
+  } else if (const auto* integer = std::get_if<std::int64_t>(&node->value)) {
+    number = static_cast<double>(*integer);
+  } else {
+    mistake(key, fmt::format("is {}: it must be a number", node->quoted()));
+    return false;
+  }
+  const bool inside = std::isfinite(number) &&
+                      (range.above_lowest ? number > range.lowest : number >= range.lowest) &&
+                      (range.below_highest ? number < range.highest : number <= range.highest);
+  if (!inside) {
+    mistake(key, fmt::format("is {}: {}", node->quoted(), range_text(range)));
+    return false;
+  }
+  value = number;
+  return true;
+}
+
+bool JsonSection::boolean(std::string_view key, bool& value) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const bool* flag = std::get_if<bool>(&node->value);
+  if (flag == nullptr) {
+    mistake(key, fmt::format("is {}: it must be true or false", node->quoted()));
+    return false;
+  }
+  value = *flag;
+  return true;
+}
+
+bool JsonSection::text(std::string_view key, std::string& value) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  if (node->text() == nullptr) {
+    mistake(key, fmt::format("is {}: it must be a text in double quotes", node->quoted()));
+    return false;
+  }
+  if (node->text()->find('\0') != std::string::npos) {
+    mistake(key, "has a zero byte in it: remove it");
+    return false;
+  }
+  value = *node->text();
+  return true;
+}
+
+bool JsonSection::texts(std::string_view key, std::vector<std::string>& values) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  std::vector<const JsonNode*> items = {node};
+  if (const JsonList* list = node->list()) {
+    items.clear();
+    for (const JsonNode& item : *list) items.push_back(&item);
+  }
+  const auto plain = [](const JsonNode* item) {
+    return item->text() != nullptr && !item->text()->empty() &&
+           item->text()->find('\0') == std::string::npos;
+  };
+  if (items.empty() || items.size() > kMostItems ||
+      !std::all_of(items.begin(), items.end(), plain)) {
+    mistake(key, fmt::format("is {}: it must be a text, or a list of 1 to {} texts, none of them "
+                             "empty",
+                             node->quoted(), kMostItems));
+    return false;
+  }
+  values.clear();
+  for (const JsonNode* item : items) values.push_back(*item->text());
+  return true;
+}
+
+std::optional<std::size_t> JsonSection::choice_index(std::string_view key,
+                                                     const std::vector<std::string_view>& names) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return std::nullopt;
+  if (node->text() != nullptr) {
+    const auto found = std::find_if(names.begin(), names.end(), [&](std::string_view name) {
+      return same_letters(name, *node->text());
+    });
+    if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  }
+  mistake(key, fmt::format("is {}: it must be {}", node->quoted(), alternatives(names)));
+  return std::nullopt;
+}
+
+JsonSection JsonSection::section(std::string_view key) {
+  const JsonNode* node = find(key);
+  if (node != nullptr && node->object() == nullptr) {
+    mistake(key, fmt::format("is {}: it must be a section, {{...}}", node->quoted()));
+    node = nullptr;
+  }
+  return JsonSection(*reader_, node, path(key));
+}
+
+void JsonSection::allow(std::span<const std::string_view> keys) {
+  for (const std::string_view key : keys) find(key);
+}
+
+void JsonSection::allow_anything() { known().anything = true; }
+
+void JsonSection::call(std::string_view title) { known().title = title; }
+
+void JsonSection::mistake(std::string_view key, const std::string& what) {
+  reader_->mistake(path(key), what);
+}
+
+void JsonSection::missing(std::string_view key, const std::string& what_it_is) {
+  if (reader_->has_mistake(path(key))) return;
+  mistake(key, "is missing: " + what_it_is);
+  reader_->mistakes_.back().missing = true;
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,253 @@
+#include <lockstep/train/config/json_tree.h>
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <limits>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMostBytes = 1 << 20;
+constexpr std::size_t kMostValues = 10'000;
+constexpr std::size_t kDeepest = 16;
+
+// Walks the text for the parser and counts the lines it has read.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, int* line) : at_(at), line_(line) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    if (*at_ == '\n') ++*line_;
+    ++at_;
+    return *this;
+  }
+  CountingIterator operator++(int) {
+    const CountingIterator before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
+
+ private:
+  const char* at_;
+  int* line_;
+};
+
+// Builds the tree from the parser's events. When a key is reported the parser has read no further
+// than its closing quote, so the line is the key's.
+class Builder : public nlohmann::json_sax<json> {
+ public:
+  Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
+
+  int* line() { return &line_; }
+  JsonNode take() { return std::move(root_); }
+
+  bool null() override { return add(JsonNull{}); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(std::int64_t value) override { return add(value); }
+  bool number_unsigned(std::uint64_t value) override {
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+      return add(static_cast<double>(value));
+    return add(static_cast<std::int64_t>(value));
+  }
+  bool number_float(double value, const std::string& /*text*/) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(json::binary_t& /*value*/) override { return false; }
+  bool start_object(std::size_t /*size*/) override { return open(JsonObject{}); }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t /*size*/) override { return open(JsonList{}); }
+  bool end_array() override { return close(); }
+
+  bool key(std::string& name) override {
+    const auto& object = std::get<JsonObject>(open_.back()->value);
+    for (const auto& [other, node] : object)
+      if (other == name)
+        throw UsageError("{}:{}: the key '{}' is given twice, first in line {}: remove one of them",
+                         file_, line_, shorten_quote(name), node.line);
+    key_ = std::move(name);
+    key_line_ = line_;
+    return true;
+  }
+
+  bool parse_error(std::size_t position, const std::string& /*token*/,
+                   const nlohmann::detail::exception& problem) override {
+    // The parser's words without its number and its own way of giving the place.
+    std::string what = problem.what();
+    for (const char* end : {"] ", "column "})
+      if (const auto at = what.find(end); at != std::string::npos)
+        what = what.substr(at + std::string_view(end).size());
+    if (!what.empty() && std::isdigit(static_cast<unsigned char>(what.front())) != 0)
+      if (const auto colon = what.find(": "); colon != std::string::npos)
+        what = what.substr(colon + 2);
+    for (char& c : what)
+      if (c < ' ' || c > '~') c = '?';
+    if (what.size() > 200) what = what.substr(0, 197) + "...";
+    const std::size_t at = std::min(position == 0 ? 0 : position - 1, text_.size());
+    const std::string_view before = text_.substr(0, at);
+    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+    const auto line_start = before.rfind('\n');
+    const std::size_t column = at - (line_start == std::string_view::npos ? 0 : line_start + 1) + 1;
+    throw UsageError("{}:{}:{}: not valid JSON: {}{}", file_, line, column, what, hint(what, at));
+  }
+
+ private:
+  // What people most often mean by it.
+  std::string hint(std::string_view what, std::size_t at) const {
+    if (what.find("unexpected end of input") != std::string_view::npos)
+      return " (the file ends too early: is a closing '}' missing?)";
+    if (at >= text_.size()) return "";
+    const auto last = text_.substr(0, at).find_last_not_of(" \t\r\n");
+    const char before = last == std::string_view::npos ? '\0' : text_[last];
+    if ((text_[at] == '}' || text_[at] == ']') && before == ',')
+      return " (remove the comma before it)";
+    if (text_[at] == '\'') return " (texts stand in double quotes)";
+    if (what.ends_with("expected '}'") || what.ends_with("expected ']'"))
+      return " (is a comma missing before it?)";
+    return "";
+  }
+
+  void count() const {
+    if (num_values_ > kMostValues)
+      throw UsageError("{}:{}: more than {} values: this is no config of Lockstep's", file_, line_,
+                       kMostValues);
+  }
+
+  JsonNode* place(JsonNode node) {
+    ++num_values_;
+    count();
+    if (open_.empty()) {
+      root_ = std::move(node);
+      return &root_;
+    }
+    JsonNode& parent = *open_.back();
+    if (auto* object = std::get_if<JsonObject>(&parent.value)) {
+      node.line = key_line_;
+      return &object->emplace_back(std::move(key_), std::move(node)).second;
+    }
+    // The parser may have read past a number in a list, on to the next line.
+    node.line = parent.line;
+    return &std::get<JsonList>(parent.value).emplace_back(std::move(node));
+  }
+
+  template <typename Value>
+  bool add(Value value) {
+    if (open_.empty()) throw UsageError("{}: a config is a JSON object, {{...}}", file_);
+    place(JsonNode{.value = std::move(value)});
+    return true;
+  }
+
+  // The open nodes do not move: a parent gets no other child before the open one is closed.
+  bool open(auto container) {
+    if (open_.empty() && std::is_same_v<decltype(container), JsonList>) return add(0.0);
+    if (open_.size() >= kDeepest)
+      throw UsageError("{}:{}: nested deeper than the {} levels a config may have", file_, line_,
+                       kDeepest);
+    open_.push_back(place(JsonNode{.value = std::move(container)}));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::string_view text_;
+  const std::string& file_;
+  JsonNode root_;
+  std::vector<JsonNode*> open_;
+  std::string key_;
+  int key_line_ = 1;
+  int line_ = 1;
+  std::size_t num_values_ = 0;
+};
+
+json to_library(const JsonNode& node) {
+  return std::visit(
+      [](const auto& value) -> json {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, JsonNull>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<Value, JsonList>) {
+          json list = json::array();
+          for (const JsonNode& item : value) list.push_back(to_library(item));
+          return list;
+        } else if constexpr (std::is_same_v<Value, JsonObject>) {
+          return "{...}";
+        } else {
+          return value;
+        }
+      },
+      node.value);
+}
+
+}  // namespace
+
+std::string shorten_quote(std::string text) {
+  constexpr std::size_t longest = 60;
+  if (text.size() > longest) text = text.substr(0, longest - 3) + "...";
+  for (char& c : text)
+    if (c < ' ' || c > '~') c = '?';
+  return text;
+}
+
+const JsonNode* JsonNode::find(std::string_view key) const {
+  if (const JsonObject* members = object())
+    for (const auto& [name, node] : *members)
+      if (name == key) return &node;
+  return nullptr;
+}
+
+const JsonNode& JsonNode::nearest(std::string_view path) const {
+  const JsonNode* node = this;
+  while (!path.empty()) {
+    const auto end = std::min(path.find_first_of(".["), path.size());
+    const JsonNode* next = node->find(path.substr(0, end));
+    if (next == nullptr) break;
+    node = next;
+    path = path.substr(end);
+    if (path.starts_with('.')) path = path.substr(1);
+    if (path.starts_with('[')) break;  // a list's items stand where their list does
+  }
+  return *node;
+}
+
+bool JsonNode::is_default() const {
+  return std::holds_alternative<JsonNull>(value) || (text() != nullptr && *text() == "auto");
+}
+
+std::string JsonNode::quoted() const {
+  return shorten_quote(object() != nullptr
+                           ? "{...}"
+                           : to_library(*this).dump(-1, ' ', true, json::error_handler_t::replace));
+}
+
+JsonNode parse_json(std::string_view text, const std::string& file) {
+  if (text.size() > kMostBytes)
+    throw UsageError("{} has {} bytes; a config has at most {}: is it the right file?", file,
+                     text.size(), kMostBytes);
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
+    throw UsageError("{} is empty: a config is a JSON object, as docs/config.md describes", file);
+  Builder builder(text, file);
+  json::sax_parse(CountingIterator(text.data(), builder.line()),
+                  CountingIterator(text.data() + text.size(), builder.line()), &builder,
+                  json::input_format_t::json, /*strict=*/true, /*ignore_comments=*/true);
+  return builder.take();
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,53 @@
+// A JSON document that remembers where each value stands, so that a mistake found much later can
+// still name its line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep::train {
+
+struct JsonNode;
+
+struct JsonNull {};
+using JsonList = std::vector<JsonNode>;
+// In the file's order; no key twice.
+using JsonObject = std::vector<std::pair<std::string, JsonNode>>;
+
+struct JsonNode {
+  std::variant<JsonNull, bool, std::int64_t, double, std::string, JsonList, JsonObject> value;
+  int line = 0;      // of its key, from 1; 0 for the whole document and for what is not from a file
+  std::string flag;  // "--set a.b=1" where it is from the command line
+
+  const JsonObject* object() const { return std::get_if<JsonObject>(&value); }
+  const JsonList* list() const { return std::get_if<JsonList>(&value); }
+  const std::string* text() const { return std::get_if<std::string>(&value); }
+
+  // The value of a key; null where this is no object or has no such key.
+  const JsonNode* find(std::string_view key) const;
+  // The same along "a.b[2].c": the deepest value on the way that is there.
+  const JsonNode& nearest(std::string_view path) const;
+  // Null, and the word "auto", ask for the default.
+  bool is_default() const;
+  // As JSON, shortened to fit in a sentence.
+  std::string quoted() const;
+};
+
+// What someone wrote, as it can stand in a message: short, and without bytes that could be anything
+// on a terminal.
+std::string shorten_quote(std::string text);
+
+// Reads a JSON object; // and /* */ comments are allowed. UsageError with file, line and column for
+// anything else, a key that is given twice, and a document beyond any config's size or depth.
+JsonNode parse_json(std::string_view text, const std::string& file);
+
+// Sets one value of a document by its path, as the flag --set does: "optimizer.params.lr=3e-4".
+// What does not read as JSON is a text. Sections on the way that are not there are made. UsageError
+// naming the flag.
+void apply_override(JsonNode& root, const std::string& assignment);
+
+}  // namespace lockstep::train

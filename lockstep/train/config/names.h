@@ -1,0 +1,30 @@
+// The words of a config for our enumerations: read and written by the same table.
+#pragma once
+
+#include <lockstep/train/config.h>
+#include <lockstep/train/config/json_reader.h>
+
+namespace lockstep::train {
+
+inline constexpr Named<ModelFamily> kFamilies[] = {{"gpt2", ModelFamily::gpt2},
+                                                   {"llama", ModelFamily::llama}};
+
+inline constexpr Named<DataFormat> kFormats[] = {{"auto", DataFormat::automatic},
+                                                 {"text", DataFormat::text},
+                                                 {"nanogpt", DataFormat::nanogpt},
+                                                 {"llm.c", DataFormat::llm_c},
+                                                 {"megatron", DataFormat::megatron}};
+
+inline constexpr Named<OptimizerType> kOptimizers[] = {
+    {"AdamW", OptimizerType::adamw}, {"Adam", OptimizerType::adam}, {"SGD", OptimizerType::sgd}};
+
+inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupType::log},
+                                                        {"linear", optim::WarmupType::linear}};
+
+inline constexpr Named<OnNonFiniteLoss> kOnNonFiniteLoss[] = {{"stop", OnNonFiniteLoss::stop},
+                                                              {"skip", OnNonFiniteLoss::skip}};
+
+inline constexpr Named<DeviceChoice> kDevices[] = {
+    {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
+
+}  // namespace lockstep::train

@@ -1,0 +1,48 @@
+// How each part of a config is read. Each function takes the whole document and fills its part;
+// what is wrong goes to the reader, and the part keeps its defaults there.
+#pragma once
+
+#include <lockstep/train/config.h>
+#include <lockstep/train/config/json_reader.h>
+
+namespace lockstep::train {
+
+// No limit of the format, but sizes beyond these are slips of a finger; and products of a few of
+// them cannot overflow.
+inline constexpr std::int64_t kMostSteps = 1'000'000'000'000;
+inline constexpr std::int64_t kMostSamples = 1 << 24;
+inline constexpr std::int64_t kMostTokens = 1 << 24;
+
+// A path of the file, made absolute: from the file's folder, or the current one for --set.
+class PathReader {
+ public:
+  PathReader(const JsonReader& reader, const ConfigSource& source)
+      : reader_(reader), source_(source) {}
+
+  std::filesystem::path absolute(const std::string& key_path, const std::string& text) const;
+  // False where the key is missing or wrong.
+  bool read(JsonSection& section, std::string_view key, std::filesystem::path& path) const;
+
+ private:
+  const JsonReader& reader_;
+  const ConfigSource& source_;
+};
+
+void read_data(JsonSection& top, const PathReader& paths, DataSection& data);
+// After the data, whose sequences are what positions are counted in.
+void read_model(JsonSection& top, const PathReader& paths, const DataSection& data,
+                ModelSection& model);
+void read_batch(JsonSection& top, BatchSection& batch);
+void read_optimizer(JsonSection& top, OptimizerSection& optimizer);
+// After the optimizer and max_steps, which are its defaults.
+void read_scheduler(JsonSection& top, TrainConfig& config);
+// Steps, output, logs, checkpoints, devices.
+void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& source,
+              TrainConfig& config);
+// DeepSpeed's keys for what Lockstep does not do: accepted where they ask for nothing.
+void read_foreign(JsonSection& top);
+
+// That files to read are there and what is written has a place. Adds to the reader's mistakes.
+void check_files(JsonReader& reader, const TrainConfig& config);
+
+}  // namespace lockstep::train

@@ -1,0 +1,65 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/configs.h"
+
+namespace lockstep::train {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(DeepSpeedKeys, are_accepted_where_they_ask_for_nothing) {
+  const TrainConfig config = config_with(
+      {{"/fp16", {{"enabled", false}, {"loss_scale", 0}, {"initial_scale_power", 16}}},
+       {"/bf16", {{"enabled", "auto"}}},
+       {"/zero_optimization",
+        {{"stage", 0}, {"reduce_bucket_size", 5e8}, {"offload_optimizer", {{"device", "none"}}}}},
+       {"/activation_checkpointing",
+        {{"partition_activations", false}, {"number_checkpoints", nullptr}}},
+       {"/flops_profiler", {{"enabled", false}, {"profile_step", 1}}},
+       {"/prescale_gradients", false},
+       {"/gradient_predivide_factor", 1.0},
+       {"/communication_data_type", "fp32"},
+       {"/autotuning", {{"enabled", false}, {"anything", 1}}},
+       {"/memory_breakdown", false}});
+  EXPECT_EQ(to_json(config), to_json(config_with({})));
+}
+
+TEST(DeepSpeedKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
+  EXPECT_EQ(mistake_with({{"/bf16/enabled", true}}),
+            "gpt.json:1: bf16.enabled is true, but this build trains in fp32 only, not yet in "
+            "bf16: set it to false, or leave the section out");
+  EXPECT_EQ(mistake_with({{"/zero_optimization/stage", 2}}),
+            "gpt.json:1: zero_optimization.stage is 2, but this build keeps a whole copy of the "
+            "model on every rank: set it to 0, or leave the section out");
+  EXPECT_EQ(mistake_with({{"/zero_optimization/offload_param/device", "cpu"}}),
+            "gpt.json:1: zero_optimization.offload_param.device is \"cpu\", but this build does "
+            "not offload: set it to \"none\", or leave the section out");
+  EXPECT_EQ(mistake_with({{"/zero_optimization/cpu_offload", true}}),
+            "gpt.json:1: zero_optimization.cpu_offload is true, which this build cannot do yet: "
+            "remove it");
+  EXPECT_EQ(mistake_with({{"/activation_checkpointing/partition_activations", true}}),
+            "gpt.json:1: activation_checkpointing.partition_activations is true, but this build "
+            "keeps all activations: remove it");
+}
+
+TEST(DeepSpeedKeys, that_lockstep_lacks_are_told_from_slips) {
+  EXPECT_EQ(mistake_with({{"/aio", {{"block_size", 1048576}}}}),
+            "gpt.json:1: aio is {...}: a key of DeepSpeed's that Lockstep does not have; remove "
+            "it");
+  EXPECT_EQ(mistake_with({{"/gradient_predivide_factor", 2}}),
+            "gpt.json:1: gradient_predivide_factor is 2: a key of DeepSpeed's that Lockstep does "
+            "not have; remove it");
+  EXPECT_EQ(mistake_with({{"/checkpoint/tag_validation", "Warn"}}),
+            "gpt.json:1: checkpoint.tag_validation is \"Warn\": a key of DeepSpeed's that Lockstep "
+            "does not have; remove it");
+  EXPECT_EQ(mistake_with({{"/optimizer/params/torch_adam", true}}),
+            "gpt.json:1: optimizer.params.torch_adam is true: a key of DeepSpeed's that Lockstep "
+            "does not have; remove it");
+  EXPECT_EQ(mistake_with({{"/fp16/los_scale", 0}}),
+            "gpt.json:1: fp16.los_scale is no key of fp16: did you mean 'loss_scale'?");
+  EXPECT_THAT(mistake_with({{"/autotunin", 1}}), Not(HasSubstr("'autotuning'")))
+      << "what would be refused is not proposed";
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,85 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/configs.h"
+
+namespace lockstep::train {
+
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+json scheduler_of(const TrainConfig& config) { return json::parse(to_json(config))["scheduler"]; }
+
+}  // namespace
+
+TEST(Scheduler, takes_its_defaults_from_the_optimizer_and_the_run) {
+  EXPECT_EQ(scheduler_of(config_with({{"/scheduler/type", "WarmupLR"}})),
+            json::parse(R"({"type": "WarmupLR", "params": {"warmup_min_lr": 0.0,
+              "warmup_max_lr": 0.001, "warmup_num_steps": 1000, "warmup_type": "log"}})"));
+  EXPECT_EQ(scheduler_of(config_with(
+                {{"/scheduler/type", "WarmupDecayLR"},
+                 {"/scheduler/params/total_num_steps", "auto"},
+                 {"/scheduler/params/warmup_num_steps", 5}}))["params"]["total_num_steps"],
+            10);
+  EXPECT_EQ(scheduler_of(config_with({{"/scheduler/type", "OneCycle"},
+                                      {"/scheduler/params/cycle_min_lr", 0.25},
+                                      {"/scheduler/params/cycle_max_lr", 0.5}})),
+            json::parse(R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.25,
+              "cycle_max_lr": 0.5, "decay_lr_rate": 0.0, "cycle_first_step_size": 2000,
+              "cycle_second_step_size": 2000, "decay_step_size": 0}})"));
+  const json range = {{"type", "LRRangeTest"},
+                      {"params",
+                       {{"lr_range_test_min_lr", 0.5},
+                        {"lr_range_test_step_size", 3},
+                        {"lr_range_test_step_rate", 2.0},
+                        {"lr_range_test_staircase", true}}}};
+  EXPECT_EQ(scheduler_of(config_with({{"/scheduler", range}})), range);
+}
+
+TEST(Scheduler, waits_for_the_data_where_only_epochs_are_given) {
+  const TrainConfig config =
+      config_with({{"/max_steps", nullptr}, {"/epochs", 2}, {"/scheduler/type", "WarmupCosineLR"}});
+  EXPECT_EQ(std::get<optim::WarmupCosineLR>(config.scheduler).total_num_steps, 0);
+  EXPECT_EQ(scheduler_of(config)["params"]["total_num_steps"], "auto");
+}
+
+TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
+  EXPECT_EQ(mistake_with({{"/scheduler/type", "WarmupDecayLR"}}),
+            "gpt.json:1: scheduler.params do not fit together: WarmupDecayLR: warmup_num_steps is "
+            "1000, more than total_num_steps, which is 10: the warm-up would never end");
+  EXPECT_EQ(mistake_with({{"/scheduler/type", "Cosine"}, {"/scheduler/params/x", 1}}),
+            "gpt.json:1: scheduler.type is \"Cosine\": it must be 'WarmupLR', 'WarmupDecayLR', "
+            "'WarmupCosineLR', 'OneCycle', 'LRRangeTest' or 'Constant'");
+  EXPECT_EQ(
+      mistake_with({{"/scheduler/type", "WarmupLR"}, {"/scheduler/params/total_num_steps", 9}}),
+      "gpt.json:1: scheduler.params.total_num_steps is no key of WarmupLR: did you mean "
+      "'warmup_num_steps'?");
+  EXPECT_THAT(mistake_with({{"/scheduler/params/warmup_num_steps", 9}}),
+              HasSubstr("scheduler.type is missing"));
+}
+
+TEST(Optimizer, says_what_its_type_does_not_have) {
+  EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
+            "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
+            "gradient_clipping, at the top of the config");
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "Lion"}, {"/optimizer/params/x", 1}}),
+            "gpt.json:1: optimizer.type is \"Lion\": it must be 'AdamW', 'Adam' or 'SGD'");
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
+            "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
+            "needs a momentum above 0 and no dampening");
+  EXPECT_EQ(mistake_with({{"/optimizer/params/adam_w_mode", false}}),
+            "gpt.json:1: optimizer.params.adam_w_mode is false, but optimizer.type is \"AdamW\": "
+            "use the type \"Adam\" for decay that is part of the gradient");
+  EXPECT_EQ(mistake_with({{"/optimizer/params/amsgrad", true}}),
+            "gpt.json:1: optimizer.params.amsgrad is true: Lockstep has it false only; remove it");
+  EXPECT_EQ(usage_error([] {
+              json config = least();
+              config["optimizer"]["params"].erase("lr");
+              parse_config(config.dump(), {.name = "gpt.json"});
+            }),
+            "gpt.json:1: optimizer.params.lr is missing: the learning rate, for example 3e-4");
+}
+
+}  // namespace lockstep::train
