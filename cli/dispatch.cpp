@@ -29,19 +29,11 @@ std::string help(std::span<const Verb> verbs) {
 
 void complain(std::string_view text) { fmt::print(stderr, "lockstep: {}\n", text); }
 
-// It lies beside this program in a build tree, in libexec where installed.
 int execute_torch_program(std::string_view verb, char** argv) {
-  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
-  std::string tried;
-  for (const fs::path& candidate :
-       {here / "lockstep-torch", here.parent_path() / "libexec/lockstep/lockstep-torch"}) {
-    ::execv(candidate.c_str(), argv);
-    tried += fmt::format("{}{} ({})", tried.empty() ? "" : ", ", candidate.string(),
-                         std::strerror(errno));
-  }
-  throw UsageError("'{}' needs the program lockstep-torch, which is not there: tried {}. Build "
-                   "Lockstep with LibTorch (LOCKSTEP_LIBTORCH=ON), or install all of it",
-                   verb, tried);
+  const fs::path program = torch_program(verb);
+  ::execv(program.c_str(), argv);
+  throw UsageError("'{}' needs the program {}, which does not start: {}", verb, program.string(),
+                   std::strerror(errno));
 }
 
 int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
@@ -72,6 +64,17 @@ int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
 }
 
 }  // namespace
+
+std::filesystem::path torch_program(std::string_view verb) {
+  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  const fs::path candidates[] = {here / "lockstep-torch",
+                                 here.parent_path() / "libexec/lockstep/lockstep-torch"};
+  for (const fs::path& candidate : candidates)
+    if (fs::exists(candidate)) return candidate;
+  throw UsageError("'{}' needs the program lockstep-torch, which is not there: looked for {} and "
+                   "{}. Build Lockstep with LibTorch (LOCKSTEP_LIBTORCH=ON), or install all of it",
+                   verb, candidates[0].string(), candidates[1].string());
+}
 
 int dispatch(std::span<const Verb> verbs, int argc, char** argv) {
   try {

@@ -1,6 +1,7 @@
 // From the command line to a verb.
 #pragma once
 
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,5 +21,9 @@ struct Verb {
 // What `lockstep` does: --help, --version, the verb, or the nearest one to a verb it does not
 // know. Turns errors into a message and an exit code: 2 for a mistake of the user, 1 otherwise.
 int dispatch(std::span<const Verb> verbs, int argc, char** argv);
+
+// Where lockstep-torch is: beside this program in a build tree, in libexec where installed.
+// UsageError where it is not, on behalf of a verb.
+std::filesystem::path torch_program(std::string_view verb);
 
 }  // namespace lockstep::cli

@@ -3,17 +3,16 @@
 #include <sstream>
 
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/net/secret.h>
 
 #include <cli/flags.h>
+#include <cli/num_ranks.h>
 
 namespace lockstep::cli {
 
 namespace {
 
-constexpr int kMostRanks = 1 << 16;
 constexpr int kDefaultPort = 29500;  // torchrun's
 
 // The flags' texts, as far as they need more than storing.
@@ -24,36 +23,6 @@ struct Texts {
   std::string start_method, monitor_interval;
   bool standalone = false, module = false, no_python = false;
 };
-
-int num_local_ranks(const std::string& text) {
-  const std::string flag = "--nproc-per-node";
-  const auto num_cores = [] {
-    return elastic::usable_cores(elastic::allowed_cpus().size(), elastic::cgroup_cpu_limit());
-  };
-  const int num_gpus = elastic::num_visible_gpus();
-  if (text == "cpu") return num_cores();
-  if (text == "auto") return num_gpus > 0 ? num_gpus : num_cores();
-  if (text == "gpu" || text.starts_with("gpu:")) {
-    const int wanted =
-        text == "gpu" ? num_gpus : parse_integer(text.substr(4), flag, 1, kMostRanks);
-    if (num_gpus == 0)
-      throw UsageError("{} {}: this host has no GPU (none in /dev/nvidia*, or CUDA_VISIBLE_DEVICES "
-                       "hides them): give a plain number, and the ranks use the CPU",
-                       flag, text);
-    if (wanted > num_gpus)
-      throw UsageError(
-          "{} {}: {} ranks with a GPU each need {} GPUs, and this host has {} (counted "
-          "in /dev/nvidia*, limited by CUDA_VISIBLE_DEVICES): ask for fewer, or give a "
-          "plain number so that ranks share GPUs or use the CPU",
-          flag, text, wanted, wanted, num_gpus);
-    return wanted;
-  }
-  if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos)
-    throw UsageError("{} is '{}': it must be a number of ranks, auto, cpu, gpu, or gpu:N for N "
-                     "ranks with a GPU each",
-                     flag, text);
-  return parse_integer(text, flag, 1, kMostRanks);
-}
 
 int num_nodes(const std::string& text) {
   const auto colon = text.find(':');

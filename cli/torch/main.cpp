@@ -6,12 +6,12 @@ namespace lockstep::cli {
 
 #define LOCKSTEP_DECLARE(name, summary) int name(Arguments arguments);
 #define LOCKSTEP_IGNORE(name, summary)
-LOCKSTEP_VERBS(LOCKSTEP_IGNORE, LOCKSTEP_DECLARE)
+LOCKSTEP_VERBS(LOCKSTEP_IGNORE, LOCKSTEP_DECLARE, LOCKSTEP_DECLARE)
 
 namespace {
 
 #define LOCKSTEP_HERE(name, summary) {#name, summary, &name},
-constexpr Verb kVerbs[] = {LOCKSTEP_VERBS(LOCKSTEP_IGNORE, LOCKSTEP_HERE)};
+constexpr Verb kVerbs[] = {LOCKSTEP_VERBS(LOCKSTEP_IGNORE, LOCKSTEP_HERE, LOCKSTEP_HERE)};
 
 }  // namespace
 

@@ -144,7 +144,7 @@ void check_targets(std::span<const NamedTensor> targets) {
 LoadReport load_tensors_into(const SafetensorsFolder& source, std::span<const NamedTensor> targets,
                              const LoadOptions& options) {
   check_targets(targets);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   LoadReport report;
   for (const auto& [stored, target, transposed] : Matcher(source, options).match(targets)) {
     const at::Tensor values = view_of(*stored);

@@ -52,7 +52,7 @@ Plan plan(std::span<const NamedTensor> tensors, const SaveOptions& options) {
 
 void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                   const SaveOptions& options) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Plan planned = plan(tensors, options);
   SafetensorsWriter writer(path, planned.declarations, options.metadata);
   for (const TensorEntry& entry : writer.entries()) {

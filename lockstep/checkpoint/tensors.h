@@ -12,13 +12,9 @@
 
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/header.h>
+#include <lockstep/mesh/named_tensor.h>
 
 namespace lockstep::checkpoint {
-
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
 
 // How a tensor of ours is stored: under which name, and whether as its transpose (Hugging Face's
 // GPT-2 keeps the weights of its linear layers as [in, out]).

@@ -65,18 +65,20 @@ std::string to_text(const StateFile& file) {
   json files = json::object();
   for (const auto& [name, record] : file.files)
     files[name] = {{"bytes", record.bytes}, {"crc32c", record.crc32c}};
-  const json root = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"step", state.step},
-                     {"data", {{"epoch", state.data.epoch}, {"batch", state.data.batch}}},
-                     {"seed", state.seed},
-                     {"samples_seen", state.samples_seen},
-                     {"tokens_seen", state.tokens_seen},
-                     {"last_loss", optional_json(state.last_loss)},
-                     {"best_validation_loss", optional_json(state.best_validation_loss)},
-                     {"values", std::move(values)},
-                     {"config", state.config},
-                     {"files", std::move(files)}};
+  const json root = {
+      {"format", kFormat},
+      {"version", kVersion},
+      {"step", state.step},
+      {"data",
+       {{"epoch", state.data.epoch}, {"position", state.data.position}, {"size", state.data.size}}},
+      {"seed", state.seed},
+      {"samples_seen", state.samples_seen},
+      {"tokens_seen", state.tokens_seen},
+      {"last_loss", optional_json(state.last_loss)},
+      {"best_validation_loss", optional_json(state.best_validation_loss)},
+      {"values", std::move(values)},
+      {"config", state.config},
+      {"files", std::move(files)}};
   try {
     return root.dump(1) + '\n';
   } catch (const json::type_error&) {
@@ -98,7 +100,8 @@ StateFile parse_state(std::string_view text, const std::string& file) {
   TrainingState& state = result.state;
   state.step = top.at("step").integer<std::int64_t>(0);
   state.data.epoch = top.at("data").at("epoch").integer<std::int64_t>(0);
-  state.data.batch = top.at("data").at("batch").integer<std::int64_t>(0);
+  state.data.position = top.at("data").at("position").integer<std::int64_t>(0);
+  state.data.size = top.at("data").at("size").integer<std::int64_t>(0);
   state.seed = top.at("seed").integer<std::uint64_t>();
   state.samples_seen = top.at("samples_seen").integer<std::int64_t>(0);
   state.tokens_seen = top.at("tokens_seen").integer<std::int64_t>(0);

@@ -12,10 +12,11 @@
 
 namespace lockstep::checkpoint {
 
-// The next batch to be read.
+// How far the data has been read: good for any number of ranks and any batch size.
 struct DataPosition {
   std::int64_t epoch = 0;
-  std::int64_t batch = 0;
+  std::int64_t position = 0;  // samples that all ranks have had of the epoch's order
+  std::int64_t size = 0;      // of the dataset: another one has another order
 
   bool operator==(const DataPosition&) const = default;
 };

@@ -125,7 +125,7 @@ std::optional<Batch> DataLoader::take() {
 
 // Called by the workers: reads nothing that changes while they run.
 Batch DataLoader::load(std::int64_t position) const {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   c10::OptionalDeviceGuard on_gpu;
   if (pinned_for_) on_gpu.reset_device(*pinned_for_);
   BatchShare share = sampler_.share_at(position, options_.batch_size);

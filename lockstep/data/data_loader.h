@@ -55,6 +55,8 @@ class DataLoader {
 
   // Of a whole epoch, on every rank.
   std::int64_t num_batches() const;
+  // That next() has still to give, likewise.
+  std::int64_t batches_left() const { return batches_after(position_); }
   const DistributedSampler& sampler() const { return sampler_; }
 
   // How far it has come: by what next() gave, not by what was loaded ahead. A loader that loads the

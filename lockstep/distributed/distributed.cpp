@@ -99,10 +99,27 @@ replicate::DistributedDataParallel& DistributedManager::data_parallel(
                    module.name());
 }
 
-double DistributedManager::sum(double value) const {
-  const at::Tensor total = at::full({1}, value, at::dtype(at::kDouble).device(device()));
-  world()->all_reduce(total).wait();
-  return total.item<double>();
+std::vector<double> DistributedManager::sum(std::vector<double> values) const {
+  const auto size = static_cast<std::int64_t>(values.size());
+  const at::Tensor totals = at::from_blob(values.data(), {size}, at::kDouble).to(device()).clone();
+  world()->all_reduce(totals).wait();
+  at::from_blob(values.data(), {size}, at::kDouble).copy_(totals);
+  return values;
+}
+
+std::string DistributedManager::broadcast(const std::string& text) const {
+  const at::Tensor size =
+      at::full({1}, static_cast<std::int64_t>(text.size()), at::dtype(at::kLong).device(device()));
+  world()->broadcast(size, 0).wait();
+  std::string received(static_cast<std::size_t>(size.item<std::int64_t>()), '\0');
+  if (is_main()) received = text;
+  if (received.empty()) return received;
+  const at::Tensor host =
+      at::from_blob(received.data(), {static_cast<std::int64_t>(received.size())}, at::kByte);
+  const at::Tensor bytes = host.to(device());
+  world()->broadcast(bytes, 0).wait();
+  host.copy_(bytes);
+  return received;
 }
 
 void DistributedManager::barrier() const { world()->barrier().wait(); }

@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -78,9 +80,13 @@ class DistributedManager {
     return data_parallel(*module_of(model)).totals();
   }
 
-  // A number summed over all ranks, for metrics.
-  double sum(double value) const;
+  // Numbers summed over all ranks, for metrics.
+  std::vector<double> sum(std::vector<double> values) const;
+  double sum(double value) const { return sum(std::vector{value}).front(); }
   double mean(double value) const { return sum(value) / world_size(); }
+
+  // The main rank's text, on every rank.
+  std::string broadcast(const std::string& text) const;
 
   void barrier() const;
 

@@ -121,7 +121,7 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::in
     if (token < 0 || token >= vocabulary)
       throw UsageError("the prompt holds token {}, and the model knows {} tokens", token,
                        vocabulary);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Evaluation evaluation(model);
   Reader reader(model);
   std::vector<std::int64_t> said;

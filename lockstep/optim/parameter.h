@@ -6,12 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace lockstep::optim {
+#include <lockstep/mesh/named_tensor.h>
 
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
+namespace lockstep::optim {
 
 // Shares its storage and its gradient with the model.
 using NamedParameter = NamedTensor;

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 StateFile example() {
   StateFile file;
   file.state.step = 500;
-  file.state.data = {.epoch = 2, .batch = 77};
+  file.state.data = {.epoch = 2, .position = 77, .size = 1000};
   file.state.seed = std::numeric_limits<std::uint64_t>::max();
   file.state.samples_seen = 4000;
   file.state.tokens_seen = std::numeric_limits<std::int64_t>::max();
@@ -74,7 +74,7 @@ TEST(TrainingState, EveryDoubleComesBackToTheBit) {
 
 TEST(TrainingState, EachMissingKeyIsNamed) {
   const std::string text = to_text(example());
-  for (const char* key : {"format", "version", "step", "data", "epoch", "batch", "seed",
+  for (const char* key : {"format", "version", "step", "data", "epoch", "position", "size", "seed",
                           "samples_seen", "tokens_seen", "last_loss", "best_validation_loss",
                           "values", "config", "files", "bytes", "crc32c"}) {
     const std::string quoted_key = fmt::format("\"{}\":", key);
@@ -96,7 +96,8 @@ TEST(TrainingState, WhatIsOfAnotherFormIsRefused) {
   EXPECT_THAT(with("\"step\": 500", "\"step\": -1"),
               HasSubstr("'step': not a whole number from 0"));
   EXPECT_THAT(with("\"step\": 500", "\"step\": 5.5"), HasSubstr("'step': not a whole number"));
-  EXPECT_THAT(with("\"batch\": 77", "\"batch\": 9223372036854775808"), HasSubstr("'data.batch'"));
+  EXPECT_THAT(with("\"position\": 77", "\"position\": 9223372036854775808"),
+              HasSubstr("'data.position'"));
   EXPECT_THAT(with("4294967295", "4294967296"), HasSubstr("crc32c': not a whole number"));
   EXPECT_THAT(with("\"last_loss\": 0.1", "\"last_loss\": \"3ff0000000000000\""),
               HasSubstr("'last_loss': '3ff0000000000000' is not a number"));

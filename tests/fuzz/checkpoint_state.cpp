@@ -19,7 +19,7 @@ void run(std::span<const std::byte> input) {
     require(what.size() < 1500, "a message is short");
     return;
   }
-  require(file.state.step >= 0 && file.state.data.batch >= 0, "what counts is not below 0");
+  require(file.state.step >= 0 && file.state.data.position >= 0, "what counts is not below 0");
   // As text, as a NaN does not equal itself.
   const std::string again = checkpoint::to_text(file);
   require(checkpoint::to_text(checkpoint::parse_state(again, "again")) == again,

@@ -116,7 +116,7 @@ TEST_P(EachFamily, LeavesTheGlobalGeneratorAlone) {
 }
 
 TEST_P(EachFamily, SeesOnlyWhatCameBefore) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto model = evaluated();
   const auto tokens = some_tokens(GetParam(), 2, 12);
   const auto before = model->logits(tokens);
@@ -129,7 +129,7 @@ TEST_P(EachFamily, SeesOnlyWhatCameBefore) {
 }
 
 TEST_P(EachFamily, ReadsOnFromACache) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto model = evaluated();
   const auto tokens = some_tokens(GetParam(), 2, 15);
   const auto whole = model->hidden(tokens);
@@ -205,7 +205,7 @@ TEST_P(EachFamily, RefusesOtherTokens) {
 
 // Two heads of keys and values for four of queries are four, where each is there twice.
 TEST(Llama, GroupedQueriesAreRepeatedKeys) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto grouped = make_model(small_llama(), 1);
   auto config = small_llama();
   config.num_kv_heads = 4;

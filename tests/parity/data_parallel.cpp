@@ -189,7 +189,7 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind) {
   // Evaluation has no partners.
   subject.module->eval();
   reference.module->eval();
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto [input, target] = reference.make_batch(3);
   if (cells.rank() == 0)
     cells.expect_close(subject.loss_sum(input, target), reference.loss_sum(input, target),

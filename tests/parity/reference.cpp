@@ -59,7 +59,7 @@ at::Tensor tree_sum(const std::vector<Tensors>& ranks, std::size_t parameter, st
 }
 
 void restore(const Tensors& to, const Tensors& from) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
 }
 

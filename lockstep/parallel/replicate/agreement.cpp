@@ -84,7 +84,7 @@ void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator
 }
 
 void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   // One call for each kind of tensor, in the order of first appearance.
   std::vector<std::pair<at::ScalarType, std::vector<at::Tensor>>> kinds;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // of what does not lie in one piece

@@ -97,7 +97,7 @@ GradientReducer::~GradientReducer() {
 }
 
 void GradientReducer::install_hooks() {
-  const at::AutoGradMode grad(true);
+  const c10::AutoGradMode grad(true);
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
     // Held here: nobody else keeps it alive between passes, and the hook would go with it.
@@ -109,7 +109,7 @@ void GradientReducer::install_hooks() {
 c10::Device GradientReducer::device() const { return slots_.front().parameter.device(); }
 
 void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> parameters;
   for (const Slot& slot : slots_) parameters.push_back(slot.parameter);
   const auto sizes = sizes_of(parameters);
@@ -207,7 +207,7 @@ void GradientReducer::exchange_now() {
 
 // Puts a gradient into its bucket, where it stays.
 void GradientReducer::place(Slot& slot) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   at::Tensor& gradient = slot.parameter.mutable_grad();
   if (!gradient.defined()) {
     slot.view.zero_();
@@ -248,7 +248,7 @@ void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
 // Ends a backward pass, on every rank in the same order: the buckets that were not complete, the
 // totals, the buffers.
 void GradientReducer::finish() {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   std::vector<std::size_t> unused;
   std::vector<std::size_t> without_gradient;
   for (std::size_t index = 0; index < slots_.size(); ++index) {

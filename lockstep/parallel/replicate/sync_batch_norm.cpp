@@ -183,7 +183,7 @@ void register_key() {
 
 // The tensor stays the same object, which its module's members and optimizers refer to.
 void tag(const at::Tensor& tensor) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   auto tagged = c10::make_intrusive<c10::TensorImpl>(c10::Storage(tensor.storage()),
                                                      tensor.key_set().add(kKey), tensor.dtype());
   tagged->set_sizes_and_strides(tensor.sizes(), tensor.strides());

@@ -1,0 +1,35 @@
+// `lockstep train`, one rank of it.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/net/fd.h>
+#include <lockstep/train/out_of_memory.h>
+#include <lockstep/train/train_language_model.h>
+
+#include <cli/train_flags.h>
+
+namespace lockstep::cli {
+
+int train(Arguments arguments) {
+  const auto flags = parse_train_flags(arguments);
+  if (!flags) return 0;
+  net::Fd own;
+  if (!flags->output.empty() && read_launch_environment().rank == 0)
+    own = net::Fd(::open(flags->output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
+  const auto config = train::load_config(flags->config, flags->overrides);
+  try {
+    const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
+    return result.end == train::TrainingResult::End::finished ? 0 : 130;
+  } catch (const train::TrainingStopped&) {
+    // All ranks stop for the same reason: one of them says it.
+    if (read_launch_environment().rank == 0) throw;
+    return 1;
+  } catch (const std::exception& error) {
+    if (!train::is_out_of_memory(error)) throw;
+    throw UsageError("{}", train::out_of_memory_advice(config, error));
+  }
+}
+
+}  // namespace lockstep::cli

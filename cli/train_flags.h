@@ -1,0 +1,22 @@
+// The flags of `lockstep train`, which the launching program and its ranks read alike.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <cli/dispatch.h>
+
+namespace lockstep::cli {
+
+struct TrainFlags {
+  std::string config;
+  std::vector<std::string> overrides;  // --set
+  std::string num_ranks;               // --nproc-per-node, as it is written
+  std::string output;                  // where the main rank speaks; empty: standard output
+};
+
+// Nothing where help was asked for, which was printed. UsageError where the flags make no sense.
+std::optional<TrainFlags> parse_train_flags(Arguments arguments);
+
+}  // namespace lockstep::cli

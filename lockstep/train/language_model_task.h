@@ -1,0 +1,37 @@
+// A language model as something to train.
+#pragma once
+
+#include <lockstep/models/language_model.h>
+#include <lockstep/train/task.h>
+
+namespace lockstep::train {
+
+// Checkpoints are folders that Hugging Face's tools load.
+class LanguageModelTask : public Task {
+ public:
+  explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model)
+      : model_(std::move(model)) {}
+
+  std::shared_ptr<torch::nn::Module> model() const override { return model_; }
+  nn::LossSum loss(const data::Batch& batch) override;
+  Evaluation evaluate(const data::Batch& batch) override;
+  void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
+  checkpoint::StoredForms stored_forms() const override;
+  std::map<std::string, std::string> checkpoint_files() const override;
+  std::string rate_unit() const override { return "tok/s"; }
+
+ private:
+  std::shared_ptr<models::LanguageModel> model_;
+};
+
+// How the weights of such a model lie in a file of Hugging Face's.
+checkpoint::StoredForms stored_forms(const models::ModelConfig& config);
+
+// Fills a model with the weights of a checkpoint or another folder of Hugging Face's, whatever
+// floating type they have. UsageError naming what does not fit.
+void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
+
+// The config.json of such a folder.
+models::ModelConfig read_model_config(const std::filesystem::path& folder);
+
+}  // namespace lockstep::train

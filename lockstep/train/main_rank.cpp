@@ -1,0 +1,28 @@
+#include <lockstep/train/main_rank.h>
+
+#include <exception>
+
+#include <lockstep/train/stopped.h>
+
+namespace lockstep::train {
+
+std::string on_main_rank(const DistributedManager& dist, const std::function<std::string()>& work) {
+  constexpr char kDone = 'd';
+  constexpr char kFailed = 'f';
+  std::string message;
+  std::exception_ptr failure;
+  if (dist.is_main()) {
+    try {
+      message = kDone + work();
+    } catch (const std::exception& error) {
+      failure = std::current_exception();
+      message = kFailed + std::string(error.what());
+    }
+  }
+  message = dist.broadcast(message);
+  if (failure) std::rethrow_exception(failure);
+  if (message.front() == kFailed) throw TrainingStopped(message.substr(1));
+  return message.substr(1);
+}
+
+}  // namespace lockstep::train

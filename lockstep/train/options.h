@@ -1,0 +1,82 @@
+// How a trainer trains.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <lockstep/observe/loss_curve.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/schedule.h>
+
+namespace lockstep::train {
+
+// What more ranks, and so a larger batch, do to the learning rate.
+enum class LearningRateScaling {
+  none,
+  linear,       // by the number of ranks (Goyal et al., 2017)
+  square_root,  // by its root
+};
+
+// What to do about a step whose loss or gradient is not a number, or infinite.
+enum class NonFinite {
+  stop,  // the same step on every rank, with the weights before it
+  skip,  // leave the weights as they are and go on
+};
+
+enum class ResumePolicy {
+  newest,  // the run's newest checkpoint, or from the start where it has none
+  never,
+};
+
+struct TrainerOptions {
+  // How long: whichever comes first. At least one must be given.
+  std::optional<std::int64_t> max_steps;
+  std::optional<std::int64_t> epochs;
+
+  // A step has batch_size · accumulation samples a rank, fewer at the end of an epoch.
+  std::int64_t batch_size = 32;
+  std::int64_t accumulation = 1;
+  bool drop_last = false;
+  bool shuffle = true;
+  int num_workers = 1;
+  int prefetch = 2;
+
+  optim::OptimizerOptions optimizer = optim::AdamWOptions{};
+  double learning_rate = 1e-3;
+  LearningRateScaling learning_rate_scaling = LearningRateScaling::none;
+  double weight_decay = 0;
+  optim::DecayRule decay_rule = optim::DecayRule::matrices;
+  optim::ScheduleOptions schedule = optim::Constant{};
+  double gradient_clipping = 0;  // 0: none
+  NonFinite on_non_finite = NonFinite::stop;
+
+  // Steps between validations, besides one at the end. 0: at the end of each epoch.
+  std::int64_t validation_interval = 0;
+  std::int64_t validation_batches = 0;  // of each; 0: the whole set
+
+  std::uint64_t seed = 0;
+
+  // The run's folder: checkpoints, metrics.csv, loss.svg, TensorBoard's files. Empty: no files.
+  std::filesystem::path output;
+  std::int64_t checkpoint_interval = 0;  // steps; 0: only at the end
+  int keep_checkpoints = 2;              // the newest so many; 0: all
+  ResumePolicy resume = ResumePolicy::newest;
+  // Another checkpoint to start from, in place of the run's own.
+  std::optional<std::filesystem::path> resume_from;
+  bool csv = true;
+  bool tensorboard = true;
+  std::filesystem::path csv_folder;          // empty: `output`
+  std::filesystem::path tensorboard_folder;  // empty: `output`/tensorboard
+
+  std::int64_t steps_per_print = 10;  // where progress is no terminal
+  // Where progress goes; -1: nowhere. Only on the main rank.
+  int progress_fd = 1;
+  std::string title;                                            // of the loss curve
+  std::optional<observe::LossCurve::Reference> reference_loss;  // a line in it
+  std::string config;  // kept in checkpoints, for whoever looks
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,128 @@
+#include <lockstep/train/plan.h>
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/mapped_file.h>
+#include <lockstep/models/hugging_face.h>
+
+namespace lockstep::train {
+
+namespace {
+
+data::TokenFormat format_of(DataFormat format) {
+  switch (format) {
+    case DataFormat::automatic: return data::TokenFormat::automatic;
+    case DataFormat::text: return data::TokenFormat::bytes;
+    case DataFormat::nanogpt: return data::TokenFormat::nanogpt;
+    case DataFormat::llm_c: return data::TokenFormat::llm_c;
+    case DataFormat::megatron: return data::TokenFormat::megatron;
+  }
+  LOCKSTEP_CHECK(false, "format {}", static_cast<int>(format));
+  return {};
+}
+
+std::shared_ptr<const data::TokenStream> open_stream(
+    const std::vector<std::filesystem::path>& paths, const DataSection& section) {
+  return std::make_shared<const data::TokenStream>(
+      data::TokenStream::open(paths, format_of(section.format)));
+}
+
+models::ModelConfig model_of(const ModelSection& section, const data::TokenStream& stream,
+                             std::int64_t sequence_length) {
+  if (!section.from.empty()) {
+    const std::filesystem::path file = section.from / "config.json";
+    const MappedFile text(file);
+    auto config = models::from_hugging_face(
+        {reinterpret_cast<const char*>(text.bytes().data()), text.size()}, file.string());
+    config.dropout = section.dropout;
+    return models::resolved(config);
+  }
+  return models::resolved(
+      {.family = section.family == ModelFamily::gpt2 ? models::Family::gpt2 : models::Family::llama,
+       .vocab_size = section.vocab_size > 0 ? section.vocab_size : stream.max_token() + 1,
+       .hidden_size = section.hidden_size,
+       .num_layers = section.num_layers,
+       .num_heads = section.num_heads,
+       .num_kv_heads = section.num_kv_heads,
+       .intermediate_size = section.intermediate_size,
+       .max_positions = section.max_positions > 0 ? section.max_positions : sequence_length,
+       .norm_eps = section.norm_eps,
+       .rope_theta = section.rope_theta,
+       .tie_embeddings = section.tie_embeddings,
+       .dropout = section.dropout});
+}
+
+// Fills in the length of the run where a schedule needs it.
+optim::ScheduleOptions with_length(optim::ScheduleOptions options, std::int64_t total_steps) {
+  std::visit(
+      [&](auto& schedule) {
+        if constexpr (requires { schedule.total_num_steps; })
+          if (schedule.total_num_steps == 0) schedule.total_num_steps = total_steps;
+      },
+      options);
+  return options;
+}
+
+}  // namespace
+
+RunPlan plan_run(const TrainConfig& config, int world_size) {
+  const auto stream = open_stream(config.data.train, config.data);
+  data::SequenceSet training(stream, config.data.sequence_length);
+  std::optional<data::SequenceSet> validation;
+  if (!config.data.validation.empty()) {
+    validation.emplace(open_stream(config.data.validation, config.data),
+                       config.data.sequence_length);
+  } else if (config.data.validation_fraction > 0) {
+    auto split = training.split(config.data.validation_fraction);
+    training = split.train;
+    validation = split.validation;
+  }
+  RunPlan plan{.model = model_of(config.model, *stream, config.data.sequence_length),
+               .training = std::move(training),
+               .validation = std::move(validation),
+               .batch = resolve_batch(config, world_size),
+               .schedule = config.scheduler};
+  if (config.data.sequence_length > plan.model.max_positions)
+    throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
+                     "data.sequence_length smaller or model.max_positions larger",
+                     config.data.sequence_length, plan.model.max_positions);
+  plan.steps_per_epoch = config.dataloader_drop_last
+                             ? plan.training.size() / plan.batch.global
+                             : (plan.training.size() + plan.batch.global - 1) / plan.batch.global;
+  if (plan.steps_per_epoch == 0)
+    throw UsageError("the training data has {} sequences, which are not one batch of {}: make "
+                     "train_batch_size smaller, or leave out dataloader_drop_last",
+                     plan.training.size(), plan.batch.global);
+  plan.total_steps = config.max_steps.value_or(std::numeric_limits<std::int64_t>::max());
+  if (config.epochs)
+    plan.total_steps = std::min(plan.total_steps, *config.epochs * plan.steps_per_epoch);
+  plan.schedule = with_length(plan.schedule, plan.total_steps);
+  optim::make_schedule(plan.schedule, config.optimizer.lr);
+  stream->check_vocabulary(plan.model.vocab_size);
+  if (plan.validation) plan.validation->stream().check_vocabulary(plan.model.vocab_size);
+  return plan;
+}
+
+double unigram_entropy(const data::TokenStream& stream) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  constexpr std::int64_t kPiece = 1 << 16;
+  std::unordered_map<std::int64_t, std::int64_t> counts;
+  std::vector<std::int64_t> tokens;
+  const std::int64_t total = std::min(stream.size(), kMost);
+  for (std::int64_t first = 0; first < total; first += kPiece) {
+    tokens.resize(static_cast<std::size_t>(std::min(kPiece, total - first)));
+    stream.copy(first, tokens);
+    for (const std::int64_t token : tokens) ++counts[token];
+  }
+  double entropy = 0;
+  for (const auto& [token, count] : counts) {
+    const double share = static_cast<double>(count) / static_cast<double>(total);
+    entropy -= share * std::log(share);
+  }
+  return entropy;
+}
+
+}  // namespace lockstep::train

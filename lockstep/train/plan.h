@@ -1,0 +1,34 @@
+// What a config comes to on so many ranks, found out without LibTorch and before any rank starts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <lockstep/data/sequences.h>
+#include <lockstep/models/config.h>
+#include <lockstep/train/config.h>
+#include <lockstep/train/config/batch.h>
+
+namespace lockstep::train {
+
+struct RunPlan {
+  models::ModelConfig model;
+  data::SequenceSet training;
+  std::optional<data::SequenceSet> validation;
+  Batch batch;
+  std::int64_t steps_per_epoch = 0;
+  std::int64_t total_steps = 0;
+  // The schedule, with the run's own length where the config left that open.
+  optim::ScheduleOptions schedule;
+};
+
+// Opens the data, reads the config.json of a model that is trained further, and checks that all
+// numbers fit together. UsageError with what does not, the numbers and the way out.
+RunPlan plan_run(const TrainConfig& config, int world_size);
+
+// In nats: the loss of a model that knows how often each token comes, and nothing else. Looks at
+// the first 16 Mi tokens.
+double unigram_entropy(const data::TokenStream& stream);
+
+}  // namespace lockstep::train

@@ -1,0 +1,104 @@
+#include <lockstep/train/reporter.h>
+
+#include <vector>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/log.h>
+#include <lockstep/observe/csv_file.h>
+#include <lockstep/observe/loss_curve.h>
+#include <lockstep/observe/tensorboard_file.h>
+#include <lockstep/train/run_folder.h>
+
+namespace lockstep::train {
+
+Reporter::Reporter(const TrainerOptions& options, const Run& run)
+    : options_(options), run_(run), start_(Clock::now()) {
+  add_files();
+  if (options_.progress_fd >= 0)
+    bar_.emplace(options_.progress_fd,
+                 observe::ProgressBar::Options{.total_steps = run_.total_steps,
+                                               .rate_unit = run_.rate_unit,
+                                               .plain_every_steps = options_.steps_per_print});
+}
+
+void Reporter::add_files() {
+  if (options_.output.empty()) return;
+  const RunFolder folder(options_);
+  std::optional<std::int64_t> resume_after;
+  if (run_.resumed_after > 0) resume_after = run_.resumed_after;
+  const auto add = [&](auto make) {
+    try {
+      metrics_.add(make());
+    } catch (const Error& error) {
+      log::warn("metrics are not kept: {}", error.what());
+    }
+  };
+  if (options_.csv)
+    add([&] {
+      std::filesystem::create_directories(folder.metrics().parent_path());
+      observe::CsvFile::Options csv;
+      csv.resume_after = resume_after;
+      return std::make_unique<observe::CsvFile>(folder.metrics(), csv);
+    });
+  if (options_.tensorboard)
+    add([&] {
+      std::filesystem::create_directories(folder.tensorboard());
+      return std::make_unique<observe::TensorBoardFile>(folder.tensorboard(), resume_after);
+    });
+}
+
+void Reporter::begin_steps() {
+  recent_.start(Clock::now());
+  whole_.start(Clock::now());
+}
+
+void Reporter::step(std::int64_t step, const StepReport& report) {
+  const auto now = Clock::now();
+  recent_.add(report.count, now);
+  whole_.add(report.count, now);
+  metrics_.record(step, {{"loss", report.loss},
+                         {"learning_rate", report.learning_rate},
+                         {"gradient_norm", report.gradient_norm},
+                         {"tokens_per_second", recent_.per_second()},
+                         {"seconds", std::chrono::duration<double>(now - start_).count()}});
+  if (bar_)
+    bar_->update({.step = step,
+                  .loss = report.loss,
+                  .validation_loss = validation_loss_,
+                  .rate = recent_.per_second(),
+                  .seconds_left = std::nullopt});
+}
+
+void Reporter::validation(std::int64_t step, double loss,
+                          std::span<const observe::Metric> metrics) {
+  validation_loss_ = loss;
+  std::vector<observe::Metric> all = {{"validation_loss", loss}};
+  all.insert(all.end(), metrics.begin(), metrics.end());
+  metrics_.record(step, all);
+}
+
+void Reporter::note(const std::string& text) {
+  if (bar_)
+    bar_->note(text);
+  else
+    log::info("{}", text);
+}
+
+void Reporter::finish() {
+  if (bar_) bar_->finish();
+  metrics_.flush();
+  if (options_.output.empty() || !options_.csv) return;
+  const RunFolder folder(options_);
+  try {
+    observe::LossCurve curve = observe::read_loss_curve(folder.metrics());
+    if (!options_.title.empty()) curve.subtitle = options_.title;
+    curve.reference = options_.reference_loss;
+    write_durably(folder.curve(), observe::draw_svg(curve));
+  } catch (const Error& error) {
+    log::warn("the loss curve was not drawn: {}", error.what());
+  }
+}
+
+double Reporter::mean_rate() const { return whole_.per_second(); }
+
+}  // namespace lockstep::train

@@ -1,0 +1,61 @@
+// What a run tells the world: the progress bar, metrics in files, the picture of its loss.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include <lockstep/observe/metrics.h>
+#include <lockstep/observe/progress_bar.h>
+#include <lockstep/observe/throughput.h>
+#include <lockstep/train/options.h>
+
+namespace lockstep::train {
+
+struct StepReport {
+  double loss = 0;
+  double count = 0;  // tokens or samples of the step
+  double gradient_norm = 0;
+  double learning_rate = 0;
+};
+
+// Only the main rank has one. Ownership: of its files. Threading: one thread. Failure: files that
+// cannot be written cost their metrics and a warning, never the run.
+class Reporter {
+ public:
+  struct Run {
+    std::int64_t total_steps = 0;
+    std::int64_t resumed_after = 0;  // 0: from the start
+    std::string rate_unit;
+  };
+
+  Reporter(const TrainerOptions& options, const Run& run);
+
+  // The time from here to the next step() counts for the rate; what lies between does not.
+  void begin_steps();
+  void step(std::int64_t step, const StepReport& report);
+  void validation(std::int64_t step, double loss, std::span<const observe::Metric> metrics);
+  // A line above the bar.
+  void note(const std::string& text);
+
+  // Files on disk, the curve drawn, the bar left as it is.
+  void finish();
+
+  // Over the whole run, without validation and saving.
+  double mean_rate() const;
+
+ private:
+  void add_files();
+
+  const TrainerOptions& options_;
+  Run run_;
+  observe::Metrics metrics_;
+  std::optional<observe::ProgressBar> bar_;
+  observe::Throughput recent_{std::chrono::seconds(5)};
+  observe::Throughput whole_{std::chrono::hours(24 * 365)};
+  Clock::time_point start_;
+  std::optional<double> validation_loss_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,28 @@
+// Where a run keeps its files.
+#pragma once
+
+#include <filesystem>
+
+#include <lockstep/train/options.h>
+
+namespace lockstep::train {
+
+class RunFolder {
+ public:
+  explicit RunFolder(const TrainerOptions& options) : options_(options) {}
+
+  std::filesystem::path checkpoints() const { return options_.output / "checkpoints"; }
+  std::filesystem::path metrics() const {
+    return (options_.csv_folder.empty() ? options_.output : options_.csv_folder) / "metrics.csv";
+  }
+  std::filesystem::path tensorboard() const {
+    return options_.tensorboard_folder.empty() ? options_.output / "tensorboard"
+                                               : options_.tensorboard_folder;
+  }
+  std::filesystem::path curve() const { return options_.output / "loss.svg"; }
+
+ private:
+  const TrainerOptions& options_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,160 @@
+#include <lockstep/train/train_language_model.h>
+
+#include <ATen/Parallel.h>
+#include <unistd.h>
+
+#include <lockstep/base/log.h>
+#include <lockstep/data/token_dataset.h>
+#include <lockstep/device/device_manager.h>
+#include <lockstep/models/make_model.h>
+#include <lockstep/train/language_model_task.h>
+#include <lockstep/train/main_rank.h>
+#include <lockstep/train/plan.h>
+#include <lockstep/train/run_folder.h>
+
+namespace lockstep::train {
+
+namespace {
+
+DistributedConfig distributed_config(const TrainConfig& config) {
+  DistributedConfig result;
+  // More ranks than GPUs share them: right, and slower than a GPU each.
+  result.gpu_use = device::GpuUse::shared;
+  if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
+  if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
+  constexpr double kMiB = 1 << 20;
+  result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
+                        .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
+  result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
+  return result;
+}
+
+optim::OptimizerOptions optimizer_options(const OptimizerSection& section) {
+  if (section.type == OptimizerType::sgd)
+    return optim::SGDOptions{
+        .momentum = section.momentum, .dampening = section.dampening, .nesterov = section.nesterov};
+  // DeepSpeed's "Adam" decays as AdamW does unless it is told otherwise.
+  return optim::AdamWOptions{
+      .betas = {section.betas[0], section.betas[1]},
+      .eps = section.eps,
+      .decay = section.adam_w_mode ? optim::AdamDecay::decoupled : optim::AdamDecay::coupled};
+}
+
+TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
+  TrainerOptions options;
+  options.max_steps = config.max_steps;
+  options.epochs = config.epochs;
+  options.batch_size = plan.batch.micro;
+  options.accumulation = plan.batch.accumulation;
+  options.drop_last = config.dataloader_drop_last;
+  options.num_workers = static_cast<int>(config.data.num_workers);
+  options.prefetch = static_cast<int>(config.data.prefetch);
+  options.optimizer = optimizer_options(config.optimizer);
+  options.learning_rate = config.optimizer.lr;
+  options.weight_decay = config.optimizer.weight_decay;
+  options.schedule = plan.schedule;
+  options.gradient_clipping = config.gradient_clipping;
+  options.on_non_finite =
+      config.on_non_finite_loss == OnNonFiniteLoss::skip ? NonFinite::skip : NonFinite::stop;
+  // For a run of many epochs, "only at the end" is what an interval that never comes says.
+  options.validation_interval = config.validation.interval > 0
+                                    ? config.validation.interval
+                                    : std::numeric_limits<std::int64_t>::max();
+  options.validation_batches = config.validation.batches;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.output = config.output;
+  options.checkpoint_interval = config.checkpoint.interval;
+  options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
+  options.resume =
+      config.checkpoint.resume == Resume::never ? ResumePolicy::never : ResumePolicy::newest;
+  if (config.checkpoint.resume == Resume::from) options.resume_from = config.checkpoint.resume_from;
+  options.csv = config.csv_monitor.enabled;
+  options.tensorboard = config.tensorboard.enabled;
+  options.csv_folder = config.csv_monitor.folder();
+  options.tensorboard_folder = config.tensorboard.folder();
+  options.steps_per_print = config.steps_per_print;
+  options.config = to_json(config);
+  return options;
+}
+
+// The launcher gives ranks cores of their own where there are enough.
+void set_threads(const TrainConfig& config, const DistributedManager& dist) {
+  const std::int64_t cores = dist.device_manager().num_cores();
+  at::set_num_threads(
+      static_cast<int>(config.threads_per_rank > 0 ? config.threads_per_rank : cores));
+}
+
+std::string count_text(std::int64_t count) {
+  if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
+  if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
+  if (count >= 1'000) return fmt::format("{:.1f} k", static_cast<double>(count) / 1e3);
+  return std::to_string(count);
+}
+
+// Lines for whoever watches.
+class Speaker {
+ public:
+  Speaker(const DistributedManager& dist, int fd) : fd_(dist.is_main() ? fd : -1) {}
+
+  template <typename... Args>
+  void operator()(fmt::format_string<Args...> format, Args&&... args) const {
+    if (fd_ < 0) return;
+    const std::string line = fmt::format(format, std::forward<Args>(args)...) + "\n";
+    // Whoever closed the stream does not want to read it.
+    [[maybe_unused]] const auto written = ::write(fd_, line.data(), line.size());
+  }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
+  DistributedManager dist = setup_distributed(distributed_config(config));
+  set_threads(config, dist);
+  const Speaker say(dist, output_fd);
+  const RunPlan plan = plan_run(config, dist.world_size());
+
+  const auto model = models::make_model(plan.model, static_cast<std::uint64_t>(config.seed));
+  if (!config.model.from.empty())
+    on_main_rank(dist, [&] {
+      load_weights(*model, config.model.from);
+      return std::string();
+    });
+  const std::string what =
+      fmt::format("{}, {} parameters, {} rank{} on {}",
+                  plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+                  count_text(models::num_parameters(plan.model)), dist.world_size(),
+                  dist.world_size() == 1 ? "" : "s", dist.device_manager().name());
+  say("{}", what);
+  say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
+      plan.training.size(), config.data.sequence_length,
+      plan.validation ? plan.validation->size() : 0, plan.total_steps, plan.batch.global);
+
+  TrainerOptions options = trainer_options(config, plan);
+  options.progress_fd = output_fd;
+  options.title = what;
+  double entropy = 0;
+  if (dist.is_main()) {
+    entropy = unigram_entropy(plan.training.stream());
+    options.reference_loss = {.label = "unigram entropy", .value = entropy};
+  }
+  std::shared_ptr<const data::Dataset> validation;
+  if (plan.validation) validation = std::make_shared<data::TokenDataset>(*plan.validation);
+  Trainer trainer(dist, std::make_shared<LanguageModelTask>(model),
+                  std::make_shared<data::TokenDataset>(plan.training), validation, options);
+  const TrainingResult result = trainer.run();
+
+  say("{} at step {}: loss {:.4f}{}; a model that only counts tokens has {:.4f}",
+      result.end == TrainingResult::End::finished ? "done" : "interrupted", result.step,
+      result.loss,
+      result.validation_loss ? fmt::format(", validation {:.4f}", *result.validation_loss) : "",
+      entropy);
+  if (!result.checkpoint.empty()) say("weights  {}", result.checkpoint.string());
+  if (options.csv) say("metrics  {}", RunFolder(options).metrics().string());
+  if (options.csv) say("curve    {}", RunFolder(options).curve().string());
+  return result;
+}
+
+}  // namespace lockstep::train

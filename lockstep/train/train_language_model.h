@@ -1,0 +1,12 @@
+// `lockstep train` as a function: a language model, trained as a config says.
+#pragma once
+
+#include <lockstep/train/config.h>
+#include <lockstep/train/trainer.h>
+
+namespace lockstep::train {
+
+// Every rank of a job calls it. What is worth saying goes to `output_fd`, on the main rank.
+TrainingResult train_language_model(const TrainConfig& config, int output_fd);
+
+}  // namespace lockstep::train

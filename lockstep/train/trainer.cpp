@@ -1,0 +1,228 @@
+#include <lockstep/train/trainer.h>
+
+#include <cmath>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <torch/utils.h>
+
+#include <lockstep/base/hash.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/optim/clip.h>
+#include <lockstep/train/stop_request.h>
+
+namespace lockstep::train {
+
+namespace {
+
+std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& model) {
+  std::vector<NamedTensor> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : model.named_parameters())
+    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.push_back({item.key(), item.value()});
+  return result;
+}
+
+double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
+  switch (options.learning_rate_scaling) {
+    case LearningRateScaling::linear: return options.learning_rate * num_ranks;
+    case LearningRateScaling::square_root: return options.learning_rate * std::sqrt(num_ranks);
+    case LearningRateScaling::none: break;
+  }
+  return options.learning_rate;
+}
+
+data::DataLoader make_loader(const DistributedManager& dist,
+                             const std::shared_ptr<const data::Dataset>& dataset,
+                             const TrainerOptions& options, bool shuffle, bool drop_last) {
+  return data::DataLoader(dataset,
+                          data::DistributedSampler({.size = dataset->size(),
+                                                    .num_replicas = dist.world_size(),
+                                                    .rank = dist.rank(),
+                                                    .shuffle = shuffle,
+                                                    .seed = options.seed}),
+                          {.batch_size = options.batch_size,
+                           .num_workers = options.num_workers,
+                           .prefetch = options.prefetch,
+                           .drop_last = drop_last,
+                           .device = dist.device()});
+}
+
+void check(const TrainerOptions& options) {
+  if (!options.max_steps && !options.epochs)
+    throw UsageError("how long to train is not said: set max_steps, epochs or both");
+  if (options.max_steps.value_or(1) < 1 || options.epochs.value_or(1) < 1)
+    throw UsageError("training for {} steps and {} epochs: both must be at least 1",
+                     options.max_steps.value_or(1), options.epochs.value_or(1));
+  if (options.accumulation < 1)
+    throw UsageError("an accumulation of {}: it must be at least 1", options.accumulation);
+}
+
+}  // namespace
+
+Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
+                 std::shared_ptr<const data::Dataset> training,
+                 std::shared_ptr<const data::Dataset> validation, TrainerOptions options)
+    : dist_(std::move(dist)),
+      task_(std::move(task)),
+      model_(task_->model()),
+      options_((check(options), std::move(options))),
+      loader_(make_loader(dist_, training, options_, options_.shuffle, options_.drop_last)),
+      validation_(std::move(validation)) {
+  if (loader_.num_batches() == 0)
+    throw UsageError("an epoch of {} samples has no batch of {} samples on each of {} ranks: use a "
+                     "smaller batch, or keep the last one (drop_last)",
+                     training->size(), options_.batch_size, dist_.world_size());
+  dist_.wrap_model(model_);
+  parameters_ = distinct_parameters(*model_);
+  optimizer_ = optim::make_optimizer(
+      options_.optimizer,
+      optim::decay_groups(parameters_, options_.weight_decay, options_.decay_rule));
+  schedule_ =
+      optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.world_size()));
+  const std::int64_t steps_of_epoch =
+      (loader_.num_batches() + options_.accumulation - 1) / options_.accumulation;
+  total_steps_ = options_.max_steps.value_or(std::numeric_limits<std::int64_t>::max());
+  if (options_.epochs) total_steps_ = std::min(total_steps_, *options_.epochs * steps_of_epoch);
+  // Each rank's own stream, for modules that draw from LibTorch's generator.
+  torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
+}
+
+Trainer::~Trainer() = default;
+
+bool Trainer::finished() const {
+  return (options_.max_steps && step_ >= *options_.max_steps) ||
+         (options_.epochs && loader_.state().epoch >= *options_.epochs);
+}
+
+TrainingResult Trainer::run() {
+  const StopRequest stop;
+  resume();
+  if (dist_.is_main())
+    reporter_ =
+        std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
+                                                           .resumed_after = step_,
+                                                           .rate_unit = task_->rate_unit()});
+  std::int64_t saved_step = step_;
+  while (!finished() && result_.end == TrainingResult::End::finished) {
+    if (reporter_) reporter_->begin_steps();
+    const std::int64_t epoch = loader_.state().epoch;
+    const Step step = train_step();
+    if (reporter_) report(step);
+    const bool epoch_over = loader_.state().epoch > epoch;
+    if (!finished() &&
+        (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
+      validate();
+    if (agree_to_stop(stop.made())) result_.end = TrainingResult::End::interrupted;
+    if (due(options_.checkpoint_interval) && !finished()) {
+      save(WhenSavingFails::go_on);
+      saved_step = step_;
+    }
+  }
+  if (result_.end == TrainingResult::End::finished) validate();
+  if (step_ > saved_step) save(WhenSavingFails::stop);
+  if (reporter_) {
+    reporter_->finish();
+    result_.units_per_second = reporter_->mean_rate();
+  }
+  result_.step = step_;
+  return result_;
+}
+
+void Trainer::report(const Step& step) {
+  if (step.skipped)
+    reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
+                                step_, step.loss, step.gradient_norm));
+  reporter_->step(step_, {.loss = step.loss,
+                          .count = step.count,
+                          .gradient_norm = step.gradient_norm,
+                          .learning_rate = step.learning_rate});
+}
+
+Trainer::Step Trainer::train_step() {
+  model_->train();
+  optimizer_->zero_grad();
+  const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
+  const std::int64_t num_passes = std::min(options_.accumulation, loader_.batches_left());
+  for (std::int64_t pass = 0; pass < num_passes; ++pass) {
+    data::Batch batch = loader_.next().value();
+    nn::LossSum loss;
+    if (batch.size() > 0) {
+      for (std::int64_t& row : batch.rows) row += pass * global_batch;
+      task_->begin(step_, batch.rows);
+      loss = task_->loss(batch);
+    }
+    if (pass + 1 < num_passes) {
+      const auto local = dist_.no_sync(model_);
+      dist_.backward(model_, loss.sum, loss.count);
+    } else {
+      dist_.backward(model_, loss.sum, loss.count);
+    }
+  }
+  if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
+  Step step{.loss = dist_.totals(model_).mean_loss(), .count = dist_.totals(model_).count()};
+  update(step);
+  ++step_;
+  units_ += static_cast<std::int64_t>(step.count);
+  result_.loss = step.loss;
+  return step;
+}
+
+// Loss and norm are the same on every rank, so all of them do the same.
+void Trainer::update(Step& step) {
+  const auto clip = optim::clip_gradients(parameters_, options_.gradient_clipping);
+  step.gradient_norm = clip.norm;
+  step.learning_rate = schedule_->learning_rate(updates_);
+  if (std::isfinite(step.loss) && clip.finite) {
+    optimizer_->step(step.learning_rate);
+    ++updates_;
+    return;
+  }
+  if (options_.on_non_finite == NonFinite::stop) give_up(step);
+  step.skipped = true;
+  ++result_.skipped_steps;
+}
+
+void Trainer::give_up(const Step& step) const {
+  throw TrainingStopped(fmt::format(
+      "step {}: the loss is {} and the gradient norm {}, on all ranks; the weights are still those "
+      "of step {}{}. Try a smaller learning rate (it was {}) or a longer warm-up, "
+      "gradient_clipping "
+      "(it is {}), or on_non_finite_loss \"skip\" where single batches are bad",
+      step_ + 1, step.loss, step.gradient_norm, step_,
+      result_.checkpoint.empty()
+          ? ""
+          : fmt::format(", the last checkpoint is {}", result_.checkpoint.string()),
+      step.learning_rate, options_.gradient_clipping));
+}
+
+void Trainer::validate() {
+  if (validation_ == nullptr) return;
+  const c10::NoGradGuard no_grad;
+  model_->eval();
+  data::DataLoader loader = make_loader(dist_, validation_, options_, false, false);
+  const std::vector<std::string> names = task_->metric_names();
+  std::vector<double> sums(2 + names.size());
+  // As many samples as so many steps have, in every layout.
+  std::int64_t left = options_.validation_batches * options_.accumulation;
+  if (options_.validation_batches == 0) left = loader.num_batches();
+  while (const auto batch = left-- > 0 ? loader.next() : std::nullopt) {
+    if (batch->size() == 0) continue;
+    const Evaluation evaluation = task_->evaluate(*batch);
+    sums[0] += evaluation.loss.sum.item<double>();
+    sums[1] += static_cast<double>(evaluation.loss.count);
+    for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];
+  }
+  sums = dist_.sum(std::move(sums));
+  result_.validation_loss = sums[0] / sums[1];
+  result_.validation_metrics.clear();
+  for (std::size_t i = 0; i < names.size(); ++i)
+    result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});
+  if (reporter_) reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
+}
+
+bool Trainer::agree_to_stop(bool wanted) const { return dist_.sum(wanted ? 1 : 0) > 0; }
+
+}  // namespace lockstep::train

@@ -1,0 +1,104 @@
+// The training loop: steps, accumulation, validation, metrics, checkpoints, and a clean end.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/data/data_loader.h>
+#include <lockstep/data/dataset.h>
+#include <lockstep/distributed/distributed.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/train/options.h>
+#include <lockstep/train/reporter.h>
+#include <lockstep/train/stopped.h>
+#include <lockstep/train/task.h>
+
+namespace lockstep::train {
+
+// What came of a run.
+struct TrainingResult {
+  enum class End {
+    finished,
+    interrupted,  // by a signal; the run can be resumed
+  };
+
+  End end = End::finished;
+  std::int64_t step = 0;
+  double loss = 0;                        // of the last step
+  std::optional<double> validation_loss;  // at the end
+  std::vector<observe::Metric> validation_metrics;
+  double units_per_second = 0;  // tokens or samples, over the whole run
+  std::int64_t skipped_steps = 0;
+  std::filesystem::path checkpoint;  // the last one; empty where none was written
+};
+
+// Every rank makes one, with the same arguments, and calls run() once.
+//
+// The step's batch is the same samples whatever the number of ranks and of accumulated passes that
+// give it the same size, and its gradient is divided by the number of things (samples, tokens) in
+// all of it: the layout does not change the answer.
+//
+// Ownership: shares task, datasets and job. Threading: one thread; installs handlers for SIGINT and
+// SIGTERM while it runs: at the first, all ranks save after the same step and run() returns.
+// Failure: UsageError before the first step where something cannot work; TrainingStopped; what
+// checkpoints and ranks fail with.
+class Trainer {
+ public:
+  // `validation` may be null.
+  Trainer(DistributedManager dist, std::shared_ptr<Task> task,
+          std::shared_ptr<const data::Dataset> training,
+          std::shared_ptr<const data::Dataset> validation, TrainerOptions options);
+  ~Trainer();
+
+  TrainingResult run();
+
+  std::int64_t total_steps() const { return total_steps_; }
+
+ private:
+  struct Step {
+    double loss = 0;
+    double count = 0;
+    double gradient_norm = 0;
+    double learning_rate = 0;
+    bool skipped = false;
+  };
+  enum class WhenSavingFails { go_on, stop };
+
+  bool finished() const;
+  bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
+  Step train_step();
+  void update(Step& step);
+  [[noreturn]] void give_up(const Step& step) const;
+  void report(const Step& step);
+  void validate();
+  bool agree_to_stop(bool wanted) const;
+
+  // trainer_checkpoints.cpp
+  void resume();
+  void restore(const std::filesystem::path& checkpoint);
+  void save(WhenSavingFails when_it_fails);
+  std::vector<NamedTensor> model_tensors() const;
+
+  DistributedManager dist_;
+  std::shared_ptr<Task> task_;
+  std::shared_ptr<torch::nn::Module> model_;
+  TrainerOptions options_;
+  std::vector<NamedTensor> parameters_;  // those that are trained
+  data::DataLoader loader_;
+  std::shared_ptr<const data::Dataset> validation_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::Schedule> schedule_;
+  std::int64_t total_steps_ = 0;
+  std::unique_ptr<Reporter> reporter_;  // of the main rank
+
+  std::int64_t step_ = 0;     // done so far
+  std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
+  std::int64_t units_ = 0;    // tokens or samples seen
+  TrainingResult result_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,152 @@
+// How a trainer saves itself and goes on where it was.
+#include <cstring>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/checkpoint.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/generators.h>
+#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/train/main_rank.h>
+#include <lockstep/train/run_folder.h>
+#include <lockstep/train/trainer.h>
+
+namespace lockstep::train {
+
+namespace {
+
+// Every rank's generators, under "rank3/cpu" and so on; on the main rank only.
+checkpoint::GeneratorStates gather_generators(const DistributedManager& dist) {
+  checkpoint::GeneratorStates all;
+  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    const at::Tensor mine = at::empty({size}, at::kByte);
+    std::memcpy(mine.data_ptr(), bytes.data(), bytes.size());
+    at::Tensor every =
+        at::empty({dist.world_size() * size}, at::device(dist.device()).dtype(at::kByte));
+    dist.world()->all_gather(every, mine.to(dist.device())).wait();
+    every = every.cpu();
+    for (int rank = 0; rank < dist.world_size(); ++rank) {
+      auto& state = all[fmt::format("rank{}/{}", rank, name)];
+      state.resize(bytes.size());
+      std::memcpy(state.data(), static_cast<const std::byte*>(every.data_ptr()) + rank * size,
+                  bytes.size());
+    }
+  }
+  return all;
+}
+
+// Gives this rank its own; one that the checkpoint does not have keeps what it was seeded with.
+void scatter_generators(const DistributedManager& dist, const checkpoint::GeneratorStates& all) {
+  checkpoint::GeneratorStates mine;
+  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    // The main rank sends all of them; a row's last byte says whether it was there.
+    at::Tensor rows = at::zeros({dist.world_size(), size + 1}, at::kByte);
+    if (dist.is_main())
+      for (int rank = 0; rank < dist.world_size(); ++rank) {
+        const auto found = all.find(fmt::format("rank{}/{}", rank, name));
+        if (found == all.end() || found->second.size() != bytes.size()) continue;
+        auto* const row = rows[rank].data_ptr<std::uint8_t>();
+        std::memcpy(row, found->second.data(), bytes.size());
+        row[size] = 1;
+      }
+    rows = rows.to(dist.device());
+    dist.world()->broadcast(rows, 0).wait();
+    rows = rows.cpu();
+    const auto* const row = rows[dist.rank()].data_ptr<std::uint8_t>();
+    if (row[size] == 0) continue;
+    auto& state = mine[name];
+    state.resize(bytes.size());
+    std::memcpy(state.data(), row, bytes.size());
+  }
+  if (!mine.empty()) checkpoint::restore_generators(mine, dist.device());
+}
+
+}  // namespace
+
+std::vector<NamedTensor> Trainer::model_tensors() const {
+  std::vector<NamedTensor> tensors;
+  for (const auto& item : model_->named_parameters()) tensors.push_back({item.key(), item.value()});
+  for (const auto& item : model_->named_buffers()) tensors.push_back({item.key(), item.value()});
+  return tensors;
+}
+
+void Trainer::resume() {
+  const std::string from = on_main_rank(dist_, [&]() -> std::string {
+    if (options_.resume_from) return options_.resume_from->string();
+    if (options_.output.empty() || options_.resume == ResumePolicy::never) return "";
+    const auto newest = checkpoint::newest_checkpoint(RunFolder(options_).checkpoints());
+    return newest ? newest->path.string() : "";
+  });
+  if (!from.empty()) restore(from);
+}
+
+// The main rank reads the files; the others get everything from it.
+void Trainer::restore(const std::filesystem::path& from) {
+  const std::vector<NamedTensor> model = model_tensors();
+  const std::vector<NamedTensor> optimizer = optimizer_->state();
+  checkpoint::TrainingState state;
+  const std::string text = on_main_rank(dist_, [&] {
+    state = checkpoint::load_checkpoint(from, model, optimizer, task_->stored_forms());
+    return checkpoint::to_text({.state = state, .files = {}});
+  });
+  replicate::broadcast_from_first(model, *dist_.world());
+  replicate::broadcast_from_first(optimizer, *dist_.world());
+  optimizer_->load_state(optimizer);
+  scatter_generators(dist_, state.generators);
+  state = checkpoint::parse_state(text, from.string()).state;
+  step_ = state.step;
+  updates_ = static_cast<std::int64_t>(state.values.at("updates"));
+  units_ = state.tokens_seen;
+  result_.checkpoint = from;
+  result_.loss = state.last_loss.value_or(0);
+  loader_.load_state({.epoch = state.data.epoch,
+                      .position = state.data.position,
+                      .size = state.data.size,
+                      .seed = state.seed});
+  log::info("goes on from step {} ({})", step_, from.string());
+}
+
+void Trainer::save(WhenSavingFails when_it_fails) {
+  if (options_.output.empty()) return;
+  const auto generators = gather_generators(dist_);
+  const auto write = [&]() -> std::string {
+    const data::SamplerState data = loader_.state();
+    const std::vector<NamedTensor> model = model_tensors();
+    const std::vector<NamedTensor> optimizer = optimizer_->state();
+    const auto folder = RunFolder(options_).checkpoints();
+    const auto path = checkpoint::save_checkpoint(
+        folder,
+        {.model = model,
+         .optimizer = optimizer,
+         .state = {.step = step_,
+                   .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
+                   .seed = data.seed,
+                   .samples_seen = 0,
+                   .tokens_seen = units_,
+                   .last_loss = result_.loss,
+                   .best_validation_loss = std::nullopt,
+                   .values = {{"updates", static_cast<double>(updates_)}},
+                   .config = options_.config,
+                   .generators = generators},
+         .files = task_->checkpoint_files(),
+         .stored = task_->stored_forms()});
+    checkpoint::remove_old(folder, options_.keep_checkpoints);
+    return path.string();
+  };
+  const std::string path = on_main_rank(dist_, [&]() -> std::string {
+    if (when_it_fails == WhenSavingFails::stop) return write();
+    try {
+      return write();
+    } catch (const FileError& error) {
+      log::warn("no checkpoint of step {}: {}. Training goes on", step_, error.what());
+      return "";
+    }
+  });
+  if (!path.empty()) result_.checkpoint = path;
+}
+
+}  // namespace lockstep::train
