@@ -1,6 +1,8 @@
 #include <lockstep/optim/elementwise_optimizer.h>
 
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include <ATen/ATen.h>
 
