@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/sum_of_squares.h>
@@ -51,7 +52,7 @@ ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double 
   if (!result.finite || max_norm == 0) return result;
   const double c = (result.norm + 1e-6) / max_norm;
   if (c <= 1) return result;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (const at::Tensor& gradient : gradients) gradient.mul_(1 / c);
   result.clipped = true;
   return result;

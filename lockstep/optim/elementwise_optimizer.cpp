@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/parallel_blocks.h>
@@ -113,7 +114,7 @@ void ElementwiseOptimizer::update_block(const Update& part, std::int64_t begin,
 }
 
 void ElementwiseOptimizer::step(double learning_rate) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const std::vector<Update> parts = updates(learning_rate);
   std::vector<std::int64_t> counts;
   for (const Update& part : parts)
@@ -152,7 +153,7 @@ std::vector<NamedTensor> ElementwiseOptimizer::state() const {
 }
 
 void ElementwiseOptimizer::load_state(const std::vector<NamedTensor>& saved) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const std::vector<at::Tensor> matched = match_saved_state(state(), saved);
   const std::size_t stride = 1 + state_names_.size();
   std::vector<std::int64_t> steps;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/parallel_blocks.h>
@@ -75,7 +76,7 @@ std::vector<double> sum_of_squares_of_blocks(const at::Tensor& values, std::int6
 }
 
 std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> flat;
   std::vector<std::int64_t> offsets;
   std::int64_t num_blocks = 0;
