@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/sum_of_squares.h>

@@ -1,8 +1,11 @@
 #include <lockstep/optim/elementwise_optimizer.h>
 
 #include <cmath>
+#include <string>
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/parallel_blocks.h>

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/parallel_blocks.h>

@@ -1,5 +1,6 @@
 #include <lockstep/optim/clip.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -14,7 +15,6 @@
 namespace lockstep::optim {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::numbers;
 using testing::parameter;
@@ -179,7 +179,7 @@ TEST(ClipGradients, Refusals) {
   EXPECT_THAT(usage_error([&] {
                 clip_gradients({a, {"b", a.tensor}}, 1);
               }),
-              AllOf(HasSubstr("'a' and 'b' are one tensor")));
+              HasSubstr("'a' and 'b' are one tensor"));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The loops by themselves: against arithmetic that is written out, and cut in odd places.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>

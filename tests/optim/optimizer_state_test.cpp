@@ -1,5 +1,6 @@
 // What a checkpoint saves of an optimizer, and whether it goes on from there.
 #include <algorithm>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

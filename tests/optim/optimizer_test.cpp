@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,6 +32,8 @@ struct Case {
   double weight_decay;
   std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> peer;
 };
+
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
 // An epsilon that shows in the result; everything away from its default.
 std::vector<Case> cases() {

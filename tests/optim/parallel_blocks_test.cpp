@@ -1,5 +1,6 @@
 #include <lockstep/optim/parallel_blocks.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
