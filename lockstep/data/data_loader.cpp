@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
@@ -89,38 +90,43 @@ std::int64_t DataLoader::num_batches() const { return batches_after(0); }
 
 std::optional<Batch> DataLoader::next() {
   const auto called = Clock::now();
-  std::optional<Batch> batch = take();
+  std::optional<Batch> batch;
+  Clock::duration waited{};
+  try {
+    batch = take();
+    waited = Clock::now() - called;
+    if (batch) put_on_device(*batch);
+  } catch (...) {
+    // Whatever was loaded ahead begins after the batch that is now tried again.
+    prefetcher_.reset();
+    throw;
+  }
   if (!batch) {
+    prefetcher_.reset();
     last_given_.reset();
     return batch;
   }
   position_ = std::min(position_ + global_batch_, sampler_.num_positions());
-  note_step(Clock::now() - called);
-  if (options_.device) {
-    batch->input = batch->input.to(*options_.device, /*non_blocking=*/true);
-    if (batch->target.defined())
-      batch->target = batch->target.to(*options_.device, /*non_blocking=*/true);
-  }
+  note_step(waited);
   return batch;
 }
 
 std::optional<Batch> DataLoader::take() {
   const std::int64_t left = batches_after(position_);
-  if (left == 0) {
-    prefetcher_.reset();
-    return std::nullopt;
-  }
+  if (left == 0) return std::nullopt;
   if (options_.num_workers == 0) return load(position_);
   if (!prefetcher_)
     prefetcher_ = std::make_unique<Prefetcher<Batch>>(
         [this, start = position_](std::int64_t k) { return load(start + k * global_batch_); }, left,
         options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
-  try {
-    return prefetcher_->take();
-  } catch (...) {
-    prefetcher_.reset();
-    throw;
-  }
+  return prefetcher_->take();
+}
+
+void DataLoader::put_on_device(Batch& batch) const {
+  if (!options_.device) return;
+  batch.input = batch.input.to(*options_.device, /*non_blocking=*/true);
+  if (batch.target.defined())
+    batch.target = batch.target.to(*options_.device, /*non_blocking=*/true);
 }
 
 // Called by the workers: reads nothing that changes while they run.

@@ -46,6 +46,9 @@ class DataLoader {
   // UsageError where options, dataset and sampler do not fit together.
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
              const DataLoaderOptions& options = {});
+  // Its threads know it by its address.
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
 
   // The start of an epoch; that of epoch 0 where never called.
   void set_epoch(std::int64_t epoch);
@@ -72,6 +75,7 @@ class DataLoader {
  private:
   std::int64_t batches_after(std::int64_t position) const;
   std::optional<Batch> take();
+  void put_on_device(Batch& batch) const;
   Batch load(std::int64_t position) const;
   Batch load_samples(const BatchShare& share) const;
   void note_step(Clock::duration waited);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/base/nearest.h>
 #include <lockstep/data/token_formats.h>

@@ -81,7 +81,7 @@ TokenLayout llm_c_layout(std::span<const std::byte> file, const std::filesystem:
   const std::int64_t count = header_word(file, 2);
   const std::int64_t bytes = item_bytes(kind->type);
   const std::int64_t there = std::ssize(file) - static_cast<std::int64_t>(llm_c_header_bytes);
-  if (count < 0 || count * bytes != there)
+  if (count * bytes != there)
     throw UsageError(
         "token file '{}' says at byte 8 that it has {} tokens of {} bytes, but after its header "
         "there are {} bytes: it was cut short or is still being written; write it again",

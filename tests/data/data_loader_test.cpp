@@ -46,7 +46,7 @@ TEST_P(Loader, GivesTheSamplersOrder) {
       const auto batch = loader.next();
       ASSERT_TRUE(batch);
       EXPECT_EQ(values(batch->target), expected.indices);
-      EXPECT_EQ(values(batch->input.select(1, 1)), values(batch->target * 2));
+      EXPECT_EQ(values(batch->input.select(1, 1)), values(batch->target.mul(2)));
       EXPECT_EQ(batch->rows, expected.rows);
       EXPECT_EQ(batch->global_size, expected.global_size);
       EXPECT_EQ(batch->size(), std::ssize(expected.indices));

@@ -27,7 +27,7 @@ class Numbers : public Dataset {
     const at::Tensor target = at::zeros({std::ssize(indices)}, at::kLong);
     for (std::size_t i = 0; i < indices.size(); ++i)
       target.data_ptr<std::int64_t>()[i] = indices[i];
-    return {.input = target.unsqueeze(1) * at::tensor({1, 2}, at::kLong), .target = target};
+    return {.input = target.unsqueeze(1).mul(at::tensor({1, 2}, at::kLong)), .target = target};
   }
 
  private:
