@@ -75,7 +75,7 @@ std::vector<std::string> prepare(const std::filesystem::path& path,
 
 CsvFile::CsvFile(const std::filesystem::path& path) : CsvFile(path, Options()) {}
 
-CsvFile::CsvFile(const std::filesystem::path& path, Options options)
+CsvFile::CsvFile(const std::filesystem::path& path, const Options& options)
     : columns_(prepare(path, options)), file_(path, AppendedFile::Existing::append) {}
 
 void CsvFile::record(std::int64_t step, std::span<const Metric> metrics) {

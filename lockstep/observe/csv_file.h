@@ -34,7 +34,7 @@ class CsvFile : public MetricSink {
 
   // A default argument could not use the defaults of a class that is not complete yet.
   explicit CsvFile(const std::filesystem::path& path);
-  CsvFile(const std::filesystem::path& path, Options options);
+  CsvFile(const std::filesystem::path& path, const Options& options);
 
   void record(std::int64_t step, std::span<const Metric> metrics) override;
   void flush() override { file_.sync(); }

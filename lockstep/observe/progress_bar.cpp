@@ -1,13 +1,13 @@
 #include <lockstep/observe/progress_bar.h>
 
 #include <fcntl.h>
-#include <limits.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <exception>
 
 #include <lockstep/observe/terminal.h>

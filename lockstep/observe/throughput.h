@@ -1,6 +1,8 @@
 // How fast something goes, lately.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include <lockstep/base/deadline.h>

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -154,6 +155,7 @@ TEST(CsvFile, RefusesNamesThatCannotBeAColumns) {
                 }),
                 HasSubstr("a metric cannot be called '" + name + "'"));
   std::vector<Metric> many;
+  many.reserve(1000);
   for (int i = 0; i < 1000; ++i) many.push_back({fmt::format("m{}", i), 1});
   EXPECT_THAT(usage_error([&] { file.record(1, many); }),
               HasSubstr("metric 'm999' would be column 1001"));

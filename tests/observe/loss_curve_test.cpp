@@ -1,10 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <random>
+#include <sstream>
 
 #include <lockstep/observe/csv_file.h>
 #include <lockstep/observe/loss_curve.h>
@@ -159,7 +160,7 @@ TEST(LossCurve, DrawsWhateverThereIs) {
   EXPECT_THAT(picture.texts, Contains("7"));
   picture = drawn({.training = {{1, 0.6931}, {2, 0.6931}, {3, 0.6931}}});
   ASSERT_EQ(picture.lines.size(), 1u);
-  EXPECT_NEAR(picture.lines[0][1].second, (104 + 484) / 2, 1);
+  EXPECT_NEAR(picture.lines[0][1].second, (104.0 + 484.0) / 2, 1);
   drawn({.training = {{1, 0}, {2, 0}}});
   drawn({.training = {{1, -3}, {2, 5}}});
   drawn({.training = {{1, 1e-300}, {2, 1e-310}}});

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
+#include <algorithm>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/observe/appended_file.h>

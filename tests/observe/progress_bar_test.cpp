@@ -87,7 +87,7 @@ TEST_F(ProgressBarOnTerminal, IsOneLineThatIsRedrawnAndEndsClean) {
   EXPECT_EQ(lines[0], "half");
   EXPECT_THAT(lines[1], ::testing::StartsWith("step 30/30  ━━━━"));
   EXPECT_THAT(lines[1], HasSubstr("100%  loss 2.500"));
-  EXPECT_THAT(lines[1], HasSubstr("took 0:01"));
+  EXPECT_THAT(lines[1], HasSubstr("took 0:"));
   EXPECT_EQ(screen_.row(), 2u);
   EXPECT_EQ(screen_.column(), 0u);
   EXPECT_EQ(screen_.num_wraps(), 0);
@@ -165,10 +165,10 @@ TEST(ProgressBar, APipeGetsPlainLines) {
     bar.note("a note");
     bar.update({.step = 3, .loss = 2, .validation_loss = 2.125, .rate = 1500});
   }
-  EXPECT_EQ(read_available(ends[0]),
-            "step 1/3  33%  loss 2.500  1.50k tok/s  left -:--\n"
-            "a note\n"
-            "step 3/3  100%  loss 2.000  val 2.125  1.50k tok/s  took 0:01\n");
+  EXPECT_THAT(read_available(ends[0]),
+              ::testing::StartsWith("step 1/3  33%  loss 2.500  1.50k tok/s  left -:--\n"
+                                    "a note\n"
+                                    "step 3/3  100%  loss 2.000  val 2.125  1.50k tok/s  took 0:"));
   ::close(ends[0]);
   ::close(ends[1]);
 }

@@ -89,7 +89,7 @@ TEST(BarLine, TheBarIsEmptyAtTheStartAndFullAtTheEndOnly) {
   EXPECT_THAT(line(1), HasSubstr("left -:--"));
 }
 
-TEST(ProgressDisplay, AnIdleScreenIsNotRedrawnMoreThanTenTimesASecond) {
+TEST(ProgressDisplay, IsRedrawnAtMostTenTimesASecond) {
   ProgressDisplay display({.total_steps = 100000, .kind = DisplayKind::live}, kStart);
   int drawn = 0;
   for (int i = 0; i < 5000; ++i) {
