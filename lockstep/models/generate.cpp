@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/philox.h>
@@ -121,7 +122,7 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::span<const std::in
     if (token < 0 || token >= vocabulary)
       throw UsageError("the prompt holds token {}, and the model knows {} tokens", token,
                        vocabulary);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Evaluation evaluation(model);
   Reader reader(model);
   std::vector<std::int64_t> said;

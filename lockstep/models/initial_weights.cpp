@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/nn/random.h>
 
@@ -29,7 +30,7 @@ InitialWeight initial_weight(const ModelConfig& config, std::string_view paramet
 }
 
 void initialise(torch::nn::Module& model, const ModelConfig& config, std::uint64_t seed) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (const auto& item : model.named_parameters()) {
     const auto begins = initial_weight(config, item.key());
     switch (begins.kind) {

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
@@ -132,7 +133,7 @@ void fill_normal(const at::Tensor& tensor, std::uint64_t seed, std::string_view 
     throw UsageError("'{}' cannot be filled with normal random numbers: its type is {}", name,
                      c10::toString(tensor.scalar_type()));
   if (offset < 0) throw UsageError("'{}' has no element {}: offsets begin at 0", name, offset);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const bool in_place =
       tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   const auto values =

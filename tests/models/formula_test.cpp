@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/models/make_model.h>
 #include <lockstep/nn/random.h>
@@ -38,7 +39,7 @@ std::shared_ptr<LanguageModel> lively_model(const ModelConfig& config) {
   auto model = make_model(config, 1);
   for (const auto& item : model->named_parameters()) {
     nn::fill_normal(item.value(), 5, item.key(), 0.2);
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     if (item.key().find("norm") != std::string::npos || item.key().find("ln_") != std::string::npos)
       item.value().add_(0.8);
   }
@@ -139,7 +140,7 @@ at::Tensor llama_by_formula(const LanguageModel& model, const at::Tensor& tokens
 }
 
 void expect_by_formula(const ModelConfig& config) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto model = lively_model(config);
   const auto tokens = some_tokens(config, 2, 9);
   const auto found = model->logits(tokens);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/models/generate.h>
 #include <lockstep/models/make_model.h>
@@ -84,7 +85,7 @@ class Generate : public testing::TestWithParam<ModelConfig> {
 
   // The likeliest token after a text, without a cache.
   std::int64_t next(const std::vector<std::int64_t>& text) {
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     model_->eval();
     const auto logits = model_->logits(at::tensor(text, at::kLong).unsqueeze(0));
     return logits[0][-1].argmax().item<std::int64_t>();

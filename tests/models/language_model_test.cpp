@@ -4,6 +4,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/make_model.h>
@@ -116,7 +117,7 @@ TEST_P(EachFamily, LeavesTheGlobalGeneratorAlone) {
 }
 
 TEST_P(EachFamily, SeesOnlyWhatCameBefore) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto model = evaluated();
   const auto tokens = some_tokens(GetParam(), 2, 12);
   const auto before = model->logits(tokens);
@@ -129,7 +130,7 @@ TEST_P(EachFamily, SeesOnlyWhatCameBefore) {
 }
 
 TEST_P(EachFamily, ReadsOnFromACache) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto model = evaluated();
   const auto tokens = some_tokens(GetParam(), 2, 15);
   const auto whole = model->hidden(tokens);
@@ -203,9 +204,23 @@ TEST_P(EachFamily, RefusesOtherTokens) {
   usage_error([] { make_model({}, 1); });
 }
 
+TEST_P(EachFamily, IsTheSameOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU here";
+  auto config = GetParam();
+  config.dropout = 0.2;
+  const auto tokens = some_tokens(config, 2, 12);
+  const auto loss_on = [&](const at::Device& device) {
+    const auto model = make_model(config, 1);
+    model->to(device);
+    model->set_random_position(3, {4, 7});
+    return model->loss(tokens.to(device), tokens.flip(1).to(device)).sum.item<double>();
+  };
+  EXPECT_NEAR(loss_on(at::kCUDA), loss_on(at::kCPU), 1e-3);
+}
+
 // Two heads of keys and values for four of queries are four, where each is there twice.
 TEST(Llama, GroupedQueriesAreRepeatedKeys) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto grouped = make_model(small_llama(), 1);
   auto config = small_llama();
   config.num_kv_heads = 4;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/nn/rms_norm.h>
 
@@ -12,7 +13,7 @@ namespace {
 TEST(RMSNorm, DividesByTheRootMeanSquare) {
   RMSNorm norm(3, 0.5);
   {
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     norm->weight.copy_(at::tensor({1.0, 2.0, -1.0}));
   }
   const auto y = norm->forward(at::tensor({1.0f, 2.0f, 3.0f, 0.0f, 0.0f, 0.0f}).view({2, 3}));
@@ -28,7 +29,7 @@ TEST(RMSNorm, HasTheGradientOfItsFormula) {
   const auto along = at::randn({2, 5}, at::kDouble);
   const auto value = [&](const at::Tensor& at) { return norm->forward(at).mul(along).sum(); };
   value(x).backward();
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (std::int64_t i = 0; i < 10; ++i) {
     auto step = at::zeros({10}, at::kDouble);
     step[i] = 1e-6;
