@@ -1,6 +1,7 @@
 // Small models for tests, with sizes that differ wherever they may.
 #pragma once
 
+#include <ostream>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -32,8 +33,9 @@ inline ModelConfig small_llama() {
           .tie_embeddings = false};
 }
 
-// For INSTANTIATE_TEST_SUITE_P.
+// For INSTANTIATE_TEST_SUITE_P, and for what it prints of a test that fails.
 inline std::string family_of(const ModelConfig& config) { return family_name(config.family); }
+inline void PrintTo(const ModelConfig& config, std::ostream* out) { *out << family_of(config); }
 
 // [batch, length]
 inline at::Tensor some_tokens(const ModelConfig& config, std::int64_t batch, std::int64_t length) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/models/make_model.h>
 #include <lockstep/nn/random.h>

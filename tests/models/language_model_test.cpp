@@ -4,6 +4,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/make_model.h>
@@ -201,6 +202,20 @@ TEST_P(EachFamily, RefusesOtherTokens) {
   EXPECT_NE(message.find("20 positions"), std::string::npos) << message;
   usage_error([&] { model->loss(some_tokens(GetParam(), 1, 5), some_tokens(GetParam(), 1, 4)); });
   usage_error([] { make_model({}, 1); });
+}
+
+TEST_P(EachFamily, IsTheSameOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU here";
+  auto config = GetParam();
+  config.dropout = 0.2;
+  const auto tokens = some_tokens(config, 2, 12);
+  const auto loss_on = [&](const at::Device& device) {
+    const auto model = make_model(config, 1);
+    model->to(device);
+    model->set_random_position(3, {4, 7});
+    return model->loss(tokens.to(device), tokens.flip(1).to(device)).sum.item<double>();
+  };
+  EXPECT_NEAR(loss_on(at::kCUDA), loss_on(at::kCPU), 1e-3);
 }
 
 // Two heads of keys and values for four of queries are four, where each is there twice.

@@ -72,6 +72,13 @@ TEST(Dropout, OfOperatorsIsTheSame) {
         << count;
 }
 
+TEST(Dropout, OnAGpuIsTheSame) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU here";
+  const auto x = at::randn({3, 1001});
+  EXPECT_TRUE(
+      dropped(x.to(at::kCUDA), {0, 5, 1ll << 40}).cpu().equal(dropped(x, {0, 5, 1ll << 40})));
+}
+
 TEST(Dropout, GradientIsDroppedAlike) {
   auto x = at::randn({2, 40}, at::kDouble).requires_grad_();
   const auto y = dropped(x, {4, 6});
