@@ -130,6 +130,8 @@ TEST_F(ConfigFiles, need_a_place_to_write_to) {
             "$/gpt.json:1: tensorboard.output_path is '$/input.txt', but '$/input.txt' is a file: "
             "choose another folder");
   load({{"/tensorboard/output_path", "input.txt"}, {"/tensorboard/enabled", false}});
+  EXPECT_THAT(mistake({{"/output", "input"}, {"/csv_monitor/output_path", "input.txt"}}),
+              HasSubstr("csv_monitor.output_path is '$/input.txt', but"));
   std::filesystem::create_directory(folder_ / "locked");
   ::chmod((folder_ / "locked").c_str(), 0500);
   const AsNobody nobody(folder_.path());

@@ -72,8 +72,8 @@ TEST(Config, least_has_sane_defaults) {
 }
 
 TEST(Config, llama_has_defaults_of_its_own) {
-  const TrainConfig config = config_with({{"/model/family", "llama"}, {"/model/hidden_size", 384}});
-  EXPECT_EQ(config.model.intermediate_size, 1024);
+  const TrainConfig config = config_with({{"/model/family", "llama"}, {"/model/hidden_size", 64}});
+  EXPECT_EQ(config.model.intermediate_size, 192);
   EXPECT_FALSE(config.model.tie_embeddings);
 }
 

@@ -120,7 +120,8 @@ void check_writable(JsonReader& reader, const std::string& key, const fs::path& 
 // Said once where it is in the run's folder, which has been looked at.
 void check_monitor(JsonReader& reader, const std::string& key, const fs::path& output,
                    const MonitorSection& monitor) {
-  if (!monitor.enabled || monitor.output_path.string().starts_with(output.string())) return;
+  const fs::path within = monitor.output_path.lexically_relative(output);
+  if (!monitor.enabled || (!within.empty() && *within.begin() != "..")) return;
   check_writable(reader, key, monitor.output_path);
 }
 

@@ -11,10 +11,10 @@ constexpr std::int64_t kLargestVocabulary = 1 << 24;
 constexpr std::int64_t kLargestWidth = 1 << 20;
 constexpr std::int64_t kMostLayers = 1 << 16;
 
-// Llama's own rule: two thirds of four times the width, up to the next multiple of 256.
+// Llama's: two thirds of four times the width, up to the next multiple of 64.
 std::int64_t default_intermediate_size(ModelFamily family, std::int64_t hidden_size) {
   if (family == ModelFamily::gpt2) return 4 * hidden_size;
-  return (8 * hidden_size / 3 + 255) / 256 * 256;
+  return (8 * hidden_size / 3 + 63) / 64 * 64;
 }
 
 void check_heads(JsonSection& section, const ModelSection& model) {
