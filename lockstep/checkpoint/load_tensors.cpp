@@ -3,6 +3,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
@@ -144,7 +145,7 @@ void check_targets(std::span<const NamedTensor> targets) {
 LoadReport load_tensors_into(const SafetensorsFolder& source, std::span<const NamedTensor> targets,
                              const LoadOptions& options) {
   check_targets(targets);
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   LoadReport report;
   for (const auto& [stored, target, transposed] : Matcher(source, options).match(targets)) {
     const at::Tensor values = view_of(*stored);

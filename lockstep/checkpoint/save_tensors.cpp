@@ -1,6 +1,7 @@
 #include <map>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
@@ -52,7 +53,7 @@ Plan plan(std::span<const NamedTensor> tensors, const SaveOptions& options) {
 
 void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                   const SaveOptions& options) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Plan planned = plan(tensors, options);
   SafetensorsWriter writer(path, planned.declarations, options.metadata);
   for (const TensorEntry& entry : writer.entries()) {
