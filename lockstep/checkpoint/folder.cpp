@@ -180,6 +180,7 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
       complete.emplace(name.step, std::move(path));
   }
   std::vector<Checkpoint> result;
+  result.reserve(complete.size());
   for (auto& [step, path] : complete) result.push_back({step, std::move(path)});
   return result;
 }
@@ -235,7 +236,7 @@ fs::path CheckpointWriter::commit() {
     throw UsageError("the checkpoint in '{}' has no {}, without which it is not complete",
                      part_.string(), kStateFile);
   sync_tree(part_);
-  const fs::path final_path = run_folder_ / checkpoint_name(step_);
+  fs::path final_path = run_folder_ / checkpoint_name(step_);
   const fs::path old = run_folder_ / hidden_name(FolderName::Kind::old, step_);
   const bool replaces = is_there(final_path);
   if (replaces) rename_or_throw(final_path, old);

@@ -3,6 +3,7 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>

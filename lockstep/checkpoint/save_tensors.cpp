@@ -1,6 +1,7 @@
 #include <map>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>

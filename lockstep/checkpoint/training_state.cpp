@@ -33,7 +33,7 @@ double read_exact(const JsonPlace& place, const json& value) {
   const std::string& digits = place.text();
   std::uint64_t bits = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), bits, 16);
-  const double number = std::bit_cast<double>(bits);
+  const auto number = std::bit_cast<double>(bits);
   if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != 16 ||
       std::isfinite(number))
     place.fail(fmt::format("{} is not a number", quote(digits)));

@@ -72,6 +72,18 @@ TEST_F(SavedCheckpoint, GeneratorsDrawWhatTheyWouldHaveDrawn) {
               HasSubstr("generator 'cpu' (1 bytes)"));
 }
 
+TEST(Generators, OfAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this LibTorch has no CUDA";
+  const at::Device device(at::kCUDA, 0);
+  at::randn({7}, device);
+  const GeneratorStates states = generator_states(device);
+  const at::Tensor expected = at::randn({100}, device);
+  const at::Tensor on_host = at::randn({100});
+  restore_generators(states, device);
+  EXPECT_TRUE(at::equal(at::randn({100}, device), expected));
+  EXPECT_TRUE(at::equal(at::randn({100}), on_host));
+}
+
 TEST_F(SavedCheckpoint, OfAnotherModelTouchesNothing) {
   const auto path = save_checkpoint(folder / "run", contents(1));
   const std::vector<NamedTensor> larger = {{"weight", at::zeros({3, 5})}, {"bias", at::zeros({3})}};

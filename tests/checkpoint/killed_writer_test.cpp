@@ -1,8 +1,8 @@
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <random>
 #include <thread>
 
@@ -104,7 +104,7 @@ TEST(KilledWriter, LeavesTheNewestCompleteCheckpointAtAnyMoment) {
   }
   EXPECT_GT(commits, 0) << "every writer was killed before its first commit";
   // What all of them left is removed by the next one that lives.
-  CheckpointWriter(run, 0);
+  { const CheckpointWriter next(run, 0); }
   for (const auto& entry : fs::directory_iterator(run))
     EXPECT_EQ(entry.path().filename().string().front(), 's') << entry.path();
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 namespace lockstep::checkpoint {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <unordered_set>
 
+#include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/checkpoint/safetensors/free_space.h>
