@@ -1,35 +1,26 @@
 // Scaled dot-product attention.
 #pragma once
 
-#include <cmath>
-#include <limits>
 #include <optional>
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::nn {
 
 struct AttentionOptions {
-  bool causal = true;
+  bool causal = true;  // the last query sees all keys, the one before it all but the last, …
   std::optional<double> scale;  // 1/sqrt(head_dim) where not given
 };
 
-// q [batch, heads, length, head_dim], k and v [batch, kv_heads, keys, head_dim] give
-// [batch, heads, length, head_dim], which lies in memory as [batch, length, heads, head_dim].
-// Causal: the last query sees all keys.
-inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            const AttentionOptions& options = {}) {
-  const auto group = q.size(1) / k.size(1);
-  const auto keys = group == 1 ? k : k.repeat_interleave(group, 1);
-  const auto values = group == 1 ? v : v.repeat_interleave(group, 1);
-  const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
-  auto scores = at::matmul(q, keys.transpose(2, 3)) * scale;
-  if (options.causal) {
-    const auto seen =
-        at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril(k.size(2) - q.size(2));
-    scores = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
-  }
-  return at::matmul(scores.softmax(-1), values).transpose(1, 2).contiguous().transpose(1, 2);
-}
+// softmax(scale·q·kᵀ)·v of q [batch, heads, length, head_dim], k and v [batch, kv_heads, keys,
+// head_dim], where heads is a multiple of kv_heads (each of theirs serves as many of ours, in
+// order). Gives [batch, heads, length, head_dim] that lies in memory as [batch, length, heads,
+// head_dim], so that transpose(1, 2).reshape({batch, length, -1}) costs nothing.
+//
+// float32 on a CPU goes through blocks of rows, and the matrix of scores is never there as a whole,
+// in forward or backward; the inputs may be views (of one projection, say) whose last dimension is
+// contiguous. Everything else goes through LibTorch's own attention.
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const AttentionOptions& options = {});
 
 }  // namespace lockstep::nn

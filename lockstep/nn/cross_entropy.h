@@ -1,27 +1,30 @@
-// The loss of a language model's head.
+// The loss of a language model, as a sum and a count: a mean is taken over the targets of all
+// ranks, never over those of one.
 #pragma once
 
 #include <cstdint>
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::nn {
 
 struct LossSum {
-  at::Tensor sum;
-  std::int64_t count = 0;  // targets that are not negative
+  at::Tensor sum;          // a scalar: the loss of every valid target, added in the order of rows
+  std::int64_t count = 0;  // of valid targets
 };
 
-// Cross-entropy of hidden [rows, width] times weight [vocab, width] against targets [rows], summed
-// over the targets that are not negative.
-inline LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                    const at::Tensor& targets) {
-  const auto valid = targets.ge(0);
-  const auto losses = -at::linear(hidden, weight)
-                           .log_softmax(-1)
-                           .gather(1, targets.clamp_min(0).unsqueeze(1))
-                           .squeeze(1);
-  return {losses.masked_fill(valid.logical_not(), 0).sum(), valid.sum().item<std::int64_t>()};
-}
+inline constexpr std::int64_t kIgnoredTarget = -100;
+
+// Cross-entropy of logits [rows, vocab] against targets [rows] (int64). Rows whose target is
+// `ignore_index` count nothing and get no gradient; any other target outside the vocabulary is a
+// UsageError. The only tensor as large as the logits that it makes is their gradient.
+LossSum cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                      std::int64_t ignore_index = kIgnoredTarget);
+
+// The same of logits = hidden·weightᵀ, hidden [rows, width] and weight [vocab, width], of which
+// there is never more than a block of rows. Where a gradient will be asked for, it is computed
+// along with the loss.
+LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                             const at::Tensor& targets, std::int64_t ignore_index = kIgnoredTarget);
 
 }  // namespace lockstep::nn

@@ -1,14 +1,19 @@
 // The Gaussian error linear unit.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
 
 namespace lockstep::nn {
 
-enum class GeluKind { tanh, erf };
+enum class GeluKind : std::uint8_t {
+  tanh,  // GPT-2's approximation, Hugging Face's gelu_new
+  erf,   // x·P(X < x), X standard normal
+};
 
-inline at::Tensor gelu(const at::Tensor& x, GeluKind kind) {
-  return at::gelu(x, kind == GeluKind::tanh ? "tanh" : "none");
-}
+// x of any shape. Contiguous float32 on a CPU goes through a loop of ours, which keeps nothing but
+// x for backward; everything else through ATen's gelu. -inf gives NaN, as there.
+at::Tensor gelu(const at::Tensor& x, GeluKind kind);
 
 }  // namespace lockstep::nn

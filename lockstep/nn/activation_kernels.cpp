@@ -1,0 +1,80 @@
+#include <lockstep/nn/activation_kernels.h>
+
+#include <lockstep/base/simd.h>
+#include <lockstep/nn/vector_math.h>
+
+namespace lockstep::nn::internal {
+
+namespace {
+
+// GELU's tanh form is x·sigmoid(x·(a + b·x²)), which stays accurate where 1 + tanh cancels.
+constexpr float kLinear = 1.59576912f;   // 2·sqrt(2/pi)
+constexpr float kCubic = 0.0713548163f;  // 0.044715 times that
+constexpr float kInverseSqrtTwoPi = 0.398942280f;
+
+// Where a derivative has long reached its limit; keeps inf·0 out of it. NaN passes.
+inline float within(float x, float bound) {
+  x = x > bound ? bound : x;
+  return x < -bound ? -bound : x;
+}
+
+}  // namespace
+
+LOCKSTEP_SIMD void gelu_tanh(const float* __restrict x, float* __restrict y, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i)
+    y[i] = x[i] / (1.0f + vector_exp(-x[i] * (kLinear + kCubic * (x[i] * x[i]))));
+}
+
+LOCKSTEP_SIMD void gelu_tanh_backward(const float* __restrict x, const float* __restrict grad,
+                                      float* __restrict grad_x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float v = within(x[i], 12.0f);
+    const float square = v * v;
+    const float e = vector_exp(-v * (kLinear + kCubic * square));
+    const float s = 1.0f / (1.0f + e);
+    // 1 - s, where s is close to 1, from what has not been rounded away.
+    const float rest = e > 1.0f ? 1.0f - s : e * s;
+    grad_x[i] = grad[i] * (s + (v * s) * rest * (kLinear + (3.0f * kCubic) * square));
+  }
+}
+
+LOCKSTEP_SIMD void gelu_erf(const float* __restrict x, float* __restrict y, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float v = x[i];
+    const float a = v < 0.0f ? -v : v;
+    const float tail = normal_tail(a, vector_exp(-0.5f * (v * v)));
+    y[i] = v * (v < 0.0f ? tail : 1.0f - tail);
+  }
+}
+
+LOCKSTEP_SIMD void gelu_erf_backward(const float* __restrict x, const float* __restrict grad,
+                                     float* __restrict grad_x, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float v = within(x[i], 20.0f);
+    const float a = v < 0.0f ? -v : v;
+    const float density = vector_exp(-0.5f * (v * v));
+    const float tail = normal_tail(a, density);
+    const float below = v < 0.0f ? tail : 1.0f - tail;
+    grad_x[i] = grad[i] * (below + v * (kInverseSqrtTwoPi * density));
+  }
+}
+
+LOCKSTEP_SIMD void silu_multiply(const float* __restrict gate, const float* __restrict up,
+                                 float* __restrict y, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) y[i] = gate[i] / (1.0f + vector_exp(-gate[i])) * up[i];
+}
+
+LOCKSTEP_SIMD void silu_multiply_backward(const float* __restrict gate, const float* __restrict up,
+                                          const float* __restrict grad, float* __restrict grad_gate,
+                                          float* __restrict grad_up, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float e = vector_exp(-gate[i]);
+    const float s = 1.0f / (1.0f + e);
+    const float bounded = within(gate[i], 120.0f);
+    const float rest = e > 1.0f ? 1.0f - s : e * s;
+    grad_gate[i] = grad[i] * up[i] * (s * (1.0f + bounded * rest));
+    grad_up[i] = grad[i] * (gate[i] * s);
+  }
+}
+
+}  // namespace lockstep::nn::internal
