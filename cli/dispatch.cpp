@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <vector>
 
+#include <lockstep/base/blas_environment.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/nearest.h>
@@ -31,6 +33,8 @@ void complain(std::string_view text) { fmt::print(stderr, "lockstep: {}\n", text
 
 int execute_torch_program(std::string_view verb, char** argv) {
   const fs::path program = torch_program(verb);
+  // Read before main(): it has to be there when the program starts.
+  if (const char* core = openblas_core()) set_environment_default("OPENBLAS_CORETYPE", core);
   ::execv(program.c_str(), argv);
   throw UsageError("'{}' needs the program {}, which does not start: {}", verb, program.string(),
                    std::strerror(errno));

@@ -1,5 +1,7 @@
 #include <lockstep/elastic/rank_environment.h>
 
+#include <lockstep/base/blas_environment.h>
+
 #include <algorithm>
 
 #include <lockstep/base/environment.h>
@@ -36,6 +38,7 @@ std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
   set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1);
   set_default("OMP_NUM_THREADS", options.threads);
   set_default("OPENBLAS_NUM_THREADS", options.threads);
+  if (const char* core = openblas_core()) set_default("OPENBLAS_CORETYPE", core);
   set("LOCKSTEP_STORE", layout.store);
   set("LOCKSTEP_SECRET_FD", options.secret_fd);
   set("LOCKSTEP_FLIGHT_DIR", options.flight_directory);
