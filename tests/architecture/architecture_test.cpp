@@ -68,6 +68,19 @@ TEST_F(Rules, AFileThatStandsLowerThanItsFolderMayNotIncludeTheRestOfIt) {
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
 }
 
+TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm` | collectives | base, comm/types | yes |\n"
+              "| `parallel/shard` | a strategy | base | no |\n"
+              "| `cli` | the program | base | no |\n");
+  write("lockstep/parallel/shard/unit.h", "#include <lockstep/base/error.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("lockstep/parallel/pipe/stage.h", "");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("parallel/pipe/stage.h: no row of ARCHITECTURE.md holds")));
+}
+
 TEST_F(Rules, AnArrowOfTheProgram) {
   write("cli/main.cpp", "#include <lockstep/comm/tcp/link.h>\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include comm ")));

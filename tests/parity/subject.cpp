@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <lockstep/models/make_model.h>
+
 namespace lockstep::parity {
 
 namespace {
@@ -136,6 +138,42 @@ Subject partly_trained() {
       .make_batch = [](std::int64_t n) { return regression(n, {6}, {2}); }};
 }
 
+// Ours.
+Subject language_model(const models::ModelConfig& config) {
+  const auto model = models::make_model(
+      config, static_cast<std::uint64_t>(at::randint(100, {}, at::kLong).item<std::int64_t>()));
+  return {.module = model,
+          .loss_sum = [model](const at::Tensor& x,
+                              const at::Tensor& y) { return model->loss(x, y).sum; },
+          .per_sample = 5,
+          .make_batch =
+              [](std::int64_t n) {
+                return std::pair(at::randint(23, {n, 5}, at::kLong),
+                                 at::randint(23, {n, 5}, at::kLong));
+              }};
+}
+
+Subject gpt() {
+  return language_model({.family = models::Family::gpt2,
+                         .vocab_size = 23,
+                         .hidden_size = 12,
+                         .num_layers = 2,
+                         .num_heads = 3,
+                         .max_positions = 8});
+}
+
+Subject llama() {
+  return language_model({.family = models::Family::llama,
+                         .vocab_size = 23,
+                         .hidden_size = 16,
+                         .num_layers = 2,
+                         .num_heads = 4,
+                         .num_kv_heads = 2,
+                         .intermediate_size = 20,
+                         .max_positions = 8,
+                         .tie_embeddings = false});
+}
+
 }  // namespace
 
 const std::vector<SubjectKind>& subject_kinds() {
@@ -146,6 +184,8 @@ const std::vector<SubjectKind>& subject_kinds() {
       // Its dropout draws from the generator for a whole batch at once.
       {"transformer encoder", transformer_encoder, Samples::mixed},
       {"shared weights", shared_weights},
+      {"gpt", gpt},
+      {"llama", llama},
       // Which branch is taken depends on the whole batch.
       {"frozen and unused parameters", partly_trained, Samples::mixed, Usage::partial},
   };
