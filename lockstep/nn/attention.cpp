@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/version.h>
