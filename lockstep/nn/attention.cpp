@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/version.h>
@@ -52,7 +54,7 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const auto values = group == 1 ? v : v.repeat_interleave(group, 1);
   // A single query sees every key.
   const bool masked = causal && q.size(2) > 1;
-  std::optional<at::Tensor> seen;
+  at::Tensor seen;
   if (masked)
     seen =
         at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril(k.size(2) - q.size(2));
@@ -60,15 +62,16 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
   // Its own causal mask is aligned at the first key, and takes faster kernels where that is the
   // same.
   const bool square = masked && q.size(2) == k.size(2);
-  if (square) seen.reset();
   // Its scale is 1/sqrt(head_dim); LibTorch 2.0 cannot be told another.
   const double factor = scale * std::sqrt(static_cast<double>(q.size(3)));
   const auto scaled = std::abs(factor - 1.0) < 1e-12 ? q : q * factor;
-  const auto output = at::scaled_dot_product_attention(scaled, keys, values, seen, 0.0, square);
+  const auto output = masked && !square
+                          ? at::scaled_dot_product_attention(scaled, keys, values, seen)
+                          : at::scaled_dot_product_attention(scaled, keys, values, {}, 0.0, square);
 #else
   auto scores = at::matmul(q, keys.transpose(2, 3)) * scale;
-  if (seen)
-    scores = scores.masked_fill(seen->logical_not(), -std::numeric_limits<double>::infinity());
+  if (masked)
+    scores = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
   const auto output = at::matmul(scores.softmax(-1), values);
 #endif
   return output.transpose(1, 2).contiguous().transpose(1, 2);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 

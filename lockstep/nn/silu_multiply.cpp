@@ -1,5 +1,7 @@
 #include <lockstep/nn/silu_multiply.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 

