@@ -35,7 +35,7 @@ class LanguageModel : public torch::nn::Module {
   at::Tensor logits(const at::Tensor& tokens);
   at::Tensor logits_of(const at::Tensor& hidden) const;
 
-  // The cross-entropy of targets [batch, length], summed over those that are not negative, and how
+  // The cross-entropy of targets [batch, length], summed over those that are not -100, and how
   // many those are: divide by the count over all ranks and micro-batches.
   nn::LossSum loss(const at::Tensor& tokens, const at::Tensor& targets);
 
