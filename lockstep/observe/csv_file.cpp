@@ -4,6 +4,8 @@
 #include <limits>
 #include <system_error>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
 #include <lockstep/observe/csv_table.h>

@@ -4,6 +4,7 @@
 #include <map>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>

@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/replicate/agreement.h>
