@@ -101,7 +101,7 @@ struct CheckpointSection {
 struct DdpSection {
   double first_bucket_mb = 1;
   double bucket_mb = 25;
-  bool find_unused_parameters = false;
+  bool find_unused_parameters = true;
 };
 
 enum class OnNonFiniteLoss { stop, skip };

@@ -30,7 +30,7 @@ const char* const kEverything = R"({
   "csv_monitor": {"enabled": false, "output_path": "/out/csv", "job_name": "second"},
   "steps_per_print": 1, "wall_clock_breakdown": true, "dataloader_drop_last": true,
   "on_non_finite_loss": "skip",
-  "ddp": {"first_bucket_mb": 0.5, "bucket_mb": 10.0, "find_unused_parameters": true},
+  "ddp": {"first_bucket_mb": 0.5, "bucket_mb": 10.0, "find_unused_parameters": false},
   "device": "cuda", "threads_per_rank": 4
 })";
 
