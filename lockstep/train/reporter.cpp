@@ -90,11 +90,11 @@ void Reporter::validation(std::int64_t step, double loss,
   all.insert(all.end(), metrics.begin(), metrics.end());
   metrics_.record(step, all);
   // The bar has room for the loss alone.
-  if (metrics.empty()) return;
+  if (metrics.empty() || !bar_) return;
   std::string line = fmt::format("step {}: validation loss {:.4f}", step, loss);
   for (const observe::Metric& metric : metrics)
     line += fmt::format(", {} {:.4f}", metric.name, metric.value);
-  note(line);
+  bar_->note(line);
 }
 
 void Reporter::note(const std::string& text) {
