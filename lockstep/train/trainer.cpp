@@ -123,7 +123,8 @@ bool Trainer::finished() const {
 TrainingResult Trainer::run() {
   const StopRequest stop;
   resume();
-  if (dist_.is_main())
+  // A run that was over before has all in its files already.
+  if (dist_.is_main() && !finished())
     reporter_ = std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
                                                                    .resumed_after = step_,
                                                                    .counted = task_->counted()});
@@ -243,9 +244,7 @@ void Trainer::validate() {
   result_.validation_metrics.clear();
   for (std::size_t i = 0; i < names.size(); ++i)
     result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});
-  // Of a run that was over before it resumed, the files have it.
-  if (reporter_ && step_ > result_.resumed_after)
-    reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
+  if (reporter_) reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
 }
 
 bool Trainer::agree_to_stop(bool wanted) const { return dist_.sum(wanted ? 1 : 0) > 0; }

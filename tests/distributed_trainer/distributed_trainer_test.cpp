@@ -6,45 +6,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/loss.h>
 
+#include <tests/ranks/job.h>
+
 #include "../base/errors.h"
+#include "line.h"
 
 namespace lockstep {
 namespace {
 
 using at::Tensor;
 using ::testing::HasSubstr;
-
-// std::optional or, before LibTorch 2.5, its own.
-struct Any;
-using Size = decltype(std::declval<const torch::data::datasets::BatchDataset<Any>&>().size());
-
-// Sample k is the input [k/10, 1] and the target 3·k/10 − 2, which a linear layer can learn.
-class Line : public torch::data::datasets::Dataset<Line> {
- public:
-  explicit Line(std::size_t size) : size_(size) {}
-  torch::data::Example<> get(std::size_t index) override {
-    const float x = static_cast<float>(index) / 10;
-    return {at::tensor({x, 1.0f}), at::tensor({3 * x - 2})};
-  }
-  Size size() const override { return size_; }
-
- private:
-  std::size_t size_;
-};
-
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    register_module("layer", layer);
-    const at::NoGradGuard no_grad;
-    layer->weight.fill_(0.5);
-  }
-  Tensor forward(const Tensor& input) { return layer->forward(input); }
-  torch::nn::Linear layer{torch::nn::LinearOptions(2, 1).bias(false)};
-};
-TORCH_MODULE(Net);
 
 // Two outputs, neither of them a plain tensor's.
 struct TwoHeads : NetImpl {
@@ -62,18 +35,12 @@ TrainerOptions options() {
           .progress_fd = -1};
 }
 
-Tensor squares(const Tensor& output, const Tensor& target) { return (output - target).square(); }
-
 template <typename Model>
 Tensor weights_after(Model model, auto loss, LossReduction reduction = LossReduction::mean) {
   DistributedTrainer trainer(setup_distributed(), std::move(model), loss, options(), reduction);
   trainer.fit(Line(20));
   return trainer.model()->parameters().at(0).detach();
 }
-
-const auto kMean = [](const Tensor& output, const Tensor& target) {
-  return squares(output, target).mean();
-};
 
 TEST(DistributedTrainer, TakesModelsInEveryForm) {
   const Tensor expected = weights_after(Net(), kMean);
@@ -140,6 +107,8 @@ TEST(DistributedTrainer, FitsAgainFromWhereTheWeightsAre) {
   const double first = trainer.fit(Line(20)).loss;
   EXPECT_LT(trainer.fit(Line(20)).loss, first);
 }
+
+TEST(DistributedTrainer, TwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
 
 TEST(DistributedTrainer, RefusesWhatIsNoLoss) {
   const auto complaint = [](auto loss) { return usage_error([&] { weights_after(Net(), loss); }); };
