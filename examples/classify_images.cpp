@@ -22,6 +22,8 @@
 
 #include <lockstep/train/distributed_trainer.h>
 
+namespace nn = torch::nn;
+
 // ---- the data ----------------------------------------------------------------------------------
 
 // Digits as pixels: ten of them side by side, 5 wide and 7 high, a column apart.
@@ -78,7 +80,7 @@ class Digits : public torch::data::datasets::Dataset<Digits> {
 // Plain torch::nn: it knows nothing of ranks. SiLU and average pools are smooth; where ReLU and
 // max pools decide between two values that differ only by rounding, runs on one and on two ranks
 // begin to differ by more.
-struct Net : torch::nn::Module {
+struct Net : nn::Module {
   Net() {
     register_module("features", features);
     register_module("classes", classes);
@@ -89,16 +91,15 @@ struct Net : torch::nn::Module {
     return classes->forward(features->forward(images).flatten(1));
   }
 
-  static torch::nn::Conv2d convolution(int from, int to) {
-    return torch::nn::Conv2d(torch::nn::Conv2dOptions(from, to, 3).padding(1).bias(false));
+  static nn::Conv2d convolution(int from, int to) {
+    return nn::Conv2d(nn::Conv2dOptions(from, to, 3).padding(1).bias(false));
   }
 
-  torch::nn::Sequential features{
-      convolution(1, 16),         torch::nn::BatchNorm2d(16), torch::nn::SiLU(),
-      torch::nn::AvgPool2d(2),    convolution(16, 32),        torch::nn::BatchNorm2d(32),
-      torch::nn::SiLU(),          torch::nn::AvgPool2d(2),    convolution(32, 64),
-      torch::nn::BatchNorm2d(64), torch::nn::SiLU(),          torch::nn::AdaptiveAvgPool2d(1)};
-  torch::nn::Linear classes{64, 10};
+  nn::Sequential features{
+      convolution(1, 16),  nn::BatchNorm2d(16), nn::SiLU(), nn::AvgPool2d(2),  // [16, 8, 8]
+      convolution(16, 32), nn::BatchNorm2d(32), nn::SiLU(), nn::AvgPool2d(2),  // [32, 4, 4]
+      convolution(32, 64), nn::BatchNorm2d(64), nn::SiLU(), nn::AdaptiveAvgPool2d(1)};
+  nn::Linear classes{64, 10};
 };
 
 // ---- the program -------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ void train(const Flags& flags) {
 
   const std::int64_t num_steps = flags.epochs * ((kTrainingImages + flags.batch - 1) / flags.batch);
   lockstep::DistributedTrainer trainer(
-      dist, net, torch::nn::CrossEntropyLoss(),
+      dist, net, nn::CrossEntropyLoss(),
       {.epochs = flags.epochs,
        .batch_size = flags.batch / dist.world_size(),
        .learning_rate = 5e-3,

