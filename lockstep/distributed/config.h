@@ -23,9 +23,9 @@ struct DistributedConfig {
   // How long joining, and any call between ranks, may take before it fails by name.
   milliseconds timeout{600'000};
   // The best there is where not given.
-  std::optional<c10::DeviceType> device_type;
+  std::optional<c10::DeviceType> device_type = {};
   device::GpuUse gpu_use = device::GpuUse::one_rank_each;
-  replicate::Options ddp;
+  replicate::Options ddp = {};
 };
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include <lockstep/distributed/distributed.h>
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -73,10 +74,9 @@ void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) 
   if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
   auto& models = state_->models;
   std::erase_if(models, [](const State::Wrapped& wrapped) { return wrapped.module.expired(); });
-  for (const State::Wrapped& wrapped : models)
-    if (wrapped.module.lock() == module)
-      throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
-                       module->name());
+  if (find(*module) != nullptr)
+    throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
+                     module->name());
   module->to(device());
   models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
                                 *module, state_->mesh.axis("dp_replicate"), state_->config.ddp)});
@@ -91,10 +91,21 @@ int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn:
   return batch_norms.back()->num_converted();
 }
 
+bool DistributedManager::synchronises_batch_norms() const {
+  return std::ranges::any_of(state_->batch_norms,
+                             [](const auto& norms) { return norms->num_converted() > 0; });
+}
+
+replicate::DistributedDataParallel* DistributedManager::find(
+    const torch::nn::Module& module) const {
+  for (const State::Wrapped& wrapped : state_->models)
+    if (wrapped.module.lock().get() == &module) return wrapped.parallel.get();
+  return nullptr;
+}
+
 replicate::DistributedDataParallel& DistributedManager::data_parallel(
     const torch::nn::Module& module) {
-  for (const State::Wrapped& wrapped : state_->models)
-    if (wrapped.module.lock().get() == &module) return *wrapped.parallel;
+  if (auto* const found = find(module)) return *found;
   throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
                    module.name());
 }

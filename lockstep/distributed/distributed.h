@@ -8,15 +8,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
@@ -49,35 +48,44 @@ class DistributedManager {
   // shared_ptr.
   template <typename Model>
   auto wrap_model(Model model) {
-    auto shared = share(std::move(model));
-    wrap(module_of(shared));
+    auto shared = internal::share_model(std::move(model));
+    wrap(internal::module_of(shared));
     return shared;
+  }
+
+  // Whether wrap_model() has had it.
+  template <typename Model>
+  bool is_wrapped(const Model& model) const {
+    return find(*internal::module_of(model)) != nullptr;
   }
 
   // Makes the batch norms of a model take their statistics over the samples of all ranks; before
   // wrap_model(). Returns how many there are. Each rank then needs a sample in every step.
   template <typename Model>
   int convert_sync_batchnorm(const Model& model) {
-    return synchronise_batch_norms(module_of(model));
+    return synchronise_batch_norms(internal::module_of(model));
   }
+
+  // Whether there are any.
+  bool synchronises_batch_norms() const;
 
   // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
   template <typename Model>
   auto no_sync(const Model& model) {
-    return data_parallel(*module_of(model)).no_sync();
+    return data_parallel(*internal::module_of(model)).no_sync();
   }
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of
   // all ranks, so that ranks may have different numbers of them, or none.
   template <typename Model>
   void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
-    data_parallel(*module_of(model)).backward(loss_sum, count);
+    data_parallel(*internal::module_of(model)).backward(loss_sum, count);
   }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
   const replicate::StepTotals& totals(const Model& model) {
-    return data_parallel(*module_of(model)).totals();
+    return data_parallel(*internal::module_of(model)).totals();
   }
 
   // Numbers summed over all ranks, for metrics.
@@ -96,23 +104,9 @@ class DistributedManager {
 
   explicit DistributedManager(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  template <typename Model>
-  static auto share(Model model) {
-    if constexpr (std::is_base_of_v<torch::nn::Module, Model>)
-      return std::make_shared<Model>(std::move(model));
-    else
-      return model;
-  }
-  template <typename Model>
-  static std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
-    if constexpr (std::is_base_of_v<torch::detail::ModuleHolderIndicator, Model>)
-      return model.ptr();
-    else
-      return model;
-  }
-
   void wrap(const std::shared_ptr<torch::nn::Module>& module);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
+  replicate::DistributedDataParallel* find(const torch::nn::Module& module) const;
   replicate::DistributedDataParallel& data_parallel(const torch::nn::Module& module);
 
   std::shared_ptr<State> state_;

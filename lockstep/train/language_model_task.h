@@ -18,7 +18,7 @@ class LanguageModelTask : public Task {
   void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
   checkpoint::StoredForms stored_forms() const override;
   std::map<std::string, std::string> checkpoint_files() const override;
-  std::string rate_unit() const override { return "tok/s"; }
+  Counted counted() const override { return Counted::tokens; }
 
  private:
   std::shared_ptr<models::LanguageModel> model_;

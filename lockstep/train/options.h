@@ -33,8 +33,8 @@ enum class ResumePolicy {
 
 struct TrainerOptions {
   // How long: whichever comes first. At least one must be given.
-  std::optional<std::int64_t> max_steps;
-  std::optional<std::int64_t> epochs;
+  std::optional<std::int64_t> max_steps = {};
+  std::optional<std::int64_t> epochs = {};
 
   // A step has batch_size · accumulation samples a rank, fewer at the end of an epoch.
   std::int64_t batch_size = 32;
@@ -60,23 +60,23 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
 
   // The run's folder: checkpoints, metrics.csv, loss.svg, TensorBoard's files. Empty: no files.
-  std::filesystem::path output;
+  std::filesystem::path output = {};
   std::int64_t checkpoint_interval = 0;  // steps; 0: only at the end
   int keep_checkpoints = 2;              // the newest so many; 0: all
   ResumePolicy resume = ResumePolicy::newest;
   // Another checkpoint to start from, in place of the run's own.
-  std::optional<std::filesystem::path> resume_from;
+  std::optional<std::filesystem::path> resume_from = {};
   bool csv = true;
   bool tensorboard = true;
-  std::filesystem::path csv_folder;          // empty: `output`
-  std::filesystem::path tensorboard_folder;  // empty: `output`/tensorboard
+  std::filesystem::path csv_folder = {};          // empty: `output`
+  std::filesystem::path tensorboard_folder = {};  // empty: `output`/tensorboard
 
   std::int64_t steps_per_print = 10;  // where progress is no terminal
   // Where progress goes; -1: nowhere. Only on the main rank.
   int progress_fd = 1;
-  std::string title;                                            // of the loss curve
-  std::optional<observe::LossCurve::Reference> reference_loss;  // a line in it
-  std::string config;  // kept in checkpoints, for whoever looks
+  std::string title = {};                                            // of the loss curve
+  std::optional<observe::LossCurve::Reference> reference_loss = {};  // a line in it
+  std::string config = {};  // kept in checkpoints, for whoever looks
 };
 
 }  // namespace lockstep::train

@@ -11,13 +11,25 @@
 
 namespace lockstep::train {
 
+namespace {
+
+const char* rate_unit(Counted counted) {
+  return counted == Counted::tokens ? "tok/s" : "samples/s";
+}
+
+const char* rate_name(Counted counted) {
+  return counted == Counted::tokens ? "tokens_per_second" : "samples_per_second";
+}
+
+}  // namespace
+
 Reporter::Reporter(const TrainerOptions& options, const Run& run)
     : options_(options), run_(run), start_(Clock::now()) {
   add_files();
   if (options_.progress_fd >= 0)
     bar_.emplace(options_.progress_fd,
                  observe::ProgressBar::Options{.total_steps = run_.total_steps,
-                                               .rate_unit = run_.rate_unit,
+                                               .rate_unit = rate_unit(run_.counted),
                                                .plain_every_steps = options_.steps_per_print});
 }
 
@@ -37,6 +49,8 @@ void Reporter::add_files() {
     add([&] {
       std::filesystem::create_directories(folder.metrics().parent_path());
       observe::CsvFile::Options csv;
+      csv.columns = {"loss",          "validation_loss",       "learning_rate",
+                     "gradient_norm", rate_name(run_.counted), "seconds"};
       csv.resume_after = resume_after;
       return std::make_unique<observe::CsvFile>(folder.metrics(), csv);
     });
@@ -59,7 +73,7 @@ void Reporter::step(std::int64_t step, const StepReport& report) {
   metrics_.record(step, {{"loss", report.loss},
                          {"learning_rate", report.learning_rate},
                          {"gradient_norm", report.gradient_norm},
-                         {"tokens_per_second", recent_.per_second()},
+                         {rate_name(run_.counted), recent_.per_second()},
                          {"seconds", std::chrono::duration<double>(now - start_).count()}});
   if (bar_)
     bar_->update({.step = step,
@@ -75,6 +89,12 @@ void Reporter::validation(std::int64_t step, double loss,
   std::vector<observe::Metric> all = {{"validation_loss", loss}};
   all.insert(all.end(), metrics.begin(), metrics.end());
   metrics_.record(step, all);
+  // The bar has room for the loss alone.
+  if (metrics.empty() || !bar_) return;
+  std::string line = fmt::format("step {}: validation loss {:.4f}", step, loss);
+  for (const observe::Metric& metric : metrics)
+    line += fmt::format(", {} {:.4f}", metric.name, metric.value);
+  bar_->note(line);
 }
 
 void Reporter::note(const std::string& text) {

@@ -9,6 +9,7 @@
 #include <lockstep/observe/metrics.h>
 #include <lockstep/observe/progress_bar.h>
 #include <lockstep/observe/throughput.h>
+#include <lockstep/train/counted.h>
 #include <lockstep/train/options.h>
 
 namespace lockstep::train {
@@ -27,7 +28,7 @@ class Reporter {
   struct Run {
     std::int64_t total_steps = 0;
     std::int64_t resumed_after = 0;  // 0: from the start
-    std::string rate_unit;
+    Counted counted = Counted::samples;
   };
 
   Reporter(const TrainerOptions& options, const Run& run);

@@ -12,6 +12,7 @@
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/nn/cross_entropy.h>
+#include <lockstep/train/counted.h>
 
 namespace lockstep::train {
 
@@ -46,8 +47,8 @@ class Task {
   virtual checkpoint::StoredForms stored_forms() const { return {}; }
   virtual std::map<std::string, std::string> checkpoint_files() const { return {}; }
 
-  // What is counted by LossSum::count, for the progress bar: "tok/s", "samples/s".
-  virtual std::string rate_unit() const { return "samples/s"; }
+  // What LossSum::count counts.
+  virtual Counted counted() const { return Counted::samples; }
 };
 
 }  // namespace lockstep::train

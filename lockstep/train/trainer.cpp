@@ -34,6 +34,13 @@ double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
   return options.learning_rate;
 }
 
+// What the datasets' sampler would say of it, but with a name.
+void check(const std::shared_ptr<const data::Dataset>& dataset, const char* what) {
+  if (dataset == nullptr || dataset->size() == 0)
+    throw UsageError("there are no samples to {}: the dataset is {}", what,
+                     dataset == nullptr ? "a null pointer" : "empty");
+}
+
 data::DataLoader make_loader(const DistributedManager& dist,
                              const std::shared_ptr<const data::Dataset>& dataset,
                              const TrainerOptions& options, bool shuffle, bool drop_last) {
@@ -69,13 +76,16 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       task_(std::move(task)),
       model_(task_->model()),
       options_((check(options), std::move(options))),
-      loader_(make_loader(dist_, training, options_, options_.shuffle, options_.drop_last)),
+      loader_((check(training, "train on"),
+               make_loader(dist_, training, options_, options_.shuffle, options_.drop_last))),
       validation_(std::move(validation)) {
+  if (validation_ != nullptr) check(validation_, "validate on");
   if (loader_.num_batches() == 0)
     throw UsageError("an epoch of {} samples has no batch of {} samples on each of {} ranks: use a "
                      "smaller batch, or keep the last one (drop_last)",
                      training->size(), options_.batch_size, dist_.world_size());
-  dist_.wrap_model(model_);
+  check_batch_norms();
+  if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
   parameters_ = distinct_parameters(*model_);
   optimizer_ = optim::make_optimizer(
       options_.optimizer,
@@ -92,6 +102,19 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
 
 Trainer::~Trainer() = default;
 
+// A rank without samples would leave the others waiting for its statistics.
+void Trainer::check_batch_norms() const {
+  const std::int64_t num_samples = loader_.sampler().num_positions();
+  const std::int64_t last = num_samples % loader_.sampler().global_batch_size(options_.batch_size);
+  if (!dist_.synchronises_batch_norms() || options_.drop_last || last == 0 ||
+      last >= dist_.world_size())
+    return;
+  throw UsageError("the last batch of an epoch has {} of {} samples, too few for {} ranks, each of "
+                   "which needs one for its synchronised batch norms: set drop_last, or a "
+                   "batch_size other than {}",
+                   last, num_samples, dist_.world_size(), options_.batch_size);
+}
+
 bool Trainer::finished() const {
   return (options_.max_steps && step_ >= *options_.max_steps) ||
          (options_.epochs && loader_.state().epoch >= *options_.epochs);
@@ -100,11 +123,12 @@ bool Trainer::finished() const {
 TrainingResult Trainer::run() {
   const StopRequest stop;
   resume();
-  if (dist_.is_main())
-    reporter_ =
-        std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
-                                                           .resumed_after = step_,
-                                                           .rate_unit = task_->rate_unit()});
+  // A run that was over before has all in its files already.
+  if (dist_.is_main() && !finished())
+    reporter_ = std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
+                                                                   .resumed_after = step_,
+                                                                   .counted = task_->counted()});
+  result_.resumed_after = step_;
   std::int64_t saved_step = step_;
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();

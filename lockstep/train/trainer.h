@@ -28,6 +28,7 @@ struct TrainingResult {
 
   End end = End::finished;
   std::int64_t step = 0;
+  std::int64_t resumed_after = 0;         // the step of the checkpoint it went on from; 0: none
   double loss = 0;                        // of the last step
   std::optional<double> validation_loss;  // at the end
   std::vector<observe::Metric> validation_metrics;
@@ -48,7 +49,7 @@ struct TrainingResult {
 // checkpoints and ranks fail with.
 class Trainer {
  public:
-  // `validation` may be null.
+  // `validation` may be null. A model that is not spread over the ranks yet is wrapped.
   Trainer(DistributedManager dist, std::shared_ptr<Task> task,
           std::shared_ptr<const data::Dataset> training,
           std::shared_ptr<const data::Dataset> validation, TrainerOptions options);
@@ -68,6 +69,7 @@ class Trainer {
   };
   enum class WhenSavingFails { go_on, stop };
 
+  void check_batch_norms() const;
   bool finished() const;
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
   Step train_step();

@@ -50,9 +50,14 @@ void Cells::expect_usage_error(const std::function<void()>& body, const std::str
 }
 
 int run_cells(const std::function<void(Cells&)>& table) {
+  return run_cells(comm::join_world({.timeout = milliseconds(60'000)}), table);
+}
+
+int run_cells(const std::shared_ptr<comm::Communicator>& group,
+              const std::function<void(Cells&)>& table) {
   at::set_num_threads(1);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  Cells cells(comm::join_world({.timeout = milliseconds(60'000)}));
+  Cells cells(group);
   try {
     table(cells);
   } catch (const std::exception& error) {

@@ -45,5 +45,8 @@ class Cells {
 
 // The main() of a rank: joins the job, runs the table, says how it went. Returns the exit code.
 int run_cells(const std::function<void(Cells&)>& table);
+// The same of one that has joined by itself.
+int run_cells(const std::shared_ptr<comm::Communicator>& group,
+              const std::function<void(Cells&)>& table);
 
 }  // namespace lockstep::ranks

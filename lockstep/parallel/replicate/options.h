@@ -27,7 +27,7 @@ using CommHook =
     std::function<std::function<void()>(GradientBucket& bucket, comm::Communicator& group)>;
 
 struct Options {
-  BucketLimits buckets;
+  BucketLimits buckets = {};
   // A parameter that got no gradient in a backward pass: with this on it counts as unused, and
   // keeps its gradient (or none) where no rank used it, as in one process; this costs one small
   // message a step and no walk over the graph. Off, it is an error that names it.
@@ -35,7 +35,7 @@ struct Options {
   // Makes buffers (running statistics and the like) those of rank 0 after each backward pass.
   bool broadcast_buffers = true;
   // Empty: all-reduce.
-  CommHook comm_hook;
+  CommHook comm_hook = {};
 };
 
 }  // namespace lockstep::replicate

@@ -1,0 +1,104 @@
+// Trains a model of one's own, loop included, on any number of ranks:
+//
+//   auto dist = lockstep::setup_distributed();
+//   lockstep::DistributedTrainer trainer(dist, MyNet(), torch::nn::MSELoss(), {.epochs = 10});
+//   trainer.fit(training_set, validation_set);
+//
+// and with a little more to say:
+//
+//   MyNet net;
+//   dist.convert_sync_batchnorm(net);
+//   lockstep::DistributedTrainer trainer(
+//       dist, net, torch::nn::CrossEntropyLoss(),
+//       {.epochs = 10, .batch_size = 64, .learning_rate = 1e-3, .output = "runs/digits"});
+//   trainer.add_metric("accuracy", [](const torch::Tensor& output, const torch::Tensor& target) {
+//     return output.argmax(1).eq(target).sum();
+//   });
+//   const auto result = trainer.fit(training_set, validation_set);
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include <lockstep/data/torch_dataset.h>
+#include <lockstep/distributed/any_model.h>
+#include <lockstep/train/model_task.h>
+#include <lockstep/train/trainer.h>
+
+namespace lockstep {
+
+using train::LearningRateScaling;
+using train::LossReduction;
+using train::TrainerOptions;
+using train::TrainingResult;
+
+// Every rank makes one with the same arguments and calls the same functions.
+//
+// Model: what DistributedManager::wrap_model takes, with a forward(Tensor) that returns anything.
+// Loss: called with what forward() returned and the targets; gives a scalar, which is a mean over
+// the samples of the batch or, where `reduction` says so, a sum; or an nn::LossSum, for those who
+// count something else than samples. Either way it becomes the mean over the batch of all ranks.
+// Datasets: of torch::data, giving an input and a target, or a shared_ptr<const data::Dataset>.
+//
+// Ownership: shares the model and the job. Threading: one thread. Failure: as train::Trainer, whose
+// options these are.
+template <typename Model>
+class DistributedTrainer {
+  using Shared = decltype(internal::share_model(std::declval<Model>()));
+  using Task = train::ModelTask<Shared>;
+
+ public:
+  template <typename Loss>
+  DistributedTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
+                     LossReduction reduction = LossReduction::mean)
+      : dist_(std::move(dist)),
+        options_(std::move(options)),
+        task_(std::make_shared<Task>(internal::share_model(std::move(model)), std::move(loss),
+                                     reduction)) {}
+
+  // Something else to know about the validation set: called like the loss, without a graph, it
+  // returns a sum over the samples of its batch, as a tensor or a number. Reported is the mean.
+  template <typename Metric>
+  DistributedTrainer& add_metric(std::string name, Metric metric) {
+    task_->add_metric(std::move(name), std::move(metric));
+    return *this;
+  }
+
+  // Trains as long as the options say. With an output folder that holds a checkpoint, goes on from
+  // there, so that one trainer with such a folder fits once.
+  template <typename Training>
+  TrainingResult fit(Training training) {
+    return run(dataset(std::move(training)), nullptr);
+  }
+  template <typename Training, typename Validation>
+  TrainingResult fit(Training training, Validation validation) {
+    return run(dataset(std::move(training)), dataset(std::move(validation)));
+  }
+
+  // Of the model's own type; a module that was given by value is a shared_ptr to it.
+  const Shared& model() const { return task_->typed_model(); }
+
+ private:
+  using Dataset = std::shared_ptr<const data::Dataset>;
+
+  template <typename Data>
+  static Dataset dataset(Data data) {
+    if constexpr (std::is_convertible_v<Data, Dataset>)
+      return data;
+    else
+      return data::from_torch(std::move(data));
+  }
+
+  TrainingResult run(Dataset training, Dataset validation) {
+    return train::Trainer(dist_, task_, std::move(training), std::move(validation), options_).run();
+  }
+
+  DistributedManager dist_;
+  TrainerOptions options_;
+  std::shared_ptr<Task> task_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#include "ranks.h"
+
+#include <cmath>
+
+#include <torch/nn/modules/batchnorm.h>
+
+#include <lockstep/train/distributed_trainer.h>
+
+#include "line.h"
+
+namespace lockstep {
+
+namespace {
+
+TrainerOptions options(double learning_rate, LearningRateScaling scaling) {
+  return {.epochs = 1,
+          .batch_size = 7,
+          .shuffle = false,
+          .optimizer = optim::SGDOptions{},
+          .learning_rate = learning_rate,
+          .learning_rate_scaling = scaling,
+          .progress_fd = -1};
+}
+
+at::Tensor trained(const DistributedManager& dist, const TrainerOptions& options) {
+  DistributedTrainer trainer(dist, Net(), kMean, options);
+  trainer.fit(Line(15));
+  return trainer.model()->layer->weight.detach();
+}
+
+// The same in one process, with a plain loop: 14 samples, and then the one that is left.
+at::Tensor trained_plainly(double learning_rate) {
+  const auto all = data::from_torch(Line(15));
+  std::vector<std::int64_t> first(14);
+  for (std::size_t i = 0; i < first.size(); ++i) first[i] = static_cast<std::int64_t>(i);
+  Net net;
+  for (const std::vector<std::int64_t>& samples : {first, std::vector<std::int64_t>{14}}) {
+    const data::Batch batch = all->batch(samples);
+    net->zero_grad();
+    kMean(net->forward(batch.input), batch.target).backward();
+    const at::NoGradGuard no_grad;
+    net->layer->weight -= learning_rate * net->layer->weight.grad();
+  }
+  return net->layer->weight.detach();
+}
+
+struct Normed : NetImpl {
+  Normed() { register_module("norm", norm); }
+  at::Tensor forward(const at::Tensor& input) { return NetImpl::forward(norm->forward(input)); }
+  torch::nn::BatchNorm1d norm{2};
+};
+
+}  // namespace
+
+void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
+  // A rank has 7 and then 1 sample, the other 7 and then none.
+  cells.cell("uneven shares", [&] {
+    cells.expect_close(trained(dist, options(0.1, LearningRateScaling::none)), trained_plainly(0.1),
+                       "the weight");
+  });
+  cells.cell("learning rate by ranks", [&] {
+    cells.expect_close(trained(dist, options(0.1, LearningRateScaling::linear)),
+                       trained_plainly(0.2), "the weight");
+    cells.expect_close(trained(dist, options(0.1, LearningRateScaling::square_root)),
+                       trained_plainly(0.1 * std::sqrt(2)), "the weight");
+  });
+  cells.cell("metrics over all ranks", [&] {
+    DistributedTrainer trainer(dist, Net(), kMean, options(0, LearningRateScaling::none));
+    trainer.add_metric("first_input", [](const at::Tensor& output, const at::Tensor& target) {
+      return (target + 2).sum() / 3 + 0 * output.sum();
+    });
+    const auto result = trainer.fit(Line(15), Line(15));
+    cells.expect(std::abs(result.validation_metrics.at(0).value - 0.7) < 1e-6,
+                 fmt::format("the mean is {}", result.validation_metrics.at(0).value));
+  });
+  cells.cell("batch norms that a rank would have no sample for", [&] {
+    auto net = std::make_shared<Normed>();
+    DistributedManager job = dist;
+    job.convert_sync_batchnorm(net);
+    TrainerOptions short_of_one = options(0.1, LearningRateScaling::none);
+    DistributedTrainer trainer(job, net, kMean, short_of_one);
+    cells.expect_usage_error([&] { trainer.fit(Line(15)); },
+                             "1 of 15 samples, too few for 2 ranks");
+    short_of_one.drop_last = true;
+    DistributedTrainer dropping(job, net, kMean, short_of_one);
+    cells.expect(dropping.fit(Line(15)).step == 1, "the whole batch was not trained on");
+  });
+}
+
+}  // namespace lockstep

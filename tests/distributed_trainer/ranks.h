@@ -1,0 +1,12 @@
+// What only several ranks can show.
+#pragma once
+
+#include <lockstep/distributed/distributed.h>
+#include <tests/ranks/cells.h>
+
+namespace lockstep {
+
+// For two ranks.
+void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells);
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// A loop of one's own learns, and learns the same on any number of ranks.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "one_thread.h"
+
+namespace lockstep::examples {
+namespace {
+
+// The loss of each epoch; a line of a rank that should be silent would count double.
+std::vector<double> losses(const std::string& output) {
+  std::vector<double> found;
+  for (const std::string& line : elastic::testing::lines_of(output))
+    if (const auto at = line.find("loss "); at != std::string::npos)
+      found.push_back(std::atof(line.c_str() + at + 5));
+  return found;
+}
+
+std::vector<double> losses_of(Launched& job) {
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  return losses(job.output());
+}
+
+void expect_same(const std::vector<double>& got, const std::vector<double>& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (std::size_t epoch = 0; epoch < got.size(); ++epoch)
+    EXPECT_NEAR(got[epoch], wanted[epoch], 1e-6) << "epoch " << epoch + 1;
+}
+
+TEST(OwnLoop, LearnsTheSameAloneAndOnTwoRanks) {
+  Launched alone({OWN_LOOP}, kOneThread);
+  const std::vector<double> one = losses_of(alone);
+  ASSERT_EQ(one.size(), 10u) << alone.output();
+  EXPECT_LT(one.back(), one.front() / 5);
+
+  Launched two = run_ranks(2, OWN_LOOP);
+  expect_same(losses_of(two), one);
+}
+
+TEST(OwnLoop, RunsWithTorchrunsVariables) {
+  const auto start = [](const std::string& rank) {
+    return Launched({OWN_LOOP},
+                    {"OMP_NUM_THREADS=1", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=" + rank,
+                     "LOCAL_RANK=" + rank, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29675"});
+  };
+  Launched second = start("1");
+  Launched first = start("0");
+  const std::vector<double> told = losses_of(first);
+  EXPECT_EQ(told.size(), 10u);
+  EXPECT_LT(told.back(), told.front() / 5);
+  EXPECT_TRUE(losses_of(second).empty());
+}
+
+}  // namespace
+}  // namespace lockstep::examples
