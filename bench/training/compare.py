@@ -137,8 +137,15 @@ def main():
     def pytorch(what):
         # As text: a Python in another root cannot open our files.
         return [[*shlex.split(python), "-c", text, what, *steps]
-                for python in options.python or ["python3"]]
+                for python in pythons]
 
+    pythons = options.python or ["python3"]
+    for python in list(pythons):
+        probe = subprocess.run([*shlex.split(python), "-c", "import torch"], check=False,
+                               stderr=subprocess.DEVNULL)
+        if probe.returncode != 0:
+            print(f"left out, as it has no PyTorch: {python}", file=sys.stderr)
+            pythons.remove(python)
     times = Times()
     if options.weak_scaling:
         counts = [int(count) for count in options.weak_scaling.split(",")]
