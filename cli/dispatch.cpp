@@ -19,8 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kUsageMistake = 2;
-
 std::string help(std::span<const Verb> verbs) {
   std::string text =
       "lockstep " LOCKSTEP_VERSION

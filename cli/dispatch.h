@@ -8,6 +8,9 @@
 
 namespace lockstep::cli {
 
+// The exit code after a UsageError.
+inline constexpr int kUsageMistake = 2;
+
 // What follows the verb.
 using Arguments = std::span<const std::string>;
 

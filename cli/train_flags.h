@@ -9,6 +9,9 @@
 
 namespace lockstep::cli {
 
+// The exit code of a run that gave up and said why: a loss that is no number, a disk that is full.
+inline constexpr int kTrainingStopped = 3;
+
 struct TrainFlags {
   std::string config;
   std::vector<std::string> overrides;  // --set

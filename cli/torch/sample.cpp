@@ -1,8 +1,7 @@
 // `lockstep sample`: text from a model.
 #include <cstdio>
+#include <limits>
 #include <sstream>
-
-#include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
@@ -11,6 +10,7 @@
 #include <lockstep/train/language_model_task.h>
 
 #include <cli/flags.h>
+#include <cli/torch/utf8_text.h>
 
 namespace lockstep::cli {
 
@@ -29,13 +29,38 @@ struct Flags {
 
 // A run's folder stands for its newest checkpoint.
 fs::path model_folder(const fs::path& folder) {
-  if (!fs::exists(folder)) throw UsageError("'{}' does not exist", folder.string());
-  if (fs::exists(folder / "config.json")) return folder;
+  if (!fs::exists(folder))
+    throw UsageError("'{}' does not exist: name the folder of a run, of a checkpoint, or of a "
+                     "Hugging Face model",
+                     folder.string());
+  if (!fs::is_directory(folder))
+    throw UsageError("'{}' is a file: name the folder that it is in", folder.string());
+  // A run's folder has a config.json too, which is the run's.
   for (const fs::path& runs : {folder / "checkpoints", folder})
     if (const auto newest = checkpoint::newest_checkpoint(runs)) return newest->path;
-  throw UsageError("'{}' is no model: it has neither a config.json, as checkpoints and Hugging "
-                   "Face's folders have, nor checkpoints of a run",
+  if (fs::exists(folder / "model.safetensors") ||
+      fs::exists(folder / "model.safetensors.index.json"))
+    return folder;
+  throw UsageError("'{}' holds no model: neither a model.safetensors, as checkpoints and Hugging "
+                   "Face's folders have, nor the checkpoints of a run",
                    folder.string());
+}
+
+void check(const Flags& flags) {
+  if (flags.generate.max_new_tokens < 1)
+    throw UsageError("--max-tokens is {}: it must be at least 1", flags.generate.max_new_tokens);
+  if (flags.prompt.empty() && flags.tokens.empty())
+    throw UsageError("--prompt is empty: give the text something to begin with, or leave out the "
+                     "flag and it begins with a new line");
+  // What the other flags may be, the choice itself knows; of one score there is only one.
+  models::choose_token(std::vector<float>{0}, flags.generate.sampling, 0);
+}
+
+void check_tokens(const std::vector<std::int64_t>& prompt, std::int64_t vocab_size) {
+  for (const std::int64_t token : prompt)
+    if (token >= vocab_size)
+      throw UsageError("--tokens has {}, and the model knows the tokens 0 to {}", token,
+                       vocab_size - 1);
 }
 
 std::vector<std::int64_t> parse_tokens(const std::string& text) {
@@ -67,6 +92,7 @@ int sample(Arguments arguments) {
   if (split.program.empty())
     throw UsageError("no model was given: lockstep sample FOLDER, where FOLDER is a run's, a "
                      "checkpoint's or one of Hugging Face's");
+  check(flags);
 
   const fs::path folder = model_folder(split.program.front());
   const models::ModelConfig config = train::read_model_config(folder);
@@ -75,22 +101,22 @@ int sample(Arguments arguments) {
     throw UsageError("the model in '{}' has a vocabulary of {} tokens, not of the {} bytes that "
                      "text is made of: give the prompt as numbers, with --tokens",
                      folder.string(), config.vocab_size, kBytes);
-  const auto model = models::make_model(config, 0);
-  train::load_weights(*model, folder);
-
   std::vector<std::int64_t> prompt = parse_tokens(flags.tokens);
   if (flags.tokens.empty())
     for (const char c : flags.prompt) prompt.push_back(static_cast<unsigned char>(c));
+  check_tokens(prompt, config.vocab_size);
+  const auto model = models::make_model(config, 0);
+  train::load_weights(*model, folder);
+
+  Utf8Text text;
   const auto write = [&](std::int64_t token) {
-    if (bytes)
-      std::fputc(static_cast<int>(token), stdout);
-    else
-      std::printf("%lld ", static_cast<long long>(token));
+    fmt::print("{}",
+               bytes ? text.add(static_cast<unsigned char>(token)) : fmt::format("{} ", token));
     std::fflush(stdout);
   };
   for (const std::int64_t token : prompt) write(token);
   models::generate(*model, prompt, flags.generate, write);
-  std::printf("\n");
+  fmt::print("{}\n", text.finish());
   return 0;
 }
 

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/net/fd.h>
@@ -11,6 +12,15 @@
 #include <cli/train_flags.h>
 
 namespace lockstep::cli {
+
+namespace {
+
+int stopped(const Error& error) {
+  fmt::print(stderr, "lockstep: {}\n", error.what());
+  return kTrainingStopped;
+}
+
+}  // namespace
 
 int train(Arguments arguments) {
   const auto flags = parse_train_flags(arguments);
@@ -22,10 +32,13 @@ int train(Arguments arguments) {
   try {
     const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
     return result.end == train::TrainingResult::End::finished ? 0 : 130;
-  } catch (const train::TrainingStopped&) {
-    // All ranks stop for the same reason: one of them says it.
-    if (read_launch_environment().rank == 0) throw;
-    return 1;
+  } catch (const train::TrainingStopped& error) {
+    // All ranks stop for the same reason. The main rank says it and has the exit code: were another
+    // the first to fail, the launcher would end the main rank, perhaps before it has spoken.
+    if (read_launch_environment().rank != 0) return 0;
+    return stopped(error);
+  } catch (const FileError& error) {
+    return stopped(error);
   } catch (const std::exception& error) {
     if (!train::is_out_of_memory(error)) throw;
     throw UsageError("{}", train::out_of_memory_advice(config, error));

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/descendants.h>
@@ -50,7 +51,7 @@ Agent::Agent(const Layout& layout, Guardian& guardian, Peers& peers,
       outputs_(outputs),
       sinks_(sinks),
       signals_(signals),
-      options_(options),
+      options_(std::move(options)),
       stage_deadline_(Deadline::never()),
       pids_(outputs.size(), 0),
       num_running_(static_cast<int>(outputs.size())),
@@ -186,8 +187,9 @@ void Agent::hear_user() {
 void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
   peers_.announce(failure);
-  sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(),
-                                num_running_ > 0 ? "; ending the others" : ""));
+  if (!explained(failure, options_.explained_exit_codes))
+    sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(),
+                                  num_running_ > 0 ? "; ending the others" : ""));
   enter(Stage::noticing, kNoticing);
 }
 

@@ -28,7 +28,8 @@ struct RankOutput {
 class Agent {
  public:
   struct Options {
-    milliseconds grace{0};  // between a polite signal and SIGKILL
+    milliseconds grace{0};                  // between a polite signal and SIGKILL
+    std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
   };
 
   Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,

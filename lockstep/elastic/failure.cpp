@@ -1,5 +1,6 @@
 #include <lockstep/elastic/failure.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <utility>
@@ -50,6 +51,12 @@ std::string signal_name(int signal) {
     return fmt::format("SIGRTMIN+{}", signal - SIGRTMIN);
   const char* name = sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);
+}
+
+bool explained(const Failure& failure, const std::vector<int>& exit_codes) {
+  if (failure.kind == Failure::Kind::interrupted) return !exit_codes.empty();
+  return failure.kind == Failure::Kind::exit &&
+         std::find(exit_codes.begin(), exit_codes.end(), failure.exit_code) != exit_codes.end();
 }
 
 std::string Failure::sentence() const {

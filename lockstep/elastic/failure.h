@@ -37,6 +37,10 @@ struct Failure {
   static Failure decode(const std::string& text);
 };
 
+// Whether whoever watches needs no more words about it: the rank ended with one of these codes,
+// before which it says why, or ranks that do so were interrupted.
+bool explained(const Failure& failure, const std::vector<int>& exit_codes);
+
 // "SIGKILL"
 std::string signal_name(int signal);
 

@@ -274,7 +274,9 @@ int launch(const LaunchOptions& options) {
   }
   Peers peers(layout, std::move(membership.channels));
   guardian.start_ranks(variables);
-  Agent(layout, guardian, peers, outputs, sinks, signal_fd.get(), {.grace = options.grace}).run();
+  Agent(layout, guardian, peers, outputs, sinks, signal_fd.get(),
+        {.grace = options.grace, .explained_exit_codes = options.explained_exit_codes})
+      .run();
   if (!peers.failure()) {
     if (flight.has_dumps())
       log::info("the job succeeded, though calls in it have failed; dumps of the flight recorder "
@@ -282,7 +284,8 @@ int launch(const LaunchOptions& options) {
                 flight.path());
     return 0;
   }
-  print_report(*peers.failure(), flight, logs);
+  if (!explained(*peers.failure(), options.explained_exit_codes))
+    print_report(*peers.failure(), flight, logs);
   return peers.failure()->exit_code;
 }
 

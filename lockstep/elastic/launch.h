@@ -33,6 +33,9 @@ struct LaunchOptions {
   std::string log_directory;
   StreamChoice redirects;  // to files only
   StreamChoice tee;        // to files as well
+  // Ranks that end with one of these have told their user why: the launcher adds nothing. Where
+  // there are any, ranks also say themselves what came of an interruption.
+  std::vector<int> explained_exit_codes;
 };
 
 // Starts the ranks of this host and stays until the whole job has ended. Returns its exit code: 0,

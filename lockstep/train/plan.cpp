@@ -66,6 +66,14 @@ optim::ScheduleOptions with_length(optim::ScheduleOptions options, std::int64_t 
   return options;
 }
 
+void check_vocabulary(const data::TokenStream& stream, const models::ModelConfig& model) {
+  try {
+    stream.check_vocabulary(model.vocab_size);
+  } catch (const UsageError& error) {
+    throw UsageError("model.vocab_size is {}: {}", model.vocab_size, error.what());
+  }
+}
+
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& config, int world_size) {
@@ -101,8 +109,8 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
     plan.total_steps = std::min(plan.total_steps, *config.epochs * plan.steps_per_epoch);
   plan.schedule = with_length(plan.schedule, plan.total_steps);
   optim::make_schedule(plan.schedule, config.optimizer.lr);
-  stream->check_vocabulary(plan.model.vocab_size);
-  if (plan.validation) plan.validation->stream().check_vocabulary(plan.model.vocab_size);
+  check_vocabulary(*stream, plan.model);
+  if (plan.validation) check_vocabulary(plan.validation->stream(), plan.model);
   return plan;
 }
 

@@ -11,6 +11,8 @@ class RunFolder {
  public:
   explicit RunFolder(const TrainerOptions& options) : options_(options) {}
 
+  // The run's config, resolved: to look at, and to train with.
+  std::filesystem::path config() const { return options_.output / "config.json"; }
   std::filesystem::path checkpoints() const { return options_.output / "checkpoints"; }
   std::filesystem::path metrics() const {
     return (options_.csv_folder.empty() ? options_.output : options_.csv_folder) / "metrics.csv";

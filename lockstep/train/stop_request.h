@@ -5,8 +5,8 @@
 
 namespace lockstep::train {
 
-// While one of these lives, the first SIGINT or SIGTERM only sets a flag; a second one ends the
-// process as it always did. One at a time in a process.
+// While one of these lives, the first SIGINT or SIGTERM only sets a flag; a second one, of either
+// kind, ends the process at once. One at a time in a process.
 class StopRequest {
  public:
   StopRequest();

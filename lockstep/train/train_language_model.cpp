@@ -3,13 +3,14 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
-#include <lockstep/base/log.h>
+#include <lockstep/base/durable_file.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/plan.h>
+#include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
 
 namespace lockstep::train {
@@ -84,6 +85,15 @@ void set_threads(const TrainConfig& config, const DistributedManager& dist) {
       static_cast<int>(config.threads_per_rank > 0 ? config.threads_per_rank : cores));
 }
 
+void keep_config(const TrainerOptions& options) {
+  std::error_code failed;
+  std::filesystem::create_directories(options.output, failed);
+  if (failed)
+    throw FileError("cannot make the run's folder '{}': {}", options.output.string(),
+                    failed.message());
+  write_durably(RunFolder(options).config(), options.config);
+}
+
 std::string count_text(std::int64_t count) {
   if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
   if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
@@ -115,6 +125,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   set_threads(config, dist);
   const Speaker say(dist, output_fd);
   const RunPlan plan = plan_run(config, dist.world_size());
+  on_main_rank(dist, [&] {
+    check_resume(config, plan, FileCheck::none);  // whoever loads the files looks into them
+    return std::string();
+  });
 
   const auto model = models::make_model(plan.model, static_cast<std::uint64_t>(config.seed));
   if (!config.model.from.empty())
@@ -134,6 +148,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
 
   TrainerOptions options = trainer_options(config, plan);
   options.progress_fd = output_fd;
+  on_main_rank(dist, [&] {
+    keep_config(options);
+    return std::string();
+  });
   options.title = what;
   double entropy = 0;
   if (dist.is_main()) {
@@ -151,6 +169,9 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       result.loss,
       result.validation_loss ? fmt::format(", validation {:.4f}", *result.validation_loss) : "",
       entropy);
+  if (result.skipped_steps > 0)
+    say("{} of the steps {} skipped, for a loss or gradient that is not a number or infinite",
+        result.skipped_steps, result.skipped_steps == 1 ? "was" : "were");
   if (!result.checkpoint.empty()) say("weights  {}", result.checkpoint.string());
   if (options.csv) say("metrics  {}", RunFolder(options).metrics().string());
   if (options.csv) say("curve    {}", RunFolder(options).curve().string());

@@ -57,6 +57,11 @@ data::DataLoader make_loader(const DistributedManager& dist,
                            .device = dist.device()});
 }
 
+// Which sign a NaN has depends on the processor, and says nothing.
+double unsigned_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
 void check(const TrainerOptions& options) {
   if (!options.max_steps && !options.epochs)
     throw UsageError("how long to train is not said: set max_steps, epochs or both");
@@ -139,18 +144,17 @@ TrainingResult Trainer::run() {
     if (!finished() &&
         (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
       validate();
-    if (agree_to_stop(stop.made())) result_.end = TrainingResult::End::interrupted;
-    if (due(options_.checkpoint_interval) && !finished()) {
-      save(WhenSavingFails::go_on);
+    if (agree_to_stop(stop.made()) && !finished()) result_.end = TrainingResult::End::interrupted;
+    const bool last = finished() || result_.end == TrainingResult::End::interrupted;
+    if (!last && due(options_.checkpoint_interval) && save(WhenSavingFails::go_on))
       saved_step = step_;
-    }
   }
   if (result_.end == TrainingResult::End::finished) validate();
-  if (step_ > saved_step) save(WhenSavingFails::stop);
   if (reporter_) {
     reporter_->finish();
     result_.units_per_second = reporter_->mean_rate();
   }
+  if (step_ > saved_step) save(WhenSavingFails::stop);
   result_.step = step_;
   return result_;
 }
@@ -186,7 +190,8 @@ Trainer::Step Trainer::train_step() {
     }
   }
   if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
-  Step step{.loss = dist_.totals(model_).mean_loss(), .count = dist_.totals(model_).count()};
+  Step step{.loss = unsigned_nan(dist_.totals(model_).mean_loss()),
+            .count = dist_.totals(model_).count()};
   update(step);
   ++step_;
   units_ += static_cast<std::int64_t>(step.count);
@@ -197,28 +202,30 @@ Trainer::Step Trainer::train_step() {
 // Loss and norm are the same on every rank, so all of them do the same.
 void Trainer::update(Step& step) {
   const auto clip = optim::clip_gradients(parameters_, options_.gradient_clipping);
-  step.gradient_norm = clip.norm;
+  step.gradient_norm = unsigned_nan(clip.norm);
   step.learning_rate = schedule_->learning_rate(updates_);
   if (std::isfinite(step.loss) && clip.finite) {
     optimizer_->step(step.learning_rate);
     ++updates_;
     return;
   }
-  if (options_.on_non_finite == NonFinite::stop) give_up(step);
+  if (options_.on_non_finite == NonFinite::stop) {
+    if (reporter_) reporter_->finish();
+    give_up(step);
+  }
   step.skipped = true;
   ++result_.skipped_steps;
 }
 
 void Trainer::give_up(const Step& step) const {
   throw TrainingStopped(fmt::format(
-      "step {}: the loss is {} and the gradient norm {}, on all ranks; the weights are still those "
-      "of step {}{}. Try a smaller learning rate (it was {}) or a longer warm-up, "
-      "gradient_clipping "
-      "(it is {}), or on_non_finite_loss \"skip\" where single batches are bad",
-      step_ + 1, step.loss, step.gradient_norm, step_,
+      "training stopped at step {}: the loss is {} and the gradient norm {}. {}. Try a smaller "
+      "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is none), "
+      "or on_non_finite_loss \"skip\" where only single batches are bad",
+      step_ + 1, step.loss, step.gradient_norm,
       result_.checkpoint.empty()
-          ? ""
-          : fmt::format(", the last checkpoint is {}", result_.checkpoint.string()),
+          ? "No checkpoint was written before it"
+          : fmt::format("The last checkpoint is '{}'", result_.checkpoint.string()),
       step.learning_rate, options_.gradient_clipping));
 }
 
@@ -240,7 +247,7 @@ void Trainer::validate() {
     for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];
   }
   sums = dist_.sum(std::move(sums));
-  result_.validation_loss = sums[0] / sums[1];
+  result_.validation_loss = unsigned_nan(sums[0] / sums[1]);
   result_.validation_metrics.clear();
   for (std::size_t i = 0; i < names.size(); ++i)
     result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});

@@ -82,7 +82,7 @@ class Trainer {
   // trainer_checkpoints.cpp
   void resume();
   void restore(const std::filesystem::path& checkpoint);
-  void save(WhenSavingFails when_it_fails);
+  bool save(WhenSavingFails when_it_fails);  // whether a checkpoint was written
   std::vector<NamedTensor> model_tensors() const;
 
   DistributedManager dist_;

@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint/generators.h>
 #include <lockstep/parallel/replicate/agreement.h>
 #include <lockstep/train/main_rank.h>
+#include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/trainer.h>
 
@@ -77,7 +78,11 @@ std::vector<NamedTensor> Trainer::model_tensors() const {
 void Trainer::resume() {
   const std::string from = on_main_rank(dist_, [&]() -> std::string {
     if (options_.resume_from) return options_.resume_from->string();
-    if (options_.output.empty() || options_.resume == ResumePolicy::never) return "";
+    if (options_.output.empty()) return "";
+    if (options_.resume == ResumePolicy::never) {
+      check_no_later_checkpoints(RunFolder(options_).checkpoints(), 0);
+      return "";
+    }
     const auto newest = checkpoint::newest_checkpoint(RunFolder(options_).checkpoints());
     return newest ? newest->path.string() : "";
   });
@@ -99,7 +104,12 @@ void Trainer::restore(const std::filesystem::path& from) {
   scatter_generators(dist_, state.generators);
   state = checkpoint::parse_state(text, from.string()).state;
   step_ = state.step;
-  updates_ = static_cast<std::int64_t>(state.values.at("updates"));
+  const auto updates = state.values.find("updates");
+  if (updates == state.values.end())
+    throw UsageError("the checkpoint '{}' does not say how many updates were made: it is not one "
+                     "of a training run",
+                     from.string());
+  updates_ = static_cast<std::int64_t>(updates->second);
   units_ = state.tokens_seen;
   result_.checkpoint = from;
   result_.loss = state.last_loss.value_or(0);
@@ -107,11 +117,15 @@ void Trainer::restore(const std::filesystem::path& from) {
                       .position = state.data.position,
                       .size = state.data.size,
                       .seed = state.seed});
-  log::info("goes on from step {} ({})", step_, from.string());
+  if (finished())
+    log::info("all {} steps were done before ({}): more of them need a larger max_steps or epochs",
+              step_, from.string());
+  else
+    log::info("goes on from step {} ({})", step_, from.string());
 }
 
-void Trainer::save(WhenSavingFails when_it_fails) {
-  if (options_.output.empty()) return;
+bool Trainer::save(WhenSavingFails when_it_fails) {
+  if (options_.output.empty()) return false;
   const auto generators = gather_generators(dist_);
   const auto write = [&]() -> std::string {
     const data::SamplerState data = loader_.state();
@@ -138,15 +152,24 @@ void Trainer::save(WhenSavingFails when_it_fails) {
     return path.string();
   };
   const std::string path = on_main_rank(dist_, [&]() -> std::string {
-    if (when_it_fails == WhenSavingFails::stop) return write();
     try {
       return write();
     } catch (const FileError& error) {
+      if (when_it_fails == WhenSavingFails::stop)
+        throw FileError("the last checkpoint, of step {}, could not be written, so that the run's "
+                        "weights are lost{}: {}",
+                        step_,
+                        result_.checkpoint.empty()
+                            ? ""
+                            : fmt::format(" since '{}'", result_.checkpoint.string()),
+                        error.what());
       log::warn("no checkpoint of step {}: {}. Training goes on", step_, error.what());
       return "";
     }
   });
-  if (!path.empty()) result_.checkpoint = path;
+  if (path.empty()) return false;
+  result_.checkpoint = path;
+  return true;
 }
 
 }  // namespace lockstep::train

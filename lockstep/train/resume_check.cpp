@@ -1,0 +1,128 @@
+#include <lockstep/train/resume_check.h>
+
+#include <string>
+#include <vector>
+
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/mapped_file.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/models/hugging_face.h>
+
+namespace lockstep::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoints_of(const TrainConfig& config) { return config.output / "checkpoints"; }
+
+std::vector<std::string> differences(const models::ModelConfig& now,
+                                     const models::ModelConfig& then) {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* key, const auto& mine, const auto& theirs) {
+    if (mine != theirs) found.push_back(fmt::format("model.{} is {}, was {}", key, mine, theirs));
+  };
+  compare("family", std::string(models::family_name(now.family)), models::family_name(then.family));
+  compare("vocab_size", now.vocab_size, then.vocab_size);
+  compare("hidden_size", now.hidden_size, then.hidden_size);
+  compare("num_layers", now.num_layers, then.num_layers);
+  compare("num_heads", now.num_heads, then.num_heads);
+  compare("num_kv_heads", now.num_kv_heads, then.num_kv_heads);
+  compare("intermediate_size", now.intermediate_size, then.intermediate_size);
+  compare("max_positions", now.max_positions, then.max_positions);
+  compare("tie_embeddings", now.tie_embeddings, then.tie_embeddings);
+  compare("norm_eps", now.norm_eps, then.norm_eps);
+  if (now.family == models::Family::llama) compare("rope_theta", now.rope_theta, then.rope_theta);
+  return found;
+}
+
+// What an optimizer keeps for each parameter, which another kind has no use for.
+std::string kept_by(const OptimizerSection& optimizer) {
+  if (optimizer.type != OptimizerType::sgd) return "Adam";
+  return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
+}
+
+std::string way_out(const TrainConfig& config) {
+  return fmt::format(
+      "Put back what differs, or train another model in a folder of its own: --set output=FOLDER "
+      "(it is '{}')",
+      config.output.string());
+}
+
+std::string without_it(const TrainConfig& config, const fs::path& damaged) {
+  if (config.checkpoint.resume == Resume::from)
+    return "Name another checkpoint in checkpoint.resume";
+  const checkpoint::Checkpoint* before = nullptr;
+  const auto all = checkpoint::list_checkpoints(checkpoints_of(config));
+  for (const auto& one : all)
+    if (one.path != damaged) before = &one;
+  return fmt::format("Get a copy of it that is whole, or remove '{}': the run then {}",
+                     damaged.string(),
+                     before ? fmt::format("goes on from step {}", before->step) : "starts anew");
+}
+
+models::ModelConfig model_in(const fs::path& folder) {
+  const fs::path file = folder / "config.json";
+  const MappedFile text(file);
+  return models::resolved(models::from_hugging_face(
+      {reinterpret_cast<const char*>(text.bytes().data()), text.size()}, file.string()));
+}
+
+}  // namespace
+
+void check_no_later_checkpoints(const fs::path& checkpoints, std::int64_t step) {
+  const auto newest = checkpoint::newest_checkpoint(checkpoints);
+  if (!newest || newest->step <= step) return;
+  throw UsageError(
+      "this run would begin at step {}, and '{}' has checkpoints of another up to step {}, which "
+      "would be taken for newer ones: choose another output folder, remove those, or go on from "
+      "the newest (checkpoint.resume \"auto\")",
+      step, checkpoints.string(), newest->step);
+}
+
+std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config) {
+  if (config.checkpoint.resume == Resume::from) return config.checkpoint.resume_from;
+  if (config.checkpoint.resume == Resume::never) {
+    check_no_later_checkpoints(checkpoints_of(config), 0);
+    return std::nullopt;
+  }
+  const auto newest = checkpoint::newest_checkpoint(checkpoints_of(config));
+  return newest ? std::optional(newest->path) : std::nullopt;
+}
+
+void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck files) {
+  const auto from = checkpoint_to_resume(config);
+  if (!from) return;
+  checkpoint::StateFile saved;
+  models::ModelConfig model;
+  try {
+    saved = checkpoint::read_state(*from / checkpoint::kStateFile);
+    if (files == FileCheck::contents) checkpoint::verify_files(*from, saved.files);
+    model = model_in(*from);
+  } catch (const UsageError& error) {
+    throw UsageError("{}. {}", error.what(), without_it(config, *from));
+  }
+  if (config.checkpoint.resume == Resume::from)
+    check_no_later_checkpoints(checkpoints_of(config), saved.state.step);
+  std::vector<std::string> found = differences(plan.model, model);
+  const TrainConfig before = parse_config(
+      saved.state.config, {.name = (*from / checkpoint::kStateFile).string() + ", its config"});
+  if (kept_by(config.optimizer) != kept_by(before.optimizer))
+    found.push_back(fmt::format("optimizer.type is {}, was {}", kept_by(config.optimizer),
+                                kept_by(before.optimizer)));
+  if (static_cast<std::uint64_t>(config.seed) != saved.state.seed)
+    found.push_back(fmt::format("seed is {}, was {}", config.seed, saved.state.seed));
+  if (plan.training.size() != saved.state.data.size)
+    found.push_back(
+        fmt::format("the training data has {} sequences, had {} (data.train, data.sequence_length, "
+                    "data.validation_fraction)",
+                    plan.training.size(), saved.state.data.size));
+  if (found.empty()) return;
+  throw UsageError("the checkpoint '{}' is of another run:\n  {}\n{}", from->string(),
+                   fmt::join(found, "\n  "), way_out(config));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,31 @@
+// Whether a run can go on from the checkpoint that its config leads to: found out without LibTorch
+// and before any rank starts.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include <lockstep/train/config.h>
+#include <lockstep/train/plan.h>
+
+namespace lockstep::train {
+
+// The checkpoint that the run goes on from; none where it starts from nothing. UsageError where the
+// folder of the run has checkpoints that the run would get in the way of.
+std::optional<std::filesystem::path> checkpoint_to_resume(const TrainConfig& config);
+
+// UsageError where a run that begins after `step` finds checkpoints of later steps in its folder:
+// the newest are kept, which would be those of the other run, and its own be lost.
+void check_no_later_checkpoints(const std::filesystem::path& checkpoints, std::int64_t step);
+
+enum class FileCheck {
+  contents,  // reads every file of the checkpoint
+  none,      // whoever loads it will
+};
+
+// UsageError that names each thing in which the checkpoint's run is another one, or the file that
+// is damaged, and the way out.
+void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck files);
+
+}  // namespace lockstep::train

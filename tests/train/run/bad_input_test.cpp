@@ -1,0 +1,159 @@
+// Mistakes, each found before a rank starts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/base/files.h"
+#include "tests/checkpoint/tiny_disk.h"
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::testing::read_file;
+using lockstep::testing::write_file;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Expects the message, the exit code of a mistake, and that no rank has been there.
+void expect_refused(Launched run, const std::vector<std::string>& parts) {
+  EXPECT_EQ(run.wait(milliseconds(20'000)), 2) << parts[0];
+  for (const std::string& part : parts) EXPECT_THAT(run.error(), HasSubstr(part));
+  EXPECT_EQ(count(run.error(), "lockstep: "), 1) << run.error();
+  EXPECT_EQ(run.output(), "");
+  EXPECT_THAT(run.error(), AllOf(Not(HasSubstr("[0]")), Not(HasSubstr("rank 0"))));
+}
+
+TEST(BadInput, Commands) {
+  const auto command = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {LOCKSTEP_PROGRAM, "train"});
+    return Launched(std::move(words));
+  };
+  Training training;
+  const std::string config = training.command()[2];
+  expect_refused(command({}), {"no config file was given", "docs/config.md"});
+  expect_refused(command({"--nproc_per_nod", "2"}), {"did you mean '--nproc-per-node'"});
+  expect_refused(command({config, "--set", "optimizer.params.lrr=1"}),
+                 {"--set optimizer.params.lrr=1", "did you mean 'lr'"});
+  expect_refused(command({config, "--set", "max_steps"}), {"--set max_steps", "<key>=<value>"});
+  expect_refused(command({config, "--set"}), {"needs a value"});
+  expect_refused(command({config, config}), {"takes no argument"});
+  expect_refused(command({config, "--nproc-per-node", "0"}), {"--nproc-per-node is '0'"});
+  expect_refused(command({"/nowhere/config.json"}), {"/nowhere/config.json", "No such file"});
+  expect_refused(command({"/tmp"}), {"'/tmp'", "folder"});
+  EXPECT_FALSE(fs::exists(training.folder() / "runs"));
+}
+
+TEST(BadInput, Configs) {
+  struct Case {
+    const char* pointer;
+    nlohmann::json value;
+    int num_ranks;
+    std::vector<std::string> parts;
+  };
+  Training training;
+  training.command();
+  write_file(training.folder() / "empty.txt", "");
+  write_file(training.folder() / "short.txt", "too short");
+  const std::string blocked = (training.text() / "run").string();
+  const nlohmann::json before = training.config;
+  for (const Case& one : {
+           Case{"/data/train", "none.txt", 1, {"data.train", "none.txt", "cannot be found"}},
+           Case{"/data/train", "empty.txt", 1, {"data.train", "empty.txt", "is empty"}},
+           Case{"/data/train", "short.txt", 1, {"data.train", "9 bytes", "17 tokens"}},
+           Case{"/data/train", ".", 1, {"data.train", "is a folder"}},
+           Case{"/data/trian", "text.txt", 1, {"data.trian", "did you mean 'train'"}},
+           Case{"/model/num_heads", 3, 1, {"model.hidden_size is 16", "3 heads"}},
+           Case{"/model/hidden_size", 1'000'000, 1, {"parameters", "GiB", "model.hidden_size"}},
+           Case{"/model/hidden_size", -4, 1, {"model.hidden_size is -4"}},
+           Case{"/model/vocab_size", 50, 1, {"model.vocab_size is 50", "text.txt"}},
+           Case{"/train_batch_size", 8, 3, {"train_batch_size 8", "3 ranks", "6 or 9"}},
+           Case{"/data/sequence_length", 4000, 1, {"data.train", "4001 tokens"}},
+           Case{"/data/validation_fraction", 0.9999, 1, {"validation"}},
+           Case{"/checkpoint/resume", "/nowhere", 1, {"checkpoint.resume", "/nowhere"}},
+       }) {
+    training.config = before;
+    training.set(one.pointer, one.value);
+    SCOPED_TRACE(one.pointer);
+    expect_refused(training.start(one.num_ranks), one.parts);
+    EXPECT_FALSE(fs::exists(training.output()));
+  }
+  training.config = before;
+  expect_refused(training.start(1, "text.txt"), {"output is", "is a file"});
+  if (::geteuid() != 0) {
+    ::chmod(training.folder().c_str(), 0555);
+    expect_refused(training.start(1), {"output is", "nothing can be written"});
+    ::chmod(training.folder().c_str(), 0755);
+    ::chmod(training.text().c_str(), 0);
+    expect_refused(training.start(1), {"data.train", "cannot be read"});
+  }
+}
+
+TEST(BadInput, CheckpointsOfOtherRuns) {
+  Training training;
+  training.train(1);
+  const nlohmann::json before = training.config;
+  const std::string weights = training.weights();
+  training.set("/model/hidden_size", 32).set("/model/num_layers", 1);
+  expect_refused(training.start(2),
+                 {"model.hidden_size is 32, was 16", "model.num_layers is 1, was 2",
+                  "--set output=FOLDER", training.checkpoint().string()});
+  training.config = before;
+  expect_refused(training.set("/model/family", "llama").start(1),
+                 {"model.family is llama, was gpt2"});
+  training.config = before;
+  expect_refused(training.set("/seed", 5).start(1), {"seed is 5, was 1234"});
+  training.config = before;
+  expect_refused(training.set("/optimizer/type", "SGD").start(1),
+                 {"is SGD without momentum, was Adam"});
+  training.config = before;
+  std::ofstream(training.text(), std::ios::app) << std::string(400, 'x');
+  expect_refused(training.start(1), {"the training data has", "had"});
+  EXPECT_EQ(training.weights(), weights);
+}
+
+TEST(BadInput, DamagedCheckpoints) {
+  Training training;
+  training.set("/checkpoint/interval", 5);
+  training.train(1);
+  const fs::path newest = training.checkpoint();
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
+    const std::string good = read_file(newest / file);
+    std::string bad = good;
+    bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
+    write_file(newest / file, bad);
+    expect_refused(training.start(1),
+                   {file, "damaged", "remove '" + newest.string() + "'", "goes on from step 10"});
+    write_file(newest / file, good);
+  }
+  write_file(newest / "state.json", read_file(newest / "state.json").substr(0, 100));
+  expect_refused(training.start(1), {"state.json", "goes on from step 10"});
+  fs::remove_all(newest);
+  training.train(1);  // the way out
+  EXPECT_EQ(training.losses().size(), 12u);
+}
+
+TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
+  const lockstep::testing::TinyDisk disk("128k");
+  if (!disk.mounted()) GTEST_SKIP() << "only root can mount a small disk";
+  Training training;
+  training.set("/checkpoint/interval", 5);
+  Launched run = training.start(2, (disk / "run").string());
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 3) << run.error();
+  EXPECT_EQ(count(run.error(), "no checkpoint of step 5"), 1) << run.error();
+  EXPECT_EQ(count(run.error(), "no checkpoint of step 10"), 1);
+  EXPECT_THAT(run.error(), HasSubstr("Training goes on"));
+  EXPECT_EQ(count(run.error(), "the last checkpoint, of step 12, could not be written"), 1);
+  EXPECT_THAT(run.output(), HasSubstr("step 12/12"));
+  EXPECT_THAT(run.output(), Not(HasSubstr("done at step")));
+  EXPECT_FALSE(fs::exists(disk / "run/checkpoints/step-00000012"));
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing

@@ -1,0 +1,129 @@
+// Runs that are ended from outside, and go on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <thread>
+
+#include "tests/base/files.h"
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::testing::read_file;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr milliseconds kLong(60'000);
+
+// Long enough to be ended in its middle.
+struct LongTraining : Training {
+  LongTraining() {
+    set("/model/dropout", 0.1).set("/max_steps", 200).set("/optimizer/params/lr", 1e-3);
+  }
+};
+
+pid_t process_of_rank(const Launched& run, int rank) {
+  const std::string variable = '\0' + ("RANK=" + std::to_string(rank)) + '\0';
+  for (const pid_t pid : run.alive()) {
+    const std::string variables = read_file("/proc/" + std::to_string(pid) + "/environ");
+    if (('\0' + variables).find(variable) != std::string::npos) return pid;
+  }
+  return -1;
+}
+
+TEST(Interrupted, GoesOnToTheBit) {
+  LongTraining training;
+  training.train(2, "whole");
+  const auto whole = training.losses("whole");
+  ASSERT_EQ(whole.size(), 200u);
+
+  Launched run = training.start(2);
+  ASSERT_TRUE(run.says("step 10/200")) << run.error();
+  run.kill(SIGINT);
+  EXPECT_EQ(run.wait(kLong), 130) << run.error();
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  EXPECT_EQ(count(run.output(), "interrupted at step"), 1) << run.output();
+  EXPECT_THAT(run.error(), Not(HasSubstr("failed"))) << "it did as it was told";
+  const auto part = training.losses();
+  ASSERT_GE(part.size(), 10u);
+  ASSERT_LT(part.size(), 200u) << "it was not ended in its middle";
+  EXPECT_THAT(training.checkpoint().string(), HasSubstr(std::to_string(part.size())));
+  fs::copy(training.output(), training.output("elsewhere"), fs::copy_options::recursive);
+
+  training.train(2);
+  EXPECT_EQ(training.losses(), whole);
+  EXPECT_EQ(training.weights(), training.weights("whole"));
+
+  training.train(1, "elsewhere");
+  const auto elsewhere = training.losses("elsewhere");
+  ASSERT_EQ(elsewhere.size(), 200u);
+  for (const auto& [step, loss] : whole)
+    EXPECT_NEAR(elsewhere.at(step), loss, 1e-3 * loss) << "step " << step;
+}
+
+TEST(Interrupted, SigtermSavesToo) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000);
+  Launched run = training.start(2);
+  ASSERT_TRUE(run.says("step 5/")) << run.error();
+  run.kill(SIGTERM);
+  EXPECT_EQ(run.wait(kLong), 128 + SIGTERM) << run.error();
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  EXPECT_FALSE(training.checkpoint().empty());
+  EXPECT_THAT(training.checkpoint().string(), HasSubstr(std::to_string(training.losses().size())));
+}
+
+TEST(Interrupted, TwiceEndsAtOnce) {
+  // A step takes many seconds: it adds up so many passes.
+  Training training(20'000);
+  training.set("/train_batch_size", 20'000).set("/train_micro_batch_size_per_gpu", 1);
+  Launched run = training.start(1);
+  ASSERT_TRUE(run.says("steps of 20000 sequences")) << run.error();
+  std::this_thread::sleep_for(milliseconds(1000));  // the first step is under way
+  run.kill(SIGINT);
+  EXPECT_EQ(run.wait(milliseconds(500)), -1) << "the first waits for the step to end";
+  run.kill(SIGINT);
+  EXPECT_EQ(run.wait(milliseconds(1500)), 130);
+  EXPECT_TRUE(run.all_gone(milliseconds(2000)));
+  EXPECT_TRUE(training.checkpoint().empty());
+}
+
+TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000).set("/checkpoint/interval", 10);
+  Launched run = training.start(2);
+  ASSERT_TRUE(run.says("step 40/")) << run.error();
+  const pid_t victim = process_of_rank(run, 1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(run.wait(kLong), 128 + SIGKILL) << run.error();
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  EXPECT_THAT(run.error(), HasSubstr("rank 1"));
+  EXPECT_THAT(run.error(), HasSubstr("SIGKILL"));
+
+  const int saved = std::stoi(training.checkpoint().filename().string().substr(5));
+  EXPECT_GE(saved, 30);
+  EXPECT_EQ(saved % 10, 0);
+  training.train(1, "run", {"--set", "max_steps=" + std::to_string(saved + 2)});
+  EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
+}
+
+TEST(Interrupted, OldCheckpointsAreNotTakenForNewOnes) {
+  Training training;
+  training.train(1);
+  const std::string before = training.weights();
+  Launched anew = training.start(1, "run", {"--set", "checkpoint.resume=never"});
+  EXPECT_EQ(anew.wait(), 2);
+  EXPECT_THAT(anew.error(), HasSubstr("has checkpoints of another up to step 12"));
+  EXPECT_EQ(training.weights(), before);
+  training.set("/checkpoint/resume", training.checkpoint().string()).set("/max_steps", 14);
+  training.train(1, "other");
+  EXPECT_EQ(training.losses("other").begin()->first, 13);
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing

@@ -1,0 +1,61 @@
+// `lockstep train` as the rank of a launcher.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(UnderALauncher, LockstepRun) {
+  Training training;
+  std::vector<std::string> words = training.command();
+  words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2"});
+  Launched run(words);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("2 ranks"));
+  EXPECT_EQ(count(run.output(), "done at step"), 1) << run.output();
+  EXPECT_EQ(training.losses().size(), 12u);
+
+  words.insert(words.end(), {"--nproc-per-node", "2"});
+  Launched nested(words);
+  EXPECT_EQ(nested.wait(milliseconds(60'000)), 2);
+  EXPECT_THAT(nested.error(), HasSubstr("already a rank, started by lockstep run"));
+}
+
+TEST(UnderALauncher, TorchrunsVariables) {
+  Training training;
+  elastic::testing::Folder folder;
+  const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
+  const auto rank = [&](int number) {
+    const std::string text = std::to_string(number);
+    return Launched(training.command(), {"RANK=" + text, "LOCAL_RANK=" + text, "WORLD_SIZE=2",
+                                         "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                                         "MASTER_PORT=29683", "LOCKSTEP_SECRET_FILE=" + secret});
+  };
+  Launched first = rank(0);
+  Launched second = rank(1);
+  EXPECT_EQ(first.wait(milliseconds(60'000)), 0) << first.error();
+  EXPECT_EQ(second.wait(milliseconds(60'000)), 0) << second.error();
+  EXPECT_THAT(first.output(), HasSubstr("2 ranks"));
+  EXPECT_EQ(second.output(), "");
+  EXPECT_EQ(training.losses().size(), 12u);
+}
+
+// The checks of the launching program are those of the ranks, too.
+TEST(UnderALauncher, ACheckpointOfAnotherModel) {
+  Training training;
+  training.train(1);
+  training.set("/model/hidden_size", 32);
+  std::vector<std::string> words = training.command();
+  words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2"});
+  Launched run(words);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("model.hidden_size is 32, was 16"));
+  EXPECT_EQ(run.error().find("[1] lockstep"), std::string::npos) << "one rank says it";
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing

@@ -1,0 +1,60 @@
+// Losses that are no numbers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Diverges within a few steps.
+struct BadTraining : Training {
+  BadTraining() {
+    config.erase("scheduler");
+    set("/optimizer", {{"type", "SGD"}, {"params", {{"lr", 1000}}}}).set("/gradient_clipping", 0);
+  }
+};
+
+TEST(NonFinite, StopsAllRanksAndSaysItOnce) {
+  BadTraining training;
+  Launched run = training.start(2);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 3) << run.error();
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  const std::string text = run.error();
+  EXPECT_EQ(count(text, "training stopped at step"), 1) << text;
+  EXPECT_EQ(elastic::testing::lines_of(text).size(), 1u) << text;
+  for (const char* part : {"the loss is nan", "smaller learning rate (it was 1000)",
+                           "gradient_clipping", "on_non_finite_loss"})
+    EXPECT_THAT(text, HasSubstr(part));
+  const auto losses = training.losses();
+  EXPECT_THAT(text, HasSubstr("step " + std::to_string(losses.size() + 1) + ":"));
+  for (const auto& [step, loss] : losses) EXPECT_TRUE(std::isfinite(loss)) << step;
+  EXPECT_TRUE(std::filesystem::exists(training.output() / "loss.svg")) << "to look at";
+  EXPECT_TRUE(training.checkpoint().empty()) << "nothing to go on from by itself";
+}
+
+TEST(NonFinite, SkipsAndSaysWhichSteps) {
+  BadTraining training;
+  training.set("/on_non_finite_loss", "skip").set("/max_steps", 8);
+  Launched run = training.start(2);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
+  const auto losses = training.losses();
+  ASSERT_EQ(losses.size(), 8u);
+  int skipped = 0;
+  for (const auto& [step, loss] : losses) {
+    const std::string words = "step " + std::to_string(step) + " was skipped on all ranks";
+    EXPECT_EQ(count(run.output(), words), std::isfinite(loss) ? 0 : 1) << words;
+    skipped += std::isfinite(loss) ? 0 : 1;
+  }
+  EXPECT_GT(skipped, 1);
+  EXPECT_THAT(run.output(), HasSubstr(std::to_string(skipped) + " of the steps were skipped"));
+  EXPECT_THAT(run.output(), Not(HasSubstr("-nan")));
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing

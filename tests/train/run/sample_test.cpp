@@ -1,0 +1,127 @@
+// `lockstep sample`, as a user runs it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "tests/base/files.h"
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string text_of(std::vector<std::string> arguments) {
+  Launched run = sample(std::move(arguments));
+  EXPECT_EQ(run.wait(), 0) << run.error();
+  return run.output();
+}
+
+void expect_refused(std::vector<std::string> arguments, const std::vector<std::string>& parts) {
+  Launched run = sample(std::move(arguments));
+  EXPECT_EQ(run.wait(), 2);
+  for (const std::string& part : parts) EXPECT_THAT(run.error(), HasSubstr(part));
+  EXPECT_EQ(elastic::testing::lines_of(run.error()).size(), 1u) << run.error();
+  EXPECT_EQ(run.output(), "") << "no text before the mistake";
+}
+
+// As the standard says it, told by an independent reader.
+bool is_utf8(const std::string& text) {
+  try {
+    [[maybe_unused]] const std::string dumped = nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
+class Sample : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    training_ = std::make_unique<Training>(200, Training::Text::repeated);
+    training_->set("/max_steps", 150).set("/optimizer/params/lr", 2e-2);
+    training_->train(1);
+  }
+  static void TearDownTestSuite() { training_.reset(); }
+
+  static std::string run_folder() { return training_->output().string(); }
+  static inline std::unique_ptr<Training> training_;
+};
+
+TEST_F(Sample, WritesWhatWasLearnt) {
+  const std::string text =
+      text_of({run_folder(), "--prompt", "the quick", "--max-tokens", "60", "--temperature", "0"});
+  EXPECT_THAT(text, StartsWith("the quick brown fo"));
+  EXPECT_EQ(text.size(), 9u + 60 + 1);
+  EXPECT_EQ(text_of({training_->checkpoint().string(), "--prompt", "the quick", "--max-tokens",
+                     "60", "--temperature", "0"}),
+            text);
+}
+
+TEST_F(Sample, TheSeedDecides) {
+  const auto with_seed = [&](const char* seed) {
+    return text_of({run_folder(), "--max-tokens", "80", "--temperature", "2", "--seed", seed});
+  };
+  const std::string text = with_seed("1");
+  EXPECT_EQ(with_seed("1"), text);
+  EXPECT_NE(with_seed("2"), text);
+}
+
+TEST_F(Sample, PromptsLongerThanTheContext) {
+  const std::string prompt(100, 'a');  // of 16
+  const std::string text = text_of({run_folder(), "--prompt", prompt, "--max-tokens", "30"});
+  EXPECT_THAT(text, StartsWith(prompt));
+  EXPECT_GE(text.size(), 131u);
+}
+
+TEST_F(Sample, IsTextWhateverTheModelSays) {
+  const std::string wild = text_of({run_folder(), "--prompt", "h\xC3\xA9 \xE2\x82\xAC",
+                                    "--max-tokens", "300", "--temperature", "1000"});
+  EXPECT_TRUE(is_utf8(wild)) << wild;
+  EXPECT_THAT(wild, StartsWith("h\xC3\xA9 \xE2\x82\xAC"));
+  // Not UTF-8, too long a form, a surrogate, beyond the last character, and one cut short.
+  const std::string bad =
+      text_of({run_folder(), "--prompt", "\xFF\xC0\x80|\xED\xA0\x80|\xF4\x90|\xE2\x82",
+               "--max-tokens", "1", "--temperature", "0"});
+  EXPECT_TRUE(is_utf8(bad)) << bad;
+  EXPECT_EQ(count(bad, "\xEF\xBF\xBD"), 1 + 2 + 3 + 2 + 1) << bad;
+  EXPECT_EQ(count(bad, "|"), 3);
+}
+
+TEST_F(Sample, Mistakes) {
+  expect_refused({}, {"no model was given"});
+  expect_refused({"/nowhere"}, {"'/nowhere' does not exist"});
+  expect_refused({training_->folder().string()}, {"holds no model", "model.safetensors"});
+  expect_refused({run_folder(), "--max-tokens", "0"}, {"--max-tokens is 0"});
+  expect_refused({run_folder(), "--prompt", ""}, {"--prompt is empty"});
+  expect_refused({run_folder(), "--temperature", "-1"}, {"temperature is -1"});
+  expect_refused({run_folder(), "--tokens", "5,256"}, {"256", "0 to 255"});
+  expect_refused({run_folder(), "--promt", "x"}, {"did you mean '--prompt'"});
+}
+
+TEST(SampleOfTokens, NeedsNumbers) {
+  Training training;
+  training.set("/model/vocab_size", 300);
+  training.train(1);
+  const std::string folder = training.output().string();
+  expect_refused({folder}, {"300 tokens", "--tokens"});
+  const std::string text = text_of({folder, "--tokens", "5,299", "--max-tokens", "3"});
+  EXPECT_THAT(text, StartsWith("5 299 "));
+  EXPECT_EQ(count(text, " "), 5) << text;
+}
+
+TEST(SampleOfDamage, IsRefused) {
+  Training training;
+  training.train(1);
+  const fs::path weights = training.checkpoint() / "model.safetensors";
+  fs::resize_file(weights, 1000);
+  expect_refused({training.output().string()}, {"model.safetensors"});
+  fs::remove(training.checkpoint() / "config.json");
+  expect_refused({training.output().string()}, {"config.json"});
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing
