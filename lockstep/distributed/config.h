@@ -24,7 +24,8 @@ struct DistributedConfig {
   milliseconds timeout{600'000};
   // The best there is where not given.
   std::optional<c10::DeviceType> device_type = {};
-  device::GpuUse gpu_use = device::GpuUse::one_rank_each;
+  // More ranks than GPUs share them, with a warning; or that is an error.
+  device::GpuUse gpu_use = device::GpuUse::shared;
   replicate::Options ddp = {};
 };
 

@@ -8,6 +8,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
 
@@ -36,6 +37,12 @@ device::DeviceManager choose_device(const DistributedConfig& config) {
       device::DeviceManager::auto_detect({.gpu_use = config.gpu_use, .type = config.device_type});
   const c10::Device device = manager.device();
   if (device.has_index()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const LaunchEnvironment job = read_launch_environment();
+  if (device.is_cuda() && job.local_world_size > manager.num_devices() && job.local_rank == 0)
+    log::warn(
+        "{} ranks share {} GPU{} of this host: the answer is the same, a GPU for each rank is "
+        "faster",
+        job.local_world_size, manager.num_devices(), manager.num_devices() == 1 ? "" : "s");
   return manager;
 }
 

@@ -19,8 +19,6 @@ namespace {
 
 DistributedConfig distributed_config(const TrainConfig& config) {
   DistributedConfig result;
-  // More ranks than GPUs share them: right, and slower than a GPU each.
-  result.gpu_use = device::GpuUse::shared;
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;

@@ -39,7 +39,7 @@ template <typename Model>
 Tensor weights_after(Model model, auto loss, LossReduction reduction = LossReduction::mean) {
   DistributedTrainer trainer(setup_distributed(), std::move(model), loss, options(), reduction);
   trainer.fit(Line(20));
-  return trainer.model()->parameters().at(0).detach();
+  return trainer.model()->parameters().at(0).detach().cpu();
 }
 
 TEST(DistributedTrainer, TakesModelsInEveryForm) {

@@ -28,7 +28,7 @@ class Line : public torch::data::datasets::Dataset<Line> {
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     register_module("layer", layer);
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     layer->weight.fill_(0.5);
   }
   at::Tensor forward(const at::Tensor& input) { return layer->forward(input); }

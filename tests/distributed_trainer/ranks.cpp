@@ -25,7 +25,7 @@ TrainerOptions options(double learning_rate, LearningRateScaling scaling) {
 at::Tensor trained(const DistributedManager& dist, const TrainerOptions& options) {
   DistributedTrainer trainer(dist, Net(), kMean, options);
   trainer.fit(Line(15));
-  return trainer.model()->layer->weight.detach();
+  return trainer.model()->layer->weight.detach().cpu();
 }
 
 // The same in one process, with a plain loop: 14 samples, and then the one that is left.
@@ -38,7 +38,7 @@ at::Tensor trained_plainly(double learning_rate) {
     const data::Batch batch = all->batch(samples);
     net->zero_grad();
     kMean(net->forward(batch.input), batch.target).backward();
-    const at::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     net->layer->weight -= learning_rate * net->layer->weight.grad();
   }
   return net->layer->weight.detach();

@@ -50,7 +50,7 @@ TEST(OwnLoop, RunsWithTorchrunsVariables) {
   Launched second = start("1");
   Launched first = start("0");
   const std::vector<double> told = losses_of(first);
-  EXPECT_EQ(told.size(), 10u);
+  ASSERT_EQ(told.size(), 10u);
   EXPECT_LT(told.back(), told.front() / 5);
   EXPECT_TRUE(losses_of(second).empty());
 }
