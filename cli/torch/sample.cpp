@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/models/generate.h>
+#include <lockstep/models/hugging_face.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
 
@@ -95,7 +96,7 @@ int sample(Arguments arguments) {
   check(flags);
 
   const fs::path folder = model_folder(split.program.front());
-  const models::ModelConfig config = train::read_model_config(folder);
+  const models::ModelConfig config = models::read_model_config(folder);
   const bool bytes = config.vocab_size == kBytes;
   if (!bytes && flags.tokens.empty())
     throw UsageError("the model in '{}' has a vocabulary of {} tokens, not of the {} bytes that "

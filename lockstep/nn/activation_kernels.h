@@ -6,6 +6,9 @@
 
 namespace lockstep::nn::internal {
 
+// Elements worth a thread: some 20 µs, well above what waking one costs.
+inline constexpr std::int64_t kActivationGrain = 16384;
+
 // Inputs: `count` values each. `grad` is the gradient of the output.
 void gelu_tanh(const float* x, float* y, std::int64_t count);
 void gelu_tanh_backward(const float* x, const float* grad, float* grad_x, std::int64_t count);

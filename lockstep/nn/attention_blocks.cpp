@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/nn/parallel_pieces.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/softmax_kernels.h>
 
 namespace lockstep::nn::internal {
@@ -183,7 +183,7 @@ AttentionResult attention_forward(const at::Tensor& queries, const at::Tensor& k
   auto log_sum_exp = at::empty({q.size(0), heads, length}, at::TensorOptions(at::kFloat));
   // Softmax over nothing weighs nothing.
   if (k.size(2) == 0) return {output.zero_(), log_sum_exp};
-  parallel_pieces(q.size(0) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
+  device::parallel_pieces(q.size(0) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Scores scratch;
     for (auto piece = begin; piece < end; ++piece) {
@@ -207,7 +207,7 @@ AttentionGradients attention_backward(const at::Tensor& output_grad, const at::T
   AttentionGradients gradients{empty_by_position(q).zero_(), empty_by_position(k).zero_(),
                                empty_by_position(v).zero_()};
   // The heads that share keys and values go one after the other, on one thread.
-  parallel_pieces(q.size(0) * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+  device::parallel_pieces(q.size(0) * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Scores first, second;
     const auto group = heads / kv_heads;

@@ -9,8 +9,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/once_differentiable.h>
-#include <lockstep/nn/parallel_pieces.h>
 #include <lockstep/nn/softmax_kernels.h>
 #include <lockstep/nn/targets.h>
 
@@ -41,7 +41,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     auto* shift = largest.data_ptr<float>();
     auto* sum_of = sums.data_ptr<float>();
     auto* loss = losses.data_ptr<float>();
-    internal::parallel_pieces(rows, grain(vocabulary), [&](std::int64_t begin, std::int64_t end) {
+    device::parallel_pieces(rows, grain(vocabulary), [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
         const float* values = from + row * vocabulary;
         loss[row] = 0.0f;
@@ -70,7 +70,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const float* shift = saved[2].data_ptr<float>();
     const float* sum_of = saved[3].data_ptr<float>();
     auto* to = gradient.data_ptr<float>();
-    internal::parallel_pieces(rows, grain(vocabulary), [&](std::int64_t begin, std::int64_t end) {
+    device::parallel_pieces(rows, grain(vocabulary), [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
         float* values = to + row * vocabulary;
         if (target[row] == ignore_index) {

@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/activation_kernels.h>
 #include <lockstep/nn/once_differentiable.h>
-#include <lockstep/nn/parallel_pieces.h>
 
 namespace lockstep::nn {
 
@@ -13,9 +13,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr std::int64_t kGrain =
-    16384;  // elements: some 20 µs, well above what waking a thread costs
 
 class Gelu : public torch::autograd::Function<Gelu> {
  public:
@@ -27,9 +24,9 @@ class Gelu : public torch::autograd::Function<Gelu> {
         static_cast<GeluKind>(kind) == GeluKind::tanh ? internal::gelu_tanh : internal::gelu_erf;
     const float* from = x.data_ptr<float>();
     auto* to = y.data_ptr<float>();
-    internal::parallel_pieces(x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      loop(from + begin, to + begin, end - begin);
-    });
+    device::parallel_pieces(
+        x.numel(), internal::kActivationGrain,
+        [&](std::int64_t begin, std::int64_t end) { loop(from + begin, to + begin, end - begin); });
     return y;
   }
 
@@ -44,9 +41,10 @@ class Gelu : public torch::autograd::Function<Gelu> {
     const float* values = x.data_ptr<float>();
     const float* from = grad.data_ptr<float>();
     auto* to = grad_x.data_ptr<float>();
-    internal::parallel_pieces(x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      loop(values + begin, from + begin, to + begin, end - begin);
-    });
+    device::parallel_pieces(x.numel(), internal::kActivationGrain,
+                            [&](std::int64_t begin, std::int64_t end) {
+                              loop(values + begin, from + begin, to + begin, end - begin);
+                            });
     return {grad_x, at::Tensor()};
   }
 };

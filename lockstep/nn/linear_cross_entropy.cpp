@@ -7,9 +7,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/nn/once_differentiable.h>
-#include <lockstep/nn/parallel_pieces.h>
 #include <lockstep/nn/softmax_kernels.h>
 #include <lockstep/nn/targets.h>
 
@@ -42,7 +42,7 @@ at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int6
     const auto* target = targets.data_ptr<std::int64_t>();
     auto* loss = losses.data_ptr<float>();
     const auto grain = std::max<std::int64_t>(1, 65536 / vocabulary);
-    internal::parallel_pieces(logits.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
+    device::parallel_pieces(logits.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
         float* one = values + row * vocabulary;
         if (target[row] == ignore_index) {

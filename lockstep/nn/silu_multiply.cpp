@@ -6,9 +6,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/activation_kernels.h>
 #include <lockstep/nn/once_differentiable.h>
-#include <lockstep/nn/parallel_pieces.h>
 
 namespace lockstep::nn {
 
@@ -16,9 +16,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr std::int64_t kGrain =
-    16384;  // elements: some 20 µs, well above what waking a thread costs
 
 class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
  public:
@@ -29,9 +26,10 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
     const float* gates = gate.data_ptr<float>();
     const float* ups = up.data_ptr<float>();
     auto* to = y.data_ptr<float>();
-    internal::parallel_pieces(gate.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      internal::silu_multiply(gates + begin, ups + begin, to + begin, end - begin);
-    });
+    device::parallel_pieces(
+        gate.numel(), internal::kActivationGrain, [&](std::int64_t begin, std::int64_t end) {
+          internal::silu_multiply(gates + begin, ups + begin, to + begin, end - begin);
+        });
     return y;
   }
 
@@ -46,10 +44,11 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
     const float* from = grad.data_ptr<float>();
     auto* to_gate = grad_gate.data_ptr<float>();
     auto* to_up = grad_up.data_ptr<float>();
-    internal::parallel_pieces(grad.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      internal::silu_multiply_backward(gates + begin, ups + begin, from + begin, to_gate + begin,
-                                       to_up + begin, end - begin);
-    });
+    device::parallel_pieces(
+        grad.numel(), internal::kActivationGrain, [&](std::int64_t begin, std::int64_t end) {
+          internal::silu_multiply_backward(gates + begin, ups + begin, from + begin,
+                                           to_gate + begin, to_up + begin, end - begin);
+        });
     return {grad_gate, grad_up};
   }
 };

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
+#include <lockstep/device/parallel_pieces.h>
 
 namespace lockstep::optim {
 
@@ -13,23 +11,6 @@ namespace {
 
 // Handing a thread less than this costs more than it brings.
 constexpr std::int64_t kElementsForAThread = 32768;
-
-// at::parallel_for is a plain loop in a program that is compiled without OpenMP, and one that is
-// compiled with it may have threads of its own beside LibTorch's. A TensorIterator walks inside
-// LibTorch: it walks a byte for each item, and the byte's address tells the item.
-void on_threads_of_libtorch(std::int64_t count, std::int64_t grain,
-                            const std::function<void(std::int64_t, std::int64_t)>& work) {
-  if (count <= grain || at::get_num_threads() == 1) {
-    work(0, count);
-    return;
-  }
-  at::Tensor items = at::empty({count}, at::kByte);
-  const char* first = static_cast<const char*>(items.data_ptr());
-  auto iterator = at::TensorIterator::nullary_op(items);
-  iterator.for_each([&](char** item, const std::int64_t*,
-                        std::int64_t n) { work(item[0] - first, item[0] - first + n); },
-                    grain);
-}
 
 }  // namespace
 
@@ -43,7 +24,7 @@ void parallel_blocks(std::span<const std::int64_t> counts, std::int64_t block_el
     ends.push_back(num_blocks += (count + block_elements - 1) / block_elements);
   if (num_blocks == 0) return;
   const std::int64_t grain = std::max<std::int64_t>(1, kElementsForAThread / block_elements);
-  on_threads_of_libtorch(num_blocks, grain, [&](std::int64_t first, std::int64_t last) {
+  device::parallel_pieces(num_blocks, grain, [&](std::int64_t first, std::int64_t last) {
     auto range =
         static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), first) - ends.begin());
     for (std::int64_t number = first; number < last; ++number) {

@@ -1,6 +1,5 @@
 #include <lockstep/train/language_model_task.h>
 
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/models/hugging_face.h>
 
 namespace lockstep::train {
@@ -53,13 +52,6 @@ void load_weights(models::LanguageModel& model, const std::filesystem::path& fol
                  .name = found == file_names.end() ? models::file_name_of(name) : found->second,
                  .transposed = models::stored_transposed(config, name)};
            }});
-}
-
-models::ModelConfig read_model_config(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / "config.json";
-  const MappedFile text(file);
-  return models::from_hugging_face(
-      {reinterpret_cast<const char*>(text.bytes().data()), text.size()}, file.string());
 }
 
 }  // namespace lockstep::train

@@ -31,7 +31,4 @@ checkpoint::StoredForms stored_forms(const models::ModelConfig& config);
 // floating type they have. UsageError naming what does not fit.
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
 
-// The config.json of such a folder.
-models::ModelConfig read_model_config(const std::filesystem::path& folder);
-
 }  // namespace lockstep::train

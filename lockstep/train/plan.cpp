@@ -5,7 +5,6 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/models/hugging_face.h>
 
 namespace lockstep::train {
@@ -33,10 +32,7 @@ std::shared_ptr<const data::TokenStream> open_stream(
 models::ModelConfig model_of(const ModelSection& section, const data::TokenStream& stream,
                              std::int64_t sequence_length) {
   if (!section.from.empty()) {
-    const std::filesystem::path file = section.from / "config.json";
-    const MappedFile text(file);
-    auto config = models::from_hugging_face(
-        {reinterpret_cast<const char*>(text.bytes().data()), text.size()}, file.string());
+    auto config = models::read_model_config(section.from);
     config.dropout = section.dropout;
     return models::resolved(config);
   }

@@ -6,7 +6,6 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/models/hugging_face.h>
@@ -64,13 +63,6 @@ std::string without_it(const TrainConfig& config, const fs::path& damaged) {
                      before ? fmt::format("goes on from step {}", before->step) : "starts anew");
 }
 
-models::ModelConfig model_in(const fs::path& folder) {
-  const fs::path file = folder / "config.json";
-  const MappedFile text(file);
-  return models::resolved(models::from_hugging_face(
-      {reinterpret_cast<const char*>(text.bytes().data()), text.size()}, file.string()));
-}
-
 }  // namespace
 
 void check_no_later_checkpoints(const fs::path& checkpoints, std::int64_t step) {
@@ -101,7 +93,7 @@ void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck file
   try {
     saved = checkpoint::read_state(*from / checkpoint::kStateFile);
     if (files == FileCheck::contents) checkpoint::verify_files(*from, saved.files);
-    model = model_in(*from);
+    model = models::resolved(models::read_model_config(*from));
   } catch (const UsageError& error) {
     throw UsageError("{}. {}", error.what(), without_it(config, *from));
   }

@@ -1,7 +1,6 @@
 #include <lockstep/train/trainer.h>
 
 #include <cmath>
-#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <torch/utils.h>
@@ -10,20 +9,12 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/clip.h>
+#include <lockstep/parallel/replicate/distinct_tensors.h>
 #include <lockstep/train/stop_request.h>
 
 namespace lockstep::train {
 
 namespace {
-
-std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& model) {
-  std::vector<NamedTensor> result;
-  std::unordered_set<const void*> seen;
-  for (const auto& item : model.named_parameters())
-    if (item.value().requires_grad() && seen.insert(item.value().unsafeGetTensorImpl()).second)
-      result.push_back({item.key(), item.value()});
-  return result;
-}
 
 double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
   switch (options.learning_rate_scaling) {
@@ -91,7 +82,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
                      training->size(), options_.batch_size, dist_.world_size());
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
-  parameters_ = distinct_parameters(*model_);
+  parameters_ = replicate::trained_parameters(*model_);
   optimizer_ = optim::make_optimizer(
       options_.optimizer,
       optim::decay_groups(parameters_, options_.weight_decay, options_.decay_rule));

@@ -10,9 +10,10 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include "../device/threads.h"
 
 namespace lockstep::nn {
 
@@ -75,18 +76,6 @@ inline void expect_same_bits(const Tensors& a, const Tensors& b, const std::stri
   for (std::size_t i = 0; i < a.size(); ++i)
     EXPECT_TRUE(at::equal(a[i], b[i])) << what << ", tensor " << i;
 }
-
-// Runs with as many threads, and puts back how many there were.
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int before_;
-};
 
 // Two runs on one thread and one on two: always the same bits.
 inline void expect_repeatable(const Computation& computation, const Tensors& inputs,

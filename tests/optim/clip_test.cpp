@@ -21,7 +21,6 @@ using testing::parameter;
 using testing::same_bits;
 using testing::set_gradient;
 using testing::snapshot;
-using testing::Threads;
 
 NamedParameter with_gradient(const std::string& name, const at::Tensor& gradient) {
   const at::Tensor tensor = at::zeros_like(gradient).set_requires_grad(true);

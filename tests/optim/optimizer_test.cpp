@@ -21,7 +21,6 @@ using testing::parameter;
 using testing::same_bits;
 using testing::set_gradient;
 using testing::snapshot;
-using testing::Threads;
 
 constexpr double kLearningRate = 0.02;
 constexpr double kDecay = 0.3;

@@ -15,8 +15,6 @@
 namespace lockstep::optim {
 namespace {
 
-using testing::Threads;
-
 struct Seen {
   std::map<std::int64_t, std::tuple<std::size_t, std::int64_t, std::int64_t>> blocks;
   std::set<std::thread::id> threads;

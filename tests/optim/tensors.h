@@ -6,10 +6,11 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <lockstep/base/philox.h>
 #include <lockstep/optim/parameter.h>
+
+#include "../device/threads.h"
 
 namespace lockstep::optim::testing {
 
@@ -38,17 +39,5 @@ inline at::Tensor snapshot(const at::Tensor& tensor) { return tensor.detach().cl
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(a.detach(), b.detach());
 }
-
-// Sets the number of LibTorch's threads for as long as it lives.
-class Threads {
- public:
-  explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int before_;
-};
 
 }  // namespace lockstep::optim::testing

@@ -1,38 +1,21 @@
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 
-#include <unordered_set>
-
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/replicate/distinct_tensors.h>
 
 namespace lockstep::replicate {
-
-namespace {
-
-// Each tensor once, under its first name: weights may be shared.
-std::vector<NamedTensor> distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors) {
-  std::vector<NamedTensor> result;
-  std::unordered_set<const void*> seen;
-  for (const auto& item : tensors)
-    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
-      result.push_back({item.key(), item.value()});
-  return result;
-}
-
-}  // namespace
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module,
                                                  std::shared_ptr<comm::Communicator> group,
                                                  Options options)
     : device_(at::kCPU) {
-  std::vector<NamedTensor> all = distinct(module.named_parameters());
-  std::vector<NamedTensor> buffers = distinct(module.named_buffers());
-  std::vector<NamedTensor> trained;
-  for (const NamedTensor& parameter : all)
-    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+  std::vector<NamedTensor> all = distinct_tensors(module.named_parameters());
+  std::vector<NamedTensor> buffers = distinct_tensors(module.named_buffers());
+  std::vector<NamedTensor> trained = trained_parameters(module);
   all.insert(all.end(), buffers.begin(), buffers.end());
   if (!all.empty()) device_ = all.front().tensor.device();
   check_same_tensors(all, *group, device_);

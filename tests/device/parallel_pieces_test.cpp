@@ -6,14 +6,12 @@
 #include <thread>
 #include <vector>
 
-#include <lockstep/nn/parallel_pieces.h>
+#include <lockstep/device/parallel_pieces.h>
 
-#include "compare.h"
+#include "threads.h"
 
-namespace lockstep::nn {
+namespace lockstep::device {
 namespace {
-
-using internal::parallel_pieces;
 
 TEST(ParallelPieces, CoverEveryIndexOnce) {
   for (const int threads : {1, 2, 3})
@@ -54,4 +52,4 @@ TEST(ParallelPieces, ThrowWhatABodyThrew) {
 }
 
 }  // namespace
-}  // namespace lockstep::nn
+}  // namespace lockstep::device

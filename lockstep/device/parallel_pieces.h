@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace lockstep::nn::internal {
+namespace lockstep::device {
 
 // Calls body(begin, end) over pieces that make up [0, count), each beginning at a multiple of
 // `grain`; from several threads where LibTorch has as many (at::set_num_threads) and this is not
@@ -16,4 +16,4 @@ namespace lockstep::nn::internal {
 void parallel_pieces(std::int64_t count, std::int64_t grain,
                      const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
-}  // namespace lockstep::nn::internal
+}  // namespace lockstep::device

@@ -1,4 +1,4 @@
-#include <lockstep/nn/parallel_pieces.h>
+#include <lockstep/device/parallel_pieces.h>
 
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 
-namespace lockstep::nn::internal {
+namespace lockstep::device {
 
 void parallel_pieces(std::int64_t count, std::int64_t grain,
                      const std::function<void(std::int64_t begin, std::int64_t end)>& body) {
@@ -30,4 +30,4 @@ void parallel_pieces(std::int64_t count, std::int64_t grain,
       /*grain_size=*/1);
 }
 
-}  // namespace lockstep::nn::internal
+}  // namespace lockstep::device
