@@ -46,7 +46,11 @@ struct Call {
   std::vector<std::uint64_t> transfer_sequences;
   Deadline deadline = Deadline::never();
   Launch launch = Launch::in_background;
+  at::Tensor divisor;              // of a mean; undefined: the number of ranks
   std::uint64_t flight_entry = 0;  // what to give to the recorder when its state changes
 };
+
+// What a call's sums are divided by in the end. To be asked when the call runs, not before.
+double divisor_of(const Call& call, int num_ranks);
 
 }  // namespace lockstep::comm

@@ -55,6 +55,21 @@ void check_reduction(ReduceOp op, DType dtype, Operation operation) {
                      name(operation), name(dtype));
 }
 
+void check_divisor(const at::Tensor& divisor, const Call& call) {
+  const Operation operation = call.fingerprint.operation;
+  if (call.fingerprint.reduce_op != ReduceOp::mean)
+    throw UsageError("{}: a divisor is for means, this is a {}", name(operation),
+                     name(call.fingerprint.reduce_op));
+  if (!divisor.device().is_cpu() || divisor.scalar_type() != at::kDouble || divisor.numel() != 1)
+    throw UsageError("{}: a divisor is one float64 on the CPU, this one is {} of {} on {}",
+                     name(operation), shape_text(divisor.sizes()),
+                     c10::toString(divisor.scalar_type()), divisor.device().str());
+  if (!call.outputs.front().device().is_cpu())
+    throw UsageError("{}: a divisor is for tensors on the CPU, these are on {}: take the sum and "
+                     "divide it",
+                     name(operation), call.outputs.front().device().str());
+}
+
 std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   std::uint64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
@@ -119,12 +134,14 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
   Fingerprint& fingerprint = call.fingerprint;
   // Before the call is numbered: a rank that is told of its mistake goes on with the others.
   check_algorithm(fingerprint.operation, options.algorithm);
+  if (options.divisor.defined()) check_divisor(options.divisor, call);
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
   // An exchange concerns only the ranks it names: it is numbered per pair instead.
   if (fingerprint.operation != Operation::exchange) fingerprint.sequence = ++sequence_;
   call.deadline = Deadline::after(options.timeout.value_or(timeout_));
   call.launch = options.launch;
+  call.divisor = options.divisor;
 
   flight::Record record;
   record.sequence = fingerprint.sequence;

@@ -33,6 +33,11 @@ struct CallOptions {
   Algorithm algorithm = Algorithm::automatic;
   // When it starts.
   Launch launch = Launch::in_background;
+  // Of a mean over tensors on the CPU: what to divide by instead of the number of ranks, one
+  // float64, the same on all ranks. It is read when the call runs, so it may be the result of an
+  // earlier call of the group that nobody has waited for. 0 leaves the sum as it is: the mean over
+  // nothing is nothing.
+  at::Tensor divisor;
 };
 
 // Whether an operation has an algorithm (automatic: always), and a UsageError where it has not.

@@ -75,6 +75,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   void run_on_device(const Call& call, Staging& staging);
   void run_on_host(const Call& call);
   void run_algorithm(const Call& call);
+  Reduction reduction_of(const Call& call) const;
   void all_reduce_tensors(const Call& call, Algorithm algorithm);
   void run_exchange(const Call& call);
   void tell_all(const std::exception_ptr& error);
@@ -177,9 +178,15 @@ void TransportCommunicator::run_on_host(const Call& call) {
   transport_->finish();
 }
 
+Reduction TransportCommunicator::reduction_of(const Call& call) const {
+  return {.dtype = call.fingerprint.dtype,
+          .op = call.fingerprint.reduce_op,
+          .divisor = divisor_of(call, size())};
+}
+
 void TransportCommunicator::run_algorithm(const Call& call) {
   const Fingerprint& fingerprint = call.fingerprint;
-  const Reduction reduction{fingerprint.dtype, fingerprint.reduce_op};
+  const Reduction reduction = reduction_of(call);
   const Algorithm algorithm =
       choose_algorithm(fingerprint.operation, fingerprint.algorithm,
                        fingerprint.count * size_of(fingerprint.dtype), transport_->topology());
@@ -212,7 +219,7 @@ void TransportCommunicator::run_algorithm(const Call& call) {
 
 // Small tensors of a list are packed: one message is cheaper than many, and the bits are the same.
 void TransportCommunicator::all_reduce_tensors(const Call& call, Algorithm algorithm) {
-  const Reduction reduction{call.fingerprint.dtype, call.fingerprint.reduce_op};
+  const Reduction reduction = reduction_of(call);
   if (call.outputs.size() == 1)
     return comm::all_reduce(*transport_, algorithm, reduction, bytes_of(call.outputs.front()));
   std::vector<Bytes> small;

@@ -26,6 +26,8 @@ struct DistributedManager::State {
   std::shared_ptr<comm::Communicator> world;
   mesh::DeviceMesh mesh;
   std::vector<Wrapped> models;
+  replicate::CountedPass counted_pass =
+      std::make_shared<replicate::CountedPass::element_type>(nullptr);
   std::vector<std::unique_ptr<replicate::SyncBatchNorm>> batch_norms;
 };
 
@@ -86,7 +88,8 @@ void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) 
                      module->name());
   module->to(device());
   models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
-                                *module, state_->mesh.axis("dp_replicate"), state_->config.ddp)});
+                                *module, state_->mesh.axis("dp_replicate"), state_->config.ddp,
+                                state_->counted_pass)});
 }
 
 int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {

@@ -1,5 +1,7 @@
 #include "behaviour.h"
 
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -23,6 +25,25 @@ struct TwoImpl : nn::Module {
   }
 };
 TORCH_MODULE(Two);
+
+// The layer's output, computed a second time in backward, by a backward inside of it: how
+// activations are recomputed.
+struct Again : torch::autograd::Function<Again> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            nn::LinearImpl* layer) {
+    context->save_for_backward({input});
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    return layer->forward(input);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const c10::AutoGradMode grad(true);
+    auto* const layer = reinterpret_cast<nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    const at::Tensor input = context->get_saved_variables()[0].detach().requires_grad_();
+    layer->forward(input).backward(gradients[0]);
+    return {input.grad(), at::Tensor()};
+  }
+};
 
 void check_agreement(Cells& cells) {
   cells.cell("a shape that differs is named on every rank", [&] {
@@ -74,12 +95,87 @@ void check_gradients(Cells& cells) {
     cells.expect_usage_error([&] { loss.backward({}, c10::nullopt, /*create_graph=*/true); },
                              "create_graph");
   });
+  cells.cell("gradients that are part of a graph stay on their rank", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    const at::Tensor bias = model->first->bias;
+    const auto local = parallel.no_sync();
+    bias.pow(3).sum().backward({}, c10::nullopt, /*create_graph=*/true);
+    cells.expect(bias.grad().allclose(3 * bias.pow(2)), "the gradient");
+  });
   cells.cell("gradients that were not zeroed are noticed", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
     const auto loss = [&] { return model->second(model->first(at::ones({1, 4}))).sum(); };
     parallel.backward(loss(), 1);
     cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "call zero_grad()");
+  });
+  cells.cell("gradients that were not zeroed are noticed in a later step too", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    const auto loss = [&] { return model->second(model->first(at::ones({1, 4}))).sum(); };
+    for (int step = 0; step < 3; ++step) {
+      parallel.backward(loss(), 1);
+      for (const at::Tensor& parameter : model->parameters()) {
+        parameter.mutable_grad().zero_();
+        if (step == 1) parameter.mutable_grad().reset();
+      }
+    }
+    parallel.backward(loss(), 1);
+    cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "call zero_grad()");
+  });
+  cells.cell("a backward inside of the backward is part of the same pass", [&] {
+    const at::Tensor ones = at::ones({2, 4});
+    torch::manual_seed(1);
+    Two alone;
+    (alone->second(alone->first(ones)).pow(2).sum() / 2).backward();
+    torch::manual_seed(1);
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    parallel.backward(Again::apply(model->first(ones), model->second.get()).pow(2).sum(), 2);
+    cells.expect(parallel.reducer().num_exchanges() == 1, "more than one exchange");
+    for (const auto& item : model->named_parameters())
+      cells.expect(item.value().grad().allclose(alone->named_parameters()[item.key()].grad()),
+                   "the gradient of " + item.key());
+  });
+  cells.cell("a loss over one model's samples that reaches another model is refused", [&] {
+    Two encoder;
+    Two decoder;
+    const CountedPass pass = std::make_shared<CountedPass::element_type>(nullptr);
+    DistributedDataParallel one(*encoder, cells.group(), {}, pass);
+    DistributedDataParallel other(*decoder, cells.group(), {}, pass);
+    const auto loss = [&] { return decoder->first(encoder->first(at::ones({1, 4}))).sum(); };
+    cells.expect_usage_error([&] { other.backward(loss(), 1); },
+                             "register both in one module and wrap that");
+  });
+  cells.cell("what was frozen and is trained later is refused", [&] {
+    Two model;
+    model->second->weight.requires_grad_(false);
+    DistributedDataParallel parallel(*model, cells.group());
+    model->second->weight.requires_grad_(true);
+    const auto loss = [&] { return model->second(model->first(at::ones({1, 4}))).sum(); };
+    cells.expect_usage_error([&] { loss().backward(); }, "'second.weight' was frozen");
+    cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "'second.weight' was frozen");
+  });
+  cells.cell("a model that is converted later is refused", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    model->to(at::kDouble);
+    cells.expect_usage_error(
+        [&] {
+          parallel.backward(model->first(at::ones({1, 4}, at::kDouble)).sum(), 1);
+        },
+        "move the model first");
+  });
+  cells.cell("more samples than 16 bits can count", [&] {
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      Two model;
+      model->to(dtype);
+      DistributedDataParallel parallel(*model, cells.group());
+      parallel.backward((model->first->bias * 7).sum(at::kFloat), 70'001);
+      cells.expect_same(model->first->bias.grad(), at::full({4}, 21.0f / 210'003).to(dtype),
+                        "the gradient over 3 ranks");
+    }
   });
   cells.cell("without a loss or with a vector of losses", [&] {
     Two model;
@@ -123,6 +219,31 @@ void check_order(Cells& cells) {
     cells.expect(order.size() == 4 && order[0].starts_with("first.") &&
                      order[1].starts_with("first.") && order[3].starts_with("second."),
                  "the second step did not follow the first's order");
+  });
+  cells.cell("a rank without samples has no order to teach", [&] {
+    Two model;
+    std::vector<std::string> order;
+    Options options;
+    options.buckets = {.first_bytes = 1, .bytes = 1};
+    options.comm_hook = [&](GradientBucket& bucket, comm::Communicator& group) {
+      order.push_back(bucket.parameters.front());
+      return [work = group.all_reduce(bucket.flat)]() mutable { work.wait(); };
+    };
+    DistributedDataParallel parallel(*model, cells.group(), options);
+    const auto step = [&](bool with_samples) {
+      for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+      order.clear();
+      if (with_samples)
+        parallel.backward(model->first(model->second(at::ones({2, 4}))).sum(), 2);
+      else
+        parallel.backward({}, 0);
+    };
+    step(false);
+    step(cells.rank() == 2);
+    step(true);
+    cells.expect(
+        order.size() == 4 && order[0].starts_with("first.") && order[3].starts_with("second."),
+        "the third step did not follow rank 2's order");
   });
   cells.cell("a hook's sums become means", [&] {
     Two model;

@@ -97,7 +97,13 @@ std::size_t blocks_of(const Parts& parts, std::size_t block) {
 }  // namespace
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather) {
-  if (transport.size() == 1) return;  // the sum, mean, minimum and maximum of one are itself
+  if (transport.size() == 1) {
+    // The sum, minimum and maximum of one are itself.
+    if (reduction.divisor != 1)
+      combine_views(transport, reduction, data.data(), data.data(),
+                    data.size() / reduction.element_bytes());
+    return;
+  }
   if (data.size() <= std::min(kOneRoundBytes, transport.longest_view()) &&
       gather == Gather::everyone)
     return all_reduce_one_round(transport, reduction, data);

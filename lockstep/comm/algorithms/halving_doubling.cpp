@@ -76,7 +76,7 @@ class AllReduce {
     if (mine_ > 0) {
       swap_with_larger_block();
     } else {
-      finish(reduction_, transport_.size(), partial_.data() + region.begin * wide_,
+      finish(reduction_, partial_.data() + region.begin * wide_,
              data_.data() + region.begin * element_, region.size());
     }
     if (mine_ + 1 < blocks_.size()) return_to_smaller_block(region);

@@ -125,13 +125,13 @@ class Evaluator {
     }
   }
 
-  void to_result(int num_ranks, bool mean, std::span<std::byte* const> destinations,
+  void to_result(int num_ranks, double divisor, std::span<std::byte* const> destinations,
                  std::size_t count) const {
     A buffer[kBlock];
     T* first = reinterpret_cast<T*>(destinations.front());
     for (std::size_t at = 0; at < count; at += kBlock) {
       const std::size_t size = std::min(kBlock, count - at);
-      if (std::is_same_v<T, A> && operands_.size() == 2 && !mean) {
+      if (std::is_same_v<T, A> && operands_.size() == 2 && divisor == 1) {
         // Two ranks' own values, the common case, need no buffer.
         combine_block<A, Op>(reinterpret_cast<const A*>(operands_[0].data) + at,
                              reinterpret_cast<const A*>(operands_[1].data) + at,
@@ -139,26 +139,26 @@ class Evaluator {
       } else {
         std::size_t next = 0;
         const A* values = evaluate({0, num_ranks}, next, at, size, buffer);
-        finish_block(num_ranks, mean, values, first + at, size);
+        finish_block(divisor, values, first + at, size);
       }
       for (std::byte* other : destinations.subspan(1))
         std::memcpy(reinterpret_cast<T*>(other) + at, first + at, size * sizeof(T));
     }
   }
 
-  static void finish_block(int num_ranks, bool mean, const A* values, T* out, std::size_t count) {
+  static void finish_block(double divisor, const A* values, T* out, std::size_t count) {
     if constexpr (std::is_same_v<T, A>) {
       if constexpr (std::is_floating_point_v<A>) {
-        if (mean) {
-          const A divisor = static_cast<A>(num_ranks);
-          for (std::size_t i = 0; i < count; ++i) out[i] = values[i] / divisor;
+        if (divisor != 1) {
+          const A by = static_cast<A>(divisor);
+          for (std::size_t i = 0; i < count; ++i) out[i] = values[i] / by;
           return;
         }
       }
       if (count > 0) std::memmove(out, values, count * sizeof(T));
     } else {
-      const A divisor = static_cast<A>(mean ? num_ranks : 1);
-      for (std::size_t i = 0; i < count; ++i) store(values[i] / divisor, out[i]);
+      const A by = static_cast<A>(divisor);
+      for (std::size_t i = 0; i < count; ++i) store(values[i] / by, out[i]);
     }
   }
 
@@ -195,8 +195,6 @@ void visit(const Reduction& reduction, Visitor visitor) {
   LOCKSTEP_CHECK(false, "dtype {}", static_cast<int>(reduction.dtype));
 }
 
-bool is_mean(const Reduction& reduction) { return reduction.op == ReduceOp::mean; }
-
 }  // namespace
 
 void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<const Operand> operands,
@@ -210,7 +208,7 @@ void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<cons
 void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
                       std::span<std::byte* const> destinations, std::size_t count) {
   visit(reduction, [&]<typename T, typename Op>(T, Op) {
-    Evaluator<T, Op>(operands).to_result(num_ranks, is_mean(reduction), destinations, count);
+    Evaluator<T, Op>(operands).to_result(num_ranks, reduction.divisor, destinations, count);
   });
 }
 
@@ -229,12 +227,11 @@ void widen(const Reduction& reduction, const std::byte* values, std::byte* parti
   reduce_to_partial(reduction, {0, 1}, std::span(&operand, 1), partial, count);
 }
 
-void finish(const Reduction& reduction, int num_ranks, const std::byte* partial, std::byte* result,
+void finish(const Reduction& reduction, const std::byte* partial, std::byte* result,
             std::size_t count) {
   visit(reduction, [&]<typename T, typename Op>(T, Op) {
     using A = typename AccumulatorOf<T>::type;
-    Evaluator<T, Op>::finish_block(num_ranks, is_mean(reduction),
-                                   reinterpret_cast<const A*>(partial),
+    Evaluator<T, Op>::finish_block(reduction.divisor, reinterpret_cast<const A*>(partial),
                                    reinterpret_cast<T*>(result), count);
   });
 }

@@ -14,6 +14,7 @@ namespace lockstep::comm {
 struct Reduction {
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;
+  double divisor = 1;  // of the finished sum, for a mean
 
   std::size_t element_bytes() const { return size_of(dtype); }
   // Of a partial result.
@@ -48,7 +49,7 @@ void combine(const Reduction& reduction, const std::byte* left, const std::byte*
 // A rank's own values as a partial result, and a partial result over all ranks as the result.
 void widen(const Reduction& reduction, const std::byte* values, std::byte* partial,
            std::size_t count);
-void finish(const Reduction& reduction, int num_ranks, const std::byte* partial, std::byte* result,
+void finish(const Reduction& reduction, const std::byte* partial, std::byte* result,
             std::size_t count);
 
 }  // namespace lockstep::comm

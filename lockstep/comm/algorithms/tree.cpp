@@ -52,7 +52,7 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
       transport.post_send(around.parent, {mine, size * wide});
     } else {
       const Bytes result = data.subspan(at * element, size * element);
-      finish(reduction, transport.size(), mine, result.data(), size);
+      finish(reduction, mine, result.data(), size);
       for (const int child : around.children) transport.post_send(child, result);
     }
     at += size;

@@ -136,7 +136,8 @@ void reduce_scatter(HostEngine& engine, const Call& call, const GroupInfo& group
       at::empty({num_ranks, mine.numel()}, at::TensorOptions().dtype(mine.scalar_type()));
   engine.all_to_all(byte_alias(parts), joined_bytes(call.inputs), output_parts, input_parts,
                     call.deadline);
-  if (mine.numel() > 0) reduce_locally(parts.unbind(0), call.fingerprint.reduce_op, mine);
+  if (mine.numel() > 0)
+    reduce_locally(parts.unbind(0), call.fingerprint.reduce_op, divisor_of(call, num_ranks), mine);
 }
 
 void all_reduce(HostEngine& engine, const Call& call, const GroupInfo& group) {
@@ -144,16 +145,20 @@ void all_reduce(HostEngine& engine, const Call& call, const GroupInfo& group) {
   const ReduceOp op = call.fingerprint.reduce_op;
   const Carrier carrier = carry(call.outputs, op);
   engine.all_reduce(carrier.tensor, carrier.op, call.deadline);
-  restore(carrier, op, static_cast<int>(group.global_ranks.size()), call.outputs);
+  restore(carrier, op, divisor_of(call, static_cast<int>(group.global_ranks.size())), call.outputs);
 }
 
+// Sums over one rank, and broadcasts from it, leave the tensors as they are.
 void run_alone(const Call& call) {
-  // Reductions over one rank, and broadcasts from it, leave the tensors as they are.
-  if (call.inputs.empty()) return;
-  const at::Tensor& input = call.inputs.front();
-  const at::Tensor& output = call.outputs.front();
-  if (input.numel() > 0 && input.data_ptr() != output.data_ptr())
-    flat_alias(output).copy_(flat_alias(input));
+  if (!call.inputs.empty()) {
+    const at::Tensor& input = call.inputs.front();
+    const at::Tensor& output = call.outputs.front();
+    if (input.numel() > 0 && input.data_ptr() != output.data_ptr())
+      flat_alias(output).copy_(flat_alias(input));
+  }
+  const double divisor = divisor_of(call, 1);
+  if (divisor == 1) return;
+  for (const at::Tensor& tensor : call.outputs) flat_alias(tensor).div_(divisor);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class Enqueuer {
         if (is_empty(call.outputs)) return;
         const Carrier carrier = carry(call.outputs, call.fingerprint.reduce_op);
         all_reduce(carrier.tensor, carrier.op);
-        restore(carrier, call.fingerprint.reduce_op, num_ranks_, call.outputs);
+        restore(carrier, call.fingerprint.reduce_op, divisor_of(call, num_ranks_), call.outputs);
         return;
       }
       case Operation::barrier:
@@ -94,7 +94,7 @@ class Enqueuer {
                          : op == ReduceOp::max ? c10d_op(BasicOp::max)
                                                : c10d_op(BasicOp::sum);
       order(engine_._reduce_scatter_base(to, from, options));
-      if (op == ReduceOp::mean) to.div_(num_ranks_);
+      if (op == ReduceOp::mean) to.div_(divisor_of(call, num_ranks_));
       return;
     }
     // Every rank gets all versions of its part and reduces them itself, 16-bit numbers in float32.
@@ -106,7 +106,7 @@ class Enqueuer {
     else
       for (const at::Tensor& input : call.inputs) from.push_back(flat_alias(input));
     order(engine_.alltoall(to, from));
-    if (output.numel() > 0) reduce_locally(to, op, output);
+    if (output.numel() > 0) reduce_locally(to, op, divisor_of(call, num_ranks_), output);
   }
 
   void all_gather(const Call& call) {

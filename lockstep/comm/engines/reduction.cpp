@@ -71,12 +71,12 @@ Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op) {
   return carrier;
 }
 
-void restore(const Carrier& reduced, ReduceOp op, int num_ranks,
+void restore(const Carrier& reduced, ReduceOp op, double divisor,
              const std::vector<at::Tensor>& tensors) {
   at::Tensor whole = reduced.tensor;
   const at::ScalarType type = tensors.front().scalar_type();
   if (orders_floats(type, op)) whole = from_ordered(whole);
-  if (op == ReduceOp::mean) whole.div_(num_ranks);
+  if (op == ReduceOp::mean) whole.div_(divisor);
   if (type == at::kBool) whole = whole.view(at::kBool);
 
   std::int64_t at = 0;
@@ -89,7 +89,8 @@ void restore(const Carrier& reduced, ReduceOp op, int num_ranks,
   }
 }
 
-void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, const at::Tensor& output) {
+void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, double divisor,
+                    const at::Tensor& output) {
   const at::ScalarType type = output.scalar_type();
   const bool half = is_half(type);
   at::Tensor result = half ? parts.front().to(at::kFloat) : parts.front().clone();
@@ -107,7 +108,7 @@ void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, const at:
       case ReduceOp::max: result = at::maximum(result, part); break;
     }
   }
-  if (op == ReduceOp::mean) result.div_(static_cast<std::int64_t>(parts.size()));
+  if (op == ReduceOp::mean) result.div_(divisor);
   flat_alias(output).copy_(result);
 }
 

@@ -33,10 +33,11 @@ struct Carrier {
 Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op);
 
 // Writes the reduced elements back; a mean is divided here.
-void restore(const Carrier& reduced, ReduceOp op, int num_ranks,
+void restore(const Carrier& reduced, ReduceOp op, double divisor,
              const std::vector<at::Tensor>& tensors);
 
-// output ← the reduction of parts, added in their order.
-void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, const at::Tensor& output);
+// output ← the reduction of parts, added in their order, likewise.
+void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, double divisor,
+                    const at::Tensor& output);
 
 }  // namespace lockstep::comm::engines

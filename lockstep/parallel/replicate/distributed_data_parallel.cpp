@@ -11,22 +11,22 @@ namespace lockstep::replicate {
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module,
                                                  std::shared_ptr<comm::Communicator> group,
-                                                 Options options)
-    : device_(at::kCPU) {
+                                                 Options options, CountedPass counted_pass) {
+  GradientReducer::Tensors tensors{
+      .trained = {}, .frozen = {}, .buffers = distinct_tensors(module.named_buffers())};
   std::vector<NamedTensor> all = distinct_tensors(module.named_parameters());
-  std::vector<NamedTensor> buffers = distinct_tensors(module.named_buffers());
-  std::vector<NamedTensor> trained = trained_parameters(module);
-  all.insert(all.end(), buffers.begin(), buffers.end());
-  if (!all.empty()) device_ = all.front().tensor.device();
-  check_same_tensors(all, *group, device_);
-  if (trained.empty())
+  for (const NamedTensor& parameter : all)
+    (parameter.tensor.requires_grad() ? tensors.trained : tensors.frozen).push_back(parameter);
+  all.insert(all.end(), tensors.buffers.begin(), tensors.buffers.end());
+  check_same_tensors(all, *group, all.empty() ? at::kCPU : all.front().tensor.device());
+  if (tensors.trained.empty())
     throw UsageError("the module '{}' has {} parameters and none of them requires a gradient: "
                      "there is nothing to train. Register them with register_parameter or "
                      "register_module",
                      module.name(), module.parameters().size());
   broadcast_from_first(all, *group);
-  reducer_ = GradientReducer::make(std::move(trained), std::move(buffers), std::move(group),
-                                   std::move(options));
+  reducer_ = GradientReducer::make(std::move(tensors), std::move(group), std::move(options),
+                                   std::move(counted_pass));
 }
 
 void DistributedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {
@@ -38,11 +38,7 @@ void DistributedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t 
     throw UsageError("backward() of a loss of shape [{}]: it must be one number, the sum over the "
                      "samples",
                      fmt::join(loss_sum.sizes().begin(), loss_sum.sizes().end(), ", "));
-  reducer_->add_loss(loss_sum.defined() ? loss_sum.reshape({}) : at::zeros({}, device_), count);
-  const std::int64_t before = reducer_->num_exchanges();
-  if (loss_sum.defined() && loss_sum.requires_grad()) loss_sum.backward();
-  // A pass that met no parameter has told nobody that it is over.
-  if (reducer_->exchange() && reducer_->num_exchanges() == before) reducer_->exchange_now();
+  reducer_->backward(loss_sum, count);
 }
 
 }  // namespace lockstep::replicate

@@ -23,25 +23,29 @@ namespace lockstep::replicate {
 // nothing to train or differs between ranks, naming the parameter.
 class DistributedDataParallel {
  public:
-  DistributedDataParallel(torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
-                          Options options = {});
+  // Models that may meet in one graph share `counted_pass`, so that a loss over samples of the one
+  // that reaches the other is noticed.
+  DistributedDataParallel(
+      torch::nn::Module& module, std::shared_ptr<comm::Communicator> group, Options options = {},
+      CountedPass counted_pass = std::make_shared<CountedPass::element_type>(nullptr));
 
   // While one of these lives, backward passes leave their gradients on the rank, to be exchanged
   // with those of the next pass without it: gradient accumulation.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(GradientReducer& reducer) : reducer_(reducer), before_(reducer.exchange()) {
-      reducer_.set_exchange(false);
+    explicit NoSync(std::shared_ptr<GradientReducer> reducer)
+        : reducer_(std::move(reducer)), before_(reducer_->exchange()) {
+      reducer_->set_exchange(false);
     }
-    ~NoSync() { reducer_.set_exchange(before_); }
+    ~NoSync() { reducer_->set_exchange(before_); }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    GradientReducer& reducer_;
+    std::shared_ptr<GradientReducer> reducer_;
     bool before_;
   };
-  NoSync no_sync() { return NoSync(*reducer_); }
+  NoSync no_sync() { return NoSync(reducer_); }
 
   // Backward of a loss that is a sum over `count` samples of this rank. The gradients are divided
   // by the number of samples of all ranks (and of all passes under no_sync() since the last
@@ -55,7 +59,6 @@ class DistributedDataParallel {
   const GradientReducer& reducer() const { return *reducer_; }
 
  private:
-  c10::Device device_;
   std::shared_ptr<GradientReducer> reducer_;
 };
 

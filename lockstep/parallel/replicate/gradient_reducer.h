@@ -1,6 +1,7 @@
 // Sums gradients over ranks while backward still computes the rest of them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,8 +17,8 @@
 
 namespace lockstep::replicate {
 
-// What the ranks' losses came to in one step. It lives on the parameters' device, so that asking
-// for it is what waits.
+// What the ranks' losses came to in one step. It lives on the GPU where the parameters do, so that
+// asking for it is what waits.
 struct StepTotals {
   at::Tensor values;  // [2] of float64: the samples (or tokens) of all ranks, and their summed loss
 
@@ -25,38 +26,46 @@ struct StepTotals {
   double mean_loss() const;
 };
 
+// Which of several reducers has a backward(loss_sum, count) under way: shared by those whose models
+// may meet in one graph.
+using CountedPass = std::shared_ptr<std::atomic<const void*>>;
+
 // Hooks into the gradient accumulator of each parameter. Gradients become views of buckets, in
 // memory that the group reaches without a copy; a bucket leaves when its last gradient is ready and
 // those before it have left, so that all ranks send the same ones in the same order. The order is
 // that of registration, backwards, in the first step, and from then on the one in which gradients
 // became ready on rank 0.
 //
+// Passes come in two kinds: the caller's own loss.backward(), at whose end the mean over the ranks
+// is taken, and backward(loss_sum, count) here. A graph that runs another backward inside its own
+// (reentrant checkpoints) exchanges once in the second, and at the end of each in the first.
+//
 // Ownership: shares the parameters, keeps their accumulators alive; its hooks do nothing once it is
 // gone. Threading: backward passes one at a time, on any threads of autograd.
 // Failure: UsageError and CommError come out of the backward() during which they happen.
 class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
  public:
-  // `parameters` are distinct and all require gradients; `buffers` are broadcast from rank 0 after
-  // each reduction.
-  static std::shared_ptr<GradientReducer> make(std::vector<NamedTensor> parameters,
-                                               std::vector<NamedTensor> buffers,
+  struct Tensors {
+    std::vector<NamedTensor> trained;  // distinct parameters that require gradients
+    std::vector<NamedTensor> frozen;   // distinct parameters that do not, and must not later
+    std::vector<NamedTensor> buffers;  // broadcast from rank 0 after each exchange
+  };
+  static std::shared_ptr<GradientReducer> make(Tensors tensors,
                                                std::shared_ptr<comm::Communicator> group,
-                                               Options options);
+                                               Options options, CountedPass counted_pass);
   ~GradientReducer();
 
   // Whether backward passes exchange gradients at their end, or add to what is there.
   void set_exchange(bool on);
   bool exchange() const { return exchange_; }
 
-  // Announces a backward pass whose loss is a sum over `count` samples: at the next exchange the
-  // summed gradients are divided by the samples of all ranks and passes, and not by the number of
-  // ranks. All ranks do this in a step, or none.
-  void add_loss(const at::Tensor& loss_sum, std::int64_t count);
+  // Backward of a loss that is a sum over `count` samples: the exchange divides the summed
+  // gradients by the samples of all ranks, and of all passes since the last exchange, and not by
+  // the number of ranks. All ranks do this in a step, or none; a rank without samples with an
+  // undefined loss.
+  void backward(const at::Tensor& loss_sum, std::int64_t count);
 
-  // Takes part in the other ranks' exchange without a backward pass of its own.
-  void exchange_now();
-
-  // Of the last exchange that add_loss() was called for.
+  // Of the last exchange that ended a backward().
   const StepTotals& totals() const { return totals_; }
 
   std::size_t num_buckets() const { return buckets_.size(); }
@@ -75,6 +84,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     at::Tensor view;     // of its bucket
     bool ready = false;  // in this backward pass
     bool used = false;   // in any pass since the last exchange
+    // Of the gradient when it was handed out. Whoever zeroes it makes it another.
+    std::int64_t version = -1;
   };
   struct Bucket {
     GradientBucket content;
@@ -84,27 +95,36 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     std::function<void()> complete;  // of a hook
   };
 
-  GradientReducer(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
-                  std::shared_ptr<comm::Communicator> group, Options options);
+  GradientReducer(Tensors tensors, std::shared_ptr<comm::Communicator> group, Options options,
+                  CountedPass counted_pass);
 
   void install_hooks();
-  void build_buckets(const std::vector<std::size_t>& order);
   void on_gradient(std::size_t index);
+  void check_gradient(const Slot& slot) const;
+  void check_model() const;
+  void check_zeroed() const;
+  bool is_counted_pass() const { return counted_pass_->load() == this; }
+  bool divides_by_count() const { return loss_sum_.defined(); }
+  c10::Device device() const;
+
+  // gradient_exchange.cpp
+  void build_buckets(const std::vector<std::size_t>& order);
+  void begin();
   void finish();
   void place(Slot& slot);
   void launch_ready();
   void launch(Bucket& bucket);
+  bool divided_in_flight(const Bucket& bucket) const;
   void refuse_unused(const std::vector<std::size_t>& unused);
-  void check_zeroed() const;
-  bool divides_by_count() const { return loss_sum_.defined(); }
-  at::Tensor exchange_totals();
-  void complete_buckets(const at::Tensor& totals);
-  void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& totals);
-  void learn_order();
-  c10::Device device() const;
+  at::Tensor exchange_usage();
+  void complete_buckets();
+  void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
+  void learn_order(bool had_gradients);
 
   std::shared_ptr<comm::Communicator> group_;
   Options options_;
+  CountedPass counted_pass_;
+  std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
   std::mutex mutex_;
   std::vector<Slot> slots_;
@@ -112,11 +132,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::size_t next_bucket_ = 0;           // to leave
   std::vector<std::size_t> ready_order_;  // of this pass
   bool exchange_ = true;
-  bool in_backward_ = false;
+  bool in_backward_ = false;  // a gradient has come in this pass
+  bool order_known_ = false;
   std::int64_t num_exchanges_ = 0;
-  std::int64_t count_ = 0;  // of add_loss() since the last exchange
+  std::int64_t count_ = 0;  // of backward() since the last exchange
   at::Tensor loss_sum_;     // likewise; undefined where it was not called
   StepTotals totals_;
+  comm::Work totals_work_;
 };
 
 }  // namespace lockstep::replicate

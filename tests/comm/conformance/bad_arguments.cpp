@@ -58,6 +58,16 @@ std::vector<Mistake> mistakes(Suite& suite) {
        [=](Communicator& g) {
          g.reduce_scatter(ones(1, at::kBool), ones(n, at::kBool), ReduceOp::mean);
        }},
+      {"divisor of a sum", "for means",
+       [=](Communicator& g) {
+         g.all_reduce(good(1), ReduceOp::sum, {.divisor = at::ones({1}, at::kDouble)});
+       }},
+      {"divisor of another dtype", "one float64",
+       [=](Communicator& g) { g.all_reduce(good(1), ReduceOp::mean, {.divisor = at::ones({1})}); }},
+      {"two divisors", "one float64",
+       [=](Communicator& g) {
+         g.all_reduce(good(1), ReduceOp::mean, {.divisor = at::ones({2}, at::kDouble)});
+       }},
       {"root too large", fmt::format("root {}", n),
        [=](Communicator& g) { g.broadcast(good(1), n); }},
       {"root below zero", "root -1", [=](Communicator& g) { g.broadcast(good(1), -1); }},

@@ -130,6 +130,39 @@ void check_special_values(Suite& suite, at::ScalarType dtype) {
   }
 }
 
+// Rank r has r + 1 times what everyone should get, and adds r + 1 to a divisor that nobody waits
+// for: exact in every order of addition.
+void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
+  const at::Tensor wanted = at::arange(count, at::kDouble).remainder(61).to(dtype);
+  const double weight = suite.rank() + 1;
+  Communicator& group = suite.group();
+  for (const Algorithm algorithm : algorithms(suite, Operation::all_reduce)) {
+    const at::Tensor divisor = at::full({1}, weight, at::kDouble);
+    at::Tensor whole = suite.place(wanted * weight);
+    std::vector<at::Tensor> list = {suite.place(wanted * weight), suite.place(wanted * weight)};
+    Work first = group.all_reduce(divisor);
+    group.all_reduce(whole, ReduceOp::mean, {.algorithm = algorithm, .divisor = divisor}).wait();
+    group.all_reduce(list, ReduceOp::mean, {.algorithm = algorithm, .divisor = divisor}).wait();
+    first.wait();
+    suite.expect_same(whole, wanted, name(algorithm));
+    for (const at::Tensor& tensor : list) suite.expect_same(tensor, wanted, "in a list");
+  }
+  for (const Algorithm algorithm : algorithms(suite, Operation::reduce_scatter)) {
+    const at::Tensor divisor = at::full({1}, weight, at::kDouble);
+    const at::Tensor input = suite.place((wanted * weight).repeat({suite.size()}));
+    at::Tensor output = suite.room(count, dtype);
+    Work first = group.all_reduce(divisor);
+    group
+        .reduce_scatter(output, input, ReduceOp::mean, {.algorithm = algorithm, .divisor = divisor})
+        .wait();
+    first.wait();
+    suite.expect_same(output, wanted, std::string("reduce_scatter, ") + name(algorithm));
+  }
+  at::Tensor nothing = suite.place(at::zeros({count}, dtype));
+  group.all_reduce(nothing, ReduceOp::mean, {.divisor = at::zeros({1}, at::kDouble)}).wait();
+  suite.expect_same(nothing, at::zeros({count}, dtype), "the mean over nothing");
+}
+
 }  // namespace
 
 void check_reductions(Suite& suite) {
@@ -169,6 +202,12 @@ void check_reductions(Suite& suite) {
   suite.cell(label(Operation::all_reduce, at::kFloat, ReduceOp::mean, kHuge), [&] {
     check_all_reduce(suite, inputs_of_all(suite, at::kFloat, kHuge, ++seed), ReduceOp::mean);
   });
+
+  if (suite.device().is_cpu())
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+      for (const std::int64_t count : {std::int64_t{17}, kLarge})
+        suite.cell(label(Operation::all_reduce, dtype, ReduceOp::mean, count) + " by a divisor",
+                   [&] { check_divisor(suite, dtype, count); });
 
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kLong}) {
     const ReduceOp op = dtype == at::kHalf ? ReduceOp::mean : ReduceOp::sum;

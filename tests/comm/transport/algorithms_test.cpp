@@ -185,7 +185,8 @@ TEST_P(Algorithms, AllReduceHasTheCanonicalBits) {
           }
           begin_call(transport, {.sequence = ++sequence, .count = cases[i].count},
                      milliseconds(20000));
-          all_reduce(transport, algorithm, {cases[i].dtype, cases[i].op}, buffer);
+          const double divisor = cases[i].op == ReduceOp::mean ? n : 1;
+          all_reduce(transport, algorithm, {cases[i].dtype, cases[i].op, divisor}, buffer);
           ASSERT_TRUE(std::equal(buffer.begin(), buffer.end(), wanted[i].begin()))
               << layout.name << ", " << n << " ranks, " << name(algorithm) << ", "
               << name(cases[i].op) << " of " << cases[i].count << " " << name(cases[i].dtype);

@@ -1,0 +1,243 @@
+// What a reducer's ranks send each other in a step: the count, the buckets, who used what.
+#include <numeric>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/replicate/gradient_reducer.h>
+
+namespace lockstep::replicate {
+
+namespace {
+
+// Gradients of one dtype on one device share buckets.
+std::vector<GradientSize> sizes_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<std::pair<at::ScalarType, c10::Device>> kinds;
+  std::vector<GradientSize> sizes;
+  for (const at::Tensor& parameter : parameters) {
+    const std::pair kind(parameter.scalar_type(), parameter.device());
+    const auto found = std::find(kinds.begin(), kinds.end(), kind);
+    sizes.push_back({.bytes = parameter.nbytes(), .kind = static_cast<int>(found - kinds.begin())});
+    if (found == kinds.end()) kinds.push_back(kind);
+  }
+  return sizes;
+}
+
+// The place of a parameter's gradient in a bucket, in the parameter's own layout where it fills its
+// memory, so that the update runs through both in one order. No view in autograd's eyes: those
+// refuse what optimizers do to gradients (detach_()).
+at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
+  const at::AutoDispatchBelowADInplaceOrView not_tracked;
+  const at::Tensor piece = flat.narrow(0, offset, parameter.numel());
+  return parameter.is_non_overlapping_and_dense()
+             ? piece.as_strided(parameter.sizes(), parameter.strides())
+             : piece.view(parameter.sizes());
+}
+
+// Some of many names, for a message.
+std::string list_names(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kShown; ++i)
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", names[i]);
+  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
+  return text;
+}
+
+}  // namespace
+
+void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> parameters;
+  for (const Slot& slot : slots_) parameters.push_back(slot.parameter);
+  const auto sizes = sizes_of(parameters);
+  std::vector<Bucket> buckets;
+  for (const auto& members : plan_buckets(sizes, order, options_.buckets)) {
+    Bucket& bucket = buckets.emplace_back();
+    bucket.members = members;
+    bucket.pending = members.size();
+    bucket.content.index = buckets.size() - 1;
+    std::int64_t total = 0;
+    for (const std::size_t index : members) total += slots_[index].parameter.numel();
+    const at::Tensor& first = slots_[members.front()].parameter;
+    bucket.content.flat = first.is_cpu() ? group_->allocate({total}, first.scalar_type())
+                                         : at::empty({total}, first.options());
+    std::int64_t offset = 0;
+    for (const std::size_t index : members) {
+      Slot& slot = slots_[index];
+      const at::Tensor view = alias(bucket.content.flat, offset, slot.parameter);
+      offset += slot.parameter.numel();
+      const at::Tensor& gradient = slot.parameter.grad();
+      if (gradient.defined() && slot.view.defined() && gradient.is_alias_of(slot.view)) {
+        view.copy_(gradient);
+        slot.parameter.mutable_grad() = view;
+      }
+      slot.view = view;
+      slot.bucket = bucket.content.index;
+      bucket.content.parameters.push_back(slot.name);
+      bucket.content.gradients.push_back(view);
+    }
+  }
+  buckets_ = std::move(buckets);
+}
+
+// Starts an exchange with the count that its sums are divided by: on its way before the first
+// bucket, it is there when that one is added up.
+void GradientReducer::begin() {
+  if (!divides_by_count()) return;
+  const c10::NoGradGuard no_grad;
+  totals_.values = at::full({2}, static_cast<double>(count_), loss_sum_.options());
+  totals_.values[1].copy_(loss_sum_);
+  totals_work_ = group_->all_reduce(totals_.values);
+}
+
+// Puts a gradient into its bucket, where it stays.
+void GradientReducer::place(Slot& slot) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor& gradient = slot.parameter.mutable_grad();
+  if (!gradient.defined()) {
+    slot.view.zero_();
+  } else if (!gradient.is_alias_of(slot.view)) {
+    slot.view.copy_(gradient);
+    gradient = slot.view;
+  }
+  slot.ready = true;
+  --buckets_[slot.bucket].pending;
+}
+
+void GradientReducer::launch_ready() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].pending == 0)
+    launch(buckets_[next_bucket_++]);
+}
+
+void GradientReducer::launch(Bucket& bucket) {
+  if (options_.comm_hook) {
+    bucket.complete = options_.comm_hook(bucket.content, *group_);
+    return;
+  }
+  const bool divided = divided_in_flight(bucket);
+  comm::CallOptions options;
+  if (divided && divides_by_count()) options.divisor = totals_.values.narrow(0, 0, 1);
+  bucket.work = group_->all_reduce(bucket.content.flat,
+                                   divided ? comm::ReduceOp::mean : comm::ReduceOp::sum, options);
+}
+
+// Whether the sum comes back divided: a pass over the gradients less. On other devices the count is
+// not known to the host, and a pass costs little.
+bool GradientReducer::divided_in_flight(const Bucket& bucket) const {
+  if (options_.comm_hook) return false;
+  return !divides_by_count() || (bucket.content.flat.is_cpu() && totals_.values.is_cpu());
+}
+
+void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
+  std::vector<std::string> names;
+  for (const std::size_t index : unused) names.push_back(slots_[index].name);
+  const std::string reason =
+      fmt::format("no gradient reached {} in this backward pass: freeze what is never trained "
+                  "(requires_grad) before the model is made data parallel, or set "
+                  "find_unused_parameters",
+                  list_names(names));
+  // The others wait for buckets that will not come.
+  group_->abort(reason);
+  throw UsageError(reason);
+}
+
+// Ends a backward pass, on every rank in the same order: the buckets that were not complete, who
+// used what, the buffers.
+void GradientReducer::finish() {
+  const c10::NoGradGuard no_grad;
+  std::vector<std::size_t> unused;
+  std::vector<std::size_t> without_gradient;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    if (slot.ready) continue;
+    if (!slot.used) unused.push_back(index);
+    if (!slot.parameter.grad().defined()) without_gradient.push_back(index);
+    place(slot);
+    ready_order_.push_back(index);
+  }
+  if (!options_.find_unused_parameters && !unused.empty() && in_backward_) refuse_unused(unused);
+  launch_ready();
+
+  const at::Tensor used_by = exchange_usage();
+  complete_buckets();
+  hand_out(without_gradient, used_by);
+  if (options_.broadcast_buffers && !buffers_.empty()) broadcast_from_first(buffers_, *group_);
+
+  for (Slot& slot : slots_) slot.ready = slot.used = false;
+  for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
+  next_bucket_ = 0;
+  const bool had_gradients = std::exchange(in_backward_, false);
+  count_ = 0;
+  loss_sum_ = at::Tensor();
+  if (!order_known_) learn_order(had_gradients);
+  ready_order_.clear();
+  for (Slot& slot : slots_) slot.version = slot.view._version();
+  ++num_exchanges_;
+}
+
+// On how many ranks each parameter was used: one small message. Undefined where nobody asks.
+at::Tensor GradientReducer::exchange_usage() {
+  if (!options_.find_unused_parameters) return {};
+  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kInt);
+  auto used = host.accessor<std::int32_t, 1>();
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
+  const at::Tensor used_by = host.to(device());
+  group_->all_reduce(used_by).wait();
+  return used_by;
+}
+
+void GradientReducer::complete_buckets() {
+  totals_work_.wait();
+  totals_work_ = comm::Work();
+  for (Bucket& bucket : buckets_) {
+    if (bucket.complete) {
+      std::exchange(bucket.complete, nullptr)();
+    } else {
+      bucket.work.wait();
+      bucket.work = comm::Work();
+    }
+    // One division of the whole sum. A step without a sample has no gradient.
+    if (divided_in_flight(bucket)) continue;
+    // In float at least: 16 bits hold few counts.
+    at::Tensor& flat = bucket.content.flat;
+    const at::ScalarType wide = at::promote_types(flat.scalar_type(), at::kFloat);
+    if (divides_by_count())
+      flat.copy_(flat.to(wide).div_(totals_.values[0].clamp_min(1).to(flat.device(), wide)));
+    else
+      flat.div_(group_->size());
+  }
+}
+
+// Gives their gradients to parameters that had none here but were used on another rank; where no
+// rank used one it stays without, so that optimizers pass over it as they do in one process.
+void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
+                               const at::Tensor& used_by) {
+  const at::Tensor counts =
+      used_by.defined() && !without_gradient.empty() ? used_by.cpu() : at::Tensor();
+  for (const std::size_t index : without_gradient)
+    if (!counts.defined() || counts[static_cast<std::int64_t>(index)].item<std::int32_t>() > 0)
+      slots_[index].parameter.mutable_grad() = slots_[index].view;
+}
+
+// From the lowest rank that had gradients: one without samples has no order to teach.
+void GradientReducer::learn_order(bool had_gradients) {
+  const int rank = had_gradients ? group_->rank() : group_->size();
+  at::Tensor teacher = at::full({1}, rank, at::dtype(at::kInt).device(device()));
+  group_->all_reduce(teacher, comm::ReduceOp::min).wait();
+  const int root = teacher.item<std::int32_t>();
+  if (root == group_->size()) return;
+  std::vector<std::int64_t> mine(ready_order_.begin(), ready_order_.end());
+  at::Tensor order = at::tensor(mine, at::kLong).to(device());
+  group_->broadcast(order, root).wait();
+  order = order.cpu();
+  std::vector<std::size_t> agreed;
+  for (std::int64_t i = 0; i < order.numel(); ++i)
+    agreed.push_back(static_cast<std::size_t>(order[i].item<std::int64_t>()));
+  build_buckets(agreed);
+  order_known_ = true;
+}
+
+}  // namespace lockstep::replicate
