@@ -24,15 +24,28 @@ std::vector<GradientSize> sizes_of(const std::vector<at::Tensor>& parameters) {
   return sizes;
 }
 
-// The place of a parameter's gradient in a bucket, in the parameter's own layout where it fills its
-// memory, so that the update runs through both in one order. No view in autograd's eyes: those
-// refuse what optimizers do to gradients (detach_()).
+// A gradient's layout, on every rank: the parameter's own where it fills its memory, so that the
+// update runs through both in one order.
+std::vector<std::int64_t> gradient_strides(const at::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
+  for (std::size_t dim = strides.size(); dim-- > 1;)
+    strides[dim - 1] = strides[dim] * parameter.size(static_cast<std::int64_t>(dim));
+  return strides;
+}
+
+// The place of a parameter's gradient in a bucket. No view in autograd's eyes: those refuse what
+// optimizers do to gradients (detach_()).
 at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
   const at::AutoDispatchBelowADInplaceOrView not_tracked;
-  const at::Tensor piece = flat.narrow(0, offset, parameter.numel());
-  return parameter.is_non_overlapping_and_dense()
-             ? piece.as_strided(parameter.sizes(), parameter.strides())
-             : piece.view(parameter.sizes());
+  return flat.narrow(0, offset, parameter.numel())
+      .as_strided(parameter.sizes(), gradient_strides(parameter));
+}
+
+// A gradient's memory from end to end, in its own order.
+at::Tensor flat_alias(const at::Tensor& gradient) {
+  const at::AutoDispatchBelowADInplaceOrView not_tracked;
+  return gradient.as_strided({gradient.numel()}, {1});
 }
 
 // Some of many names, for a message.
@@ -61,6 +74,8 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
     std::int64_t total = 0;
     for (const std::size_t index : members) total += slots_[index].parameter.numel();
     const at::Tensor& first = slots_[members.front()].parameter;
+    for (const std::size_t index : members) slots_[index].bucket = bucket.content.index;
+    if (!needs_memory(first)) continue;
     bucket.content.flat = first.is_cpu() ? group_->allocate({total}, first.scalar_type())
                                          : at::empty({total}, first.options());
     std::int64_t offset = 0;
@@ -74,7 +89,6 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
         slot.parameter.mutable_grad() = view;
       }
       slot.view = view;
-      slot.bucket = bucket.content.index;
       bucket.content.parameters.push_back(slot.name);
       bucket.content.gradients.push_back(view);
     }
@@ -92,15 +106,33 @@ void GradientReducer::begin() {
   totals_work_ = group_->all_reduce(totals_.values);
 }
 
-// Puts a gradient into its bucket, where it stays.
+// A GPU's collectives want one long array, and a hook is promised one. Between CPUs the copies that
+// make one cost more than the messages they save.
+bool GradientReducer::needs_memory(const at::Tensor& parameter) const {
+  return options_.comm_hook || !parameter.is_cpu();
+}
+
+// Makes a gradient ready to leave: in its bucket's memory, where it stays, or where it is.
 void GradientReducer::place(Slot& slot) {
   const c10::NoGradGuard no_grad;
   at::Tensor& gradient = slot.parameter.mutable_grad();
-  if (!gradient.defined()) {
-    slot.view.zero_();
-  } else if (!gradient.is_alias_of(slot.view)) {
-    slot.view.copy_(gradient);
-    gradient = slot.view;
+  if (slot.view.defined()) {
+    if (!gradient.defined()) {
+      slot.view.zero_();
+    } else if (!gradient.is_alias_of(slot.view)) {
+      slot.view.copy_(gradient);
+      gradient = slot.view;
+    }
+  } else {
+    const auto strides = gradient_strides(slot.parameter);
+    if (!gradient.defined() || gradient.strides() != at::IntArrayRef(strides)) {
+      const at::Tensor own =
+          at::empty_strided(slot.parameter.sizes(), strides, slot.parameter.options());
+      if (gradient.defined())
+        gradient = own.copy_(gradient);
+      else
+        slot.stand_in = own.zero_();
+    }
   }
   slot.ready = true;
   --buckets_[slot.bucket].pending;
@@ -119,15 +151,26 @@ void GradientReducer::launch(Bucket& bucket) {
   const bool divided = divided_in_flight(bucket);
   comm::CallOptions options;
   if (divided && divides_by_count()) options.divisor = totals_.values.narrow(0, 0, 1);
-  bucket.work = group_->all_reduce(bucket.content.flat,
-                                   divided ? comm::ReduceOp::mean : comm::ReduceOp::sum, options);
+  const comm::ReduceOp op = divided ? comm::ReduceOp::mean : comm::ReduceOp::sum;
+  if (bucket.content.flat.defined()) {
+    bucket.work = group_->all_reduce(bucket.content.flat, op, options);
+    return;
+  }
+  std::vector<at::Tensor> gradients;
+  for (const std::size_t index : bucket.members) {
+    const Slot& slot = slots_[index];
+    gradients.push_back(
+        flat_alias(slot.stand_in.defined() ? slot.stand_in : slot.parameter.grad()));
+  }
+  bucket.work = group_->all_reduce(std::move(gradients), op, options);
 }
 
 // Whether the sum comes back divided: a pass over the gradients less. On other devices the count is
 // not known to the host, and a pass costs little.
 bool GradientReducer::divided_in_flight(const Bucket& bucket) const {
   if (options_.comm_hook) return false;
-  return !divides_by_count() || (bucket.content.flat.is_cpu() && totals_.values.is_cpu());
+  const bool on_cpu = !bucket.content.flat.defined() || bucket.content.flat.is_cpu();
+  return !divides_by_count() || (on_cpu && totals_.values.is_cpu());
 }
 
 void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
@@ -173,7 +216,11 @@ void GradientReducer::finish() {
   loss_sum_ = at::Tensor();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
-  for (Slot& slot : slots_) slot.version = slot.view._version();
+  for (Slot& slot : slots_) {
+    const at::Tensor& gradient = slot.parameter.grad();
+    slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
+    if (gradient.defined()) slot.version = gradient._version();
+  }
   ++num_exchanges_;
 }
 
@@ -217,9 +264,12 @@ void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
                                const at::Tensor& used_by) {
   const at::Tensor counts =
       used_by.defined() && !without_gradient.empty() ? used_by.cpu() : at::Tensor();
-  for (const std::size_t index : without_gradient)
+  for (const std::size_t index : without_gradient) {
+    Slot& slot = slots_[index];
+    const at::Tensor stand_in = std::exchange(slot.stand_in, at::Tensor());
     if (!counts.defined() || counts[static_cast<std::int64_t>(index)].item<std::int32_t>() > 0)
-      slots_[index].parameter.mutable_grad() = slots_[index].view;
+      slot.parameter.mutable_grad() = slot.view.defined() ? slot.view : stand_in;
+  }
 }
 
 // From the lowest rank that had gradients: one without samples has no order to teach.

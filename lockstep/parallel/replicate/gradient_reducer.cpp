@@ -128,7 +128,7 @@ void GradientReducer::check_model() const {
 void GradientReducer::check_zeroed() const {
   for (const Slot& slot : slots_) {
     const at::Tensor& gradient = slot.parameter.grad();
-    if (!gradient.defined() || !gradient.is_alias_of(slot.view)) continue;
+    if (!gradient.defined() || slot.handed_out.lock() != gradient.getIntrusivePtr()) continue;
     // Where it was touched since, as by clipping, the version says nothing: looked at once.
     if (gradient._version() == slot.version || (num_exchanges_ == 1 && gradient.any().item<bool>()))
       throw UsageError("the gradient of '{}' is still that of the step before: call zero_grad() "

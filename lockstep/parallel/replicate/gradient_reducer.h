@@ -30,11 +30,12 @@ struct StepTotals {
 // may meet in one graph.
 using CountedPass = std::shared_ptr<std::atomic<const void*>>;
 
-// Hooks into the gradient accumulator of each parameter. Gradients become views of buckets, in
-// memory that the group reaches without a copy; a bucket leaves when its last gradient is ready and
-// those before it have left, so that all ranks send the same ones in the same order. The order is
-// that of registration, backwards, in the first step, and from then on the one in which gradients
-// became ready on rank 0.
+// Hooks into the gradient accumulator of each parameter. A bucket of gradients leaves when its last
+// one is ready and those before it have left, so that all ranks send the same ones in the same
+// order. The order is that of registration, backwards, in the first step, and from then on the one
+// in which gradients became ready on the first rank that had any. On the CPU gradients are summed
+// where autograd put them; on other devices, and for a hook, they become views of a bucket's
+// memory.
 //
 // Passes come in two kinds: the caller's own loss.backward(), at whose end the mean over the ranks
 // is taken, and backward(loss_sum, count) here. A graph that runs another backward inside its own
@@ -81,11 +82,13 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
     Accumulator accumulator;
     std::uintptr_t hook = 0;
     std::size_t bucket = 0;
-    at::Tensor view;     // of its bucket
-    bool ready = false;  // in this backward pass
-    bool used = false;   // in any pass since the last exchange
-    // Of the gradient when it was handed out. Whoever zeroes it makes it another.
-    std::int64_t version = -1;
+    at::Tensor view;      // of its bucket's memory, where that has any
+    at::Tensor stand_in;  // zeros, where this rank has no gradient to add
+    bool ready = false;   // in this backward pass
+    bool used = false;    // in any pass since the last exchange
+    // The gradient as it was handed out: zeroing it makes its version another.
+    c10::weak_intrusive_ptr<c10::TensorImpl> handed_out{c10::intrusive_ptr<c10::TensorImpl>()};
+    std::int64_t version = 0;
   };
   struct Bucket {
     GradientBucket content;
@@ -111,6 +114,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void build_buckets(const std::vector<std::size_t>& order);
   void begin();
   void finish();
+  bool needs_memory(const at::Tensor& parameter) const;
   void place(Slot& slot);
   void launch_ready();
   void launch(Bucket& bucket);
