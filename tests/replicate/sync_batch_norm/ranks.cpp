@@ -203,6 +203,8 @@ void check_mistakes(Cells& cells) {
     cells.expect(!synced.converted_any_of(*other), "another module's are known");
     net.reset();
     cells.expect(!synced.expired(), "one of them is still there");
+    norm = nullptr;
+    cells.expect(synced.expired(), "none of them is there");
   });
 }
 
