@@ -20,10 +20,11 @@ auto share_model(Model model) {
     return model;
 }
 
+// Null where there is none, which a holder's own ptr() throws for.
 template <typename Model>
 std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
   if constexpr (std::is_base_of_v<torch::detail::ModuleHolderIndicator, Model>)
-    return model.ptr();
+    return model.is_empty() ? nullptr : model.ptr();
   else
     return model;
 }

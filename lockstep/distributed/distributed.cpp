@@ -29,6 +29,12 @@ struct DistributedManager::State {
   replicate::CountedPass counted_pass =
       std::make_shared<replicate::CountedPass::element_type>(nullptr);
   std::vector<std::unique_ptr<replicate::SyncBatchNorm>> batch_norms;
+
+  // Gives back what models had that are gone: buckets of gradients, groups of ranks.
+  void forget_models_that_are_gone() {
+    std::erase_if(models, [](const Wrapped& wrapped) { return wrapped.module.expired(); });
+    std::erase_if(batch_norms, [](const auto& norms) { return norms->expired(); });
+  }
 };
 
 namespace {
@@ -46,6 +52,11 @@ device::DeviceManager choose_device(const DistributedConfig& config) {
         "faster",
         job.local_world_size, manager.num_devices(), manager.num_devices() == 1 ? "" : "s");
   return manager;
+}
+
+// Memory of its own: a call that fails may leave it to others for a while.
+at::Tensor copy_to(c10::Device device, const at::Tensor& host) {
+  return host.to(device, host.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 }  // namespace
@@ -81,63 +92,85 @@ mesh::DeviceMesh& DistributedManager::mesh() const { return state_->mesh; }
 
 void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
   if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
-  auto& models = state_->models;
-  std::erase_if(models, [](const State::Wrapped& wrapped) { return wrapped.module.expired(); });
-  if (find(*module) != nullptr)
+  if (find(module.get()) != nullptr)
     throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
                      module->name());
+  // Asked here, as a model without tensors does not say on which device ranks could agree.
+  const bool empty = module->parameters().empty() && module->buffers().empty();
+  if (const double num_empty = sum(empty ? 1 : 0); num_empty > 0)
+    throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
+                     "nothing to train. Register them with register_parameter or register_module",
+                     module->name(), num_empty, world_size());
   module->to(device());
-  models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
-                                *module, state_->mesh.axis("dp_replicate"), state_->config.ddp,
-                                state_->counted_pass)});
+  state_->models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
+                                        *module, state_->mesh.axis("dp_replicate"),
+                                        state_->config.ddp, state_->counted_pass)});
 }
 
 int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {
+  if (module == nullptr)
+    throw UsageError("convert_sync_batchnorm() got no model: construct it first");
+  if (find(module.get()) != nullptr)
+    throw UsageError("this '{}' is wrapped already: call convert_sync_batchnorm() before "
+                     "wrap_model()",
+                     module->name());
   // Tagged where they will stay: moving them later would take the tag away.
   module->to(device());
-  auto& batch_norms = state_->batch_norms;
-  batch_norms.push_back(
-      std::make_unique<replicate::SyncBatchNorm>(*module, *state_->mesh.axis("dp_replicate")));
-  return batch_norms.back()->num_converted();
+  auto norms =
+      std::make_unique<replicate::SyncBatchNorm>(*module, *state_->mesh.axis("dp_replicate"));
+  const int num_converted = norms->num_converted();
+  if (num_converted > 0) state_->batch_norms.push_back(std::move(norms));
+  return num_converted;
 }
 
-bool DistributedManager::synchronises_batch_norms() const {
-  return std::ranges::any_of(state_->batch_norms,
-                             [](const auto& norms) { return norms->num_converted() > 0; });
+bool DistributedManager::has_synchronised_batch_norms(const torch::nn::Module* module) const {
+  return module != nullptr && std::ranges::any_of(state_->batch_norms, [&](const auto& norms) {
+           return norms->converted_any_of(*module);
+         });
 }
 
 replicate::DistributedDataParallel* DistributedManager::find(
-    const torch::nn::Module& module) const {
+    const torch::nn::Module* module) const {
+  state_->forget_models_that_are_gone();
   for (const State::Wrapped& wrapped : state_->models)
-    if (wrapped.module.lock().get() == &module) return wrapped.parallel.get();
+    if (wrapped.module.lock().get() == module) return wrapped.parallel.get();
   return nullptr;
 }
 
 replicate::DistributedDataParallel& DistributedManager::data_parallel(
-    const torch::nn::Module& module) {
+    const torch::nn::Module* module) {
+  if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
   if (auto* const found = find(module)) return *found;
   throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
-                   module.name());
+                   module->name());
+}
+
+// On the host where the ranks' backend takes that: not every device has float64 (MPS has none), and
+// numbers for metrics are there anyway.
+c10::Device DistributedManager::device_for_numbers() const {
+  return world()->backend() == "nccl" ? device() : c10::Device(at::kCPU);
 }
 
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {
-  const auto size = static_cast<std::int64_t>(values.size());
-  const at::Tensor totals = at::from_blob(values.data(), {size}, at::kDouble).to(device()).clone();
+  const at::Tensor host =
+      at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kDouble);
+  const at::Tensor totals = copy_to(device_for_numbers(), host);
   world()->all_reduce(totals).wait();
-  at::from_blob(values.data(), {size}, at::kDouble).copy_(totals);
+  host.copy_(totals);
   return values;
 }
 
 std::string DistributedManager::broadcast(const std::string& text) const {
+  const c10::Device device = device_for_numbers();
   const at::Tensor size =
-      at::full({1}, static_cast<std::int64_t>(text.size()), at::dtype(at::kLong).device(device()));
+      at::full({1}, static_cast<std::int64_t>(text.size()), at::dtype(at::kLong).device(device));
   world()->broadcast(size, 0).wait();
   std::string received(static_cast<std::size_t>(size.item<std::int64_t>()), '\0');
   if (is_main()) received = text;
   if (received.empty()) return received;
   const at::Tensor host =
       at::from_blob(received.data(), {static_cast<std::int64_t>(received.size())}, at::kByte);
-  const at::Tensor bytes = host.to(device());
+  const at::Tensor bytes = copy_to(device, host);
   world()->broadcast(bytes, 0).wait();
   host.copy_(bytes);
   return received;

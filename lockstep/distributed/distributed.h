@@ -56,36 +56,40 @@ class DistributedManager {
   // Whether wrap_model() has had it.
   template <typename Model>
   bool is_wrapped(const Model& model) const {
-    return find(*internal::module_of(model)) != nullptr;
+    return find(internal::module_of(model).get()) != nullptr;
   }
 
   // Makes the batch norms of a model take their statistics over the samples of all ranks; before
-  // wrap_model(). Returns how many there are. Each rank then needs a sample in every step.
+  // wrap_model(). Returns how many there are. Each rank then needs a sample in every step; one is
+  // enough (replicate::SyncBatchNorm has the details).
   template <typename Model>
   int convert_sync_batchnorm(const Model& model) {
     return synchronise_batch_norms(internal::module_of(model));
   }
 
-  // Whether there are any.
-  bool synchronises_batch_norms() const;
+  // Whether a model has any such batch norm.
+  template <typename Model>
+  bool synchronises_batch_norms(const Model& model) const {
+    return has_synchronised_batch_norms(internal::module_of(model).get());
+  }
 
   // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
   template <typename Model>
   auto no_sync(const Model& model) {
-    return data_parallel(*internal::module_of(model)).no_sync();
+    return data_parallel(internal::module_of(model).get()).no_sync();
   }
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of
   // all ranks, so that ranks may have different numbers of them, or none.
   template <typename Model>
   void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
-    data_parallel(*internal::module_of(model)).backward(loss_sum, count);
+    data_parallel(internal::module_of(model).get()).backward(loss_sum, count);
   }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
   const replicate::StepTotals& totals(const Model& model) {
-    return data_parallel(*internal::module_of(model)).totals();
+    return data_parallel(internal::module_of(model).get()).totals();
   }
 
   // Numbers summed over all ranks, for metrics.
@@ -106,8 +110,10 @@ class DistributedManager {
 
   void wrap(const std::shared_ptr<torch::nn::Module>& module);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
-  replicate::DistributedDataParallel* find(const torch::nn::Module& module) const;
-  replicate::DistributedDataParallel& data_parallel(const torch::nn::Module& module);
+  bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
+  c10::Device device_for_numbers() const;
+  replicate::DistributedDataParallel* find(const torch::nn::Module* module) const;
+  replicate::DistributedDataParallel& data_parallel(const torch::nn::Module* module);
 
   std::shared_ptr<State> state_;
 };

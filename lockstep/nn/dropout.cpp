@@ -1,14 +1,15 @@
 #include <lockstep/nn/dropout.h>
 
+#include <algorithm>
 #include <array>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/philox.h>
 #include <lockstep/base/simd.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/philox_lanes.h>
 #include <lockstep/nn/random.h>
 
@@ -40,6 +41,11 @@ void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t count,
   float last[PhiloxLanes::kWords];
   mask_blocks(key, row, static_cast<std::uint64_t>(at) / 4, threshold, kept, last);
   std::copy_n(last, count - at, out + at);
+}
+
+// Samples that a thread takes at a time: some 65536 elements.
+std::int64_t grain(std::int64_t count) {
+  return std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, count));
 }
 
 // Philox in whole tensors of 64-bit numbers that hold 32 bits each: no kernel of ours is needed on
@@ -97,7 +103,7 @@ at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& 
   const std::int64_t count = c10::multiply_integers(sizes.slice(1));
   auto mask = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
   auto* out = mask.data_ptr<float>();
-  at::parallel_for(0, sizes[0], 1, [&](std::int64_t begin, std::int64_t end) {
+  device::parallel_pieces(sizes[0], grain(count), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i)
       mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]), count,
                      threshold_of(p), kept_value(p), out + i * count);

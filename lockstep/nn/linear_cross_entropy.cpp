@@ -41,7 +41,7 @@ at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int6
     auto* values = logits.data_ptr<float>();
     const auto* target = targets.data_ptr<std::int64_t>();
     auto* loss = losses.data_ptr<float>();
-    const auto grain = std::max<std::int64_t>(1, 65536 / vocabulary);
+    const auto grain = std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, vocabulary));
     device::parallel_pieces(logits.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
         float* one = values + row * vocabulary;

@@ -5,13 +5,13 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/philox.h>
 #include <lockstep/base/simd.h>
+#include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/philox_lanes.h>
 
 namespace lockstep::nn {
@@ -140,7 +140,7 @@ void fill_normal(const at::Tensor& tensor, std::uint64_t seed, std::string_view 
       in_place ? tensor : at::empty(tensor.sizes(), at::TensorOptions().dtype(at::kFloat));
   auto* out = values.data_ptr<float>();
   const auto key = stream_key(seed, name);
-  at::parallel_for(0, values.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+  device::parallel_pieces(values.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
     normals(key, static_cast<std::uint64_t>(offset + begin), end - begin, std, out + begin);
   });
   if (!in_place) tensor.copy_(values);

@@ -102,7 +102,7 @@ Trainer::~Trainer() = default;
 void Trainer::check_batch_norms() const {
   const std::int64_t num_samples = loader_.sampler().num_positions();
   const std::int64_t last = num_samples % loader_.sampler().global_batch_size(options_.batch_size);
-  if (!dist_.synchronises_batch_norms() || options_.drop_last || last == 0 ||
+  if (!dist_.synchronises_batch_norms(model_) || options_.drop_last || last == 0 ||
       last >= dist_.world_size())
     return;
   throw UsageError("the last batch of an epoch has {} of {} samples, too few for {} ranks, each of "

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/elastic/rendezvous.h>
+
 #include "one_thread.h"
 
 namespace lockstep::examples {
@@ -42,10 +44,11 @@ TEST(OwnLoop, LearnsTheSameAloneAndOnTwoRanks) {
 }
 
 TEST(OwnLoop, RunsWithTorchrunsVariables) {
-  const auto start = [](const std::string& rank) {
+  const std::string port = std::to_string(elastic::free_port("127.0.0.1"));
+  const auto start = [&](const std::string& rank) {
     return Launched({OWN_LOOP},
                     {"OMP_NUM_THREADS=1", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=" + rank,
-                     "LOCAL_RANK=" + rank, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29675"});
+                     "LOCAL_RANK=" + rank, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port});
   };
   Launched second = start("1");
   Launched first = start("0");

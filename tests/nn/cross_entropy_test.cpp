@@ -76,6 +76,21 @@ TEST(CrossEntropy, CountsWhatIsNotIgnored) {
   EXPECT_EQ(loss.sum.item<float>(), 0.0f);
 }
 
+TEST(CrossEntropy, OfAnEmptyVocabularyIsNothing) {
+  const auto none = at::full({5}, kIgnoredTarget, at::kLong);
+  const auto check = [](const LossSum& loss) {
+    EXPECT_EQ(loss.count, 0);
+    EXPECT_EQ(loss.sum.item<float>(), 0.0f);
+    loss.sum.backward();
+  };
+  auto logits = random({5, 0}).requires_grad_();
+  check(cross_entropy(logits, none));
+  auto hidden = random({5, 2}).requires_grad_(), weight = random({0, 2}).requires_grad_();
+  check(linear_cross_entropy(hidden, weight, none));
+  EXPECT_TRUE(hidden.grad().equal(at::zeros({5, 2})));
+  EXPECT_EQ(weight.grad().numel(), 0);
+}
+
 TEST(LinearCrossEntropy, MatchesTheDefinition) {
   for (const std::int64_t vocabulary : {1, 7, 50257})
     for (const std::int64_t rows : {0, 1, 7, 33}) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -10,6 +11,7 @@
 #include <lockstep/nn/random.h>
 
 #include "../base/errors.h"
+#include "../device/threads.h"
 
 namespace lockstep::nn {
 namespace {
@@ -46,6 +48,20 @@ TEST(Dropout, OfHalvesIsHalfOfTheWhole) {
   EXPECT_TRUE(dropped(x.slice(0, 2), {10, 11}).equal(whole.slice(0, 2)));
   // Ranks that take every second sample.
   EXPECT_TRUE(dropped(x.slice(0, 1, 4, 2), {9, 11}).equal(whole.slice(0, 1, 4, 2)));
+}
+
+TEST(Dropout, IsTheSameWithAnyNumberOfThreads) {
+  // Samples that are more than a thread's piece, less than one, and nothing.
+  for (const std::int64_t count : {70'001, 1'003, 0}) {
+    std::vector<std::int64_t> rows(301);
+    std::iota(rows.begin(), rows.end(), 5);
+    const auto mask = [&](int threads) {
+      const Threads guard(threads);
+      return dropout_mask({301, count}, rows, 77, 0.3, at::kCPU);
+    };
+    const auto one = mask(1);
+    for (const int threads : {2, 3, 8}) EXPECT_TRUE(mask(threads).equal(one)) << threads;
+  }
 }
 
 TEST(Dropout, DropsOthersInAnotherPlaceOrStep) {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/philox.h>
@@ -13,6 +12,7 @@
 #include <lockstep/nn/random.h>
 
 #include "../base/errors.h"
+#include "../device/threads.h"
 
 namespace lockstep::nn {
 namespace {
@@ -70,13 +70,15 @@ TEST(FillNormal, IsTheSameHoweverItIsCut) {
 }
 
 TEST(FillNormal, IsTheSameWithAnyNumberOfThreads) {
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const auto one = normals({300'001});
-  at::set_num_threads(3);
-  const auto three = normals({300'001});
-  at::set_num_threads(threads);
-  EXPECT_TRUE(one.equal(three));
+  // From the middle of a block of Philox, too.
+  for (const std::int64_t offset : {0, 3}) {
+    const auto drawn = [&](int threads) {
+      const Threads guard(threads);
+      return normals({300'001}, offset);
+    };
+    const auto one = drawn(1);
+    for (const int threads : {2, 3, 8}) EXPECT_TRUE(drawn(threads).equal(one)) << threads;
+  }
 }
 
 TEST(FillNormal, IsNormal) {

@@ -70,17 +70,30 @@ Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
   return spread;
 }
 
-// One step of this rank.
-void distributed_step(Cells& cells, const Subject& subject, DistributedDataParallel& parallel,
-                      const at::Tensor& input, const at::Tensor& target, std::int64_t step,
-                      const Spread& spread, Division division) {
+void drop_gradients(const torch::nn::Module& module) {
+  for (at::Tensor& parameter : module.parameters()) parameter.mutable_grad() = at::Tensor();
+}
+
+torch::optim::SGD sgd(const Subject& subject) {
+  return torch::optim::SGD(subject.module->parameters(),
+                           torch::optim::SGDOptions(0.05).momentum(0.9));
+}
+
+// One step of this rank. Returns the losses that all ranks' passes started from, summed.
+double distributed_step(Cells& cells, const Subject& subject, DistributedDataParallel& parallel,
+                        const at::Tensor& input, const at::Tensor& target, std::int64_t step,
+                        const Spread& spread, Division division) {
   const int rank = cells.rank();
+  const at::Tensor losses = at::zeros({}, at::kDouble);
   for (std::int64_t pass = 0; pass < spread.num_passes(); ++pass) {
     const bool last = pass + 1 == spread.num_passes();
     const std::int64_t count = spread.batches[rank][pass];
     seed_pass(step, rank, pass);
     at::Tensor loss;
-    if (count > 0) loss = pass_loss(subject, input, target, spread, rank, pass, division);
+    if (count > 0) {
+      loss = pass_loss(subject, input, target, spread, rank, pass, division);
+      losses.add_(loss.detach());
+    }
     const auto run = [&] {
       if (division == Division::by_count)
         parallel.backward(loss, count * subject.per_sample);
@@ -94,6 +107,13 @@ void distributed_step(Cells& cells, const Subject& subject, DistributedDataParal
       run();
     }
   }
+  cells.group()->all_reduce(losses).wait();
+  return losses.item<double>();
+}
+
+void expect_loss(Cells& cells, double got, double wanted, std::int64_t step) {
+  cells.expect(std::abs(got - wanted) <= 1e-12 * std::abs(wanted),
+               fmt::format("step {}: the loss is {}, one process's is {}", step, got, wanted));
 }
 
 void compare(Cells& cells, const torch::nn::Module& got, const torch::nn::Module& wanted,
@@ -120,10 +140,8 @@ void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
   torch::manual_seed(7);
   const Subject reference = kind.make();
   DistributedDataParallel parallel(*subject.module, cells.group(), way.options);
-  torch::optim::SGD optimizer(subject.module->parameters(),
-                              torch::optim::SGDOptions(0.05).momentum(0.9));
-  torch::optim::SGD reference_optimizer(reference.module->parameters(),
-                                        torch::optim::SGDOptions(0.05).momentum(0.9));
+  torch::optim::SGD optimizer = sgd(subject);
+  torch::optim::SGD reference_optimizer = sgd(reference);
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Spread spread = spread_of(way, num_ranks, step);
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
@@ -136,7 +154,8 @@ void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
       else
         gradient = at::Tensor();
     }
-    distributed_step(cells, subject, parallel, input, target, step, spread, way.division);
+    const double sum =
+        distributed_step(cells, subject, parallel, input, target, step, spread, way.division);
     if (kind.samples == Samples::independent) {
       whole_batch_step(reference, input, target);
       if (way.division == Division::by_count || step == 0)
@@ -146,13 +165,11 @@ void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
                              fmt::format("step {}: the gradient of {}", step, item.key()));
     }
     const double losses = reference_step(reference, input, target, step, spread, way.division);
+    expect_loss(cells, sum, losses, step);
     if (way.division == Division::by_count) {
       const double count = static_cast<double>(spread.num_samples() * subject.per_sample);
       cells.expect(parallel.totals().count() == count, "the count of all ranks is wrong");
-      cells.expect(std::abs(parallel.totals().mean_loss() - losses / count) <
-                       1e-12 * std::abs(losses / count),
-                   fmt::format("step {}: the loss is {}, one process's is {}", step,
-                               parallel.totals().mean_loss(), losses / count));
+      expect_loss(cells, parallel.totals().mean_loss(), losses / count, step);
     }
     optimizer.step();
     reference_optimizer.step();
@@ -160,31 +177,74 @@ void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
   }
 }
 
-// With global statistics a batch norm's answer is that of the whole batch in one piece.
-void check_sync_batch_norm(Cells& cells, const SubjectKind& kind) {
+// How the samples of a step are spread where batch norms are synchronised: every rank has some.
+struct NormSpread {
+  std::string name;
+  std::function<std::int64_t(int rank, int num_ranks, std::int64_t step)> samples;
+};
+
+const std::vector<NormSpread>& norm_spreads() {
+  static const std::vector<NormSpread> all = {
+      {"even", [](int, int, std::int64_t) { return 4; }},
+      {"uneven", [](int rank, int, std::int64_t step) { return 2 + (rank + step) % 3; }},
+      {"one sample on a rank",
+       [](int rank, int num_ranks, std::int64_t step) {
+         return num_ranks > 1 && rank == step % num_ranks ? 1 : 3;
+       }},
+      {"one sample on every rank",
+       [](int, int num_ranks, std::int64_t) { return num_ranks > 1 ? 1 : 2; }},
+  };
+  return all;
+}
+
+at::Tensor exact(const at::Tensor& tensor) {
+  return tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor;
+}
+
+// With global statistics a batch norm's answer is that of the whole batch in one piece. In float64,
+// since what two samples' statistics leave is mostly rounding.
+void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpread& norm_spread) {
   torch::manual_seed(7);
   const Subject subject = kind.make();
   torch::manual_seed(7);
   const Subject reference = kind.make();
+  subject.module->to(at::kDouble);
+  reference.module->to(at::kDouble);
   const replicate::SyncBatchNorm synced(*subject.module, *cells.group());
-  cells.expect(synced.num_converted() == 2, "not every batch norm was converted");
+  cells.expect(synced.num_converted() == kind.num_batch_norms, "not every one was converted");
   DistributedDataParallel parallel(*subject.module, cells.group());
-  Spread spread;
-  for (int rank = 0; rank < cells.num_ranks(); ++rank) spread.batches.push_back({2 + rank});
-  for (std::int64_t step = 0; step < 2; ++step) {
+  torch::optim::SGD optimizer = sgd(subject);
+  torch::optim::SGD reference_optimizer = sgd(reference);
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    Spread spread;
+    for (int rank = 0; rank < cells.num_ranks(); ++rank)
+      spread.batches.push_back({norm_spread.samples(rank, cells.num_ranks(), step)});
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
-    const auto [input, target] = reference.make_batch(spread.num_samples());
-    for (at::Tensor& parameter : subject.module->parameters())
-      parameter.mutable_grad() = at::Tensor();
+    auto [input, target] = reference.make_batch(spread.num_samples());
+    input = exact(input);
+    target = exact(target);
+    drop_gradients(*subject.module);
     distributed_step(cells, subject, parallel, input, target, step, spread, Division::by_count);
-    whole_batch_step(reference, input, target);
-    for (const auto& item : subject.module->named_parameters())
-      cells.expect_close(item.value().grad(),
-                         reference.module->named_parameters()[item.key()].grad(),
-                         fmt::format("step {}: the gradient of {}", step, item.key()));
+    const double loss = whole_batch_step(reference, input, target);
+    cells.expect(std::abs(parallel.totals().mean_loss() - loss) < 1e-9 * std::abs(loss),
+                 fmt::format("step {}: the loss is {}, one process's is {}", step,
+                             parallel.totals().mean_loss(), loss));
+    const auto close = [&](const at::Tensor& got, const at::Tensor& wanted,
+                           const std::string& what) {
+      cells.expect(at::allclose(got, wanted, 1e-9, 1e-10),
+                   fmt::format("step {}: {} is off by up to {}", step, what,
+                               (got - wanted).abs().max().item<double>()));
+    };
+    optimizer.step();
+    reference_optimizer.step();
+    for (const auto& item : subject.module->named_parameters()) {
+      const at::Tensor& wanted = reference.module->named_parameters()[item.key()];
+      close(item.value().grad(), wanted.grad(), "the gradient of " + item.key());
+      close(item.value(), wanted, item.key());
+    }
     for (const auto& item : subject.module->named_buffers())
-      cells.expect_close(item.value(), reference.module->named_buffers()[item.key()],
-                         fmt::format("step {}: the buffer {}", step, item.key()));
+      close(item.value(), reference.module->named_buffers()[item.key()],
+            "the buffer " + item.key());
   }
   // Evaluation has no partners.
   subject.module->eval();
@@ -192,8 +252,8 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind) {
   const c10::NoGradGuard no_grad;
   const auto [input, target] = reference.make_batch(3);
   if (cells.rank() == 0)
-    cells.expect_close(subject.loss_sum(input, target), reference.loss_sum(input, target),
-                       "the loss in evaluation");
+    cells.expect_close(subject.loss_sum(exact(input), exact(target)),
+                       reference.loss_sum(exact(input), exact(target)), "the loss in evaluation");
 }
 
 }  // namespace
@@ -204,9 +264,10 @@ void check_data_parallel(Cells& cells) {
       cells.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
                  [&] { run_cell(cells, kind, way); });
   for (const SubjectKind& kind : subject_kinds())
-    if (kind.name == "conv + batch norm")
-      cells.cell("data parallel, synchronised batch norm",
-                 [&] { check_sync_batch_norm(cells, kind); });
+    for (const NormSpread& spread : norm_spreads())
+      if (kind.num_batch_norms > 0)
+        cells.cell(fmt::format("synchronised batch norm, {}, {}", kind.name, spread.name),
+                   [&] { check_sync_batch_norm(cells, kind, spread); });
 }
 
 }  // namespace lockstep::parity

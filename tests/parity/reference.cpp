@@ -104,11 +104,13 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
   return losses;
 }
 
-void whole_batch_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target) {
+double whole_batch_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target) {
   for (const at::Tensor& parameter : subject.module->parameters())
     parameter.mutable_grad() = at::Tensor();
   const auto count = static_cast<double>(input.size(0) * subject.per_sample);
-  (subject.loss_sum(input, target) / count).backward();
+  const at::Tensor loss = subject.loss_sum(input, target) / count;
+  loss.backward();
+  return loss.item<double>();
 }
 
 }  // namespace lockstep::parity

@@ -45,7 +45,7 @@ at::Tensor pass_loss(const Subject& subject, const at::Tensor& input, const at::
 double reference_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target,
                       std::int64_t step, const Spread& spread, Division division);
 
-// The whole batch in one pass, divided by its count: no spreading at all.
-void whole_batch_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target);
+// The whole batch in one pass, divided by its count: no spreading at all. Returns the loss.
+double whole_batch_step(const Subject& subject, const at::Tensor& input, const at::Tensor& target);
 
 }  // namespace lockstep::parity

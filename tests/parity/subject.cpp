@@ -63,6 +63,16 @@ Subject conv_batch_norm() {
               }};
 }
 
+Subject linear_batch_norm() {
+  nn::Sequential net(nn::Linear(6, 9), nn::BatchNorm1d(9), nn::Tanh(), nn::Linear(9, 4),
+                     nn::BatchNorm1d(nn::BatchNorm1dOptions(4).affine(false)), nn::Linear(4, 3));
+  return {
+      .module = net.ptr(),
+      .loss_sum = [net](const at::Tensor& x,
+                        const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
+      .make_batch = [](std::int64_t n) { return regression(n, {6}, {3}); }};
+}
+
 Subject transformer_encoder() {
   nn::TransformerEncoder net(nn::TransformerEncoderOptions(
       nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32).dropout(0.1), 2));
@@ -180,7 +190,8 @@ const std::vector<SubjectKind>& subject_kinds() {
   static const std::vector<SubjectKind> kinds = {
       {"mlp", mlp},
       {"lstm", lstm},
-      {"conv + batch norm", conv_batch_norm, Samples::mixed},
+      {"conv + batch norm", conv_batch_norm, Samples::mixed, Usage::full, 2},
+      {"linear + batch norm", linear_batch_norm, Samples::mixed, Usage::full, 2},
       // Its dropout draws from the generator for a whole batch at once.
       {"transformer encoder", transformer_encoder, Samples::mixed},
       {"shared weights", shared_weights},

@@ -31,6 +31,7 @@ struct SubjectKind {
   std::function<Subject()> make;
   Samples samples = Samples::independent;
   Usage usage = Usage::full;
+  int num_batch_norms = 0;
 };
 
 // All of them; nobody tuned Lockstep for them.

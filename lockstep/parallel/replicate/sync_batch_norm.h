@@ -2,23 +2,31 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/replicate/synced_norm.h>
 
 namespace lockstep::replicate {
 
 // Makes every BatchNorm1d, 2d and 3d inside a module take its mean and variance over the samples of
-// all ranks of a group while it trains. The modules stay what they are: one of the tensors of each
-// carries a dispatch key that leads LibTorch's batch_norm to us.
+// all ranks of a group while it trains. The modules stay what they are: tensors of each carry a
+// dispatch key that leads LibTorch's batch_norm to us. Moving a module to another device or dtype
+// takes the key away: convert it where it stays.
 //
 // Every rank makes one of these, before the module becomes data parallel, and then runs the same
-// batch norms in the same order, forward and backward, with at least one sample.
+// batch norms in the same order, forward and backward. One value per channel on a rank is enough
+// where others have more; only a batch norm without running statistics (track_running_stats(false))
+// needs two on each rank that has any, since LibTorch's module refuses one before we hear of it.
 //
-// Ownership: a group of its own, split from the one given; once this is gone, or where a module is
-// evaluated, batch norms are LibTorch's own again. Threading: as Communicator.
-// Failure: UsageError naming a batch norm that has neither weights nor running statistics.
+// Ownership: a group of its own, split from the one given; the module is not kept alive. Once this
+// is gone, or where a module is evaluated, batch norms are LibTorch's own again. Threading: as
+// Communicator.
+// Failure: UsageError naming a batch norm that has neither weights nor running statistics, or
+// saying why no batch norm can be converted in this process; in forward, on all ranks, where they
+// have fewer than two values per channel together.
 class SyncBatchNorm {
  public:
   SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group);
@@ -26,11 +34,19 @@ class SyncBatchNorm {
   SyncBatchNorm(const SyncBatchNorm&) = delete;
   SyncBatchNorm& operator=(const SyncBatchNorm&) = delete;
 
-  int num_converted() const { return num_converted_; }
+  int num_converted() const { return static_cast<int>(norms_.size()); }
+
+  // Whether one of those it converted is inside a module, or is the module.
+  bool converted_any_of(const torch::nn::Module& module) const;
+
+  // True once all of them are gone.
+  bool expired() const;
 
  private:
-  std::shared_ptr<comm::Communicator> group_;
-  int num_converted_ = 0;
+  bool converted(const torch::nn::Module& norm) const;
+
+  std::shared_ptr<const SumOverRanks> sum_;
+  std::vector<std::weak_ptr<torch::nn::Module>> norms_;
 };
 
 }  // namespace lockstep::replicate

@@ -1,0 +1,161 @@
+#include "manager.h"
+
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+namespace lockstep {
+
+namespace {
+
+namespace nn = torch::nn;
+using ranks::Cells;
+
+// Backward of something whose gradient is rank + 1 for each weight.
+void backward(Cells& cells, nn::Linear& model) {
+  (model->weight.sum() * (cells.rank() + 1)).backward();
+}
+
+// The mean of rank + 1 over the ranks.
+at::Tensor mean_gradient(const Cells& cells) {
+  return at::full({2, 2}, (cells.num_ranks() + 1) / 2.0f);
+}
+
+void check_wrapping(DistributedManager& dist, Cells& cells) {
+  cells.cell("a model is wrapped once", [&] {
+    const nn::Linear model(2, 2);
+    cells.expect(!dist.is_wrapped(model), "it is wrapped already");
+    cells.expect_usage_error([&] { dist.backward(model, at::zeros({}), 1); },
+                             "pass what wrap_model() returned");
+    dist.wrap_model(model);
+    cells.expect(dist.is_wrapped(model), "it is not wrapped");
+    cells.expect_usage_error([&] { dist.wrap_model(model); },
+                             "is wrapped already: call wrap_model() once for a model");
+    cells.expect(!dist.is_wrapped(nn::Linear(2, 2)), "another model is wrapped");
+    cells.expect_usage_error([&] { dist.convert_sync_batchnorm(model); },
+                             "call convert_sync_batchnorm() before wrap_model()");
+  });
+  cells.cell("no model", [&] {
+    const nn::Linear none = nullptr;
+    cells.expect_usage_error([&] { dist.wrap_model(none); }, "wrap_model() got no model");
+    cells.expect_usage_error([&] { dist.convert_sync_batchnorm(none); },
+                             "convert_sync_batchnorm() got no model");
+    cells.expect_usage_error([&] { dist.backward(none, at::zeros({}), 1); }, "there is no model");
+    cells.expect(!dist.is_wrapped(none) && !dist.synchronises_batch_norms(none), "nothing is");
+  });
+  cells.cell("a model without tensors", [&] {
+    cells.expect_usage_error([&] { dist.wrap_model(nn::Sequential()); },
+                             fmt::format("no parameters and no buffers on {0} of {0} ranks: there "
+                                         "is nothing to train",
+                                         cells.num_ranks()));
+    if (cells.num_ranks() == 1) return;
+    nn::Sequential model;
+    if (cells.rank() == 0) model->push_back(nn::Linear(2, 2));
+    cells.expect_usage_error([&] { dist.wrap_model(model); }, "on 1 of 2 ranks");
+  });
+  cells.cell("two models", [&] {
+    nn::Linear first = dist.wrap_model(nn::Linear(2, 2));
+    nn::Linear second = dist.wrap_model(nn::Linear(2, 2));
+    for (int step = 0; step < 2; ++step) {
+      first->zero_grad();
+      second->zero_grad();
+      backward(cells, first);
+      {
+        const auto guard = dist.no_sync(second);
+        backward(cells, second);
+      }
+      cells.expect_same(first->weight.grad(), mean_gradient(cells), "the first's gradient");
+      cells.expect_same(second->weight.grad(), at::full({2, 2}, cells.rank() + 1.0f),
+                        "the second's gradient before it is exchanged");
+      backward(cells, second);
+      cells.expect_same(second->weight.grad(), 2 * mean_gradient(cells), "the second's gradient");
+    }
+    dist.backward(second, second->bias.sum(), 3);
+    cells.expect(dist.totals(second).count() == 3 * cells.num_ranks(), "the count is wrong");
+  });
+  cells.cell("a model that is gone before its manager", [&] {
+    at::Tensor weight;
+    std::weak_ptr<nn::Module> seen;
+    {
+      nn::Linear model = dist.wrap_model(nn::Linear(2, 2));
+      backward(cells, model);
+      weight = model->weight;
+      seen = model.ptr();
+    }
+    cells.expect(seen.expired(), "the manager keeps the model alive");
+    // The next question about any model gives back what it had; its gradients are the rank's own.
+    nn::Linear next(2, 2);
+    cells.expect(!dist.is_wrapped(next), "a new model at the same place is taken for it");
+    weight.mutable_grad() = at::Tensor();
+    (weight.sum() * (cells.rank() + 1)).backward();
+    cells.expect_same(weight.grad(), at::full({2, 2}, cells.rank() + 1.0f), "the gradient");
+    dist.wrap_model(next);
+    backward(cells, next);
+    cells.expect_same(next->weight.grad(), mean_gradient(cells), "the next model's gradient");
+  });
+}
+
+void check_batch_norms(DistributedManager& dist, Cells& cells) {
+  cells.cell("synchronised batch norms are a model's", [&] {
+    nn::BatchNorm1d norm(2);
+    nn::Sequential model(nn::Linear(2, 2), norm);
+    nn::Sequential other(nn::Linear(2, 2), nn::BatchNorm1d(2));
+    cells.expect(!dist.synchronises_batch_norms(model), "before they are converted");
+    cells.expect(dist.convert_sync_batchnorm(model) == 1, "there is one");
+    cells.expect(dist.synchronises_batch_norms(model), "of a converted model");
+    cells.expect(dist.synchronises_batch_norms(norm), "of a converted batch norm");
+    cells.expect(!dist.synchronises_batch_norms(other), "of another model");
+    cells.expect(dist.convert_sync_batchnorm(nn::Linear(2, 2)) == 0, "of one that has none");
+    // Inside a larger model.
+    const auto larger = std::make_shared<nn::Module>("larger");
+    larger->register_module("model", model);
+    larger->register_module("other", other);
+    cells.expect(dist.synchronises_batch_norms(larger), "of a model with a converted part");
+    dist.wrap_model(larger);
+    const at::Tensor input = at::full({1, 2}, static_cast<float>(cells.rank()));
+    if (cells.num_ranks() == 1) return;
+    model->forward(input);
+    cells.expect(norm->num_batches_tracked.item<std::int64_t>() == 1, "no batch was counted");
+  });
+  cells.cell("converted batch norms that are gone", [&] {
+    std::weak_ptr<nn::Module> seen;
+    {
+      nn::BatchNorm1d norm(2);
+      dist.convert_sync_batchnorm(norm);
+      seen = norm.ptr();
+    }
+    cells.expect(seen.expired(), "the manager keeps them alive");
+    nn::BatchNorm1d next(2);
+    cells.expect(!dist.is_wrapped(next) && !dist.synchronises_batch_norms(next),
+                 "a new one at the same place is taken for them");
+  });
+}
+
+void check_numbers(const DistributedManager& dist, Cells& cells) {
+  cells.cell("sums and means of numbers", [&] {
+    const double tiny = 1e-12;  // lost in float32
+    const std::vector<double> sums = dist.sum({1 + tiny, static_cast<double>(cells.rank())});
+    const double ranks = cells.num_ranks();
+    cells.expect(sums[0] == ranks * (1 + tiny) && sums[1] == ranks * (ranks - 1) / 2,
+                 fmt::format("the sums are {} and {}", sums[0], sums[1]));
+    cells.expect(dist.mean(cells.rank()) == (ranks - 1) / 2, "the mean is wrong");
+    cells.expect(dist.sum(std::vector<double>()).empty(), "a sum of nothing is something");
+  });
+  cells.cell("the main rank's text", [&] {
+    const std::string text(1000, 'x');
+    cells.expect(dist.broadcast(dist.is_main() ? text : "mine") == text, "the text is wrong");
+    cells.expect(dist.broadcast(dist.is_main() ? "" : "mine").empty(), "no text is some");
+  });
+}
+
+}  // namespace
+
+void check_manager(DistributedManager dist, Cells& cells) {
+  check_wrapping(dist, cells);
+  check_batch_norms(dist, cells);
+  check_numbers(dist, cells);
+}
+
+}  // namespace lockstep

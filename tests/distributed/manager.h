@@ -1,0 +1,12 @@
+// What a program of one's own asks of a DistributedManager.
+#pragma once
+
+#include <lockstep/distributed/distributed.h>
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep {
+
+void check_manager(DistributedManager dist, ranks::Cells& cells);
+
+}  // namespace lockstep

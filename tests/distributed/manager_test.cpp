@@ -1,0 +1,12 @@
+#include <gtest/gtest.h>
+
+#include <tests/ranks/job.h>
+
+namespace lockstep {
+namespace {
+
+TEST(DistributedManager, OnTwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
+TEST(DistributedManager, OnOneRank) { ranks::expect_cells_pass(1, {"--rank"}); }
+
+}  // namespace
+}  // namespace lockstep
