@@ -130,7 +130,7 @@ TEST(Interrupted, TwoRunsInOneFolderAreKeptApart) {
   LongTraining training;
   training.set("/max_steps", 1'000'000).set("/checkpoint/interval", 0).set("/seed", 1);
   training.set("/train_batch_size", 64);
-  Launched first = training.start(2);
+  Launched first = training.start(1);
   ASSERT_TRUE(first.says("step 5/")) << first.error();
   const std::string config = read_file(training.output() / "config.json");
   const std::string in_the_way = "another run writes into '" + training.output().string() + "'";
