@@ -8,6 +8,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/models/config.h>
@@ -55,6 +56,12 @@ void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, 
       num_ranks == 1 ? "" : ", or start fewer ranks");
 }
 
+// The main rank will hold the lock; a mistake is found here before any rank starts.
+void check_no_other_run(const std::filesystem::path& output) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(output, unknown)) const FolderLock looked(output);
+}
+
 int become_a_rank(Arguments arguments) {
   std::vector<std::string> words = {torch_program("train").string(), "train"};
   words.insert(words.end(), arguments.begin(), arguments.end());
@@ -81,6 +88,7 @@ int train(Arguments arguments) {
   const auto config = train::load_config(flags->config, flags->overrides);
   const train::RunPlan plan = train::plan_run(config, num_ranks);
   check_memory(config, plan, num_ranks);
+  check_no_other_run(config.output);
   train::check_resume(config, plan, train::FileCheck::contents);
 
   elastic::LaunchOptions options;

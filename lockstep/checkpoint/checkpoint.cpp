@@ -67,6 +67,12 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& run_folder,
   return writer.commit();
 }
 
+void check_contents(const CheckpointContents& contents) {
+  check_file_names(contents.files);
+  total_bytes(contents, {.stored = contents.stored});
+  to_text({.state = contents.state, .files = {}});
+}
+
 TrainingState load_state(const std::filesystem::path& checkpoint) {
   StateFile file = read_state(checkpoint / kStateFile);
   verify_files(checkpoint, file.files);

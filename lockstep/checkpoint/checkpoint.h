@@ -36,6 +36,10 @@ struct CheckpointContents {
 std::filesystem::path save_checkpoint(const std::filesystem::path& run_folder,
                                       const CheckpointContents& contents);
 
+// Only looks, and throws the UsageErrors that save_checkpoint would: for before a run computes what
+// it could not save.
+void check_contents(const CheckpointContents& contents);
+
 // state.json and the generators, once every file has its size and checksum. Allocates nothing on a
 // device: for looking at a checkpoint before the model exists (its config is in the state).
 // UsageError that says what is damaged or missing.

@@ -1,7 +1,6 @@
 #include <lockstep/checkpoint/folder.h>
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -110,18 +109,27 @@ std::vector<Found> scan(const fs::path& run_folder) {
   return found;
 }
 
+void remove_leftover(const fs::path& run_folder, const FolderName& name, const fs::path& path) {
+  const fs::path final_path = run_folder / checkpoint_name(name.step);
+  if (name.kind == FolderName::Kind::old && !is_there(final_path)) {
+    log::info("'{}' is back: its replacement was not completed", final_path.string());
+    rename_or_throw(path, final_path);
+  } else if (name.kind == FolderName::Kind::old) {
+    discard(path, name.step);
+  } else {
+    log::info("removing '{}', which a writer that was ended left behind", path.string());
+    remove_or_throw(path);
+  }
+}
+
+// What stays costs room on the disk, which is no reason to lose a checkpoint.
 void remove_leftovers(const fs::path& run_folder) {
   for (const auto& [name, path] : scan(run_folder)) {
     if (name.kind == FolderName::Kind::complete) continue;
-    const fs::path final_path = run_folder / checkpoint_name(name.step);
-    if (name.kind == FolderName::Kind::old && !is_there(final_path)) {
-      log::info("'{}' is back: its replacement was not completed", final_path.string());
-      rename_or_throw(path, final_path);
-    } else if (name.kind == FolderName::Kind::old) {
-      discard(path, name.step);
-    } else {
-      log::info("removing '{}', which a writer that was ended left behind", path.string());
-      remove_or_throw(path);
+    try {
+      remove_leftover(run_folder, name, path);
+    } catch (const FileError& error) {
+      log::warn("a part of a checkpoint that is not needed any more stays: {}", error.what());
     }
   }
 }
@@ -145,21 +153,6 @@ void sync_tree(const fs::path& folder) {
   }
   if (error) throw FileError("cannot read '{}': {}", folder.string(), error.message());
   sync_folder(folder);
-}
-
-// A descriptor that holds the folder's lock; -1 where the file system has no such locks. A process
-// that ends, however it does, gives it up.
-int lock_folder(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw FileError("cannot open '{}': {}", folder.string(), std::strerror(errno));
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-  const int why = errno;
-  ::close(fd);
-  if (why != EWOULDBLOCK) return -1;
-  throw UsageError(
-      "checkpoints in '{}' are being written by another run: give each run a folder of "
-      "its own, or wait until the other one has ended",
-      folder.string());
 }
 
 }  // namespace
@@ -212,22 +205,19 @@ CheckpointWriter::CheckpointWriter(fs::path run_folder, std::int64_t step)
   if (error)
     throw FileError("cannot make the folder of checkpoints '{}': {}", run_folder_.string(),
                     error.message());
-  lock_ = lock_folder(run_folder_);
-  try {
-    remove_leftovers(run_folder_);
-    part_ = run_folder_ / hidden_name(FolderName::Kind::part, step_);
-    fs::create_directory(part_, error);
-    if (error) throw FileError("cannot make '{}': {}", part_.string(), error.message());
-  } catch (...) {
-    if (lock_ >= 0) ::close(lock_);
-    throw;
-  }
+  lock_.emplace(run_folder_);
+  remove_leftovers(run_folder_);
+  const fs::path part = run_folder_ / hidden_name(FolderName::Kind::part, step_);
+  // One that is there has files in it that could not be removed.
+  if (!fs::create_directory(part, error))
+    throw FileError("cannot make '{}': {}", part.string(),
+                    error ? error.message() : "it is there already");
+  part_ = part;
 }
 
 CheckpointWriter::~CheckpointWriter() {
   std::error_code ignored;
   if (!part_.empty()) fs::remove_all(part_, ignored);
-  if (lock_ >= 0) ::close(lock_);
 }
 
 fs::path CheckpointWriter::commit() {

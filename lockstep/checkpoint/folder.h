@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/folder_lock.h>
+
 namespace lockstep::checkpoint {
 
 // A checkpoint without it is not one. Written last.
@@ -46,13 +48,12 @@ std::vector<Checkpoint> remove_old(const std::filesystem::path& run_folder, int 
 // One checkpoint while it is written.
 //
 // Ownership: of a folder that is removed when the writer is dropped without commit(). One writer at
-// a time for a run's folder: a second, in this process or another, is a UsageError wherever the
-// file system can tell (flock; on some network file systems it cannot, and the caller must see to
-// it). Threading: one thread; others may write files into path(). Failure: FileError for the disk;
-// what was there before stays.
+// a time for a run's folder: a second is a UsageError, as FolderLock has it. Threading: one thread;
+// others may write files into path(). Failure: FileError for the disk; what was there before stays.
 class CheckpointWriter {
  public:
-  // Makes `run_folder` where it does not exist, and removes what killed writers left in it.
+  // Makes `run_folder` where it does not exist, and removes what killed writers left in it; of what
+  // cannot be removed it warns.
   CheckpointWriter(std::filesystem::path run_folder, std::int64_t step);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -69,7 +70,7 @@ class CheckpointWriter {
   std::filesystem::path run_folder_;
   std::int64_t step_;
   std::filesystem::path part_;
-  int lock_ = -1;  // a descriptor of run_folder_
+  std::optional<FolderLock> lock_;  // of run_folder_
 };
 
 }  // namespace lockstep::checkpoint

@@ -73,9 +73,7 @@ std::string to_text(const StateFile& file) {
        {{"epoch", state.data.epoch}, {"position", state.data.position}, {"size", state.data.size}}},
       {"seed", state.seed},
       {"samples_seen", state.samples_seen},
-      {"tokens_seen", state.tokens_seen},
       {"last_loss", optional_json(state.last_loss)},
-      {"best_validation_loss", optional_json(state.best_validation_loss)},
       {"values", std::move(values)},
       {"config", state.config},
       {"files", std::move(files)}};
@@ -104,9 +102,7 @@ StateFile parse_state(std::string_view text, const std::string& file) {
   state.data.size = top.at("data").at("size").integer<std::int64_t>(0);
   state.seed = top.at("seed").integer<std::uint64_t>();
   state.samples_seen = top.at("samples_seen").integer<std::int64_t>(0);
-  state.tokens_seen = top.at("tokens_seen").integer<std::int64_t>(0);
   state.last_loss = read_optional(top, "last_loss");
-  state.best_validation_loss = read_optional(top, "best_validation_loss");
   const JsonPlace values = top.at("values");
   for (const auto& [name, value] : values.object().items())
     state.values[name] = read_exact(values.at(name), value);

@@ -1,6 +1,7 @@
 #include <lockstep/data/data_loader.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -49,11 +50,19 @@ void check(const Dataset& dataset, const DistributedSampler& sampler,
     throw UsageError("{} needs a GPU, and LibTorch sees none: leave it out",
                      options.pin_memory ? "pin_memory" : "a loader for a CUDA device");
   const std::int64_t batch = sampler.global_batch_size(options.batch_size);
-  if (options.drop_last && sampler.num_positions() < batch)
+  const int ranks = sampler.options().num_replicas;
+  if (options.batches_per_step < 1 ||
+      options.batches_per_step > std::numeric_limits<std::int64_t>::max() / batch)
+    throw UsageError("a step of {} batches, each of {} samples on {} ranks: there must be at least "
+                     "one, and not more samples than can be counted",
+                     options.batches_per_step, options.batch_size, ranks);
+  if (options.drop_last && sampler.num_positions() / options.batches_per_step < batch)
     throw UsageError(
-        "with drop_last, {} samples are less than one batch of {} a rank on {} ranks ({} samples): "
-        "give more samples, a smaller batch, or no drop_last",
-        sampler.num_positions(), options.batch_size, sampler.options().num_replicas, batch);
+        "with drop_last, {} samples are less than one step of {} batch{} of {} a rank on {} ranks "
+        "({} samples): give more samples, a smaller batch, or no drop_last",
+        sampler.num_positions(), options.batches_per_step,
+        options.batches_per_step == 1 ? "" : "es", options.batch_size, ranks,
+        batch * options.batches_per_step);
 }
 
 }  // namespace
@@ -63,30 +72,34 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
       options_(options),
-      global_batch_(sampler_.global_batch_size(options.batch_size)) {
+      cut_{.samples_per_batch = sampler_.global_batch_size(options.batch_size),
+           .batches_per_step = options.batches_per_step,
+           .drop_last = options.drop_last} {
   check(*dataset_, sampler_, options_);
   pinned_for_ = pinned_for(options_);
+  start_at(0);
 }
 
 void DataLoader::set_epoch(std::int64_t epoch) {
   prefetcher_.reset();
-  last_given_.reset();
   sampler_.set_epoch(epoch);
-  position_ = 0;
+  start_at(0);
 }
 
 void DataLoader::load_state(const SamplerState& state) {
   prefetcher_.reset();
+  start_at(sampler_.load_state(state));
+}
+
+void DataLoader::start_at(std::int64_t position) {
   last_given_.reset();
-  position_ = sampler_.load_state(state);
+  position_ = position;
+  end_ = position + cut_.num_used(sampler_.num_positions() - position);
 }
 
-std::int64_t DataLoader::batches_after(std::int64_t position) const {
-  const std::int64_t left = sampler_.num_positions() - position;
-  return left / global_batch_ + (left % global_batch_ != 0 && !options_.drop_last ? 1 : 0);
+std::int64_t DataLoader::num_batches() const {
+  return cut_.num_batches(cut_.num_used(sampler_.num_positions()));
 }
-
-std::int64_t DataLoader::num_batches() const { return batches_after(0); }
 
 std::optional<Batch> DataLoader::next() {
   const auto called = Clock::now();
@@ -106,19 +119,21 @@ std::optional<Batch> DataLoader::next() {
     last_given_.reset();
     return batch;
   }
-  position_ = std::min(position_ + global_batch_, sampler_.num_positions());
+  position_ = std::min(position_ + cut_.samples_per_batch, end_);
   note_step(waited);
   return batch;
 }
 
 std::optional<Batch> DataLoader::take() {
-  const std::int64_t left = batches_after(position_);
+  const std::int64_t left = batches_left();
   if (left == 0) return std::nullopt;
   if (options_.num_workers == 0) return load(position_);
   if (!prefetcher_)
     prefetcher_ = std::make_unique<Prefetcher<Batch>>(
-        [this, start = position_](std::int64_t k) { return load(start + k * global_batch_); }, left,
-        options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
+        [this, start = position_](std::int64_t k) {
+          return load(start + k * cut_.samples_per_batch);
+        },
+        left, options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
   return prefetcher_->take();
 }
 

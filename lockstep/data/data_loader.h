@@ -18,6 +18,7 @@
 #include <lockstep/data/distributed_sampler.h>
 #include <lockstep/data/prefetcher.h>
 #include <lockstep/data/starvation.h>
+#include <lockstep/data/step_cut.h>
 
 namespace lockstep::data {
 
@@ -25,7 +26,9 @@ struct DataLoaderOptions {
   std::int64_t batch_size = 1;  // samples a rank
   int num_workers = 1;          // threads that load; 0 loads in next()
   int prefetch = 2;             // batches that each worker loads ahead
-  // Leaves out a last global batch that is smaller than the others.
+  // Batches that are added up for one step.
+  std::int64_t batches_per_step = 1;
+  // Leaves out a last step that has fewer samples than the others.
   bool drop_last = false;
   // Batches in memory that a GPU copies from by itself. Needs one.
   bool pin_memory = false;
@@ -59,12 +62,15 @@ class DataLoader {
   // Of a whole epoch, on every rank.
   std::int64_t num_batches() const;
   // That next() has still to give, likewise.
-  std::int64_t batches_left() const { return batches_after(position_); }
+  std::int64_t batches_left() const { return cut_.num_batches(end_ - position_); }
+  // The same in steps; one that has begun counts.
+  std::int64_t num_steps() const { return cut_.num_steps(cut_.num_used(sampler_.num_positions())); }
+  std::int64_t steps_left() const { return cut_.num_steps(end_ - position_); }
   const DistributedSampler& sampler() const { return sampler_; }
 
   // How far it has come: by what next() gave, not by what was loaded ahead. A loader that loads the
   // state goes on with exactly the batches that were still to come, also on another number of ranks
-  // with another batch size.
+  // with another batch size. With drop_last, take it between steps: they are counted from there.
   SamplerState state() const { return sampler_.state(position_); }
   void load_state(const SamplerState& state);
 
@@ -73,7 +79,7 @@ class DataLoader {
   double starvation() const { return starvation_.share(); }
 
  private:
-  std::int64_t batches_after(std::int64_t position) const;
+  void start_at(std::int64_t position);
   std::optional<Batch> take();
   void put_on_device(Batch& batch) const;
   Batch load(std::int64_t position) const;
@@ -84,8 +90,9 @@ class DataLoader {
   DistributedSampler sampler_;
   DataLoaderOptions options_;
   std::optional<c10::Device> pinned_for_;
-  std::int64_t global_batch_;  // positions of the order that a batch of all ranks takes
+  StepCut cut_;
   std::int64_t position_ = 0;  // of what next() gives next
+  std::int64_t end_ = 0;       // where this epoch's last batch ends
   StarvationMeter starvation_;
   std::optional<Clock::time_point> last_given_;    // within this epoch
   std::unique_ptr<Prefetcher<Batch>> prefetcher_;  // last: its threads use the others

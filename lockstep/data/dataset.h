@@ -29,7 +29,10 @@ class Dataset {
   virtual std::int64_t size() const = 0;
 
   // The samples with these numbers, one or more, each in [0, size()), in this order, on the CPU:
-  // input and target. Called from several threads at a time, and without autograd.
+  // input and target. Called from several threads at a time, and without autograd; by loaders with
+  // num_workers = 0 only in the thread that asks for the batch. Random numbers from LibTorch's
+  // generator come in a fixed order only then: draw them from (index, epoch) otherwise, or load
+  // with num_workers = 0.
   virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
 };
 

@@ -17,6 +17,10 @@ std::string on_main_rank(const DistributedManager& dist, const std::function<std
     } catch (const std::exception& error) {
       failure = std::current_exception();
       message = kFailed + std::string(error.what());
+    } catch (...) {
+      failure = std::current_exception();
+      message = kFailed + std::string("the main rank failed with something that is no exception of "
+                                      "the standard library, which tells no more");
     }
   }
   message = dist.broadcast(message);

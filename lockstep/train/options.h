@@ -36,11 +36,15 @@ struct TrainerOptions {
   std::optional<std::int64_t> max_steps = {};
   std::optional<std::int64_t> epochs = {};
 
-  // A step has batch_size · accumulation samples a rank, fewer at the end of an epoch.
+  // A step has batch_size · accumulation samples a rank, fewer at the end of an epoch, unless
+  // drop_last leaves that step out.
   std::int64_t batch_size = 32;
   std::int64_t accumulation = 1;
   bool drop_last = false;
   bool shuffle = true;
+  // Threads that load ahead; 0 loads when a batch is needed. Where a dataset draws random numbers
+  // from LibTorch's generator (an augmentation in get()), only 0 makes a run repeatable, and a
+  // resumed one the same: with threads, who draws first is chance.
   int num_workers = 1;
   int prefetch = 2;
 
@@ -76,7 +80,11 @@ struct TrainerOptions {
   int progress_fd = 1;
   std::string title = {};                                            // of the loss curve
   std::optional<observe::LossCurve::Reference> reference_loss = {};  // a line in it
-  std::string config = {};  // kept in checkpoints, for whoever looks
+  std::string config = {};  // kept as config.json and in checkpoints, for whoever looks
 };
+
+// UsageError where a number makes no sense. Those of the loader, the optimizer and the schedule are
+// theirs to check.
+void check(const TrainerOptions& options);
 
 }  // namespace lockstep::train

@@ -5,7 +5,9 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/step_cut.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/train/run_length.h>
 
 namespace lockstep::train {
 
@@ -93,16 +95,16 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
                      "data.sequence_length smaller or model.max_positions larger",
                      config.data.sequence_length, plan.model.max_positions);
-  plan.steps_per_epoch = config.dataloader_drop_last
-                             ? plan.training.size() / plan.batch.global
-                             : (plan.training.size() + plan.batch.global - 1) / plan.batch.global;
+  const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
+                          .batches_per_step = plan.batch.accumulation,
+                          .drop_last = config.dataloader_drop_last};
+  plan.steps_per_epoch = cut.num_steps(cut.num_used(plan.training.size()));
   if (plan.steps_per_epoch == 0)
     throw UsageError("the training data has {} sequences, which are not one batch of {}: make "
                      "train_batch_size smaller, or leave out dataloader_drop_last",
                      plan.training.size(), plan.batch.global);
-  plan.total_steps = config.max_steps.value_or(std::numeric_limits<std::int64_t>::max());
-  if (config.epochs)
-    plan.total_steps = std::min(plan.total_steps, *config.epochs * plan.steps_per_epoch);
+  plan.total_steps = RunLength{.max_steps = config.max_steps, .epochs = config.epochs}.total_steps(
+      plan.steps_per_epoch);
   plan.schedule = with_length(plan.schedule, plan.total_steps);
   optim::make_schedule(plan.schedule, config.optimizer.lr);
   check_vocabulary(*stream, plan.model);

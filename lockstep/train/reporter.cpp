@@ -47,7 +47,6 @@ void Reporter::add_files() {
   };
   if (options_.csv)
     add([&] {
-      std::filesystem::create_directories(folder.metrics().parent_path());
       observe::CsvFile::Options csv;
       csv.columns = {"loss",          "validation_loss",       "learning_rate",
                      "gradient_norm", rate_name(run_.counted), "seconds"};
@@ -56,7 +55,6 @@ void Reporter::add_files() {
     });
   if (options_.tensorboard)
     add([&] {
-      std::filesystem::create_directories(folder.tensorboard());
       return std::make_unique<observe::TensorBoardFile>(folder.tensorboard(), resume_after);
     });
 }

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/train/options.h>
 
 namespace lockstep::train {
@@ -10,6 +11,10 @@ namespace lockstep::train {
 class RunFolder {
  public:
   explicit RunFolder(const TrainerOptions& options) : options_(options) {}
+
+  // Makes it where it is not there, and keeps other runs out as long as the lock lives. UsageError
+  // where another run is in it, FileError where nothing can be written.
+  FolderLock claim() const;
 
   // The run's config, resolved: to look at, and to train with.
   std::filesystem::path config() const { return options_.output / "config.json"; }

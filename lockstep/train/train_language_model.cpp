@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
-#include <lockstep/base/durable_file.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
@@ -83,15 +82,6 @@ void set_threads(const TrainConfig& config, const DistributedManager& dist) {
       static_cast<int>(config.threads_per_rank > 0 ? config.threads_per_rank : cores));
 }
 
-void keep_config(const TrainerOptions& options) {
-  std::error_code failed;
-  std::filesystem::create_directories(options.output, failed);
-  if (failed)
-    throw FileError("cannot make the run's folder '{}': {}", options.output.string(),
-                    failed.message());
-  write_durably(RunFolder(options).config(), options.config);
-}
-
 std::string count_text(std::int64_t count) {
   if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
   if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
@@ -146,10 +136,6 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
 
   TrainerOptions options = trainer_options(config, plan);
   options.progress_fd = output_fd;
-  on_main_rank(dist, [&] {
-    keep_config(options);
-    return std::string();
-  });
   options.title = what;
   double entropy = 0;
   if (dist.is_main()) {

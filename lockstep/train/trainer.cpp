@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/parallel/replicate/distinct_tensors.h>
+#include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 
 namespace lockstep::train {
@@ -44,6 +45,7 @@ data::DataLoader make_loader(const DistributedManager& dist,
                           {.batch_size = options.batch_size,
                            .num_workers = options.num_workers,
                            .prefetch = options.prefetch,
+                           .batches_per_step = options.accumulation,
                            .drop_last = drop_last,
                            .device = dist.device()});
 }
@@ -51,16 +53,6 @@ data::DataLoader make_loader(const DistributedManager& dist,
 // Which sign a NaN has depends on the processor, and says nothing.
 double unsigned_nan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
-}
-
-void check(const TrainerOptions& options) {
-  if (!options.max_steps && !options.epochs)
-    throw UsageError("how long to train is not said: set max_steps, epochs or both");
-  if (options.max_steps.value_or(1) < 1 || options.epochs.value_or(1) < 1)
-    throw UsageError("training for {} steps and {} epochs: both must be at least 1",
-                     options.max_steps.value_or(1), options.epochs.value_or(1));
-  if (options.accumulation < 1)
-    throw UsageError("an accumulation of {}: it must be at least 1", options.accumulation);
 }
 
 }  // namespace
@@ -76,10 +68,6 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
                make_loader(dist_, training, options_, options_.shuffle, options_.drop_last))),
       validation_(std::move(validation)) {
   if (validation_ != nullptr) check(validation_, "validate on");
-  if (loader_.num_batches() == 0)
-    throw UsageError("an epoch of {} samples has no batch of {} samples on each of {} ranks: use a "
-                     "smaller batch, or keep the last one (drop_last)",
-                     training->size(), options_.batch_size, dist_.world_size());
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
   parameters_ = replicate::trained_parameters(*model_);
@@ -88,10 +76,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       optim::decay_groups(parameters_, options_.weight_decay, options_.decay_rule));
   schedule_ =
       optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.world_size()));
-  const std::int64_t steps_of_epoch =
-      (loader_.num_batches() + options_.accumulation - 1) / options_.accumulation;
-  total_steps_ = options_.max_steps.value_or(std::numeric_limits<std::int64_t>::max());
-  if (options_.epochs) total_steps_ = std::min(total_steps_, *options_.epochs * steps_of_epoch);
+  count_steps();
   // Each rank's own stream, for modules that draw from LibTorch's generator.
   torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
 }
@@ -116,8 +101,20 @@ bool Trainer::finished() const {
          (options_.epochs && loader_.state().epoch >= *options_.epochs);
 }
 
+void Trainer::count_steps() {
+  total_steps_ = RunLength{.max_steps = options_.max_steps, .epochs = options_.epochs}.total_steps(
+      loader_.num_steps(),
+      {.steps_done = step_, .epoch = loader_.state().epoch, .steps_left = loader_.steps_left()});
+}
+
+// With drop_last, what a run of other batches left of an epoch may be less than a step.
+void Trainer::leave_finished_epoch() {
+  if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
+}
+
 TrainingResult Trainer::run() {
   const StopRequest stop;
+  const auto lock = open_output();
   resume();
   // A run that was over before has all in its files already.
   if (dist_.is_main() && !finished())
@@ -151,9 +148,13 @@ TrainingResult Trainer::run() {
 }
 
 void Trainer::report(const Step& step) {
-  if (step.skipped)
+  if (step.skipped == Skipped::non_finite)
     reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
                                 step_, step.loss, step.gradient_norm));
+  if (step.skipped == Skipped::nothing_to_learn)
+    reporter_->note(fmt::format("step {} was skipped on all ranks: there is nothing to learn from, "
+                                "as the loss counts none of its samples",
+                                step_));
   reporter_->step(step_, {.loss = step.loss,
                           .count = step.count,
                           .gradient_norm = step.gradient_norm,
@@ -165,8 +166,10 @@ Trainer::Step Trainer::train_step() {
   optimizer_->zero_grad();
   const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
   const std::int64_t num_passes = std::min(options_.accumulation, loader_.batches_left());
+  LOCKSTEP_CHECK(num_passes > 0, "epoch {} is over", loader_.state().epoch);
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
     data::Batch batch = loader_.next().value();
+    samples_ += batch.global_size;
     nn::LossSum loss;
     if (batch.size() > 0) {
       for (std::int64_t& row : batch.rows) row += pass * global_batch;
@@ -180,21 +183,25 @@ Trainer::Step Trainer::train_step() {
       dist_.backward(model_, loss.sum, loss.count);
     }
   }
-  if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
+  leave_finished_epoch();
   Step step{.loss = unsigned_nan(dist_.totals(model_).mean_loss()),
             .count = dist_.totals(model_).count()};
   update(step);
   ++step_;
-  units_ += static_cast<std::int64_t>(step.count);
-  result_.loss = step.loss;
+  if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
   return step;
 }
 
 // Loss and norm are the same on every rank, so all of them do the same.
 void Trainer::update(Step& step) {
+  step.learning_rate = schedule_->learning_rate(updates_);
+  if (step.count == 0) {
+    step.skipped = Skipped::nothing_to_learn;
+    ++result_.skipped_steps;
+    return;
+  }
   const auto clip = optim::clip_gradients(parameters_, options_.gradient_clipping);
   step.gradient_norm = unsigned_nan(clip.norm);
-  step.learning_rate = schedule_->learning_rate(updates_);
   if (std::isfinite(step.loss) && clip.finite) {
     optimizer_->step(step.learning_rate);
     ++updates_;
@@ -204,7 +211,7 @@ void Trainer::update(Step& step) {
     if (reporter_) reporter_->finish();
     give_up(step);
   }
-  step.skipped = true;
+  step.skipped = Skipped::non_finite;
   ++result_.skipped_steps;
 }
 
@@ -238,8 +245,15 @@ void Trainer::validate() {
     for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];
   }
   sums = dist_.sum(std::move(sums));
-  result_.validation_loss = unsigned_nan(sums[0] / sums[1]);
+  result_.validation_loss.reset();
   result_.validation_metrics.clear();
+  if (sums[1] == 0) {
+    if (reporter_)
+      reporter_->note(
+          fmt::format("step {}: no validation loss, as none of the samples counts", step_));
+    return;
+  }
+  result_.validation_loss = unsigned_nan(sums[0] / sums[1]);
   for (std::size_t i = 0; i < names.size(); ++i)
     result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});
   if (reporter_) reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);

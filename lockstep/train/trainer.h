@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/training_state.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/distributed.h>
@@ -32,8 +34,8 @@ struct TrainingResult {
   double loss = 0;                        // of the last step
   std::optional<double> validation_loss;  // at the end
   std::vector<observe::Metric> validation_metrics;
-  double units_per_second = 0;  // tokens or samples, over the whole run
-  std::int64_t skipped_steps = 0;
+  double units_per_second = 0;       // tokens or samples, over the whole run
+  std::int64_t skipped_steps = 0;    // of the whole run, also before it was resumed
   std::filesystem::path checkpoint;  // the last one; empty where none was written
 };
 
@@ -60,17 +62,24 @@ class Trainer {
   std::int64_t total_steps() const { return total_steps_; }
 
  private:
+  enum class Skipped {
+    no,
+    non_finite,
+    nothing_to_learn,  // no sample or token of any rank counts
+  };
   struct Step {
     double loss = 0;
     double count = 0;
     double gradient_norm = 0;
     double learning_rate = 0;
-    bool skipped = false;
+    Skipped skipped = Skipped::no;
   };
   enum class WhenSavingFails { go_on, stop };
 
   void check_batch_norms() const;
   bool finished() const;
+  void count_steps();
+  void leave_finished_epoch();
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
   Step train_step();
   void update(Step& step);
@@ -80,10 +89,12 @@ class Trainer {
   bool agree_to_stop(bool wanted) const;
 
   // trainer_checkpoints.cpp
+  std::optional<FolderLock> open_output() const;
   void resume();
   void restore(const std::filesystem::path& checkpoint);
   bool save(WhenSavingFails when_it_fails);  // whether a checkpoint was written
   std::vector<NamedTensor> model_tensors() const;
+  checkpoint::TrainingState state() const;
 
   DistributedManager dist_;
   std::shared_ptr<Task> task_;
@@ -99,7 +110,7 @@ class Trainer {
 
   std::int64_t step_ = 0;     // done so far
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
-  std::int64_t units_ = 0;    // tokens or samples seen
+  std::int64_t samples_ = 0;  // seen by all ranks
   TrainingResult result_;
 };
 

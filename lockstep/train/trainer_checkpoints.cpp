@@ -66,6 +66,15 @@ void scatter_generators(const DistributedManager& dist, const checkpoint::Genera
   if (!mine.empty()) checkpoint::restore_generators(mine, dist.device());
 }
 
+// The new one is safe: that an old one stays costs nothing but room on the disk.
+void remove_old_or_warn(const std::filesystem::path& folder, int keep_last) {
+  try {
+    checkpoint::remove_old(folder, keep_last);
+  } catch (const Error& error) {
+    log::warn("an old checkpoint stays where it is: {}", error.what());
+  }
+}
+
 }  // namespace
 
 std::vector<NamedTensor> Trainer::model_tensors() const {
@@ -73,6 +82,36 @@ std::vector<NamedTensor> Trainer::model_tensors() const {
   for (const auto& item : model_->named_parameters()) tensors.push_back({item.key(), item.value()});
   for (const auto& item : model_->named_buffers()) tensors.push_back({item.key(), item.value()});
   return tensors;
+}
+
+checkpoint::TrainingState Trainer::state() const {
+  const data::SamplerState data = loader_.state();
+  return {.step = step_,
+          .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
+          .seed = data.seed,
+          .samples_seen = samples_,
+          .last_loss = result_.loss,
+          .values = {{"updates", static_cast<double>(updates_)}},
+          .config = options_.config,
+          .generators = {}};
+}
+
+// What would keep the run from being saved is found before anything is computed.
+std::optional<FolderLock> Trainer::open_output() const {
+  std::optional<FolderLock> lock;
+  if (options_.output.empty()) return lock;
+  on_main_rank(dist_, [&] {
+    checkpoint::check_contents({.model = model_tensors(),
+                                .optimizer = optimizer_->state(),
+                                .state = state(),
+                                .files = task_->checkpoint_files(),
+                                .stored = task_->stored_forms()});
+    const RunFolder folder(options_);
+    lock.emplace(folder.claim());
+    if (!options_.config.empty()) write_durably(folder.config(), options_.config);
+    return std::string();
+  });
+  return lock;
 }
 
 void Trainer::resume() {
@@ -98,8 +137,8 @@ void Trainer::restore(const std::filesystem::path& from) {
     state = checkpoint::load_checkpoint(from, model, optimizer, task_->stored_forms());
     return checkpoint::to_text({.state = state, .files = {}});
   });
-  replicate::broadcast_from_first(model, *dist_.world());
-  replicate::broadcast_from_first(optimizer, *dist_.world());
+  replicate::broadcast_from_first(model, *dist_.world(), dist_.device());
+  replicate::broadcast_from_first(optimizer, *dist_.world(), dist_.device());
   optimizer_->load_state(optimizer);
   scatter_generators(dist_, state.generators);
   state = checkpoint::parse_state(text, from.string()).state;
@@ -109,14 +148,20 @@ void Trainer::restore(const std::filesystem::path& from) {
     throw UsageError("the checkpoint '{}' does not say how many updates were made: it is not one "
                      "of a training run",
                      from.string());
+  if (!(updates->second >= 0) || updates->second > static_cast<double>(step_))
+    throw UsageError("the checkpoint '{}' has made {} updates in {} steps: it is damaged",
+                     from.string(), updates->second, step_);
   updates_ = static_cast<std::int64_t>(updates->second);
-  units_ = state.tokens_seen;
+  result_.skipped_steps = step_ - updates_;
+  samples_ = state.samples_seen;
   result_.checkpoint = from;
   result_.loss = state.last_loss.value_or(0);
   loader_.load_state({.epoch = state.data.epoch,
                       .position = state.data.position,
                       .size = state.data.size,
                       .seed = state.seed});
+  leave_finished_epoch();
+  count_steps();
   if (finished())
     log::info("all {} steps were done before ({}): more of them need a larger max_steps or epochs",
               step_, from.string());
@@ -127,33 +172,24 @@ void Trainer::restore(const std::filesystem::path& from) {
 bool Trainer::save(WhenSavingFails when_it_fails) {
   if (options_.output.empty()) return false;
   const auto generators = gather_generators(dist_);
+  const auto folder = RunFolder(options_).checkpoints();
   const auto write = [&]() -> std::string {
-    const data::SamplerState data = loader_.state();
     const std::vector<NamedTensor> model = model_tensors();
     const std::vector<NamedTensor> optimizer = optimizer_->state();
-    const auto folder = RunFolder(options_).checkpoints();
-    const auto path = checkpoint::save_checkpoint(
-        folder,
-        {.model = model,
-         .optimizer = optimizer,
-         .state = {.step = step_,
-                   .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
-                   .seed = data.seed,
-                   .samples_seen = 0,
-                   .tokens_seen = units_,
-                   .last_loss = result_.loss,
-                   .best_validation_loss = std::nullopt,
-                   .values = {{"updates", static_cast<double>(updates_)}},
-                   .config = options_.config,
-                   .generators = generators},
-         .files = task_->checkpoint_files(),
-         .stored = task_->stored_forms()});
-    checkpoint::remove_old(folder, options_.keep_checkpoints);
-    return path.string();
+    checkpoint::TrainingState now = state();
+    now.generators = generators;
+    return checkpoint::save_checkpoint(folder, {.model = model,
+                                                .optimizer = optimizer,
+                                                .state = std::move(now),
+                                                .files = task_->checkpoint_files(),
+                                                .stored = task_->stored_forms()})
+        .string();
   };
   const std::string path = on_main_rank(dist_, [&]() -> std::string {
     try {
-      return write();
+      const std::string written = write();
+      remove_old_or_warn(folder, options_.keep_checkpoints);
+      return written;
     } catch (const FileError& error) {
       if (when_it_fails == WhenSavingFails::stop)
         throw FileError("the last checkpoint, of step {}, could not be written, so that the run's "

@@ -135,7 +135,7 @@ TEST(CheckpointFolder, OneWriterAtATime) {
   CheckpointWriter writer(folder.path(), 1);
   write_file(writer.path() / kStateFile, "");
   EXPECT_THAT(usage_error([&] { CheckpointWriter(folder.path(), 2); }),
-              HasSubstr("are being written by another run"));
+              HasSubstr("another run writes into"));
   EXPECT_NO_THROW(writer.commit());
 }
 

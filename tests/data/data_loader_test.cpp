@@ -86,6 +86,34 @@ TEST_P(Loader, CanLeaveOutASmallLastBatch) {
   EXPECT_FALSE(loader.next());
 }
 
+TEST_P(Loader, CanLeaveOutASmallLastStep) {
+  const auto numbers = std::make_shared<Numbers>(15);
+  DataLoader loader = make(numbers, {.shuffle = false},
+                           {.batch_size = 2, .batches_per_step = 3, .drop_last = true});
+  EXPECT_EQ(loader.num_batches(), 6) << "seven are whole, but the seventh is no step";
+  EXPECT_EQ(loader.num_steps(), 2);
+  for (std::int64_t left = 6; left > 0; --left) {
+    EXPECT_EQ(loader.batches_left(), left);
+    EXPECT_EQ(loader.steps_left(), (left + 2) / 3);
+    const auto batch = loader.next();
+    ASSERT_TRUE(batch);
+    EXPECT_EQ(batch->size(), 2);
+  }
+  EXPECT_EQ(loader.batches_left(), 0);
+  EXPECT_FALSE(loader.next());
+
+  // Of what smaller steps left, there are 11: one step.
+  loader.load_state({.epoch = 1, .position = 4, .size = 15, .seed = loader.state().seed});
+  EXPECT_EQ(loader.steps_left(), 1);
+  EXPECT_THAT(remaining(loader),
+              ElementsAre(ElementsAre(4, 5), ElementsAre(6, 7), ElementsAre(8, 9)));
+
+  DataLoader keeping = make(numbers, {.shuffle = false}, {.batch_size = 2, .batches_per_step = 3});
+  EXPECT_EQ(keeping.num_batches(), 8);
+  EXPECT_EQ(keeping.num_steps(), 3);
+  EXPECT_THAT(remaining(keeping), SizeIs(8));
+}
+
 TEST_P(Loader, GoesThroughEpochAfterEpoch) {
   DataLoader loader = make(std::make_shared<Numbers>(10), {}, {.batch_size = 3});
   const auto first = remaining(loader);
@@ -265,8 +293,15 @@ TEST(DataLoader, OptionsThatDoNotFitTogether) {
   EXPECT_THAT(making({.num_workers = -1}), HasSubstr("num_workers is -1"));
   EXPECT_THAT(making({.num_workers = 1 << 20}), HasSubstr("num_workers is 1048576"));
   EXPECT_THAT(making({.prefetch = 0}), HasSubstr("prefetch is 0"));
-  EXPECT_THAT(making({.batch_size = 6, .drop_last = true}),
-              HasSubstr("10 samples are less than one batch of 6 a rank on 2 ranks (12 samples)"));
+  EXPECT_THAT(
+      making({.batch_size = 6, .drop_last = true}),
+      HasSubstr(
+          "10 samples are less than one step of 1 batch of 6 a rank on 2 ranks (12 samples)"));
+  EXPECT_THAT(making({.batch_size = 2, .batches_per_step = 3, .drop_last = true}),
+              HasSubstr("10 samples are less than one step of 3 batches of 2 a rank"));
+  EXPECT_THAT(making({.batches_per_step = 0}), HasSubstr("a step of 0 batches"));
+  EXPECT_THAT(making({.batches_per_step = std::numeric_limits<std::int64_t>::max()}),
+              HasSubstr("more samples than can be counted"));
   EXPECT_THAT(making({.pin_memory = true, .device = c10::Device("cpu")}),
               HasSubstr("but the device is cpu"));
   if (at::hasCUDA()) return;

@@ -8,8 +8,10 @@
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--rank") == 0) {
     const auto dist = lockstep::setup_distributed({.timeout = lockstep::milliseconds(30'000)});
-    return lockstep::ranks::run_cells(
-        dist.world(), [&](lockstep::ranks::Cells& cells) { check_two_ranks(dist, cells); });
+    return lockstep::ranks::run_cells(dist.world(), [&](lockstep::ranks::Cells& cells) {
+      check_two_ranks(dist, cells);
+      check_resuming(dist, cells);
+    });
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

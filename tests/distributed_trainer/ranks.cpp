@@ -5,6 +5,7 @@
 #include <torch/nn/modules/batchnorm.h>
 
 #include <lockstep/train/distributed_trainer.h>
+#include <lockstep/train/main_rank.h>
 
 #include "line.h"
 
@@ -72,6 +73,18 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
     const auto result = trainer.fit(Line(15), Line(15));
     cells.expect(std::abs(result.validation_metrics.at(0).value - 0.7) < 1e-6,
                  fmt::format("the mean is {}", result.validation_metrics.at(0).value));
+  });
+  cells.cell("what the main rank throws, whatever it is", [&] {
+    std::string heard;
+    try {
+      train::on_main_rank(dist, []() -> std::string { throw 7; });
+    } catch (const int number) {
+      heard = std::to_string(number);
+    } catch (const train::TrainingStopped& error) {
+      heard = error.what();
+    }
+    cells.expect(dist.is_main() ? heard == "7" : heard.starts_with("the main rank failed"),
+                 "heard: " + heard);
   });
   cells.cell("batch norms that a rank would have no sample for", [&] {
     auto net = std::make_shared<Normed>();

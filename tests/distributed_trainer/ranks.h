@@ -8,5 +8,7 @@ namespace lockstep {
 
 // For two ranks.
 void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells);
+// That a run which was interrupted goes on to the bit.
+void check_resuming(const DistributedManager& dist, ranks::Cells& cells);
 
 }  // namespace lockstep

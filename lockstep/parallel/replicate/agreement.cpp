@@ -1,7 +1,7 @@
 #include <lockstep/parallel/replicate/agreement.h>
 
+#include <algorithm>
 #include <cstring>
-#include <map>
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
@@ -84,25 +84,29 @@ void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator
   LOCKSTEP_CHECK(false, "hashes differ where the lines do not");
 }
 
-void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group) {
+void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                          std::optional<c10::Device> device) {
   const c10::NoGradGuard no_grad;
   // One call for each kind of tensor, in the order of first appearance.
-  std::vector<std::pair<at::ScalarType, std::vector<at::Tensor>>> kinds;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // of what does not lie in one piece
+  std::vector<std::vector<at::Tensor>> kinds;
+  // Of what does not lie in one piece, or lies elsewhere.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (const auto& [name, tensor] : tensors) {
     if (tensor.numel() == 0) continue;
     at::Tensor data = tensor.detach();
-    if (!data.is_contiguous()) {
-      copies.emplace_back(data, data.contiguous());
+    if (!data.is_contiguous() || data.device() != device.value_or(data.device())) {
+      copies.emplace_back(data, data.to(device.value_or(data.device())).contiguous());
       data = copies.back().second;
     }
-    auto kind = kinds.begin();
-    while (kind != kinds.end() && kind->first != data.scalar_type()) ++kind;
-    if (kind == kinds.end()) kind = kinds.insert(kind, {data.scalar_type(), {}});
-    kind->second.push_back(data);
+    auto kind = std::ranges::find_if(kinds, [&](const std::vector<at::Tensor>& list) {
+      return list.front().scalar_type() == data.scalar_type() &&
+             list.front().device() == data.device();
+    });
+    if (kind == kinds.end()) kind = kinds.insert(kind, std::vector<at::Tensor>());
+    kind->push_back(data);
   }
   std::vector<comm::Work> works;
-  for (auto& [dtype, list] : kinds) works.push_back(group.broadcast(std::move(list), 0));
+  for (std::vector<at::Tensor>& list : kinds) works.push_back(group.broadcast(std::move(list), 0));
   for (comm::Work& work : works) work.wait();
   for (auto& [tensor, copy] : copies) tensor.copy_(copy);
 }

@@ -1,6 +1,7 @@
 // Do all ranks hold the same model?
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include <lockstep/comm/communicator.h>
@@ -14,7 +15,10 @@ namespace lockstep::replicate {
 void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator& group,
                         c10::Device device);
 
-// Every rank's tensors become those of rank 0.
-void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group);
+// Every rank's tensors become those of rank 0. Those that lie elsewhere than on `device`, where the
+// group's messages live, go through a copy there; without one, each goes from where it lies, which
+// must be a device that the group takes.
+void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                          std::optional<c10::Device> device = {});
 
 }  // namespace lockstep::replicate

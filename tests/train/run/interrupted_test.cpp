@@ -112,6 +112,51 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
   EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
 }
 
+// Of the first epoch's 76 sequences 12 are left, which are less than a step of the larger batch.
+TEST(Interrupted, GoesOnWithALargerBatchWhereTheEpochHasNoStepOfItLeft) {
+  Training training;
+  training.set("/dataloader_drop_last", true).set("/epochs", 2).set("/max_steps", 8);
+  training.train(2);
+  training.config.erase("max_steps");
+  training.set("/train_batch_size", 16);
+  Launched run = training.start(2);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_EQ(training.losses().size(), 8u + 4u) << "the second epoch has four steps";
+  EXPECT_THAT(run.output(), HasSubstr("step 12/12")) << "what is done, and what is left";
+}
+
+// Each by itself would go well.
+TEST(Interrupted, TwoRunsInOneFolderAreKeptApart) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000).set("/checkpoint/interval", 0).set("/seed", 1);
+  training.set("/train_batch_size", 64);
+  Launched first = training.start(1);
+  ASSERT_TRUE(first.says("step 5/")) << first.error();
+  const std::string config = read_file(training.output() / "config.json");
+  const std::string in_the_way = "another run writes into '" + training.output().string() + "'";
+
+  training.set("/seed", 2);
+  Launched second = training.start(2);
+  EXPECT_EQ(second.wait(kLong), 2) << second.error();
+  EXPECT_EQ(count(second.error(), in_the_way), 1) << second.error();
+  EXPECT_EQ(second.output(), "") << "no rank was started";
+
+  // Ranks that another launcher starts find it out by themselves.
+  std::vector<std::string> words = training.command();
+  words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2"});
+  Launched third(words);
+  EXPECT_EQ(third.wait(kLong), 2) << third.error();
+  EXPECT_THAT(third.error(), HasSubstr(in_the_way));
+  EXPECT_EQ(third.error().find("[1] lockstep"), std::string::npos) << "one rank says it";
+
+  EXPECT_EQ(read_file(training.output() / "config.json"), config);
+  first.kill(SIGINT);
+  EXPECT_EQ(first.wait(kLong), 130) << first.error();
+  EXPECT_GT(training.losses().size(), 4u);
+  training.set("/seed", 1);
+  training.train(1, "run", {"--set", "max_steps=" + std::to_string(training.losses().size() + 1)});
+}
+
 TEST(Interrupted, OldCheckpointsAreNotTakenForNewOnes) {
   Training training;
   training.train(1);

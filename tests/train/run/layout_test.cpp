@@ -33,7 +33,7 @@ void expect_close(const std::map<int, double>& got, const std::map<int, double>&
     EXPECT_NEAR(got.at(step), loss, relative * loss) << "step " << step;
 }
 
-// The text has 6.75 batches, so that steps of the epochs' ends have fewer samples than ranks would
+// The text has 9.5 batches, so that steps of the epochs' ends have fewer samples than ranks would
 // share evenly.
 TEST(Layout, GptHasTheSameLossesInEach) {
   Training training;
@@ -63,6 +63,22 @@ TEST(Layout, LlamaHasTheSameLossesInEach) {
   training.set("/gradient_accumulation_steps", 2);
   training.train(2, "two");
   expect_close(training.losses("two"), training.losses("one"), 1e-4);
+}
+
+// The 4 sequences that are left of 76 would make two passes of two ranks: whole passes, but no
+// whole step.
+TEST(Layout, DropLastLeavesOutTheSameSamplesInEach) {
+  Training training;
+  training.config.erase("max_steps");
+  training.set("/epochs", 2).set("/dataloader_drop_last", true);
+  training.train(1, "one");
+  const auto wanted = training.losses("one");
+  ASSERT_EQ(wanted.size(), 18u);
+  training.set("/gradient_accumulation_steps", 4);
+  training.train(1, "accumulated");
+  expect_close(training.losses("accumulated"), wanted, 1e-4);
+  training.train(2, "both");
+  expect_close(training.losses("both"), wanted, 1e-4);
 }
 
 class Learns : public ::testing::TestWithParam<int> {};

@@ -1,0 +1,31 @@
+// How an epoch is cut into steps, and a step into the batches that are added up for it. Whoever
+// counts steps asks here: a plan, a loader and a trainer that counted differently would disagree.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::data {
+
+struct StepCut {
+  std::int64_t samples_per_batch = 1;  // of all ranks together
+  std::int64_t batches_per_step = 1;
+  // Leaves out a last step that has fewer samples than the others.
+  bool drop_last = false;
+
+  std::int64_t samples_per_step() const { return samples_per_batch * batches_per_step; }
+
+  // Of so many samples, of an epoch or from the start of a step to its end, those that are used.
+  std::int64_t num_used(std::int64_t num_samples) const {
+    return drop_last ? num_samples / samples_per_step() * samples_per_step() : num_samples;
+  }
+
+  // What so many samples come to, all of which are used.
+  std::int64_t num_steps(std::int64_t num_used) const {
+    return (num_used + samples_per_step() - 1) / samples_per_step();
+  }
+  std::int64_t num_batches(std::int64_t num_used) const {
+    return (num_used + samples_per_batch - 1) / samples_per_batch;
+  }
+};
+
+}  // namespace lockstep::data

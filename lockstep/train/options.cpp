@@ -1,0 +1,48 @@
+#include <lockstep/train/options.h>
+
+#include <cmath>
+#include <limits>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+void check_least(const char* name, std::int64_t value, std::int64_t least) {
+  if (value < least) throw UsageError("{} is {}: it must be at least {}", name, value, least);
+}
+
+void check_rate(const char* name, double value) {
+  if (!std::isfinite(value) || value < 0)
+    throw UsageError("{} is {}: it must be a number from 0 up", name, value);
+}
+
+}  // namespace
+
+void check(const TrainerOptions& options) {
+  if (!options.max_steps && !options.epochs)
+    throw UsageError("how long to train is not said: set max_steps, epochs or both");
+  check_least("max_steps", options.max_steps.value_or(1), 1);
+  check_least("epochs", options.epochs.value_or(1), 1);
+  check_least("batch_size", options.batch_size, 1);
+  check_least("accumulation", options.accumulation, 1);
+  check_rate("learning_rate", options.learning_rate);
+  check_rate("weight_decay", options.weight_decay);
+  check_rate("gradient_clipping", options.gradient_clipping);
+  check_least("validation_interval", options.validation_interval, 0);
+  check_least("validation_batches", options.validation_batches, 0);
+  if (options.validation_batches > std::numeric_limits<std::int64_t>::max() / options.accumulation)
+    throw UsageError("validation_batches is {}, with an accumulation of {} more than can be "
+                     "counted: 0 takes the whole set",
+                     options.validation_batches, options.accumulation);
+  check_least("checkpoint_interval", options.checkpoint_interval, 0);
+  check_least("keep_checkpoints", options.keep_checkpoints, 0);
+  check_least("steps_per_print", options.steps_per_print, 0);
+  check_least("progress_fd", options.progress_fd, -1);
+  if (options.reference_loss && !std::isfinite(options.reference_loss->value))
+    throw UsageError("reference_loss is {}: a line cannot be drawn there",
+                     options.reference_loss->value);
+}
+
+}  // namespace lockstep::train
