@@ -27,6 +27,7 @@ struct TrainingResult {
   };
 
   End end = End::finished;
+  int signal = 0;  // the one that interrupted it, on whichever rank
   std::int64_t step = 0;
   std::int64_t resumed_after = 0;         // the step of the checkpoint it went on from; 0: none
   double loss = 0;                        // of the last step
