@@ -169,6 +169,17 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
   EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
 }
 
+TEST(Interrupted, SaysWhatIsOtherThanItWas) {
+  Training training;
+  training.train(1);
+  training.set("/max_steps", 14).set("/optimizer/params/lr", 1e-3).set("/train_batch_size", 4);
+  Launched run = training.start(1);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("train_batch_size is 4, was 8"));
+  EXPECT_THAT(run.output(), HasSubstr("optimizer.params.lr is 0.001, was 0.003"));
+  EXPECT_THAT(run.output(), Not(HasSubstr("dropout is")));
+}
+
 TEST(Interrupted, OldCheckpointsAreNotTakenForNewOnes) {
   Training training;
   training.train(1);
