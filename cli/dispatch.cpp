@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <vector>
 
-#include <lockstep/base/blas_environment.h>
+#include <lockstep/base/computing_environment.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/nearest.h>
+
+#include <cli/standard_streams.h>
 
 namespace lockstep::cli {
 
@@ -28,15 +30,6 @@ std::string help(std::span<const Verb> verbs) {
 }
 
 void complain(std::string_view text) { fmt::print(stderr, "lockstep: {}\n", text); }
-
-int execute_torch_program(std::string_view verb, char** argv) {
-  const fs::path program = torch_program(verb);
-  // Read before main(): it has to be there when the program starts.
-  if (const char* core = openblas_core()) set_environment_default("OPENBLAS_CORETYPE", core);
-  ::execv(program.c_str(), argv);
-  throw UsageError("'{}' needs the program {}, which does not start: {}", verb, program.string(),
-                   std::strerror(errno));
-}
 
 int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
   if (argc < 2) {
@@ -55,7 +48,7 @@ int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
   std::vector<std::string_view> names;
   for (const Verb& verb : verbs) {
     if (verb.name == wanted) {
-      if (verb.run == nullptr) return execute_torch_program(verb.name, argv);
+      if (verb.run == nullptr) become_torch_program(verb.name, argv);
       const std::vector<std::string> arguments(argv + 2, argv + argc);
       return verb.run(arguments);
     }
@@ -78,7 +71,17 @@ std::filesystem::path torch_program(std::string_view verb) {
                    verb, candidates[0].string(), candidates[1].string());
 }
 
+void become_torch_program(std::string_view verb, char** argv) {
+  const fs::path program = torch_program(verb);
+  // Read before main(): they have to be there when the program starts.
+  for (const auto& [name, value] : computing_environment()) set_environment_default(name, value);
+  ::execv(program.c_str(), argv);
+  throw UsageError("'{}' needs the program {}, which does not start: {}", verb, program.string(),
+                   std::strerror(errno));
+}
+
 int dispatch(std::span<const Verb> verbs, int argc, char** argv) {
+  open_standard_streams();
   try {
     log::set_name("lockstep");
     return dispatch_or_throw(verbs, argc, argv);

@@ -29,4 +29,7 @@ int dispatch(std::span<const Verb> verbs, int argc, char** argv);
 // UsageError where it is not, on behalf of a verb.
 std::filesystem::path torch_program(std::string_view verb);
 
+// Becomes lockstep-torch with these words. Returns only by throwing UsageError.
+[[noreturn]] void become_torch_program(std::string_view verb, char** argv);
+
 }  // namespace lockstep::cli

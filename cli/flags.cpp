@@ -20,7 +20,24 @@ namespace {
                    did_you_mean(name, known), app.get_name());
 }
 
+// CLI11 takes brackets around all that follows a program's name.
+class UsageFormatter : public CLI::Formatter {
+ public:
+  explicit UsageFormatter(std::string usage) : usage_(std::move(usage)) {}
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: " + usage_ + "\n";
+  }
+
+ private:
+  std::string usage_;
+};
+
 }  // namespace
+
+void show_usage(CLI::App& app, const std::string& what_follows) {
+  app.formatter(
+      std::make_shared<UsageFormatter>(fmt::format("{} {}", app.get_name(), what_follows)));
+}
 
 SplitArguments split_at_program(const CLI::App& app, Arguments arguments) {
   SplitArguments split;

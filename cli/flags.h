@@ -12,6 +12,9 @@
 
 namespace lockstep::cli {
 
+// What --help says after the program's name: "[FLAGS] PROGRAM [ARGUMENTS]".
+void show_usage(CLI::App& app, const std::string& what_follows);
+
 struct SplitArguments {
   std::vector<std::string> flags;    // spelled with dashes
   std::vector<std::string> program;  // the program and all that is its own

@@ -151,7 +151,7 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
 
 int run(Arguments arguments) {
   CLI::App app("Starts the ranks of a job on this host, as torchrun does.", "lockstep run");
-  app.get_formatter()->label("OPTIONS", "FLAGS] PROGRAM [ARGUMENTS");
+  show_usage(app, "[FLAGS] PROGRAM [ARGUMENTS]");
   Texts texts;
   elastic::LaunchOptions options;
   describe(app, texts, options);

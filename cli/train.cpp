@@ -2,13 +2,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <csignal>
-#include <cstring>
+#include <optional>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/folder.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/models/config.h>
@@ -25,6 +26,9 @@ namespace {
 
 // Ranks write a checkpoint before they end.
 constexpr milliseconds kGrace{120'000};
+
+// After which ranks save and end.
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
 // Where the main rank can write without the launcher's marks in front of its lines: this process's
 // standard output, where that can be opened a second time. A file cannot, as each opening has a
@@ -62,14 +66,28 @@ void check_no_other_run(const std::filesystem::path& output) {
   if (std::filesystem::is_directory(output, unknown)) const FolderLock looked(output);
 }
 
-int become_a_rank(Arguments arguments) {
-  std::vector<std::string> words = {torch_program("train").string(), "train"};
+// For whoever sees a run end before its time, where its ranks have not said it themselves.
+void say_how_to_go_on(const train::TrainConfig& config,
+                      const std::optional<checkpoint::Checkpoint>& before, int code) {
+  if (code == 0 || code == kUsageMistake || code == kTrainingStopped) return;
+  const bool told_to = std::any_of(std::begin(kStopSignals), std::end(kStopSignals),
+                                   [&](int signal) { return code == 128 + signal; });
+  const auto newest = checkpoint::newest_checkpoint(config.output / "checkpoints");
+  if (told_to && newest != before) return;
+  if (newest)
+    fmt::print(stderr, "lockstep: {} ('{}')\n", train::how_to_go_on(config, newest->step),
+               newest->path.string());
+  else if (told_to)
+    fmt::print(stderr, "lockstep: nothing was saved: the same command starts anew\n");
+}
+
+[[noreturn]] void become_a_rank(Arguments arguments) {
+  std::vector<std::string> words = {"lockstep-torch", "train"};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execv(argv[0], argv.data());
-  throw UsageError("cannot start {}: {}", words[0], std::strerror(errno));
+  become_torch_program("train", argv.data());
 }
 
 }  // namespace
@@ -82,7 +100,7 @@ int train(Arguments arguments) {
       throw UsageError("--nproc-per-node {}: this is already a rank, started by {}, which says how "
                        "many there are: leave the flag out",
                        flags->num_ranks, launcher_name(read_launch_environment().launcher));
-    return become_a_rank(arguments);
+    become_a_rank(arguments);
   }
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
   const auto config = train::load_config(flags->config, flags->overrides);
@@ -100,8 +118,14 @@ int train(Arguments arguments) {
   options.program_kind = elastic::ProgramKind::executable;
   options.num_local_ranks = num_ranks;
   options.grace = kGrace;
-  options.explained_exit_codes = {kUsageMistake, kTrainingStopped, 128 + SIGINT};
-  return elastic::launch(options);
+  options.explained_exit_codes = {kUsageMistake, kTrainingStopped};
+  for (const int signal : kStopSignals) options.explained_exit_codes.push_back(128 + signal);
+  options.interruption_note =
+      "told to end: saving after this step; once more (Ctrl-C) ends at once";
+  const auto before = checkpoint::newest_checkpoint(config.output / "checkpoints");
+  const int code = elastic::launch(options);
+  say_how_to_go_on(config, before, code);
+  return code;
 }
 
 }  // namespace lockstep::cli

@@ -9,7 +9,7 @@ namespace lockstep::cli {
 std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
   CLI::App app("Trains a language model as a config file says, and resumes a run that was ended.",
                "lockstep train");
-  app.get_formatter()->label("OPTIONS", "FLAGS] CONFIG.json");
+  show_usage(app, "[FLAGS] CONFIG.json");
   app.footer(
       "Example: lockstep train config.json --nproc-per-node 2 --set optimizer.params.lr=3e-4\n"
       "docs/config.md lists every key of the config. Ctrl-C saves a checkpoint and ends;\n"

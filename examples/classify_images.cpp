@@ -9,6 +9,7 @@
 // The number of ranks does not change the answer: --batch is divided among the ranks, the batch
 // norms see the samples of all of them, and the order of samples does not depend on how many ranks
 // there are. 1, 2 or 4 ranks give the same losses but for rounding.
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 
 #include <torch/torch.h>
 
@@ -120,6 +122,21 @@ std::int64_t whole_number(const std::string& name, const std::string& text) {
   return number;
 }
 
+constexpr const char* kHelp =
+    "Teaches a small net to read digits, on one rank or many.\n"
+    "\n"
+    "Usage: classify_images [--output FOLDER] [--epochs N] [--batch N]\n"
+    "\n"
+    "  --output FOLDER  checkpoints, metrics and the loss curve (none: no files)\n"
+    "  --epochs N       passes over the images (3)\n"
+    "  --batch N        images of a step, on all ranks together (64)\n";
+
+bool asks_for_help(int count, char** words) {
+  return std::any_of(words + 1, words + count, [](const char* word) {
+    return std::string_view(word) == "--help" || std::string_view(word) == "-h";
+  });
+}
+
 Flags read_flags(int count, char** words) {
   Flags flags;
   for (int i = 1; i < count; i += 2) {
@@ -180,6 +197,10 @@ void train(const Flags& flags) {
 }
 
 int main(int count, char** words) {
+  if (asks_for_help(count, words)) {
+    std::printf("%s", kHelp);
+    return 0;
+  }
   try {
     train(read_flags(count, words));
     return 0;

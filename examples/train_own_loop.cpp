@@ -1,10 +1,9 @@
-// A training loop as one writes it for one process, and the three lines that spread it over many.
+// A training loop as one writes it for one process, and the few lines that spread it over many.
 //
 //   lockstep run --nproc-per-node 2 ./train_own_loop
 //
 // Alone, or under torchrun --no-python, mpirun or srun, it runs the same. A step has the same
-// points however many ranks share them, so any number of ranks that divides kBatch prints the same
-// losses.
+// points however many ranks share them, so any number of ranks prints the same losses.
 #include <cstdio>
 #include <exception>
 
@@ -50,15 +49,15 @@ void train() {
 
       optimizer.zero_grad();
       const auto loss = torch::mse_loss(model->forward(points.index_select(0, mine)),
-                                        heights.index_select(0, mine));
-      // The gradient is now the mean over ranks, which is that of the whole batch as all have
-      // equally many samples. Where they have not, see DistributedManager::backward().
-      loss.backward();
+                                        heights.index_select(0, mine), torch::Reduction::Sum);
+      // In place of loss.backward(): gradients are those of the mean over the samples of all ranks,
+      // also where 128 of them cannot be shared out evenly.
+      dist.backward(model, loss, mine.size(0));
       optimizer.step();
       loss_sum += loss.item<double>();
     }
-    // All ranks take part in the mean; one of them tells.
-    const double loss = dist.mean(loss_sum / static_cast<double>(batches.size()));
+    // All ranks take part in the sum; one of them tells.
+    const double loss = dist.sum(loss_sum) / static_cast<double>(points.size(0));
     if (dist.is_main()) std::printf("epoch %d: loss %.8f\n", epoch, loss);
   }
 }

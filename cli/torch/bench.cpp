@@ -331,7 +331,7 @@ int bench(Arguments arguments) {
   Settings settings;
   CLI::App app("Measures collectives and prints sizes, times, algorithm and bus bandwidth.",
                "lockstep bench");
-  app.get_formatter()->label("OPTIONS", "FLAGS] collectives [FLAGS");
+  show_usage(app, "[FLAGS] collectives [FLAGS]");
   app.add_option("--op", settings.operations, "Collectives to measure (default: all)")
       ->delimiter(',');
   app.add_option("--nproc-per-node", settings.num_ranks,

@@ -1,14 +1,21 @@
 // `lockstep sample`: text from a model.
+#include <cerrno>
+#include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <limits>
+#include <optional>
 #include <sstream>
 
+#include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/models/hugging_face.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
+#include <lockstep/train/resume_check.h>
 
 #include <cli/flags.h>
 #include <cli/torch/utf8_text.h>
@@ -20,12 +27,16 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kBytes = 256;  // the vocabulary of models that read text byte by byte
+constexpr int kMostTokens = 10'000'000;
 
+// As they are written.
 struct Flags {
-  std::string folder;
-  std::string prompt = "\n";
-  std::string tokens;
-  models::GenerateOptions generate = {.max_new_tokens = 400, .sampling = {.temperature = 0.8}};
+  std::optional<std::string> prompt;
+  std::optional<std::string> tokens;
+  std::string max_tokens = "400";
+  double temperature = 0.8;
+  std::string top_k = "0";
+  std::string seed = "0";
 };
 
 // A run's folder stands for its newest checkpoint.
@@ -38,7 +49,10 @@ fs::path model_folder(const fs::path& folder) {
     throw UsageError("'{}' is a file: name the folder that it is in", folder.string());
   // A run's folder has a config.json too, which is the run's.
   for (const fs::path& runs : {folder / "checkpoints", folder})
-    if (const auto newest = checkpoint::newest_checkpoint(runs)) return newest->path;
+    if (const auto newest = checkpoint::newest_checkpoint(runs)) {
+      train::check_is_language_model(newest->path);
+      return newest->path;
+    }
   if (fs::exists(folder / "model.safetensors") ||
       fs::exists(folder / "model.safetensors.index.json"))
     return folder;
@@ -47,14 +61,22 @@ fs::path model_folder(const fs::path& folder) {
                    folder.string());
 }
 
-void check(const Flags& flags) {
-  if (flags.generate.max_new_tokens < 1)
-    throw UsageError("--max-tokens is {}: it must be at least 1", flags.generate.max_new_tokens);
-  if (flags.prompt.empty() && flags.tokens.empty())
+models::GenerateOptions generate_options(const Flags& flags) {
+  constexpr int kAny = std::numeric_limits<int>::max();
+  if (flags.prompt && flags.tokens)
+    throw UsageError("--prompt and --tokens are two ways to say what the text begins with: leave "
+                     "one of them out");
+  if (flags.prompt && flags.prompt->empty())
     throw UsageError("--prompt is empty: give the text something to begin with, or leave out the "
                      "flag and it begins with a new line");
-  // What the other flags may be, the choice itself knows; of one score there is only one.
-  models::choose_token(std::vector<float>{0}, flags.generate.sampling, 0);
+  if (!(flags.temperature >= 0) || std::isinf(flags.temperature))
+    throw UsageError("--temperature is {}: give 0 for the likeliest token, or a positive number",
+                     flags.temperature);
+  return {.max_new_tokens = parse_integer(flags.max_tokens, "--max-tokens", 1, kMostTokens),
+          .sampling = {
+              .temperature = flags.temperature,
+              .top_k = parse_integer(flags.top_k, "--top-k", 0, kAny),
+              .seed = static_cast<std::uint64_t>(parse_integer(flags.seed, "--seed", 0, kAny))}};
 }
 
 void check_tokens(const std::vector<std::int64_t>& prompt, std::int64_t vocab_size) {
@@ -69,7 +91,36 @@ std::vector<std::int64_t> parse_tokens(const std::string& text) {
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, ',');)
     tokens.push_back(parse_integer(word, "--tokens", 0, std::numeric_limits<int>::max()));
+  if (tokens.empty())
+    throw UsageError("--tokens is empty: give the numbers that the text begins with, as 17,4,256");
   return tokens;
+}
+
+// The first tokens of the text, all of which the model knows.
+std::vector<std::int64_t> first_tokens(const Flags& flags, std::int64_t vocab_size,
+                                       const fs::path& folder) {
+  if (flags.tokens) {
+    std::vector<std::int64_t> tokens = parse_tokens(*flags.tokens);
+    check_tokens(tokens, vocab_size);
+    return tokens;
+  }
+  if (vocab_size != kBytes)
+    throw UsageError("the model in '{}' has a vocabulary of {} tokens, not of the {} bytes that "
+                     "text is made of: give the prompt as numbers, with --tokens",
+                     folder.string(), vocab_size, kBytes);
+  std::vector<std::int64_t> tokens;
+  for (const char c : flags.prompt.value_or("\n")) tokens.push_back(static_cast<unsigned char>(c));
+  return tokens;
+}
+
+// Nobody reads the text any more: no mistake, and nothing to say.
+struct ReaderGone {};
+
+void put(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0)
+    return;
+  if (errno == EPIPE) throw ReaderGone();
+  throw FileError("the text cannot be written: {}", std::strerror(errno));
 }
 
 }  // namespace
@@ -78,46 +129,42 @@ int sample(Arguments arguments) {
   Flags flags;
   CLI::App app("Writes text with a model: a run's folder, a checkpoint, or a Hugging Face folder.",
                "lockstep sample");
-  app.get_formatter()->label("OPTIONS", "FLAGS] FOLDER");
+  show_usage(app, "[FLAGS] FOLDER");
   app.footer("Example: lockstep sample runs/quickstart --prompt 'In the beginning'");
-  app.add_option("--prompt", flags.prompt, "what the text begins with");
+  app.add_option("--prompt", flags.prompt, "what the text begins with (a new line)");
   app.add_option("--tokens", flags.tokens,
                  "the same as numbers, 17,4,256: for models that do not read bytes");
-  app.add_option("--max-tokens", flags.generate.max_new_tokens, "how much to write (400)");
-  app.add_option("--temperature", flags.generate.sampling.temperature,
+  app.add_option("--max-tokens", flags.max_tokens, "how much to write (400)");
+  app.add_option("--temperature", flags.temperature,
                  "0 takes the likeliest token, 1 as the model says (0.8)");
-  app.add_option("--top-k", flags.generate.sampling.top_k, "among so many likeliest; 0: all");
-  app.add_option("--seed", flags.generate.sampling.seed, "another seed, another text (0)");
+  app.add_option("--top-k", flags.top_k, "among so many likeliest; 0: all (0)");
+  app.add_option("--seed", flags.seed, "another seed, another text (0)");
   SplitArguments split = split_at_words(app, arguments, 1);
   if (!parse_flags(app, std::move(split.flags))) return 0;
   if (split.program.empty())
     throw UsageError("no model was given: lockstep sample FOLDER, where FOLDER is a run's, a "
                      "checkpoint's or one of Hugging Face's");
-  check(flags);
+  const models::GenerateOptions options = generate_options(flags);
 
   const fs::path folder = model_folder(split.program.front());
+  train::verify_recorded_files(folder);
   const models::ModelConfig config = models::read_model_config(folder);
-  const bool bytes = config.vocab_size == kBytes;
-  if (!bytes && flags.tokens.empty())
-    throw UsageError("the model in '{}' has a vocabulary of {} tokens, not of the {} bytes that "
-                     "text is made of: give the prompt as numbers, with --tokens",
-                     folder.string(), config.vocab_size, kBytes);
-  std::vector<std::int64_t> prompt = parse_tokens(flags.tokens);
-  if (flags.tokens.empty())
-    for (const char c : flags.prompt) prompt.push_back(static_cast<unsigned char>(c));
-  check_tokens(prompt, config.vocab_size);
+  const std::vector<std::int64_t> prompt = first_tokens(flags, config.vocab_size, folder);
   const auto model = models::make_model(config, 0);
   train::load_weights(*model, folder);
 
   Utf8Text text;
   const auto write = [&](std::int64_t token) {
-    fmt::print("{}",
-               bytes ? text.add(static_cast<unsigned char>(token)) : fmt::format("{} ", token));
-    std::fflush(stdout);
+    put(config.vocab_size == kBytes ? text.add(static_cast<unsigned char>(token))
+                                    : fmt::format("{} ", token));
   };
-  for (const std::int64_t token : prompt) write(token);
-  models::generate(*model, prompt, flags.generate, write);
-  fmt::print("{}\n", text.finish());
+  try {
+    for (const std::int64_t token : prompt) write(token);
+    models::generate(*model, prompt, options, write);
+    put(text.finish() + "\n");
+  } catch (const ReaderGone&) {
+    return 128 + SIGPIPE;
+  }
   return 0;
 }
 

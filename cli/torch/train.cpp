@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <csignal>
+
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
@@ -25,13 +27,14 @@ int stopped(const Error& error) {
 int train(Arguments arguments) {
   const auto flags = parse_train_flags(arguments);
   if (!flags) return 0;
+  ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
   net::Fd own;
   if (!flags->output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags->output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
   const auto config = train::load_config(flags->config, flags->overrides);
   try {
     const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
-    return result.end == train::TrainingResult::End::finished ? 0 : 130;
+    return result.end == train::TrainingResult::End::finished ? 0 : 128 + result.signal;
   } catch (const train::TrainingStopped& error) {
     // All ranks stop for the same reason. The main rank says it and has the exit code: were another
     // the first to fail, the launcher would end the main rank, perhaps before it has spoken.

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::pair<TokenFormat, std::string_view> formats[] = {
-    {TokenFormat::automatic, "auto"},    {TokenFormat::bytes, "bytes"},
+    {TokenFormat::automatic, "auto"},    {TokenFormat::bytes, "text"},
     {TokenFormat::nanogpt, "nanogpt"},   {TokenFormat::llm_c, "llm.c"},
     {TokenFormat::megatron, "megatron"},
 };

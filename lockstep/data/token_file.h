@@ -23,7 +23,7 @@ enum class TokenFormat {
   megatron,   // a pair of .bin and .idx; either name, or the two without their endings
 };
 
-// "auto", "bytes", "nanogpt", "llm.c", "megatron": as configs have them.
+// "auto", "text", "nanogpt", "llm.c", "megatron": as configs have them.
 const char* token_format_name(TokenFormat format);
 // UsageError that lists them where the name is none.
 TokenFormat token_format_named(std::string_view name);

@@ -51,7 +51,8 @@ TokenLayout nanogpt_layout(std::span<const std::byte> file, const std::filesyste
   if (file.size() % 2 != 0)
     throw UsageError(
         "token file '{}' has {} bytes, an odd number, so it is not nanoGPT's 16-bit tokens: write "
-        "it again if it was cut short, or say which format it has ('bytes' for text)",
+        "it again if it was cut short, or say which format it has ('text' for text, "
+        "which is read byte by byte)",
         path.string(), file.size());
   return {TokenType::u16, 0, std::ssize(file) / 2};
 }

@@ -170,6 +170,10 @@ void Agent::hear_user() {
                        .host = layout_.here().host,
                        .exit_code = 128 + signal,
                        .signal = signal});
+      // Over what a progress bar, and the terminal's own ^C, have left on the line.
+      if (!options_.interruption_note.empty())
+        sinks_[1]->append(fmt::format("{}lockstep: {}\n", sinks_[1]->terminal() ? "\r\x1b[K" : "",
+                                      options_.interruption_note));
       guardian_.signal(signal);
       enter(signal == SIGINT ? Stage::interrupted : Stage::terminated, grace);
     } else if (stage_ == Stage::interrupted) {  // they insist: no more waiting at this stage

@@ -30,6 +30,7 @@ class Agent {
   struct Options {
     milliseconds grace{0};                  // between a polite signal and SIGKILL
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
+    std::string interruption_note;          // said at the user's first signal; empty: nothing
   };
 
   Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,

@@ -38,7 +38,10 @@ std::string dump(const Json& json) {
 const char* hint(int signal) {
   switch (signal) {
     case SIGKILL: return "; if nobody ended it, the system ran out of memory ('dmesg' tells)";
-    case SIGBUS: return "; shared memory may be full ('df /dev/shm' tells)";
+    case SIGBUS:
+      return "; a file that it reads was cut short meanwhile (data, for instance), or shared "
+             "memory "
+             "is full ('df /dev/shm' tells)";
     case SIGILL: return "; it was built for another processor";
     default: return "";
   }

@@ -275,7 +275,9 @@ int launch(const LaunchOptions& options) {
   Peers peers(layout, std::move(membership.channels));
   guardian.start_ranks(variables);
   Agent(layout, guardian, peers, outputs, sinks, signal_fd.get(),
-        {.grace = options.grace, .explained_exit_codes = options.explained_exit_codes})
+        {.grace = options.grace,
+         .explained_exit_codes = options.explained_exit_codes,
+         .interruption_note = options.interruption_note})
       .run();
   if (!peers.failure()) {
     if (flight.has_dumps())

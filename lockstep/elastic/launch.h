@@ -36,6 +36,8 @@ struct LaunchOptions {
   // Ranks that end with one of these have told their user why: the launcher adds nothing. Where
   // there are any, ranks also say themselves what came of an interruption.
   std::vector<int> explained_exit_codes;
+  // Said when the user's first signal is passed on; empty: nothing.
+  std::string interruption_note;
 };
 
 // Starts the ranks of this host and stays until the whole job has ended. Returns its exit code: 0,

@@ -1,6 +1,6 @@
 #include <lockstep/elastic/rank_environment.h>
 
-#include <lockstep/base/blas_environment.h>
+#include <lockstep/base/computing_environment.h>
 
 #include <algorithm>
 
@@ -38,7 +38,7 @@ std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
   set_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1);
   set_default("OMP_NUM_THREADS", options.threads);
   set_default("OPENBLAS_NUM_THREADS", options.threads);
-  if (const char* core = openblas_core()) set_default("OPENBLAS_CORETYPE", core);
+  for (const auto& [name, value] : computing_environment()) set_default(name, value);
   set("LOCKSTEP_STORE", layout.store);
   set("LOCKSTEP_SECRET_FD", options.secret_fd);
   set("LOCKSTEP_FLIGHT_DIR", options.flight_directory);

@@ -8,7 +8,8 @@ namespace lockstep::observe {
 namespace {
 
 constexpr std::chrono::seconds kMemory(30);
-constexpr std::string_view kErase = "\r\x1b[J";
+constexpr std::string_view kEraseLine = "\r\x1b[K";
+constexpr std::string_view kEraseBelow = "\r\x1b[J";
 
 }  // namespace
 
@@ -62,16 +63,24 @@ void ProgressDisplay::follow_loss(double loss) {
   }
 }
 
-std::string ProgressDisplay::draw(int width) const {
+// What else stands below the bar is not its own; but a bar that became too long for its terminal
+// was broken into several lines.
+std::string_view ProgressDisplay::erase(int width) const {
+  return width < drawn_width_ ? kEraseBelow : kEraseLine;
+}
+
+std::string ProgressDisplay::draw(int width) {
   if (options_.kind == DisplayKind::plain) return plain_line(*latest_, context_) + "\n";
   const LineStyle style{
       .width = width, .characters = options_.characters, .colour = options_.colour};
-  return std::string(kErase) + bar_line(*latest_, context_, style) + "\r";
+  std::string drawn(erase(width));
+  drawn_width_ = width;
+  return drawn + bar_line(*latest_, context_, style) + "\r";
 }
 
 std::string ProgressDisplay::note(std::string_view text, int width) {
   const bool live = options_.kind == DisplayKind::live && shown_step_ && !finished_;
-  std::string written(live ? kErase : std::string_view());
+  std::string written(live ? erase(width) : std::string_view());
   written.append(text);
   if (!text.ends_with('\n')) written.push_back('\n');
   if (live) written += draw(width);

@@ -46,7 +46,8 @@ class ProgressDisplay {
  private:
   bool due(Clock::time_point now) const;
   void follow_loss(double loss);
-  std::string draw(int width) const;
+  std::string_view erase(int width) const;
+  std::string draw(int width);
 
   Options options_;
   ProgressContext context_;
@@ -55,6 +56,7 @@ class ProgressDisplay {
   std::optional<Progress> latest_;
   std::optional<std::int64_t> shown_step_;
   Clock::time_point shown_at_;
+  int drawn_width_ = 0;    // of the terminal when the bar was drawn last
   double quick_loss_ = 0;  // moving averages, over about 10 and 50 updates
   double slow_loss_ = 0;
   int num_losses_ = 0;

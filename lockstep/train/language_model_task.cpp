@@ -21,7 +21,9 @@ checkpoint::StoredForms LanguageModelTask::stored_forms() const {
 }
 
 std::map<std::string, std::string> LanguageModelTask::checkpoint_files() const {
-  return {{"config.json", models::to_hugging_face(model_->config())}};
+  std::map<std::string, std::string> files = more_files_;
+  files["config.json"] = models::to_hugging_face(model_->config());
+  return files;
 }
 
 checkpoint::StoredForms stored_forms(const models::ModelConfig& config) {

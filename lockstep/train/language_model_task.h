@@ -1,6 +1,9 @@
 // A language model as something to train.
 #pragma once
 
+#include <map>
+#include <string>
+
 #include <lockstep/models/language_model.h>
 #include <lockstep/train/task.h>
 
@@ -9,8 +12,10 @@ namespace lockstep::train {
 // Checkpoints are folders that Hugging Face's tools load.
 class LanguageModelTask : public Task {
  public:
-  explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model)
-      : model_(std::move(model)) {}
+  // `more_files` are kept in each checkpoint: names, and their texts.
+  explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model,
+                             std::map<std::string, std::string> more_files = {})
+      : model_(std::move(model)), more_files_(std::move(more_files)) {}
 
   std::shared_ptr<torch::nn::Module> model() const override { return model_; }
   nn::LossSum loss(const data::Batch& batch) override;
@@ -22,6 +27,7 @@ class LanguageModelTask : public Task {
 
  private:
   std::shared_ptr<models::LanguageModel> model_;
+  std::map<std::string, std::string> more_files_;
 };
 
 // How the weights of such a model lie in a file of Hugging Face's.

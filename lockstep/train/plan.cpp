@@ -93,8 +93,10 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
                .schedule = config.scheduler};
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
-                     "data.sequence_length smaller or model.max_positions larger",
-                     config.data.sequence_length, plan.model.max_positions);
+                     "data.sequence_length smaller{}",
+                     config.data.sequence_length, plan.model.max_positions,
+                     config.model.from.empty() ? " or model.max_positions larger"
+                                               : ", as the model in model.from has no more");
   const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
                           .batches_per_step = plan.batch.accumulation,
                           .drop_last = config.dataloader_drop_last};

@@ -6,9 +6,11 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/train/data_digest.h>
 
 namespace lockstep::train {
 
@@ -42,6 +44,51 @@ std::vector<std::string> differences(const models::ModelConfig& now,
 std::string kept_by(const OptimizerSection& optimizer) {
   if (optimizer.type != OptimizerType::sgd) return "Adam";
   return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code unknown;
+  return fs::exists(path, unknown);
+}
+
+bool is_language_model(const fs::path& checkpoint, const checkpoint::StateFile& saved) {
+  return saved.files.contains("config.json") || is_there(checkpoint / "config.json");
+}
+
+// The tokens that were trained on; nothing where the checkpoint does not say.
+std::optional<DataDigest> digest_in(const fs::path& checkpoint) {
+  const fs::path path = checkpoint / kDataFile;
+  if (!is_there(path)) return std::nullopt;
+  const MappedFile file(path);
+  return parse_digest({reinterpret_cast<const char*>(file.bytes().data()), file.size()},
+                      path.string());
+}
+
+std::string number_text(const std::optional<std::int64_t>& value) {
+  return value ? std::to_string(*value) : "\"auto\"";
+}
+
+// What a run may change on its way.
+std::vector<std::string> changed_settings(const TrainConfig& now, const TrainConfig& then) {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* key, const auto& mine, const auto& before) {
+    if (mine != before) found.push_back(fmt::format("{} is {}, was {}", key, mine, before));
+  };
+  compare("train_batch_size", number_text(now.batch.global), number_text(then.batch.global));
+  compare("train_micro_batch_size_per_gpu", number_text(now.batch.micro),
+          number_text(then.batch.micro));
+  compare("gradient_accumulation_steps", number_text(now.batch.accumulation),
+          number_text(then.batch.accumulation));
+  compare("optimizer.params.lr", now.optimizer.lr, then.optimizer.lr);
+  compare("optimizer.params.weight_decay", now.optimizer.weight_decay, then.optimizer.weight_decay);
+  compare("optimizer.params.betas", fmt::format("{}", fmt::join(now.optimizer.betas, ", ")),
+          fmt::format("{}", fmt::join(then.optimizer.betas, ", ")));
+  compare("optimizer.params.eps", now.optimizer.eps, then.optimizer.eps);
+  compare("optimizer.params.momentum", now.optimizer.momentum, then.optimizer.momentum);
+  compare("gradient_clipping", now.gradient_clipping, then.gradient_clipping);
+  compare("model.dropout", now.model.dropout, then.model.dropout);
+  if (now.scheduler.index() != then.scheduler.index()) found.emplace_back("scheduler is another");
+  return found;
 }
 
 std::string way_out(const TrainConfig& config) {
@@ -85,18 +132,46 @@ std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config) {
   return newest ? std::optional(newest->path) : std::nullopt;
 }
 
-void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck files) {
+void check_is_language_model(const fs::path& checkpoint) {
+  if (is_language_model(checkpoint, checkpoint::read_state(checkpoint / checkpoint::kStateFile)))
+    return;
+  throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
+                   "config.json of a GPT or Llama, as those of 'lockstep train' have",
+                   checkpoint.string());
+}
+
+void verify_recorded_files(const fs::path& folder) {
+  if (!is_there(folder / checkpoint::kStateFile)) return;
+  checkpoint::verify_files(folder, checkpoint::read_state(folder / checkpoint::kStateFile).files);
+}
+
+std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
+  return fmt::format(
+      "the same command{} goes on from step {}",
+      config.checkpoint.resume == Resume::automatic ? "" : " with --set checkpoint.resume=auto",
+      step);
+}
+
+std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+                                      FileCheck files) {
   const auto from = checkpoint_to_resume(config);
-  if (!from) return;
+  if (!from) return {};
   checkpoint::StateFile saved;
   models::ModelConfig model;
   try {
     saved = checkpoint::read_state(*from / checkpoint::kStateFile);
     if (files == FileCheck::contents) checkpoint::verify_files(*from, saved.files);
-    model = models::resolved(models::read_model_config(*from));
+    if (is_language_model(*from, saved)) model = models::resolved(models::read_model_config(*from));
   } catch (const UsageError& error) {
     throw UsageError("{}. {}", error.what(), without_it(config, *from));
   }
+  if (!is_language_model(*from, saved))
+    throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
+                     "config.json of a GPT or Llama. {}",
+                     from->string(),
+                     config.checkpoint.resume == Resume::from
+                         ? "Name another in checkpoint.resume"
+                         : "Choose another folder for this run: --set output=FOLDER");
   if (config.checkpoint.resume == Resume::from)
     check_no_later_checkpoints(checkpoints_of(config), saved.state.step);
   std::vector<std::string> found = differences(plan.model, model);
@@ -112,7 +187,9 @@ void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck file
         fmt::format("the training data has {} sequences, had {} (data.train, data.sequence_length, "
                     "data.validation_fraction)",
                     plan.training.size(), saved.state.data.size));
-  if (found.empty()) return;
+  else if (const auto then = digest_in(*from); then && *then != digest(plan.training.stream()))
+    found.push_back("the training data has other tokens than it had (data.train)");
+  if (found.empty()) return changed_settings(config, before);
   throw UsageError("the checkpoint '{}' is of another run:\n  {}\n{}", from->string(),
                    fmt::join(found, "\n  "), way_out(config));
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <lockstep/train/config.h>
 #include <lockstep/train/plan.h>
@@ -25,7 +27,20 @@ enum class FileCheck {
 };
 
 // UsageError that names each thing in which the checkpoint's run is another one, or the file that
-// is damaged, and the way out.
-void check_resume(const TrainConfig& config, const RunPlan& plan, FileCheck files);
+// is damaged, and the way out. Returns what may differ and does, for whoever watches: "the learning
+// rate is 0.001, was 0.01".
+std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+                                      FileCheck files);
+
+// UsageError where a checkpoint is not one of a language model of ours: a program's with a model of
+// its own.
+void check_is_language_model(const std::filesystem::path& checkpoint);
+
+// UsageError where the folder is a checkpoint, whose files have checksums, and one of them is not
+// as it was written. Other folders have none.
+void verify_recorded_files(const std::filesystem::path& folder);
+
+// The end of a sentence for whoever ended a run that has a checkpoint of that step.
+std::string how_to_go_on(const TrainConfig& config, std::int64_t step);
 
 }  // namespace lockstep::train

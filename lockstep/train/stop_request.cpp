@@ -1,40 +1,48 @@
 #include <lockstep/train/stop_request.h>
 
 #include <atomic>
-#include <initializer_list>
 
 namespace lockstep::train {
 
 namespace {
 
-// A signal handler can reach nothing else.
-std::atomic<bool> requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 
-// The second signal may be the other one: a launcher whose user insists goes from SIGINT to
-// SIGTERM.
-void note(int) {
-  requested = true;
-  for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
+// A signal handler can reach nothing else.
+std::atomic<int> requested{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+// The second signal may be another one: a launcher whose user insists goes from SIGINT to SIGTERM.
+// One that is ignored (nohup) is left alone.
+void note(int signal) {
+  requested = signal;
+  for (const int other : kSignals) {
+    struct sigaction now {};
+    if (::sigaction(other, nullptr, &now) == 0 && now.sa_handler == note) ::signal(other, SIG_DFL);
+  }
 }
 
 }  // namespace
 
 StopRequest::StopRequest() {
-  requested = false;
+  requested = 0;
   struct sigaction once {};
   ::sigemptyset(&once.sa_mask);
   once.sa_handler = note;
   once.sa_flags = SA_RESTART;
-  ::sigaction(SIGINT, &once, &interrupt_before_);
-  ::sigaction(SIGTERM, &once, &terminate_before_);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    ::sigaction(kSignals[i], nullptr, &before_[i]);
+    if (kSignals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+    ::sigaction(kSignals[i], &once, nullptr);
+  }
 }
 
 StopRequest::~StopRequest() {
-  ::sigaction(SIGINT, &interrupt_before_, nullptr);
-  ::sigaction(SIGTERM, &terminate_before_, nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
 }
 
-bool StopRequest::made() const { return requested; }
+bool StopRequest::made() const { return requested != 0; }
+
+int StopRequest::latest_signal() { return requested; }
 
 }  // namespace lockstep::train

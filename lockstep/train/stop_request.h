@@ -1,12 +1,14 @@
 // Ctrl-C, and the signals that mean the same: a wish to stop, heard between two steps.
 #pragma once
 
+#include <array>
 #include <csignal>
 
 namespace lockstep::train {
 
-// While one of these lives, the first SIGINT or SIGTERM only sets a flag; a second one, of either
-// kind, ends the process at once. One at a time in a process.
+// While one of these lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one, of
+// any kind, ends the process at once. A SIGHUP that was ignored before (nohup) stays so. One at a
+// time in a process.
 class StopRequest {
  public:
   StopRequest();
@@ -16,9 +18,12 @@ class StopRequest {
 
   bool made() const;
 
+  // The signal that made the latest request of this process; 0 where there was none. Stays when the
+  // object is gone.
+  static int latest_signal();
+
  private:
-  struct sigaction interrupt_before_ {};
-  struct sigaction terminate_before_ {};
+  std::array<struct sigaction, 3> before_{};
 };
 
 }  // namespace lockstep::train

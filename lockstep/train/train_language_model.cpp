@@ -3,14 +3,21 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <csignal>
+
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/plan.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
+#include <lockstep/train/stop_request.h>
+#include <lockstep/train/threads.h>
 
 namespace lockstep::train {
 
@@ -75,18 +82,37 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   return options;
 }
 
-// The launcher gives ranks cores of their own where there are enough.
-void set_threads(const TrainConfig& config, const DistributedManager& dist) {
-  const std::int64_t cores = dist.device_manager().num_cores();
-  at::set_num_threads(
-      static_cast<int>(config.threads_per_rank > 0 ? config.threads_per_rank : cores));
-}
-
 std::string count_text(std::int64_t count) {
   if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
   if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
   if (count >= 1'000) return fmt::format("{:.1f} k", static_cast<double>(count) / 1e3);
   return std::to_string(count);
+}
+
+// "input.txt read as text, 1.1 M tokens"
+std::string data_text(const data::TokenStream& stream) {
+  const data::TokenFormat format = stream.files().front().format();
+  const std::string first = stream.files().front().path().filename().string();
+  const std::size_t others = stream.files().size() - 1;
+  return fmt::format("{}{} read as {}, {} tokens", first,
+                     others == 0 ? "" : fmt::format(" and {} more", others),
+                     data::token_format_name(format), count_text(stream.size()));
+}
+
+// The same on all ranks, whichever of them was interrupted.
+int signal_of(const DistributedManager& dist) {
+  constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::vector<double> heard;
+  for (const int signal : kSignals) heard.push_back(StopRequest::latest_signal() == signal ? 1 : 0);
+  heard = dist.sum(std::move(heard));
+  for (std::size_t i = 0; i < kSignals.size(); ++i)
+    if (heard[i] > 0) return kSignals[i];
+  return SIGINT;
+}
+
+bool is_there(const std::filesystem::path& path) {
+  std::error_code unknown;
+  return !path.empty() && std::filesystem::exists(path, unknown);
 }
 
 // Lines for whoever watches.
@@ -110,17 +136,20 @@ class Speaker {
 
 TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   DistributedManager dist = setup_distributed(distributed_config(config));
-  set_threads(config, dist);
+  at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
   const RunPlan plan = plan_run(config, dist.world_size());
+  std::vector<std::string> changed;
   on_main_rank(dist, [&] {
-    check_resume(config, plan, FileCheck::none);  // whoever loads the files looks into them
+    // Whoever loads the files looks into them.
+    changed = check_resume(config, plan, FileCheck::none);
     return std::string();
   });
 
   const auto model = models::make_model(plan.model, static_cast<std::uint64_t>(config.seed));
   if (!config.model.from.empty())
     on_main_rank(dist, [&] {
+      verify_recorded_files(config.model.from);
       load_weights(*model, config.model.from);
       return std::string();
     });
@@ -129,10 +158,12 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
                   plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
                   count_text(models::num_parameters(plan.model)), dist.world_size(),
                   dist.world_size() == 1 ? "" : "s", dist.device_manager().name());
-  say("{}", what);
+  say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
+  say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
       plan.training.size(), config.data.sequence_length,
       plan.validation ? plan.validation->size() : 0, plan.total_steps, plan.batch.global);
+  if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);
   options.progress_fd = output_fd;
@@ -144,11 +175,14 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   }
   std::shared_ptr<const data::Dataset> validation;
   if (plan.validation) validation = std::make_shared<data::TokenDataset>(*plan.validation);
-  Trainer trainer(dist, std::make_shared<LanguageModelTask>(model),
+  std::map<std::string, std::string> about_data;
+  if (dist.is_main()) about_data[kDataFile] = to_text(digest(plan.training.stream()));
+  Trainer trainer(dist, std::make_shared<LanguageModelTask>(model, std::move(about_data)),
                   std::make_shared<data::TokenDataset>(plan.training), validation, options);
-  const TrainingResult result = trainer.run();
+  TrainingResult result = trainer.run();
+  if (result.end == TrainingResult::End::interrupted) result.signal = signal_of(dist);
 
-  say("{} at step {}: loss {:.4f}{}; a model that only counts tokens has {:.4f}",
+  say("{} at step {}: loss {:.4f}{} (the unigram entropy is {:.4f})",
       result.end == TrainingResult::End::finished ? "done" : "interrupted", result.step,
       result.loss,
       result.validation_loss ? fmt::format(", validation {:.4f}", *result.validation_loss) : "",
@@ -156,9 +190,14 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   if (result.skipped_steps > 0)
     say("{} of the steps {} skipped, for a loss or gradient that is not a number or infinite",
         result.skipped_steps, result.skipped_steps == 1 ? "was" : "were");
-  if (!result.checkpoint.empty()) say("weights  {}", result.checkpoint.string());
-  if (options.csv) say("metrics  {}", RunFolder(options).metrics().string());
-  if (options.csv) say("curve    {}", RunFolder(options).curve().string());
+  if (result.end == TrainingResult::End::interrupted && !result.checkpoint.empty())
+    say("{}", how_to_go_on(config, result.step));
+  const auto announce = [&](const char* name, const std::filesystem::path& path) {
+    if (is_there(path)) say("{:<8} {}", name, path.string());
+  };
+  announce("weights", result.checkpoint);
+  if (options.csv) announce("metrics", RunFolder(options).metrics());
+  if (options.csv) announce("curve", RunFolder(options).curve());
   return result;
 }
 

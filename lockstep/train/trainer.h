@@ -29,6 +29,7 @@ struct TrainingResult {
   };
 
   End end = End::finished;
+  int signal = 0;  // the one that interrupted it, on whichever rank
   std::int64_t step = 0;
   std::int64_t resumed_after = 0;         // the step of the checkpoint it went on from; 0: none
   double loss = 0;                        // of the last step
@@ -45,8 +46,8 @@ struct TrainingResult {
 // give it the same size, and its gradient is divided by the number of things (samples, tokens) in
 // all of it: the layout does not change the answer.
 //
-// Ownership: shares task, datasets and job. Threading: one thread; installs handlers for SIGINT and
-// SIGTERM while it runs: at the first, all ranks save after the same step and run() returns.
+// Ownership: shares task, datasets and job. Threading: one thread; handles SIGINT, SIGTERM and
+// SIGHUP while it runs: at the first, all ranks save after the same step and run() returns.
 // Failure: UsageError before the first step where something cannot work; TrainingStopped; what
 // checkpoints and ranks fail with.
 class Trainer {

@@ -41,7 +41,7 @@ TEST(BadTokenFile, NanoGptOfOddLength) {
   const TemporaryFolder folder;
   write_file(folder / "train.bin", "seven b");
   EXPECT_THAT(opening(folder / "train.bin"),
-              AllOf(HasSubstr("train.bin' has 7 bytes, an odd number"), HasSubstr("'bytes'")));
+              AllOf(HasSubstr("train.bin' has 7 bytes, an odd number"), HasSubstr("'text'")));
 }
 
 TEST(BadTokenFile, LlmC) {

@@ -60,15 +60,19 @@ TEST(Environment, IsTorchruns) {
     }
     EXPECT_GE(std::stoi(variables.at("OMP_NUM_THREADS")), 1);
     EXPECT_EQ(variables.at("OPENBLAS_NUM_THREADS"), variables.at("OMP_NUM_THREADS"));
+    EXPECT_EQ(variables.at("GOMP_SPINCOUNT"), "1000");
     EXPECT_THAT(variables.at("LOCKSTEP_STORE"), HasSubstr("127.0.0.1:"));
     EXPECT_NE(variables.at("LOCKSTEP_STORE"), "127.0.0.1:23456");
   }
 }
 
 TEST(Environment, KeepsTheUsersThreads) {
-  Launched job = Launched::run({"env"}, {"OMP_NUM_THREADS=7", "OPENBLAS_NUM_THREADS=5"});
+  Launched job = Launched::run(
+      {"env"}, {"OMP_NUM_THREADS=7", "OPENBLAS_NUM_THREADS=5", "OMP_WAIT_POLICY=active"});
   ASSERT_EQ(job.wait(), 0) << job.error();
   const auto ranks = environments(job.output());
+  EXPECT_EQ(ranks.at(0).at("OMP_WAIT_POLICY"), "active");
+  EXPECT_FALSE(ranks.at(0).contains("GOMP_SPINCOUNT")) << "which would count for more";
   EXPECT_EQ(ranks.at(0).at("OMP_NUM_THREADS"), "7");
   EXPECT_EQ(ranks.at(0).at("OPENBLAS_NUM_THREADS"), "5");
 }

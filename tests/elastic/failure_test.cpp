@@ -214,5 +214,11 @@ TEST(Failure, SurvivesEncoding) {
   EXPECT_EQ(back.encode().find('\n'), std::string::npos);
 }
 
+TEST(Failure, SaysWhatABusErrorMayBe) {
+  const Failure failure{.kind = Failure::Kind::signal, .signal = SIGBUS};
+  EXPECT_THAT(failure.sentence(), HasSubstr("cut short"));
+  EXPECT_THAT(failure.sentence(), HasSubstr("/dev/shm"));
+}
+
 }  // namespace
 }  // namespace lockstep::elastic::testing

@@ -140,5 +140,15 @@ TEST(Output, TailKeepsTheLastLinesInBoundedMemory) {
   EXPECT_LT(tail.lines(1'000'000).size(), 3000u);
 }
 
+TEST(Output, ClosedStreamsAreNobodysPipes) {
+  for (const char* closed : {">&-", "2>&-", "<&-", "<&- >&- 2>&-"}) {
+    Launched job({"sh", "-c",
+                  std::string("exec ") + LOCKSTEP_PROGRAM +
+                      " run --nproc-per-node 2 sh -c 'echo to-output' " + closed});
+    EXPECT_EQ(job.wait(milliseconds(10'000)), 0) << closed;
+    EXPECT_TRUE(job.all_gone(milliseconds(2000))) << closed;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::elastic::testing

@@ -100,5 +100,12 @@ TEST(ClassifyImages, SaysWhatIsWrongWithItsFlags) {
   EXPECT_THAT(complaint({"--epochs", "3x"}), HasSubstr("--epochs is '3x'"));
 }
 
+TEST(ClassifyImages, TellsWhatItTakes) {
+  Launched help({CLASSIFY_IMAGES, "--help"});
+  EXPECT_EQ(help.wait(), 0) << help.error();
+  for (const char* flag : {"--output", "--epochs", "--batch"})
+    EXPECT_THAT(help.output(), HasSubstr(flag));
+}
+
 }  // namespace
 }  // namespace lockstep::examples

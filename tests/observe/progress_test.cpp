@@ -194,6 +194,16 @@ TEST(ProgressDisplay, ATerminalThatBecomesNarrowerOrWiderKeepsNoRemnants) {
   EXPECT_EQ(screen.num_wraps(), 0);
 }
 
+TEST(ProgressDisplay, ErasesWhatIsBelowOnlyWhereTheTerminalBecameNarrower) {
+  ProgressDisplay display({.total_steps = 1000, .kind = DisplayKind::live}, kStart);
+  auto drawn = [&, step = 0](int width) mutable {
+    return display.update(kProgress, width, kStart + ++step * seconds(1));
+  };
+  for (const int width : {80, 80, 100})
+    EXPECT_THAT(drawn(width), ::testing::StartsWith("\r\x1b[K")) << width;
+  EXPECT_THAT(drawn(60), ::testing::StartsWith("\r\x1b[J"));
+}
+
 TEST(ProgressDisplay, ARunOfNoStepsSaysNothing) {
   ProgressDisplay display({.kind = DisplayKind::live}, kStart);
   EXPECT_EQ(display.finish(80, kStart), "");

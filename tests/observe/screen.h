@@ -69,6 +69,8 @@ class Screen {
       if (c == 'J' && sequence_ == "\x1b[J") {
         lines_.resize(row_ + 1);
         if (lines_[row_].size() > column_) lines_[row_].resize(column_);
+      } else if (c == 'K' && sequence_ == "\x1b[K") {
+        if (lines_[row_].size() > column_) lines_[row_].resize(column_);
       } else if (c == 'm') {
         coloured_ = true;
       } else {

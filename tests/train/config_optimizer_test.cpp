@@ -46,9 +46,15 @@ TEST(Scheduler, waits_for_the_data_where_only_epochs_are_given) {
 }
 
 TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
-  EXPECT_EQ(mistake_with({{"/scheduler/type", "WarmupDecayLR"}}),
+  EXPECT_EQ(
+      mistake_with({{"/scheduler/type", "WarmupDecayLR"}}),
+      "gpt.json:1: scheduler.params lack warmup_num_steps, and its default, 1000, is more than "
+      "all 10 steps (total_num_steps, or else max_steps): set "
+      "scheduler.params.warmup_num_steps, for example to 1");
+  EXPECT_EQ(mistake_with(
+                {{"/scheduler/type", "WarmupDecayLR"}, {"/scheduler/params/warmup_num_steps", 11}}),
             "gpt.json:1: scheduler.params do not fit together: WarmupDecayLR: warmup_num_steps is "
-            "1000, more than total_num_steps, which is 10: the warm-up would never end");
+            "11, more than total_num_steps, which is 10: the warm-up would never end");
   EXPECT_EQ(mistake_with({{"/scheduler/type", "Cosine"}, {"/scheduler/params/x", 1}}),
             "gpt.json:1: scheduler.type is \"Cosine\": it must be 'WarmupLR', 'WarmupDecayLR', "
             "'WarmupCosineLR', 'OneCycle', 'LRRangeTest' or 'Constant'");

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -22,13 +23,19 @@ bool allowed(const fs::path& path, int mode) {
   return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS) == 0;
 }
 
+// Where relative paths of a key start from, for messages.
+std::string start_of(const JsonReader& reader, const std::string& key) {
+  return reader.root().nearest(key).flag.empty() ? "the config's folder"
+                                                 : "the current folder, as --set gave it";
+}
+
 // What keeps a file from being read, as the end of a sentence about it; "" where nothing does.
-std::string problem_with(const fs::path& file) {
+std::string problem_with(const fs::path& file, const std::string& start) {
   struct stat info {};
   if (::stat(file.c_str(), &info) != 0)
-    return fmt::format("cannot be found ({}): check the path; one that is relative starts from the "
-                       "config's folder",
-                       reason(errno));
+    return fmt::format("cannot be found ({}): check the path; one that is relative starts from "
+                       "{}",
+                       reason(errno), start);
   if (S_ISDIR(info.st_mode)) return "is a folder: name the files in it";
   if (!S_ISREG(info.st_mode)) return "is no plain file: a pipe or a device cannot be trained on";
   if (!allowed(file, R_OK))
@@ -64,9 +71,9 @@ void check_data(JsonReader& reader, const std::string& key, const std::vector<fs
   bool all_there = true;
   for (std::size_t i = 0; i < entries.size(); ++i)
     for (const fs::path& file : files_of(entries[i], data.format)) {
-      const std::string problem = problem_with(file);
+      const std::string item = entries.size() > 1 ? fmt::format("[{}]", i) : "";
+      const std::string problem = problem_with(file, start_of(reader, key + item));
       if (!problem.empty()) {
-        const std::string item = entries.size() > 1 ? fmt::format("[{}]", i) : "";
         reader.mistake(key + item, fmt::format("names '{}', which {}", file.string(), problem));
         all_there = false;
         continue;
@@ -82,6 +89,32 @@ void check_data(JsonReader& reader, const std::string& key, const std::vector<fs
                                     total, needed));
 }
 
+// The newest checkpoint of a run's folder, by its name; empty where the folder is none of a run.
+fs::path newest_in_run(const fs::path& folder) {
+  fs::path newest;
+  std::error_code unreadable;
+  for (const auto& entry : fs::directory_iterator(folder / "checkpoints", unreadable))
+    if (entry.path().filename().string().starts_with("step-"))
+      newest = std::max(newest, entry.path());
+  return newest;
+}
+
+// The end of a sentence about a run's folder, where a checkpoint is wanted.
+std::string run_instead(const fs::path& newest) {
+  return fmt::format("is the folder of a run: name one of its checkpoints, such as '{}'",
+                     newest.string());
+}
+
+void check_resumed(JsonReader& reader, const fs::path& folder) {
+  const auto named = [&](const std::string& what) {
+    reader.mistake("checkpoint.resume", fmt::format("names '{}', which {}", folder.string(), what));
+  };
+  if (!is_there(folder))
+    named("is not there: it must be \"auto\", \"never\" or the folder of a checkpoint");
+  else if (const fs::path newest = newest_in_run(folder); !newest.empty())
+    named(run_instead(newest));
+}
+
 void check_model_folder(JsonReader& reader, const fs::path& folder) {
   std::error_code ignored;
   const auto named = [&](const std::string& what) {
@@ -91,7 +124,12 @@ void check_model_folder(JsonReader& reader, const fs::path& folder) {
   if (!fs::is_directory(folder, ignored))
     return named("is no folder: a Hugging Face model is a folder with config.json and "
                  "model.safetensors");
-  if (const std::string problem = problem_with(folder / "config.json"); !problem.empty())
+  // A run's folder has a config.json too, which is the run's.
+  if (const fs::path newest = newest_in_run(folder); !newest.empty())
+    return named(run_instead(newest));
+  if (const std::string problem =
+          problem_with(folder / "config.json", start_of(reader, "model.from"));
+      !problem.empty())
     return named(is_there(folder / "config.json") ? "has a config.json that " + problem
                                                   : "has no config.json");
   if (is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json"))
@@ -134,11 +172,8 @@ void check_files(JsonReader& reader, const TrainConfig& config) {
   check_writable(reader, "output", config.output);
   check_monitor(reader, "tensorboard.output_path", config.output, config.tensorboard);
   check_monitor(reader, "csv_monitor.output_path", config.output, config.csv_monitor);
-  if (config.checkpoint.resume == Resume::from && !is_there(config.checkpoint.resume_from))
-    reader.mistake("checkpoint.resume",
-                   fmt::format("names '{}', which is not there: it must be \"auto\", \"never\" or "
-                               "the folder of a checkpoint",
-                               config.checkpoint.resume_from.string()));
+  if (config.checkpoint.resume == Resume::from)
+    check_resumed(reader, config.checkpoint.resume_from);
 }
 
 }  // namespace lockstep::train

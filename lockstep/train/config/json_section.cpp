@@ -182,7 +182,9 @@ std::optional<std::size_t> JsonSection::choice_index(std::string_view key,
 JsonSection JsonSection::section(std::string_view key) {
   const JsonNode* node = find(key);
   if (node != nullptr && node->object() == nullptr) {
-    mistake(key, fmt::format("is {}: it must be a section, {{...}}", node->quoted()));
+    // A section may be asked for by several readers.
+    if (!has_mistake(key))
+      mistake(key, fmt::format("is {}: it must be a section, {{...}}", node->quoted()));
     node = nullptr;
   }
   return JsonSection(*reader_, node, path(key));

@@ -50,6 +50,13 @@ TrainConfig parse_config(std::string_view text, const ConfigSource& source) {
 
 TrainConfig load_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides) {
+  std::error_code unknown;
+  const auto kind = std::filesystem::status(path, unknown).type();
+  using Kind = std::filesystem::file_type;
+  if (kind != Kind::regular && kind != Kind::not_found && !unknown)
+    throw UsageError("'{}' is {}, and a config file is wanted: a JSON file as docs/config.md "
+                     "explains it",
+                     path.string(), kind == Kind::directory ? "a folder" : "no plain file");
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
   return read_config(text,

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
 
@@ -128,6 +130,23 @@ ScheduleOptions with_a_total(ScheduleOptions options) {
   return options;
 }
 
+// DeepSpeed's default is longer than many a run; who has not set it has to hear which key it is.
+std::string default_warmup_too_long(JsonSection& params, const TrainConfig& config) {
+  if (params.find("warmup_num_steps") != nullptr) return "";
+  return std::visit(
+      [](const auto& options) -> std::string {
+        if constexpr (requires { options.total_num_steps + options.warmup_num_steps; })
+          if (options.total_num_steps > 0 && options.warmup_num_steps > options.total_num_steps)
+            return fmt::format("lack warmup_num_steps, and its default, {}, is more than all {} "
+                               "steps (total_num_steps, or else max_steps): set "
+                               "scheduler.params.warmup_num_steps, for example to {}",
+                               options.warmup_num_steps, options.total_num_steps,
+                               std::max<std::int64_t>(1, options.total_num_steps / 10));
+        return "";
+      },
+      config.scheduler);
+}
+
 }  // namespace
 
 void read_scheduler(JsonSection& top, TrainConfig& config) {
@@ -143,6 +162,10 @@ void read_scheduler(JsonSection& top, TrainConfig& config) {
   params.call(name_of(type, kSchedulers));
   config.scheduler = SchedulerReader(params, config).read(type);
   if (section.has_mistake() || top.has_mistake("optimizer")) return;
+  if (const std::string wrong = default_warmup_too_long(params, config); !wrong.empty()) {
+    section.mistake("params", wrong);
+    return;
+  }
   try {
     optim::make_schedule(with_a_total(config.scheduler), config.optimizer.lr);
   } catch (const UsageError& error) {

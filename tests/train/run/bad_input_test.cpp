@@ -46,7 +46,10 @@ TEST(BadInput, Commands) {
   expect_refused(command({config, config}), {"takes no argument"});
   expect_refused(command({config, "--nproc-per-node", "0"}), {"--nproc-per-node is '0'"});
   expect_refused(command({"/nowhere/config.json"}), {"/nowhere/config.json", "No such file"});
-  expect_refused(command({"/tmp"}), {"'/tmp'", "folder"});
+  expect_refused(command({"/tmp"}), {"'/tmp'", "folder", "config file"});
+  expect_refused(command({"/dev/null"}), {"'/dev/null'", "config file"});
+  expect_refused(command({config, "--set", "optimizer=1"}), {"optimizer is 1"});
+  expect_refused(command({config, "--set", "data.train=nope.txt"}), {"current folder"});
   EXPECT_FALSE(fs::exists(training.folder() / "runs"));
 }
 
@@ -61,6 +64,7 @@ TEST(BadInput, Configs) {
   training.command();
   write_file(training.folder() / "empty.txt", "");
   write_file(training.folder() / "short.txt", "too short");
+  write_file(training.folder() / "odd.bin", std::string(1001, 'x'));
   const std::string blocked = (training.text() / "run").string();
   const nlohmann::json before = training.config;
   for (const Case& one : {
@@ -77,6 +81,11 @@ TEST(BadInput, Configs) {
            Case{"/data/sequence_length", 4000, 1, {"data.train", "4001 tokens"}},
            Case{"/data/validation_fraction", 0.9999, 1, {"validation"}},
            Case{"/checkpoint/resume", "/nowhere", 1, {"checkpoint.resume", "/nowhere"}},
+           Case{"/data/train", "odd.bin", 1, {"odd.bin", "'text'"}},
+           Case{"/scheduler/params",
+                nlohmann::json::object(),
+                1,
+                {"scheduler.params.warmup_num_steps", "1000", "12 steps"}},
        }) {
     training.config = before;
     training.set(one.pointer, one.value);
@@ -113,6 +122,12 @@ TEST(BadInput, CheckpointsOfOtherRuns) {
   expect_refused(training.set("/optimizer/type", "SGD").start(1),
                  {"is SGD without momentum, was Adam"});
   training.config = before;
+  const std::string text = read_file(training.text());
+  std::string other = text;
+  other[other.size() / 3] ^= 1;
+  write_file(training.text(), other);
+  expect_refused(training.start(1), {"the training data has other tokens"});
+  write_file(training.text(), text);
   std::ofstream(training.text(), std::ios::app) << std::string(400, 'x');
   expect_refused(training.start(1), {"the training data has", "had"});
   EXPECT_EQ(training.weights(), weights);
@@ -153,6 +168,55 @@ TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
   EXPECT_THAT(run.output(), HasSubstr("step 12/12"));
   EXPECT_THAT(run.output(), Not(HasSubstr("done at step")));
   EXPECT_FALSE(fs::exists(disk / "run/checkpoints/step-00000012"));
+}
+
+TEST(BadInput, CheckpointsOfOtherPrograms) {
+  Training training;
+  training.train(1);
+  // As a program of one's own leaves it: whole, without a language model's config.
+  const fs::path checkpoint = training.checkpoint();
+  auto state = nlohmann::json::parse(read_file(checkpoint / "state.json"));
+  ASSERT_EQ(state.at("files").erase("config.json"), 1u);
+  write_file(checkpoint / "state.json", state.dump());
+  fs::remove(checkpoint / "config.json");
+  expect_refused(training.start(1), {"of another model or program", "--set output=FOLDER"});
+  Launched text = sample({training.output().string()});
+  EXPECT_EQ(text.wait(), 2);
+  EXPECT_THAT(text.error(), HasSubstr("of another model or program"));
+}
+
+TEST(BadInput, ARunsFolderInPlaceOfACheckpoint) {
+  Training training;
+  training.train(1);
+  const std::string run = training.output().string();
+  const std::string newest = training.checkpoint().string();
+  expect_refused(training.start(1, "other", {"--set", "checkpoint.resume=" + run}),
+                 {"the folder of a run", newest});
+  training.config["model"] = {{"from", run}};
+  expect_refused(training.start(1, "other"), {"model.from", "the folder of a run", newest});
+  training.config["model"] = {{"from", newest}};
+  training.set("/data/sequence_length", 32);
+  Launched longer = training.start(1, "other");
+  EXPECT_EQ(longer.wait(), 2);
+  EXPECT_THAT(longer.error(), HasSubstr("data.sequence_length smaller"));
+  EXPECT_THAT(longer.error(), Not(HasSubstr("max_positions")));
+}
+
+TEST(BadInput, WeightsThatLostABit) {
+  Training training;
+  training.train(1);
+  const fs::path file = training.checkpoint() / "model.safetensors";
+  std::string weights = read_file(file);
+  weights[weights.size() - 5] ^= 1;
+  write_file(file, weights);
+  Launched text = sample({training.output().string()});
+  EXPECT_EQ(text.wait(), 2);
+  EXPECT_THAT(text.error(), HasSubstr("model.safetensors"));
+  EXPECT_EQ(text.output(), "");
+  training.config["model"] = {{"from", training.checkpoint().string()}};
+  Launched run = training.start(1, "other");
+  EXPECT_EQ(run.wait(), 2) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("model.safetensors"));
 }
 
 }  // namespace

@@ -47,6 +47,8 @@ TEST(Interrupted, GoesOnToTheBit) {
   EXPECT_EQ(run.wait(kLong), 130) << run.error();
   EXPECT_TRUE(run.all_gone(milliseconds(5000)));
   EXPECT_EQ(count(run.output(), "interrupted at step"), 1) << run.output();
+  EXPECT_EQ(count(run.output(), "the same command goes on from step"), 1) << run.output();
+  EXPECT_EQ(count(run.error(), "saving after this step"), 1) << run.error();
   EXPECT_THAT(run.error(), Not(HasSubstr("failed"))) << "it did as it was told";
   const auto part = training.losses();
   ASSERT_GE(part.size(), 10u);
@@ -90,6 +92,59 @@ TEST(Interrupted, TwiceEndsAtOnce) {
   EXPECT_EQ(run.wait(milliseconds(1500)), 130);
   EXPECT_TRUE(run.all_gone(milliseconds(2000)));
   EXPECT_TRUE(training.checkpoint().empty());
+  EXPECT_EQ(count(run.error(), "nothing was saved"), 1) << run.error();
+}
+
+// A terminal that is closed; and one that nobody minds being closed.
+TEST(Interrupted, SighupSavesTooUnlessItIsIgnored) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000);
+  Launched run = training.start(2);
+  ASSERT_TRUE(run.says("step 5/")) << run.error();
+  run.kill(SIGHUP);
+  EXPECT_EQ(run.wait(kLong), 128 + SIGHUP) << run.error();
+  EXPECT_FALSE(training.checkpoint().empty());
+
+  std::vector<std::string> words = {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh"};
+  for (const std::string& word : training.command("nohup")) words.push_back(word);
+  Launched ignoring(words);
+  ASSERT_TRUE(ignoring.says("step 5/")) << ignoring.error();
+  for (const pid_t pid : ignoring.alive()) ::kill(pid, SIGHUP);
+  const std::string next = "step " + std::to_string(training.losses("nohup").size() + 20) + "/";
+  EXPECT_TRUE(ignoring.says(next)) << ignoring.output() << ignoring.error();
+  ignoring.kill(SIGTERM);
+  EXPECT_EQ(ignoring.wait(kLong), 128 + SIGTERM) << ignoring.error();
+}
+
+TEST(Interrupted, ARankSaysWhichSignalItWas) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000);
+  Launched run(training.command(),
+               {"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29684"});
+  ASSERT_TRUE(run.says("step 5/")) << run.error();
+  run.kill(SIGTERM);
+  EXPECT_EQ(run.wait(kLong), 128 + SIGTERM) << run.error();
+}
+
+// A reader who has seen enough, and one who was never there.
+TEST(Interrupted, TrainingGoesOnWithoutAReader) {
+  for (const char* reader : {"head -n 1", "head -c 0"}) {
+    Training training;
+    std::vector<std::string> words = {
+        "sh", "-c", std::string("{ \"$@\"; echo ended $? >&2; } | ") + reader, "sh"};
+    for (const std::string& word : training.command()) words.push_back(word);
+    Launched run(words);
+    EXPECT_EQ(run.wait(kLong), 0) << run.error();
+    EXPECT_THAT(run.error(), HasSubstr("ended 0")) << reader;
+    EXPECT_EQ(training.losses().size(), 12u) << reader;
+    EXPECT_THAT(training.checkpoint().string(), HasSubstr("step-00000012")) << reader;
+  }
+  Training training;
+  std::vector<std::string> words = {"sh", "-c", "exec \"$@\" >&-", "sh"};
+  for (const std::string& word : training.command()) words.push_back(word);
+  Launched run(words);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_THAT(training.checkpoint().string(), HasSubstr("step-00000012"));
 }
 
 TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
@@ -107,6 +162,8 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
 
   const int saved = std::stoi(training.checkpoint().filename().string().substr(5));
   EXPECT_GE(saved, 30);
+  EXPECT_THAT(run.error(),
+              HasSubstr("the same command goes on from step " + std::to_string(saved)));
   EXPECT_EQ(saved % 10, 0);
   training.train(1, "run", {"--set", "max_steps=" + std::to_string(saved + 2)});
   EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
@@ -155,6 +212,17 @@ TEST(Interrupted, TwoRunsInOneFolderAreKeptApart) {
   EXPECT_GT(training.losses().size(), 4u);
   training.set("/seed", 1);
   training.train(1, "run", {"--set", "max_steps=" + std::to_string(training.losses().size() + 1)});
+}
+
+TEST(Interrupted, SaysWhatIsOtherThanItWas) {
+  Training training;
+  training.train(1);
+  training.set("/max_steps", 14).set("/optimizer/params/lr", 1e-3).set("/train_batch_size", 4);
+  Launched run = training.start(1);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("train_batch_size is 4, was 8"));
+  EXPECT_THAT(run.output(), HasSubstr("optimizer.params.lr is 0.001, was 0.003"));
+  EXPECT_THAT(run.output(), Not(HasSubstr("dropout is")));
 }
 
 TEST(Interrupted, OldCheckpointsAreNotTakenForNewOnes) {

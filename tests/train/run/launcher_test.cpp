@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include "training.h"
 
 namespace lockstep::train::testing {
@@ -42,6 +44,30 @@ TEST(UnderALauncher, TorchrunsVariables) {
   EXPECT_THAT(first.output(), HasSubstr("2 ranks"));
   EXPECT_EQ(second.output(), "");
   EXPECT_EQ(training.losses().size(), 12u);
+}
+
+TEST(UnderALauncher, ThreadsAreWhatTheUserSaidOrAShareOfTheCores) {
+  Training training;
+  training.set("/threads_per_rank", "auto");
+  const auto opening = [&](const std::string& output, const std::vector<std::string>& variables) {
+    const auto rank = [&](const std::string& number) {
+      const std::vector<std::string> all = {"RANK=" + number,        "LOCAL_RANK=" + number,
+                                            "WORLD_SIZE=2",          "LOCAL_WORLD_SIZE=2",
+                                            "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29685"};
+      std::vector<std::string> words = {"env", "-u", "OMP_NUM_THREADS"};
+      words.insert(words.end(), variables.begin(), variables.end());
+      for (const std::string& word : training.command(output)) words.push_back(word);
+      return Launched(words, all);
+    };
+    Launched first = rank("0");
+    Launched second = rank("1");
+    EXPECT_EQ(first.wait(milliseconds(60'000)), 0) << first.error();
+    EXPECT_EQ(second.wait(milliseconds(60'000)), 0) << second.error();
+    return first.output();
+  };
+  EXPECT_THAT(opening("three", {"OMP_NUM_THREADS=3"}), HasSubstr(", 3 threads each"));
+  if (::sysconf(_SC_NPROCESSORS_ONLN) != 2) GTEST_SKIP() << "whose share is known for two cores";
+  EXPECT_THAT(opening("share", {}), HasSubstr(", 1 thread each"));
 }
 
 // The checks of the launching program are those of the ranks, too.

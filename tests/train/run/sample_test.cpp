@@ -91,13 +91,42 @@ TEST_F(Sample, IsTextWhateverTheModelSays) {
   EXPECT_EQ(count(bad, "|"), 3);
 }
 
+TEST_F(Sample, NoticesThatTheTextIsNotWritten) {
+  const auto shell = [&](const std::string& command) {
+    return Launched({"sh", "-c", command, "sh", LOCKSTEP_PROGRAM, "sample", run_folder()},
+                    {"OMP_NUM_THREADS=1"});
+  };
+  Launched full = shell("\"$@\" > /dev/full");
+  EXPECT_EQ(full.wait(), 1);
+  EXPECT_THAT(full.error(), HasSubstr("cannot be written: No space left"));
+  for (const char* before : {"", "trap '' PIPE; "}) {
+    Launched head = shell(before + std::string("\"$@\" --max-tokens 2000 | head -c 5"));
+    EXPECT_EQ(head.wait(), 0);
+    EXPECT_EQ(head.error(), "");
+  }
+}
+
+TEST_F(Sample, HelpHasNoStrayBracket) {
+  for (const char* verb : {"sample", "train"}) {
+    Launched help({LOCKSTEP_PROGRAM, verb, "--help"});
+    EXPECT_EQ(help.wait(), 0);
+    EXPECT_EQ(count(help.output(), "["), count(help.output(), "]")) << help.output();
+    EXPECT_THAT(help.output(), HasSubstr(std::string("Usage: lockstep ") + verb + " [FLAGS] "));
+  }
+}
+
 TEST_F(Sample, Mistakes) {
   expect_refused({}, {"no model was given"});
   expect_refused({"/nowhere"}, {"'/nowhere' does not exist"});
   expect_refused({training_->folder().string()}, {"holds no model", "model.safetensors"});
-  expect_refused({run_folder(), "--max-tokens", "0"}, {"--max-tokens is 0"});
+  expect_refused({run_folder(), "--max-tokens", "0"}, {"--max-tokens is '0'"});
   expect_refused({run_folder(), "--prompt", ""}, {"--prompt is empty"});
-  expect_refused({run_folder(), "--temperature", "-1"}, {"temperature is -1"});
+  expect_refused({run_folder(), "--max-tokens", "99999999999999999999"},
+                 {"--max-tokens", "from 1"});
+  expect_refused({run_folder(), "--seed", "-1"}, {"--seed is '-1'", "from 0"});
+  expect_refused({run_folder(), "--top-k", "-1"}, {"--top-k is '-1'"});
+  expect_refused({run_folder(), "--prompt", "a", "--tokens", "5"}, {"--prompt", "--tokens"});
+  expect_refused({run_folder(), "--temperature", "-1"}, {"--temperature is -1"});
   expect_refused({run_folder(), "--tokens", "5,256"}, {"256", "0 to 255"});
   expect_refused({run_folder(), "--promt", "x"}, {"did you mean '--prompt'"});
 }
