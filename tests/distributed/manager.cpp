@@ -72,6 +72,7 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
       backward(cells, second);
       cells.expect_same(second->weight.grad(), 2 * mean_gradient(cells), "the second's gradient");
     }
+    second->zero_grad();
     dist.backward(second, second->bias.sum(), 3);
     cells.expect(dist.totals(second).count() == 3 * cells.num_ranks(), "the count is wrong");
   });
