@@ -187,7 +187,7 @@ TEST(TokenFormat, NamesAsConfigsHaveThem) {
     EXPECT_EQ(token_format_named(token_format_name(format)), format);
   EXPECT_THAT(usage_error([] { token_format_named("megatrom"); }),
               ::testing::AllOf(HasSubstr("did you mean 'megatron'?"),
-                               HasSubstr("auto, bytes, nanogpt, llm.c, megatron")));
+                               HasSubstr("auto, text, nanogpt, llm.c, megatron")));
 }
 
 TEST(TokenStream, IsTheFilesOneAfterTheOther) {
