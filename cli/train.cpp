@@ -8,15 +8,13 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/folder.h>
-#include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
-#include <lockstep/models/config.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/plan.h>
 #include <lockstep/train/resume_check.h>
 
+#include <cli/machine_check.h>
 #include <cli/num_ranks.h>
 #include <cli/train_flags.h>
 
@@ -38,32 +36,6 @@ std::string output_for_ranks() {
   if (::fstat(STDOUT_FILENO, &info) != 0) return "";
   if (!S_ISCHR(info.st_mode) && !S_ISFIFO(info.st_mode)) return "";
   return fmt::format("/proc/{}/fd/{}", ::getpid(), STDOUT_FILENO);
-}
-
-// Every rank holds the whole model, so that this much is needed whatever the batch.
-void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
-  if (config.device != train::DeviceChoice::cpu && elastic::num_visible_gpus() > 0) return;
-  const bool adam = config.optimizer.type != train::OptimizerType::sgd;
-  const double bytes_a_number = 4 + 4 + (adam ? 8 : config.optimizer.momentum > 0 ? 4 : 0);
-  const std::int64_t num_parameters = models::num_parameters(plan.model);
-  const double needed_a_rank = bytes_a_number * static_cast<double>(num_parameters);
-  const double there =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-  if (needed_a_rank * num_ranks <= there) return;
-  constexpr double kGiB = 1 << 30;
-  throw UsageError(
-      "the model has {:.3g} parameters, which with gradients and the optimizer's state are {:.1f} "
-      "GiB on each of {} rank{}, and this host has {:.1f} GiB of memory: make model.hidden_size "
-      "(it is {}) or model.num_layers (it is {}) smaller{}",
-      static_cast<double>(num_parameters), needed_a_rank / kGiB, num_ranks,
-      num_ranks == 1 ? "" : "s", there / kGiB, plan.model.hidden_size, plan.model.num_layers,
-      num_ranks == 1 ? "" : ", or start fewer ranks");
-}
-
-// The main rank will hold the lock; a mistake is found here before any rank starts.
-void check_no_other_run(const std::filesystem::path& output) {
-  std::error_code unknown;
-  if (std::filesystem::is_directory(output, unknown)) const FolderLock looked(output);
 }
 
 // For whoever sees a run end before its time, where its ranks have not said it themselves.
@@ -105,8 +77,7 @@ int train(Arguments arguments) {
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
   const auto config = train::load_config(flags->config, flags->overrides);
   const train::RunPlan plan = train::plan_run(config, num_ranks);
-  check_memory(config, plan, num_ranks);
-  check_no_other_run(config.output);
+  check_machine(config, plan, num_ranks);
   train::check_resume(config, plan, train::FileCheck::contents);
 
   elastic::LaunchOptions options;

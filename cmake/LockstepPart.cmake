@@ -25,6 +25,10 @@ function(lockstep_part name)
   endif()
   add_library(${target} ${kind} ${PART_SOURCES})
   add_library(Lockstep::${name} ALIAS ${target})
+  if(LOCKSTEP_SANITIZE AND PART_SOURCES)
+    # Only what tests use is of interest there.
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_compile_features(${target} ${public} cxx_std_20)
   target_include_directories(${target} ${public}

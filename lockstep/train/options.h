@@ -75,6 +75,10 @@ struct TrainerOptions {
   std::filesystem::path csv_folder = {};          // empty: `output`
   std::filesystem::path tensorboard_folder = {};  // empty: `output`/tensorboard
 
+  // Whether the times of a step's parts are measured and kept with the metrics. On a GPU this costs
+  // time: each part waits for it.
+  bool step_times = false;
+
   std::int64_t steps_per_print = 10;  // where progress is no terminal
   // Where progress goes; -1: nowhere. Only on the main rank.
   int progress_fd = 1;

@@ -21,6 +21,13 @@ const char* rate_name(Counted counted) {
   return counted == Counted::tokens ? "tokens_per_second" : "samples_per_second";
 }
 
+std::vector<observe::Metric> metrics_of(const StepTimes& times) {
+  return {{"data_seconds", times.data},
+          {"forward_seconds", times.forward},
+          {"backward_seconds", times.backward},
+          {"update_seconds", times.update}};
+}
+
 }  // namespace
 
 Reporter::Reporter(const TrainerOptions& options, const Run& run)
@@ -50,6 +57,8 @@ void Reporter::add_files() {
       observe::CsvFile::Options csv;
       csv.columns = {"loss",          "validation_loss",       "learning_rate",
                      "gradient_norm", rate_name(run_.counted), "seconds"};
+      if (options_.step_times)
+        for (const observe::Metric& time : metrics_of({})) csv.columns.push_back(time.name);
       csv.resume_after = resume_after;
       return std::make_unique<observe::CsvFile>(folder.metrics(), csv);
     });
@@ -68,11 +77,15 @@ void Reporter::step(std::int64_t step, const StepReport& report) {
   const auto now = Clock::now();
   recent_.add(report.count, now);
   whole_.add(report.count, now);
-  metrics_.record(step, {{"loss", report.loss},
-                         {"learning_rate", report.learning_rate},
-                         {"gradient_norm", report.gradient_norm},
-                         {rate_name(run_.counted), recent_.per_second()},
-                         {"seconds", std::chrono::duration<double>(now - start_).count()}});
+  std::vector<observe::Metric> metrics = {
+      {"loss", report.loss},
+      {"learning_rate", report.learning_rate},
+      {"gradient_norm", report.gradient_norm},
+      {rate_name(run_.counted), recent_.per_second()},
+      {"seconds", std::chrono::duration<double>(now - start_).count()}};
+  if (report.times)
+    for (const observe::Metric& time : metrics_of(*report.times)) metrics.push_back(time);
+  metrics_.record(step, metrics);
   if (bar_)
     bar_->update({.step = step,
                   .loss = report.loss,

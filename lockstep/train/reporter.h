@@ -11,6 +11,7 @@
 #include <lockstep/observe/throughput.h>
 #include <lockstep/train/counted.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/step_times.h>
 
 namespace lockstep::train {
 
@@ -19,6 +20,7 @@ struct StepReport {
   double count = 0;  // tokens or samples of the step
   double gradient_norm = 0;
   double learning_rate = 0;
+  std::optional<StepTimes> times;
 };
 
 // Only the main rank has one. Ownership: of its files. Threading: one thread. Failure: files that

@@ -30,6 +30,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   constexpr double kMiB = 1 << 20;
   result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
+  result.timeout = std::chrono::seconds(config.timeout_seconds);
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
   return result;
 }
@@ -73,6 +74,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.resume =
       config.checkpoint.resume == Resume::never ? ResumePolicy::never : ResumePolicy::newest;
   if (config.checkpoint.resume == Resume::from) options.resume_from = config.checkpoint.resume_from;
+  options.step_times = config.wall_clock_breakdown;
   options.csv = config.csv_monitor.enabled;
   options.tensorboard = config.tensorboard.enabled;
   options.csv_folder = config.csv_monitor.folder();
@@ -162,7 +164,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
       plan.training.size(), config.data.sequence_length,
-      plan.validation ? plan.validation->size() : 0, plan.total_steps, plan.batch.global);
+      plan.validation ? plan.validation->size() : 0, plan.total_steps,
+      std::min(plan.batch.global, plan.training.size()));
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);

@@ -50,6 +50,10 @@ data::DataLoader make_loader(const DistributedManager& dist,
                            .device = dist.device()});
 }
 
+// Skipping is for single bad batches: a model that so many in a row cannot move is lost, and would
+// take the place of the checkpoints that are not.
+constexpr int kMostSkipsInARow = 20;
+
 // Which sign a NaN has depends on the processor, and says nothing.
 double unsigned_nan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
@@ -158,38 +162,57 @@ void Trainer::report(const Step& step) {
   reporter_->step(step_, {.loss = step.loss,
                           .count = step.count,
                           .gradient_norm = step.gradient_norm,
-                          .learning_rate = step.learning_rate});
+                          .learning_rate = step.learning_rate,
+                          .times = step.times});
 }
 
 Trainer::Step Trainer::train_step() {
   model_->train();
   optimizer_->zero_grad();
+  Step step;
+  if (options_.step_times) step.times.emplace();
+  run_passes(step.times);
+  leave_finished_epoch();
+  step.loss = unsigned_nan(dist_.totals(model_).mean_loss());
+  step.count = dist_.totals(model_).count();
+  std::optional<PartClock> clock;
+  if (step.times) clock.emplace(dist_.device());
+  update(step);
+  if (clock) clock->add_to(step.times->update);
+  ++step_;
+  if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
+  return step;
+}
+
+// Forward and backward of the step's accumulated batches; the last of them exchanges gradients.
+void Trainer::run_passes(std::optional<StepTimes>& times) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
   const std::int64_t num_passes = std::min(options_.accumulation, loader_.batches_left());
   LOCKSTEP_CHECK(num_passes > 0, "epoch {} is over", loader_.state().epoch);
+  std::optional<PartClock> clock;
+  if (times) clock.emplace(dist_.device());
+  const auto end_of = [&](double StepTimes::*part) {
+    if (clock) clock->add_to(*times.*part);
+  };
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
     data::Batch batch = loader_.next().value();
     samples_ += batch.global_size;
+    end_of(&StepTimes::data);
     nn::LossSum loss;
     if (batch.size() > 0) {
       for (std::int64_t& row : batch.rows) row += pass * global_batch;
       task_->begin(step_, batch.rows);
       loss = task_->loss(batch);
     }
+    end_of(&StepTimes::forward);
     if (pass + 1 < num_passes) {
       const auto local = dist_.no_sync(model_);
       dist_.backward(model_, loss.sum, loss.count);
     } else {
       dist_.backward(model_, loss.sum, loss.count);
     }
+    end_of(&StepTimes::backward);
   }
-  leave_finished_epoch();
-  Step step{.loss = unsigned_nan(dist_.totals(model_).mean_loss()),
-            .count = dist_.totals(model_).count()};
-  update(step);
-  ++step_;
-  if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
-  return step;
 }
 
 // Loss and norm are the same on every rank, so all of them do the same.
@@ -205,9 +228,10 @@ void Trainer::update(Step& step) {
   if (std::isfinite(step.loss) && clip.finite) {
     optimizer_->step(step.learning_rate);
     ++updates_;
+    skips_in_a_row_ = 0;
     return;
   }
-  if (options_.on_non_finite == NonFinite::stop) {
+  if (options_.on_non_finite == NonFinite::stop || ++skips_in_a_row_ > kMostSkipsInARow) {
     if (reporter_) reporter_->finish();
     give_up(step);
   }
@@ -217,14 +241,19 @@ void Trainer::update(Step& step) {
 
 void Trainer::give_up(const Step& step) const {
   throw TrainingStopped(fmt::format(
-      "training stopped at step {}: the loss is {} and the gradient norm {}. {}. Try a smaller "
-      "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is none), "
-      "or on_non_finite_loss \"skip\" where only single batches are bad",
+      "training stopped at step {}: the loss is {} and the gradient norm {}{}. {}. Try a smaller "
+      "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is "
+      "none){}",
       step_ + 1, step.loss, step.gradient_norm,
+      skips_in_a_row_ == 0
+          ? ""
+          : fmt::format(", and the {} steps before it were skipped", kMostSkipsInARow),
       result_.checkpoint.empty()
           ? "No checkpoint was written before it"
           : fmt::format("The last checkpoint is '{}'", result_.checkpoint.string()),
-      step.learning_rate, options_.gradient_clipping));
+      step.learning_rate, options_.gradient_clipping,
+      skips_in_a_row_ == 0 ? ", or on_non_finite_loss \"skip\" where only single batches are bad"
+                           : ""));
 }
 
 void Trainer::validate() {

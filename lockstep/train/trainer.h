@@ -73,6 +73,7 @@ class Trainer {
     double count = 0;
     double gradient_norm = 0;
     double learning_rate = 0;
+    std::optional<StepTimes> times;
     Skipped skipped = Skipped::no;
   };
   enum class WhenSavingFails { go_on, stop };
@@ -83,6 +84,7 @@ class Trainer {
   void leave_finished_epoch();
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
   Step train_step();
+  void run_passes(std::optional<StepTimes>& times);
   void update(Step& step);
   [[noreturn]] void give_up(const Step& step) const;
   void report(const Step& step);
@@ -109,7 +111,8 @@ class Trainer {
   std::int64_t total_steps_ = 0;
   std::unique_ptr<Reporter> reporter_;  // of the main rank
 
-  std::int64_t step_ = 0;     // done so far
+  std::int64_t step_ = 0;  // done so far
+  int skips_in_a_row_ = 0;
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
   std::int64_t samples_ = 0;  // seen by all ranks
   TrainingResult result_;

@@ -152,6 +152,7 @@ std::string to_json(const TrainConfig& config) {
         {"bucket_mb", config.ddp.bucket_mb},
         {"find_unused_parameters", config.ddp.find_unused_parameters}}},
       {"device", name_of(config.device, kDevices)},
+      {"timeout_seconds", config.timeout_seconds},
       {"threads_per_rank", or_auto(config.threads_per_rank)}};
   // A folder's name may be no UTF-8; that must not cost us the rest.
   return root.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

@@ -154,8 +154,18 @@ TEST(BadInput, DamagedCheckpoints) {
   EXPECT_EQ(training.losses().size(), 12u);
 }
 
-TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
+TEST(FullDisk, IsFoundBeforeTrainingWhereItIsTooSmallForAnyCheckpoint) {
   const lockstep::testing::TinyDisk disk("128k");
+  if (!disk.mounted()) GTEST_SKIP() << "only root can mount a small disk";
+  Training training;
+  training.set("/model/hidden_size", 64);
+  expect_refused(training.start(2, (disk / "run").string()),
+                 {"a checkpoint of this run takes", "MiB left", "another output"});
+}
+
+TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
+  const lockstep::testing::TinyDisk disk(
+      "144k");  // for the tensors of a checkpoint, and not for it all
   if (!disk.mounted()) GTEST_SKIP() << "only root can mount a small disk";
   Training training;
   training.set("/checkpoint/interval", 5);

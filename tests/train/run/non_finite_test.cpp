@@ -56,5 +56,15 @@ TEST(NonFinite, SkipsAndSaysWhichSteps) {
   EXPECT_THAT(run.output(), Not(HasSubstr("-nan")));
 }
 
+TEST(NonFinite, SkippingEndsWhereNothingElseIsLeft) {
+  BadTraining training;
+  training.set("/on_non_finite_loss", "skip").set("/max_steps", 200);
+  Launched run = training.start(1);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 3) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("and the 20 steps before it were skipped"));
+  EXPECT_THAT(run.error(), Not(HasSubstr("\"skip\"")));
+  EXPECT_TRUE(training.checkpoint().empty());
+}
+
 }  // namespace
 }  // namespace lockstep::train::testing

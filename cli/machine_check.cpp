@@ -1,0 +1,82 @@
+#include <cli/machine_check.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/folder_lock.h>
+#include <lockstep/elastic/cores.h>
+#include <lockstep/models/config.h>
+
+namespace lockstep::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMiB = 1 << 20;
+constexpr double kGiB = 1 << 30;
+
+// Of the optimizer, for each parameter.
+double state_bytes(const train::OptimizerSection& optimizer) {
+  if (optimizer.type != train::OptimizerType::sgd) return 8;
+  return optimizer.momentum > 0 ? 4 : 0;
+}
+
+void check_device(const train::TrainConfig& config) {
+  if (config.device == train::DeviceChoice::cuda && elastic::num_visible_gpus() == 0)
+    throw UsageError("device is \"cuda\", and this host has no GPU that is visible: take \"auto\", "
+                     "or look at CUDA_VISIBLE_DEVICES and at what lockstep check says");
+}
+
+// Every rank holds the whole model, so that this much is needed whatever the batch.
+void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+  if (config.device != train::DeviceChoice::cpu && elastic::num_visible_gpus() > 0) return;
+  const std::int64_t num_parameters = models::num_parameters(plan.model);
+  const double needed_a_rank =
+      (4 + 4 + state_bytes(config.optimizer)) * static_cast<double>(num_parameters);
+  const double there =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (needed_a_rank * num_ranks <= there) return;
+  throw UsageError(
+      "the model has {:.3g} parameters, which with gradients and the optimizer's state are {:.1f} "
+      "GiB on each of {} rank{}, and this host has {:.1f} GiB of memory: make model.hidden_size "
+      "(it is {}) or model.num_layers (it is {}) smaller{}",
+      static_cast<double>(num_parameters), needed_a_rank / kGiB, num_ranks,
+      num_ranks == 1 ? "" : "s", there / kGiB, plan.model.hidden_size, plan.model.num_layers,
+      num_ranks == 1 ? "" : ", or start fewer ranks");
+}
+
+// Only what one checkpoint takes: those before it may make room.
+void check_disk(const train::TrainConfig& config, const train::RunPlan& plan) {
+  fs::path folder = fs::absolute(config.output);
+  std::error_code unknown;
+  while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
+  const fs::space_info space = fs::space(folder, unknown);
+  if (unknown) return;
+  const double needed =
+      (4 + state_bytes(config.optimizer)) * static_cast<double>(models::num_parameters(plan.model));
+  const auto there = static_cast<double>(space.available);
+  if (needed <= there) return;
+  throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "
+                   "left: make room, or choose another output",
+                   needed / kMiB, folder.string(), there / kMiB);
+}
+
+// The main rank will hold the lock; a mistake is found here before any rank starts.
+void check_no_other_run(const std::filesystem::path& output) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(output, unknown)) const FolderLock looked(output);
+}
+
+}  // namespace
+
+void check_machine(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+  check_device(config);
+  check_memory(config, plan, num_ranks);
+  check_no_other_run(config.output);
+  check_disk(config, plan);
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,13 @@
+// Whether this machine can hold a run: found out before any rank starts.
+#pragma once
+
+#include <lockstep/train/config.h>
+#include <lockstep/train/plan.h>
+
+namespace lockstep::cli {
+
+// UsageError with the numbers and the way out, where there is no GPU though the config asks for
+// one, too little memory or disk, or another run in the run's folder.
+void check_machine(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks);
+
+}  // namespace lockstep::cli
