@@ -21,7 +21,7 @@ const char* openblas_core() {
 }  // namespace
 
 std::vector<std::pair<const char*, const char*>> computing_environment() {
-  std::vector<std::pair<const char*, const char*>> all;
+  std::vector<std::pair<const char*, const char*>> all = {{"UCX_DEBUG_SIGNO", "0"}};
   if (!environment_variable("OMP_WAIT_POLICY")) all.emplace_back("GOMP_SPINCOUNT", "1000");
   if (const char* core = openblas_core()) all.emplace_back("OPENBLAS_CORETYPE", core);
   return all;
