@@ -10,9 +10,13 @@ namespace lockstep::ranks {
 
 using elastic::testing::Launched;
 
+// Asked when the program starts: in a chroot the answer is another one once a test has gone into a
+// mount namespace of its own.
+const std::filesystem::path kThisProgram = std::filesystem::read_symlink("/proc/self/exe");
+
 void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {"--standalone", "--nproc-per-node", std::to_string(num_ranks),
-                                    std::filesystem::read_symlink("/proc/self/exe").string()};
+                                    kThisProgram.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   Launched job = Launched::run(words);
   const int code = job.wait(milliseconds(200'000));
