@@ -34,8 +34,9 @@ bool is_zombie(const fs::path& process) {
   return name_end == std::string::npos || stat.compare(name_end, 4, ") Z ") == 0;
 }
 
-template <typename Condition>
-bool eventually(milliseconds longest, Condition condition) {
+}  // namespace
+
+bool eventually(milliseconds longest, const std::function<bool()>& condition) {
   const Deadline deadline = Deadline::after(longest);
   while (!condition()) {
     if (deadline.passed()) return false;
@@ -43,8 +44,6 @@ bool eventually(milliseconds longest, Condition condition) {
   }
   return true;
 }
-
-}  // namespace
 
 Launched::Launched(std::vector<std::string> command, std::vector<std::string> variables) {
   std::string name = "/tmp/lockstep-test-XXXXXX";

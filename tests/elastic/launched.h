@@ -4,12 +4,16 @@
 #include <sys/types.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
 
 namespace lockstep::elastic::testing {
+
+// Waits until `condition` holds; false where it does not by then.
+bool eventually(milliseconds longest, const std::function<bool()>& condition);
 
 // A program started with its output going to files of its own. The destructor kills what is left
 // of it. All its processes carry a mark in their environment by which they can be found.

@@ -64,12 +64,11 @@ void gather_ranks(const GroupInfo& group, const std::string& backend, store::Sto
 
 HostCommunicator::HostCommunicator(GroupInfo info, std::string backend,
                                    std::unique_ptr<HostEngine> engine, const EngineOptions& options,
-                                   std::string prefix, std::function<void()> on_close)
+                                   std::string prefix)
     : Communicator(std::move(info), options.timeout),
       backend_(std::move(backend)),
       options_(options),
       prefix_(std::move(prefix)),
-      on_close_(std::move(on_close)),
       engine_(std::move(engine)),
       group_(std::make_shared<EngineGroup>(this->info(), backend_, shared_recorder(),
                                            mode_for(backend_, options.ledger))),
@@ -89,7 +88,6 @@ HostCommunicator::~HostCommunicator() {
   collectives_.reset();
   exchanges_.reset();
   engine_.reset();
-  if (on_close_) on_close_();
 }
 
 void HostCommunicator::perform(EngineCall& call, const std::function<void()>& work) {

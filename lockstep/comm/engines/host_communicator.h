@@ -21,10 +21,9 @@ namespace lockstep::comm::engines {
 class HostCommunicator final : public Communicator {
  public:
   // `engine` is null for a group of one. `prefix` is where the group's keys are in the store, the
-  // same on every rank; `on_close` is called last.
+  // same on every rank.
   HostCommunicator(GroupInfo info, std::string backend, std::unique_ptr<HostEngine> engine,
-                   const EngineOptions& options, std::string prefix,
-                   std::function<void()> on_close = {});
+                   const EngineOptions& options, std::string prefix);
   ~HostCommunicator() override;
 
   std::string backend() const override { return backend_; }
@@ -44,7 +43,6 @@ class HostCommunicator final : public Communicator {
   const std::string backend_;
   const EngineOptions options_;
   const std::string prefix_;
-  const std::function<void()> on_close_;
   std::unique_ptr<HostEngine> engine_;
   std::shared_ptr<EngineGroup> group_;
   std::unique_ptr<WorkerPool> collectives_;

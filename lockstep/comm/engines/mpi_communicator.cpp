@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/comm/engines/host_communicator.h>
 #include <lockstep/comm/engines/mpi_bootstrap.h>
 #include <lockstep/comm/engines/mpi_runtime.h>
@@ -287,29 +288,61 @@ class MpiEngine final : public HostEngine {
   std::atomic<bool> abandoned_{false};
 };
 
-// The store that rank 0 hosts where the job has none. Destroyed after the group has left it.
-struct OwnStore {
-  std::unique_ptr<store::Server> server;
-  std::shared_ptr<store::Store> client;
+// How long the host of a store waits for the other ranks to leave it.
+constexpr milliseconds kLastUser(5000);
+
+// The store that rank 0 hosts where the job has none: every rank's way into it, and on rank 0 the
+// store itself. It lasts until the last group that uses it has ended, and on rank 0 until the other
+// ranks are done with it as well: one that has failed may not have read yet why.
+class OwnStore {
+ public:
+  OwnStore(std::unique_ptr<store::Server> server, const BootstrapInfo& info, int num_ranks,
+           const Deadline& deadline)
+      : server_(std::move(server)),
+        client_(info.store, info.secret, deadline),
+        num_ranks_(num_ranks) {}
+
+  ~OwnStore() {
+    const Deadline patience = Deadline::after(kLastUser);
+    try {
+      auto left = client_.add("left", 1, patience);
+      while (server_ && left < num_ranks_ && !patience.passed()) {
+        std::this_thread::sleep_for(milliseconds(2));
+        left = client_.add("left", 0, patience);
+      }
+    } catch (const Error& error) {
+      log::debug("leaving the store over MPI: {}", error.what());
+    }
+  }
+
+  OwnStore(const OwnStore&) = delete;
+  OwnStore& operator=(const OwnStore&) = delete;
+
+  store::Store* store() { return &client_; }
+
+ private:
+  std::unique_ptr<store::Server> server_;
+  store::Client client_;
+  const int num_ranks_;
 };
 
-OwnStore host_store(const GroupInfo& group, const EngineOptions& options, const MpiWorld& world,
-                    const Deadline& deadline) {
+std::shared_ptr<store::Store> host_store(const GroupInfo& group, const EngineOptions& options,
+                                         const MpiWorld& world, const Deadline& deadline) {
   if (static_cast<int>(group.global_ranks.size()) != world.size)
     throw UsageError("mpi: the group '{}' has {} of the {} ranks that mpirun started; without a "
                      "store only a group of all of them can be made: make that one and split it",
                      group.name, group.global_ranks.size(), world.size);
-  OwnStore own;
+  std::unique_ptr<store::Server> server;
   std::optional<BootstrapInfo> mine;
   if (world.rank == 0) {
     const net::Secret secret = net::Secret::random();
-    own.server = std::make_unique<store::Server>(
-        net::Address{.host = options.bind_address, .port = 0}, secret);
-    mine = BootstrapInfo{.store = own.server->address(), .secret = secret};
+    server = std::make_unique<store::Server>(net::Address{.host = options.bind_address, .port = 0},
+                                             secret);
+    mine = BootstrapInfo{.store = server->address(), .secret = secret};
   }
   const BootstrapInfo info = exchange_over_mpi(mine, deadline);
-  own.client = std::make_shared<store::Client>(info.store, info.secret, deadline);
-  return own;
+  auto own = std::make_shared<OwnStore>(std::move(server), info, world.size, deadline);
+  return {own, own->store()};
 }
 
 MPI_Comm form_group(const GroupInfo& group) {
@@ -350,18 +383,13 @@ std::shared_ptr<Communicator> make_mpi(const GroupInfo& group, const EngineOptio
 
   const Deadline deadline = Deadline::after(options.timeout);
   EngineOptions with_store = options;
-  auto own = std::make_shared<OwnStore>();
-  if (!options.store) {
-    *own = host_store(group, options, world, deadline);
-    with_store.store = own->client;
-  }
+  if (!options.store) with_store.store = host_store(group, options, world, deadline);
   const std::string prefix = claim_prefix(group, "mpi", with_store);
   gather_ranks(group, "mpi", *with_store.store, prefix, deadline);
   auto engine = std::make_unique<MpiEngine>(form_group(group), group.rank,
                                             static_cast<int>(group.global_ranks.size()));
   with_store.store->remove(fmt::format("{}/here{}", prefix, group.rank), deadline);
-  return std::make_shared<HostCommunicator>(group, "mpi", std::move(engine), with_store, prefix,
-                                            [own] { own->server.reset(); });
+  return std::make_shared<HostCommunicator>(group, "mpi", std::move(engine), with_store, prefix);
 }
 
 }  // namespace lockstep::comm::engines

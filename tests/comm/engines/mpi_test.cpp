@@ -42,6 +42,13 @@ TEST(Mpi, Splits) {
   check_splits(*group);
 }
 
+TEST(Mpi, AGroupOutlivesTheOneItCameFrom) {
+  auto world = mpi(LedgerMode::before);
+  auto child = world->split(0, world->rank(), "child");
+  world.reset();
+  check_forms(*child);
+}
+
 TEST(Mpi, ComparesBeforeACall) {
   auto group = mpi(LedgerMode::before);
   check_forms(*group);

@@ -4,8 +4,6 @@
 
 #include <signal.h>
 
-#include <thread>
-
 #include "tests/base/files.h"
 #include "training.h"
 
@@ -24,6 +22,11 @@ struct LongTraining : Training {
   LongTraining() {
     set("/model/dropout", 0.1).set("/max_steps", 200).set("/optimizer/params/lr", 1e-3);
   }
+};
+
+// Ended from outside, or never.
+struct EndlessTraining : LongTraining {
+  EndlessTraining() { set("/max_steps", 1'000'000); }
 };
 
 pid_t process_of_rank(const Launched& run, int rank) {
@@ -68,8 +71,7 @@ TEST(Interrupted, GoesOnToTheBit) {
 }
 
 TEST(Interrupted, SigtermSavesToo) {
-  LongTraining training;
-  training.set("/max_steps", 1'000'000);
+  EndlessTraining training;
   Launched run = training.start(2);
   ASSERT_TRUE(run.says("step 5/")) << run.error();
   run.kill(SIGTERM);
@@ -85,7 +87,9 @@ TEST(Interrupted, TwiceEndsAtOnce) {
   training.set("/train_batch_size", 20'000).set("/train_micro_batch_size_per_gpu", 1);
   Launched run = training.start(1);
   ASSERT_TRUE(run.says("steps of 20000 sequences")) << run.error();
-  std::this_thread::sleep_for(milliseconds(1000));  // the first step is under way
+  // The file is made when signals are already heeded, and before the first step.
+  ASSERT_TRUE(elastic::testing::eventually(
+      kLong, [&] { return fs::exists(training.output() / "metrics.csv"); }));
   run.kill(SIGINT);
   EXPECT_EQ(run.wait(milliseconds(500)), -1) << "the first waits for the step to end";
   run.kill(SIGINT);
@@ -97,8 +101,7 @@ TEST(Interrupted, TwiceEndsAtOnce) {
 
 // A terminal that is closed; and one that nobody minds being closed.
 TEST(Interrupted, SighupSavesTooUnlessItIsIgnored) {
-  LongTraining training;
-  training.set("/max_steps", 1'000'000);
+  EndlessTraining training;
   Launched run = training.start(2);
   ASSERT_TRUE(run.says("step 5/")) << run.error();
   run.kill(SIGHUP);
@@ -117,10 +120,9 @@ TEST(Interrupted, SighupSavesTooUnlessItIsIgnored) {
 }
 
 TEST(Interrupted, ARankSaysWhichSignalItWas) {
-  LongTraining training;
-  training.set("/max_steps", 1'000'000);
+  EndlessTraining training;
   Launched run(training.command(),
-               {"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29684"});
+               {"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", master_port()});
   ASSERT_TRUE(run.says("step 5/")) << run.error();
   run.kill(SIGTERM);
   EXPECT_EQ(run.wait(kLong), 128 + SIGTERM) << run.error();

@@ -31,11 +31,12 @@ TEST(UnderALauncher, TorchrunsVariables) {
   Training training;
   elastic::testing::Folder folder;
   const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
+  const std::string port = master_port();
   const auto rank = [&](int number) {
     const std::string text = std::to_string(number);
-    return Launched(training.command(), {"RANK=" + text, "LOCAL_RANK=" + text, "WORLD_SIZE=2",
-                                         "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-                                         "MASTER_PORT=29683", "LOCKSTEP_SECRET_FILE=" + secret});
+    return Launched(training.command(),
+                    {"RANK=" + text, "LOCAL_RANK=" + text, "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2",
+                     "MASTER_ADDR=127.0.0.1", port, "LOCKSTEP_SECRET_FILE=" + secret});
   };
   Launched first = rank(0);
   Launched second = rank(1);
@@ -50,10 +51,11 @@ TEST(UnderALauncher, ThreadsAreWhatTheUserSaidOrAShareOfTheCores) {
   Training training;
   training.set("/threads_per_rank", "auto");
   const auto opening = [&](const std::string& output, const std::vector<std::string>& variables) {
+    const std::string port = master_port();
     const auto rank = [&](const std::string& number) {
       const std::vector<std::string> all = {"RANK=" + number,        "LOCAL_RANK=" + number,
                                             "WORLD_SIZE=2",          "LOCAL_WORLD_SIZE=2",
-                                            "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29685"};
+                                            "MASTER_ADDR=127.0.0.1", port};
       std::vector<std::string> words = {"env", "-u", "OMP_NUM_THREADS"};
       words.insert(words.end(), variables.begin(), variables.end());
       for (const std::string& word : training.command(output)) words.push_back(word);

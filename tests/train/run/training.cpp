@@ -1,5 +1,7 @@
 #include "training.h"
 
+#include <lockstep/elastic/rendezvous.h>
+
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -103,6 +105,10 @@ std::string Training::weights(const std::string& output) const {
 Launched sample(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {LOCKSTEP_PROGRAM, "sample"});
   return Launched(std::move(arguments), {"OMP_NUM_THREADS=1"});
+}
+
+std::string master_port() {
+  return "MASTER_PORT=" + std::to_string(elastic::free_port("127.0.0.1"));
 }
 
 int count(const std::string& text, const std::string& part) {

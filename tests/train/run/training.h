@@ -54,6 +54,9 @@ class Training {
 // `lockstep sample` with these arguments.
 Launched sample(std::vector<std::string> arguments);
 
+// "MASTER_PORT=…", one that nobody listens on, for ranks that the test starts itself.
+std::string master_port();
+
 // How often a text is in another.
 int count(const std::string& text, const std::string& part);
 
