@@ -1,11 +1,10 @@
 #include <cli/machine_check.h>
 
-#include <unistd.h>
-
 #include <filesystem>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/folder_lock.h>
+#include <lockstep/device/host.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/models/config.h>
 
@@ -36,12 +35,12 @@ void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, 
   const std::int64_t num_parameters = models::num_parameters(plan.model);
   const double needed_a_rank =
       (4 + 4 + state_bytes(config.optimizer)) * static_cast<double>(num_parameters);
-  const double there =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  const auto there = static_cast<double>(device::Host().memory().total_bytes);
   if (needed_a_rank * num_ranks <= there) return;
   throw UsageError(
       "the model has {:.3g} parameters, which with gradients and the optimizer's state are {:.1f} "
-      "GiB on each of {} rank{}, and this host has {:.1f} GiB of memory: make model.hidden_size "
+      "GiB on each of {} rank{}, and this host lets it have {:.1f} GiB of memory: make "
+      "model.hidden_size "
       "(it is {}) or model.num_layers (it is {}) smaller{}",
       static_cast<double>(num_parameters), needed_a_rank / kGiB, num_ranks,
       num_ranks == 1 ? "" : "s", there / kGiB, plan.model.hidden_size, plan.model.num_layers,

@@ -1,6 +1,7 @@
 #include <cli/num_ranks.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/host.h>
 #include <lockstep/elastic/cores.h>
 
 #include <cli/flags.h>
@@ -9,9 +10,7 @@ namespace lockstep::cli {
 
 int num_local_ranks(const std::string& text) {
   const std::string flag = "--nproc-per-node";
-  const auto num_cores = [] {
-    return elastic::usable_cores(elastic::allowed_cpus().size(), elastic::cgroup_cpu_limit());
-  };
+  const auto num_cores = [] { return device::Host().num_usable_cores(); };
   const int num_gpus = elastic::num_visible_gpus();
   if (text == "cpu") return num_cores();
   if (text == "auto") return num_gpus > 0 ? num_gpus : num_cores();

@@ -28,33 +28,27 @@ if(LOCKSTEP_REQUIRE_CUDA AND NOT LOCKSTEP_TORCH_CUDA)
                       "run in a Python environment whose torch has")
 endif()
 
-# Compiles LibTorch's headers once; the parts and tests that include them share the result, so they
-# must all be compiled with the same flags. Two sets, as every user of a precompiled header pays for
-# the templates it leaves to instantiate: 2 s for ATen, 5 s with autograd and torch::nn's modules
-# (7 s for all of torch/torch.h).
-function(lockstep_precompile name)
-  file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cpp CONTENT "")
-  add_library(${name} OBJECT ${PROJECT_BINARY_DIR}/${name}.cpp)
-  target_link_libraries(${name} PRIVATE
-    lockstep_compiler Lockstep::torch spdlog::spdlog Threads::Threads)
-  target_precompile_headers(${name} PRIVATE ${ARGN})
-endfunction()
-if(LOCKSTEP_PRECOMPILED_HEADERS)
-  lockstep_precompile(lockstep_precompiled <ATen/ATen.h>)
-  lockstep_precompile(lockstep_precompiled_modules
-    <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h> <torch/nn/pimpl.h>)
-endif()
+# Two sets: what instantiates templates of ATen alone takes 2 s, and 5 s with autograd's and torch::nn's
+# (7 s with all of torch/torch.h).
+set(LOCKSTEP_TORCH_HEADERS <ATen/ATen.h>)
+set(LOCKSTEP_TORCH_MODULE_HEADERS
+  <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <torch/nn/module.h> <torch/nn/pimpl.h>)
+set(links lockstep_compiler Lockstep::torch spdlog::spdlog Threads::Threads)
+lockstep_precompile(lockstep_precompiled LINKS ${links} HEADERS ${LOCKSTEP_TORCH_HEADERS})
+lockstep_precompile(lockstep_precompiled_modules
+  LINKS ${links} HEADERS ${LOCKSTEP_TORCH_MODULE_HEADERS})
 
 # Compiles a target of ours against LibTorch; `visibility` is PUBLIC, PRIVATE or INTERFACE. MODULES
 # marks one whose files include torch::nn or autograd.
 function(lockstep_use_torch target visibility)
   cmake_parse_arguments(USE "MODULES" "" "" ${ARGN})
   target_link_libraries(${target} ${visibility} Lockstep::torch)
-  if(LOCKSTEP_PRECOMPILED_HEADERS AND NOT visibility STREQUAL INTERFACE)
-    if(USE_MODULES)
-      target_precompile_headers(${target} REUSE_FROM lockstep_precompiled_modules)
-    else()
-      target_precompile_headers(${target} REUSE_FROM lockstep_precompiled)
-    endif()
+  if(visibility STREQUAL INTERFACE)
+    return()
+  endif()
+  if(USE_MODULES)
+    lockstep_reuse(${target} lockstep_precompiled_modules)
+  else()
+    lockstep_reuse(${target} lockstep_precompiled)
   endif()
 endfunction()

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/is_there.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep::checkpoint {
@@ -63,11 +64,6 @@ std::string hidden_name(FolderName::Kind kind, std::int64_t step) {
   const auto* const mark = std::find_if(std::begin(kHidden), std::end(kHidden),
                                         [&](const auto& known) { return known.first == kind; });
   return fmt::format(".{}{}{}", checkpoint_name(step), mark->second, ::getpid());
-}
-
-bool is_there(const fs::path& path) {
-  std::error_code unknown;
-  return fs::exists(path, unknown);
 }
 
 void rename_or_throw(const fs::path& from, const fs::path& to) {

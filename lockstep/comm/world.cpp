@@ -7,8 +7,7 @@
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/torchrun_store.h>
 #include <lockstep/comm/transport_communicator.h>
-#include <lockstep/store/client.h>
-#include <lockstep/store/server.h>
+#include <lockstep/store/rank_store.h>
 #if defined(LOCKSTEP_HAVE_MPI)
 #include <lockstep/comm/engines/mpi_bootstrap.h>
 #endif
@@ -22,16 +21,6 @@ struct MeetingPoint {
   std::shared_ptr<store::Store> store;
   net::Secret secret = net::Secret::random();
   net::Address address;  // of the store's host: what this host's own address is found by
-};
-
-// A store that lives as long as whoever hosts it needs it.
-class HostedStore final : public store::Client {
- public:
-  HostedStore(std::unique_ptr<store::Server> server, const net::Secret& secret, Deadline deadline)
-      : store::Client(server->address(), secret, deadline), server_(std::move(server)) {}
-
- private:
-  std::unique_ptr<store::Server> server_;
 };
 
 std::optional<net::Secret> secret_from(const LaunchEnvironment& launch) {
@@ -87,12 +76,10 @@ MeetingPoint meet_at_rank_zero(const LaunchEnvironment& launch, Deadline deadlin
                      "can read, for example: (umask 077; head -c 32 /dev/urandom > ~/.job-secret)");
   meeting.secret = *secret;
   meeting.address = {launch.master_addr, launch.master_port};
-  if (launch.rank == 0) {
-    meeting.store = std::make_shared<HostedStore>(
-        std::make_unique<store::Server>(meeting.address, meeting.secret), meeting.secret, deadline);
-  } else {
-    meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline);
-  }
+  std::unique_ptr<store::Server> server;
+  if (launch.rank == 0) server = std::make_unique<store::Server>(meeting.address, meeting.secret);
+  meeting.store = std::make_shared<store::RankStore>(
+      meeting.address, meeting.secret, std::move(server), launch.world_size, deadline);
   return meeting;
 }
 
@@ -113,11 +100,8 @@ MeetingPoint meet_over_mpi(const LaunchEnvironment& launch, Deadline deadline) {
   const engines::BootstrapInfo info = engines::exchange_over_mpi(mine, deadline);
   meeting.secret = info.secret;
   meeting.address = info.store;
-  if (server) {
-    meeting.store = std::make_shared<HostedStore>(std::move(server), meeting.secret, deadline);
-  } else {
-    meeting.store = std::make_shared<store::Client>(info.store, meeting.secret, deadline);
-  }
+  meeting.store = std::make_shared<store::RankStore>(
+      meeting.address, meeting.secret, std::move(server), launch.world_size, deadline);
   return meeting;
 #else
   if (launch.master_addr.empty() || launch.master_port == 0)
@@ -235,7 +219,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
                                                    .algorithm = options.algorithm,
                                                    .timeout = options.timeout,
                                                    .flight_directory = launch.flight_directory});
-  // Whoever hosts the store must not take it away before all have read it.
+  // Who returns knows that all are there.
   communicator
       ->barrier({.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),
                  .launch = Launch::on_wait})

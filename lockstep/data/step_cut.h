@@ -21,10 +21,16 @@ struct StepCut {
 
   // What so many samples come to, all of which are used.
   std::int64_t num_steps(std::int64_t num_used) const {
-    return (num_used + samples_per_step() - 1) / samples_per_step();
+    return parts(num_used, samples_per_step());
   }
   std::int64_t num_batches(std::int64_t num_used) const {
-    return (num_used + samples_per_batch - 1) / samples_per_batch;
+    return parts(num_used, samples_per_batch);
+  }
+
+ private:
+  // No sum of the two: one may be as large as numbers get.
+  static std::int64_t parts(std::int64_t whole, std::int64_t part) {
+    return whole / part + (whole % part != 0 ? 1 : 0);
   }
 };
 

@@ -102,7 +102,7 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
   std::string line;
   std::string path_v1;
   std::string path_v2;
-  bool is_v1 = false;
+  std::string mount_v1;  // "cpu,cpuacct", of which "cpu" may be a link
   while (std::getline(lines, line)) {
     const auto first = line.find(':');
     const auto second = first == line.npos ? line.npos : line.find(':', first + 1);
@@ -112,11 +112,12 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
     if (controllers == ",,") path_v2 = path;
     if (controllers.find("," + controller + ",") != controllers.npos) {
       path_v1 = path;
-      is_v1 = true;
+      mount_v1 = line.substr(first + 1, second - first - 1);
     }
   }
   fs::path top = root_ / "sys/fs/cgroup";
-  if (is_v1) top /= controller;
+  const bool is_v1 = !mount_v1.empty();
+  if (is_v1) top /= fs::exists(top / mount_v1) ? mount_v1 : controller;
   // Where the container does not see its own path, the walk up still ends at its top.
   std::vector<fs::path> folders;
   fs::path path = fs::path(is_v1 ? path_v1 : path_v2).relative_path().lexically_normal();
@@ -126,8 +127,8 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
   return folders;
 }
 
-int Host::num_usable_cores() const {
-  auto cores = static_cast<double>(allowed_cores().size());
+std::optional<double> Host::cpu_quota() const {
+  std::optional<double> cores;
   for (const fs::path& folder : cgroup_folders("cpu")) {
     double quota = 0;
     double period = 0;
@@ -136,9 +137,14 @@ int Host::num_usable_cores() const {
       quota = static_cast<double>(read_number(folder / "cpu.cfs_quota_us").value_or(0));
       period = static_cast<double>(read_number(folder / "cpu.cfs_period_us").value_or(0));
     }
-    if (quota > 0 && period > 0) cores = std::min(cores, quota / period);
+    if (quota > 0 && period > 0) cores = std::min(cores.value_or(quota / period), quota / period);
   }
-  return std::max(1, static_cast<int>(cores));
+  return cores;
+}
+
+int Host::num_usable_cores() const {
+  const auto allowed = static_cast<double>(allowed_cores().size());
+  return std::max(1, static_cast<int>(std::min(allowed, cpu_quota().value_or(allowed))));
 }
 
 Memory Host::memory() const {

@@ -26,6 +26,9 @@ class Host {
   // "AMD EPYC 7B13"; "aarch64 CPU" and the like where the kernel does not say.
   std::string cpu_name() const;
 
+  // How many cores the cgroups let this process keep busy; nothing where they set no limit.
+  std::optional<double> cpu_quota() const;
+
   // Cores that the affinity mask allows, capped by the whole part of a cgroup's quota; at least 1.
   int num_usable_cores() const;
 

@@ -102,6 +102,9 @@ void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) 
                      "nothing to train. Register them with register_parameter or register_module",
                      module->name(), num_empty, world_size());
   module->to(device());
+  // The caller may have moved or converted the model since.
+  for (const auto& norms : state_->batch_norms)
+    if (norms->converted_any_of(*module)) norms->renew();
   state_->models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
                                         *module, state_->mesh.axis("dp_replicate"),
                                         state_->config.ddp, state_->counted_pass)});

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <vector>
 
 namespace lockstep::elastic {
@@ -10,15 +9,6 @@ namespace lockstep::elastic {
 // The logical CPUs this process may run on, ordered so that those of one package, and within it
 // those of one core, stand next to each other: neighbouring shares then meet as little as they can.
 std::vector<int> allowed_cpus();
-
-// How many CPUs the control groups of this process let it keep busy; nothing where they set no
-// limit. Understands both versions of control groups.
-std::optional<double> cgroup_cpu_limit(
-    const std::filesystem::path& memberships = "/proc/self/cgroup",
-    const std::filesystem::path& root = "/sys/fs/cgroup");
-
-// What `num_cpus` come to under that limit: at least 1.
-int usable_cores(std::size_t num_cpus, std::optional<double> limit);
 
 // An equal, contiguous share of the CPUs for each rank. Empty where there are not enough cores for
 // every thread of every rank: then the kernel's scheduler does better than any pinning.

@@ -17,6 +17,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/host.h>
 #include <lockstep/elastic/agent.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/descendants.h>
@@ -206,7 +207,7 @@ int launch(const LaunchOptions& options) {
   const auto num_ranks = static_cast<std::size_t>(options.num_local_ranks);
 
   const std::vector<int> cpus = allowed_cpus();
-  const int cores = usable_cores(cpus.size(), cgroup_cpu_limit());
+  const int cores = device::Host().num_usable_cores();
   const int threads = threads_per_rank(cores, options.num_local_ranks);
   const auto shares = options.binding == Binding::none
                           ? std::vector<std::vector<int>>{}

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/is_there.h>
 #include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/training_state.h>
@@ -44,11 +45,6 @@ std::vector<std::string> differences(const models::ModelConfig& now,
 std::string kept_by(const OptimizerSection& optimizer) {
   if (optimizer.type != OptimizerType::sgd) return "Adam";
   return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
-}
-
-bool is_there(const fs::path& path) {
-  std::error_code unknown;
-  return fs::exists(path, unknown);
 }
 
 bool is_language_model(const fs::path& checkpoint, const checkpoint::StateFile& saved) {

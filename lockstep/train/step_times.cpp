@@ -9,7 +9,7 @@ namespace lockstep::train {
 namespace {
 
 std::chrono::steady_clock::time_point time_on(c10::Device device) {
-  if (!device.is_cpu()) {
+  if (device.is_cuda()) {
     const c10::impl::VirtualGuardImpl guard(device.type());
     guard.synchronizeStream(guard.getStream(device));
   }

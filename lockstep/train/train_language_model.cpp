@@ -3,10 +3,9 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
-#include <csignal>
-
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/base/is_there.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
@@ -101,22 +100,6 @@ std::string data_text(const data::TokenStream& stream) {
                      data::token_format_name(format), count_text(stream.size()));
 }
 
-// The same on all ranks, whichever of them was interrupted.
-int signal_of(const DistributedManager& dist) {
-  constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
-  std::vector<double> heard;
-  for (const int signal : kSignals) heard.push_back(StopRequest::latest_signal() == signal ? 1 : 0);
-  heard = dist.sum(std::move(heard));
-  for (std::size_t i = 0; i < kSignals.size(); ++i)
-    if (heard[i] > 0) return kSignals[i];
-  return SIGINT;
-}
-
-bool is_there(const std::filesystem::path& path) {
-  std::error_code unknown;
-  return !path.empty() && std::filesystem::exists(path, unknown);
-}
-
 // Lines for whoever watches.
 class Speaker {
  public:
@@ -182,8 +165,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   if (dist.is_main()) about_data[kDataFile] = to_text(digest(plan.training.stream()));
   Trainer trainer(dist, std::make_shared<LanguageModelTask>(model, std::move(about_data)),
                   std::make_shared<data::TokenDataset>(plan.training), validation, options);
-  TrainingResult result = trainer.run();
-  if (result.end == TrainingResult::End::interrupted) result.signal = signal_of(dist);
+  const TrainingResult result = trainer.run();
 
   say("{} at step {}: loss {:.4f}{} (the unigram entropy is {:.4f})",
       result.end == TrainingResult::End::finished ? "done" : "interrupted", result.step,

@@ -1,6 +1,8 @@
 #include <lockstep/train/trainer.h>
 
+#include <array>
 #include <cmath>
+#include <csignal>
 
 #include <ATen/ATen.h>
 #include <torch/utils.h>
@@ -31,6 +33,17 @@ void check(const std::shared_ptr<const data::Dataset>& dataset, const char* what
   if (dataset == nullptr || dataset->size() == 0)
     throw UsageError("there are no samples to {}: the dataset is {}", what,
                      dataset == nullptr ? "a null pointer" : "empty");
+}
+
+// The same on all ranks, whichever of them was interrupted.
+int signal_of(const DistributedManager& dist) {
+  constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+  std::vector<double> heard;
+  for (const int signal : kSignals) heard.push_back(StopRequest::latest_signal() == signal ? 1 : 0);
+  heard = dist.sum(std::move(heard));
+  for (std::size_t i = 0; i < kSignals.size(); ++i)
+    if (heard[i] > 0) return kSignals[i];
+  return SIGINT;
 }
 
 data::DataLoader make_loader(const DistributedManager& dist,
@@ -147,6 +160,7 @@ TrainingResult Trainer::run() {
     result_.units_per_second = reporter_->mean_rate();
   }
   if (step_ > saved_step) save(WhenSavingFails::stop);
+  if (result_.end == TrainingResult::End::interrupted) result_.signal = signal_of(dist_);
   result_.step = step_;
   return result_;
 }

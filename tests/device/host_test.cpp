@@ -83,6 +83,20 @@ TEST_F(HostTest, CoresFollowAffinityAndQuota) {
   EXPECT_EQ(host().num_usable_cores(), 1);
 }
 
+TEST_F(HostTest, TheTightestQuotaCounts) {
+  write("proc/self/cgroup", "0::/outer/inner\n");
+  write("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n");
+  EXPECT_FALSE(host().cpu_quota());
+  write("sys/fs/cgroup/outer/cpu.max", "250000 100000\n");
+  EXPECT_EQ(host().cpu_quota(), 2.5);
+  write("sys/fs/cgroup/outer/inner/cpu.max", "50000 100000\n");
+  EXPECT_EQ(host().cpu_quota(), 0.5);
+  write("proc/self/cgroup", "5:cpuset:/x\n4:cpu,cpuacct:/job\n");
+  write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "300000\n");
+  write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(host().cpu_quota(), 3.0);
+}
+
 TEST_F(HostTest, CoresOfCgroupVersion1) {
   write("proc/self/cgroup", "5:cpu:/box\n");
   write("sys/fs/cgroup/cpu/box/cpu.cfs_period_us", "100000\n");

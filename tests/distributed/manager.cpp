@@ -120,6 +120,16 @@ void check_batch_norms(DistributedManager& dist, Cells& cells) {
     model->forward(input);
     cells.expect(norm->num_batches_tracked.item<std::int64_t>() == 1, "no batch was counted");
   });
+  cells.cell("batch norms of a model that is converted to another dtype afterwards", [&] {
+    nn::BatchNorm1d norm(nn::BatchNorm1dOptions(2).momentum(1.0));
+    nn::Sequential model(nn::Linear(2, 2), norm);
+    dist.convert_sync_batchnorm(model);
+    model->to(at::kDouble);
+    dist.wrap_model(model);
+    norm->forward(at::full({2, 2}, static_cast<double>(cells.rank()), at::kDouble));
+    const double mean = (cells.num_ranks() - 1) / 2.0;
+    cells.expect_same(norm->running_mean, at::full({2}, mean, at::kDouble), "the running mean");
+  });
   cells.cell("converted batch norms that are gone", [&] {
     std::weak_ptr<nn::Module> seen;
     {

@@ -7,6 +7,8 @@
 
 #include <lockstep/elastic/cores.h>
 
+#include <lockstep/device/host.h>
+
 #include "launched.h"
 
 namespace lockstep::elastic::testing {
@@ -26,35 +28,6 @@ TEST(Cores, SharesAreEqualAndApart) {
   EXPECT_TRUE(core_shares(cpus, 7, 1, 1).empty()) << "a single rank has all of them";
 }
 
-TEST(Cores, ReadsLimitsOfControlGroups) {
-  const Folder folder;
-  const auto limit = [&](const std::string& memberships) {
-    return cgroup_cpu_limit(folder.write("self", memberships), folder.path());
-  };
-  fs::create_directories(folder.path() / "outer/inner");
-  folder.write("outer/inner/cpu.max", "max 100000\n");
-  EXPECT_FALSE(limit("0::/outer/inner\n"));
-  folder.write("outer/cpu.max", "250000 100000\n");
-  EXPECT_DOUBLE_EQ(limit("0::/outer/inner\n").value(), 2.5);
-  folder.write("outer/inner/cpu.max", "50000 100000\n");
-  EXPECT_DOUBLE_EQ(limit("0::/outer/inner\n").value(), 0.5);
-  EXPECT_FALSE(limit("0::/elsewhere\n"));
-
-  fs::create_directories(folder.path() / "cpu,cpuacct/job");
-  folder.write("cpu,cpuacct/job/cpu.cfs_quota_us", "300000\n");
-  folder.write("cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
-  EXPECT_DOUBLE_EQ(limit("5:cpuset:/x\n4:cpu,cpuacct:/job\n").value(), 3.0);
-  folder.write("cpu,cpuacct/job/cpu.cfs_quota_us", "-1\n");
-  EXPECT_FALSE(limit("4:cpu,cpuacct:/job\n"));
-}
-
-TEST(Cores, QuotaLowersTheirNumber) {
-  EXPECT_EQ(usable_cores(8, std::nullopt), 8);
-  EXPECT_EQ(usable_cores(8, 100.0), 8);
-  EXPECT_EQ(usable_cores(8, 2.5), 2);
-  EXPECT_EQ(usable_cores(8, 0.5), 1);
-}
-
 TEST(Cores, AreThoseThisProcessMayUse) {
   cpu_set_t set;
   ASSERT_EQ(::sched_getaffinity(0, sizeof(set), &set), 0);
@@ -65,7 +38,7 @@ TEST(Cores, AreThoseThisProcessMayUse) {
 
 TEST(Cores, RanksArePinnedUnlessToldOtherwise) {
   const auto cpus = allowed_cpus();
-  if (cpus.size() < 2 || cgroup_cpu_limit().value_or(2) < 2)
+  if (cpus.size() < 2 || device::Host().num_usable_cores() < 2)
     GTEST_SKIP() << "pinning two ranks needs two cores";
   const std::vector<std::string> show = {"sh", "-c", "grep Cpus_allowed_list /proc/self/status"};
   std::vector<std::string> arguments = {"--nproc-per-node", "2"};
@@ -102,7 +75,7 @@ TEST(Cores, CountsGpusByTheirDevices) {
 TEST(Cores, AutomaticNumberOfRanks) {
   Launched job = Launched::run({"--nproc-per-node", "cpu", "sh", "-c", "echo $WORLD_SIZE"});
   ASSERT_EQ(job.wait(), 0);
-  const auto expected = usable_cores(allowed_cpus().size(), cgroup_cpu_limit());
+  const auto expected = device::Host().num_usable_cores();
   EXPECT_THAT(job.output(), HasSubstr("0] " + std::to_string(expected) + "\n"));
 }
 

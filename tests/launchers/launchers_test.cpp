@@ -9,6 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/elastic/rendezvous.h>
+
 namespace lockstep {
 namespace {
 
@@ -43,6 +45,8 @@ void expect_hello(const Outcome& outcome, int ranks) {
                                           std::to_string(ranks) + ": the sum is " + sum));
 }
 
+std::string free_port() { return std::to_string(elastic::free_port("127.0.0.1")); }
+
 const std::string kHello = HELLO;
 const std::string kLauncher = LAUNCHER;
 
@@ -73,7 +77,8 @@ TEST(Launchers, Torchrun) {
 
 TEST(Launchers, VariablesSetByHand) {
   std::string command = "sh -c 'export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "
-                        "MASTER_PORT=29671; ";
+                        "MASTER_PORT=" +
+                        free_port() + "; ";
   command += "RANK=1 LOCAL_RANK=1 " + kHello + " & RANK=0 LOCAL_RANK=0 " + kHello + "; wait'";
   expect_hello(run(command), 2);
 }
@@ -94,7 +99,8 @@ TEST(Launchers, Srun) {
   std::string command = "sh -c 'umask 077; secret=$(mktemp); head -c 32 /dev/urandom > $secret; "
                         "export LOCKSTEP_SECRET_FILE=$secret SLURM_STEP_ID=0 SLURM_JOB_ID=7 "
                         "SLURM_NTASKS=2 SLURM_NNODES=1 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 "
-                        "MASTER_ADDR=127.0.0.1 MASTER_PORT=29672; ";
+                        "MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
+                        free_port() + "; ";
   command += "SLURM_PROCID=1 SLURM_LOCALID=1 " + kHello + " & SLURM_PROCID=0 SLURM_LOCALID=0 " +
              kHello + "; wait; rm $secret'";
   expect_hello(run(command), 2);

@@ -88,6 +88,9 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
       const at::Tensor loss = pass_loss(subject, input, target, spread, rank, pass, division);
       losses += loss.item<double>();
       loss.backward();
+      // LibTorch adds a second pass's gradients twice where the first's share memory.
+      for (const at::Tensor& parameter : parameters)
+        if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().clone();
     }
     Tensors& of_rank = gradients.emplace_back();
     for (const at::Tensor& parameter : parameters) of_rank.push_back(parameter.grad());

@@ -119,6 +119,34 @@ Subject shared_weights() {
               }};
 }
 
+// Parameters whose gradients come as views of one tensor, which another one's backward reads later.
+struct TablesImpl : nn::Module {
+  nn::Linear scores{nullptr};
+  at::Tensor rows, cells;
+  TablesImpl() {
+    scores = register_module("scores", nn::Linear(6, 12));
+    rows = register_parameter("rows", at::randn({3, 4}));
+    cells = register_parameter("cells", at::randn({12}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor table = rows.unsqueeze(0) + cells.view({1, 3, 4});
+    return (scores(x).view({-1, 3, 4}) + table).softmax(-1);
+  }
+};
+TORCH_MODULE(Tables);
+
+Subject tables() {
+  Tables net;
+  return {
+      .module = net.ptr(),
+      .loss_sum = [net](const at::Tensor& x,
+                        const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
+      .make_batch =
+          [](std::int64_t n) {
+            return regression(n, {6}, {3, 4});
+          }};
+}
+
 // A frozen layer, one that is never used, and one that some batches use.
 struct PartlyTrainedImpl : nn::Module {
   nn::Linear frozen{nullptr}, branch{nullptr}, unused{nullptr}, head{nullptr};
@@ -195,6 +223,7 @@ const std::vector<SubjectKind>& subject_kinds() {
       // Its dropout draws from the generator for a whole batch at once.
       {"transformer encoder", transformer_encoder, Samples::mixed},
       {"shared weights", shared_weights},
+      {"views of tables", tables},
       {"gpt", gpt},
       {"llama", llama},
       // Which branch is taken depends on the whole batch.

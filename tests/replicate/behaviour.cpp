@@ -110,6 +110,66 @@ void check_gradients(Cells& cells) {
     parallel.backward(loss(), 1);
     cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "call zero_grad()");
   });
+  cells.cell("gradients that were zeroed behind autograd's back are zero", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    for (int step = 0; step < 3; ++step) {
+      parallel.backward(model->second(model->first(at::ones({1, 4}))).sum(), 1);
+      cells.expect_same(model->second->bias.grad(), at::ones({4}), "the gradient");
+      for (const at::Tensor& parameter : model->parameters()) parameter.grad().data().zero_();
+    }
+  });
+  cells.cell("gradients that share memory are summed each on its own", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    // Both biases get the one gradient of their sum, as views of it.
+    const auto loss = [&] {
+      const at::Tensor sum = model->first->bias.unsqueeze(0) + model->second->bias.unsqueeze(0);
+      return (sum * (cells.rank() + 1)).sum();
+    };
+    {
+      const auto local = parallel.no_sync();
+      parallel.backward(loss(), 1);
+    }
+    parallel.backward(loss(), 1);
+    for (const nn::Linear& layer : {model->first, model->second})
+      cells.expect_same(layer->bias.grad(), at::full({4}, 2.0f), "the gradient");
+  });
+  cells.cell("a gradient of one user is summed where autograd put it", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    const void* arrived = nullptr;
+    model->second->weight.register_hook(
+        [&](const at::Tensor& gradient) { arrived = gradient.data_ptr(); });
+    parallel.backward(model->second(model->first(at::ones({2, 4}))).sum(), 2);
+    const bool stays = model->second->weight.grad().data_ptr() == arrived;
+    cells.expect(stays || !model->second->weight.is_cpu(), "it was copied");
+  });
+  cells.cell("a pass that ended in an exception is not counted in silence", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    const auto loss = [&] { return model->second(model->first(at::ones({1, 4}))).sum(); };
+    const auto local = parallel.no_sync();
+    const at::Tensor hidden = model->first(at::ones({1, 4}));
+    hidden.register_hook([](const at::Tensor&) { throw std::runtime_error("no memory"); });
+    try {
+      parallel.backward(hidden.sum(), 1);
+      cells.expect(false, "the exception");
+    } catch (const std::exception&) {
+    }
+    cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "ended in an exception");
+  });
+  cells.cell("counted and plain passes do not add up", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    const auto loss = [&] { return model->second(model->first(at::ones({1, 4}))).sum(); };
+    const auto local = parallel.no_sync();
+    loss().backward();
+    cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "they do not add up");
+    model->zero_grad();
+    parallel.backward(loss(), 1);
+    cells.expect_usage_error([&] { loss().backward(); }, "they do not add up");
+  });
   cells.cell("gradients that were not zeroed are noticed in a later step too", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());

@@ -120,7 +120,7 @@ Host describe_host(const LaunchEnvironment& launch) {
   host.id = host_id();
   host.system = system_name();
   host.cpu = device::Host().cpu_name();
-  host.cpu_quota = elastic::cgroup_cpu_limit().value_or(-1);
+  host.cpu_quota = device::Host().cpu_quota().value_or(-1);
   host.free_bytes = memory.free_bytes;
   host.total_bytes = memory.total_bytes;
   for (int index = 0; index < device::num_gpus(); ++index)

@@ -158,7 +158,8 @@ void run_alone(const Call& call) {
   }
   const double divisor = divisor_of(call, 1);
   if (divisor == 1) return;
-  for (const at::Tensor& tensor : call.outputs) flat_alias(tensor).div_(divisor);
+  for (const at::Tensor& tensor : call.outputs)
+    reduce_locally({flat_alias(tensor)}, ReduceOp::mean, divisor, tensor);
 }
 
 }  // namespace

@@ -9,12 +9,10 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/log.h>
 #include <lockstep/comm/engines/host_communicator.h>
 #include <lockstep/comm/engines/mpi_bootstrap.h>
 #include <lockstep/comm/engines/mpi_runtime.h>
-#include <lockstep/store/client.h>
-#include <lockstep/store/server.h>
+#include <lockstep/store/rank_store.h>
 
 namespace lockstep::comm::engines {
 
@@ -288,44 +286,7 @@ class MpiEngine final : public HostEngine {
   std::atomic<bool> abandoned_{false};
 };
 
-// How long the host of a store waits for the other ranks to leave it.
-constexpr milliseconds kLastUser(5000);
-
-// The store that rank 0 hosts where the job has none: every rank's way into it, and on rank 0 the
-// store itself. It lasts until the last group that uses it has ended, and on rank 0 until the other
-// ranks are done with it as well: one that has failed may not have read yet why.
-class OwnStore {
- public:
-  OwnStore(std::unique_ptr<store::Server> server, const BootstrapInfo& info, int num_ranks,
-           const Deadline& deadline)
-      : server_(std::move(server)),
-        client_(info.store, info.secret, deadline),
-        num_ranks_(num_ranks) {}
-
-  ~OwnStore() {
-    const Deadline patience = Deadline::after(kLastUser);
-    try {
-      auto left = client_.add("left", 1, patience);
-      while (server_ && left < num_ranks_ && !patience.passed()) {
-        std::this_thread::sleep_for(milliseconds(2));
-        left = client_.add("left", 0, patience);
-      }
-    } catch (const Error& error) {
-      log::debug("leaving the store over MPI: {}", error.what());
-    }
-  }
-
-  OwnStore(const OwnStore&) = delete;
-  OwnStore& operator=(const OwnStore&) = delete;
-
-  store::Store* store() { return &client_; }
-
- private:
-  std::unique_ptr<store::Server> server_;
-  store::Client client_;
-  const int num_ranks_;
-};
-
+// The store that rank 0 hosts where the job has none.
 std::shared_ptr<store::Store> host_store(const GroupInfo& group, const EngineOptions& options,
                                          const MpiWorld& world, const Deadline& deadline) {
   if (static_cast<int>(group.global_ranks.size()) != world.size)
@@ -341,8 +302,8 @@ std::shared_ptr<store::Store> host_store(const GroupInfo& group, const EngineOpt
     mine = BootstrapInfo{.store = server->address(), .secret = secret};
   }
   const BootstrapInfo info = exchange_over_mpi(mine, deadline);
-  auto own = std::make_shared<OwnStore>(std::move(server), info, world.size, deadline);
-  return {own, own->store()};
+  return std::make_shared<store::RankStore>(info.store, info.secret, std::move(server), world.size,
+                                            deadline);
 }
 
 MPI_Comm form_group(const GroupInfo& group) {

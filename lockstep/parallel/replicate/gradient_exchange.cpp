@@ -148,29 +148,30 @@ void GradientReducer::launch(Bucket& bucket) {
     bucket.complete = options_.comm_hook(bucket.content, *group_);
     return;
   }
-  const bool divided = divided_in_flight(bucket);
+  const bool divided = divided_in_flight();
   comm::CallOptions options;
   if (divided && divides_by_count()) options.divisor = totals_.values.narrow(0, 0, 1);
   const comm::ReduceOp op = divided ? comm::ReduceOp::mean : comm::ReduceOp::sum;
-  if (bucket.content.flat.defined()) {
-    bucket.work = group_->all_reduce(bucket.content.flat, op, options);
-    return;
-  }
+  bucket.work = group_->all_reduce(memory_of(bucket), op, options);
+}
+
+// Where a bucket's sums come to be.
+std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
+  if (bucket.content.flat.defined()) return {bucket.content.flat};
   std::vector<at::Tensor> gradients;
   for (const std::size_t index : bucket.members) {
     const Slot& slot = slots_[index];
     gradients.push_back(
         flat_alias(slot.stand_in.defined() ? slot.stand_in : slot.parameter.grad()));
   }
-  bucket.work = group_->all_reduce(std::move(gradients), op, options);
+  return gradients;
 }
 
 // Whether the sum comes back divided: a pass over the gradients less. On other devices the count is
 // not known to the host, and a pass costs little.
-bool GradientReducer::divided_in_flight(const Bucket& bucket) const {
+bool GradientReducer::divided_in_flight() const {
   if (options_.comm_hook) return false;
-  const bool on_cpu = !bucket.content.flat.defined() || bucket.content.flat.is_cpu();
-  return !divides_by_count() || (on_cpu && totals_.values.is_cpu());
+  return !divides_by_count() || totals_.values.is_cpu();
 }
 
 void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
@@ -212,6 +213,7 @@ void GradientReducer::finish() {
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
   const bool had_gradients = std::exchange(in_backward_, false);
+  has_plain_gradients_ = false;
   count_ = 0;
   loss_sum_ = at::Tensor();
   if (!order_known_) learn_order(had_gradients);
@@ -247,14 +249,15 @@ void GradientReducer::complete_buckets() {
       bucket.work = comm::Work();
     }
     // One division of the whole sum. A step without a sample has no gradient.
-    if (divided_in_flight(bucket)) continue;
-    // In float at least: 16 bits hold few counts.
-    at::Tensor& flat = bucket.content.flat;
-    const at::ScalarType wide = at::promote_types(flat.scalar_type(), at::kFloat);
-    if (divides_by_count())
-      flat.copy_(flat.to(wide).div_(totals_.values[0].clamp_min(1).to(flat.device(), wide)));
-    else
-      flat.div_(group_->size());
+    if (divided_in_flight()) continue;
+    for (at::Tensor& sums : memory_of(bucket)) {
+      // In float at least: 16 bits hold few counts.
+      const at::ScalarType wide = at::promote_types(sums.scalar_type(), at::kFloat);
+      if (divides_by_count())
+        sums.copy_(sums.to(wide).div_(totals_.values[0].clamp_min(1).to(sums.device(), wide)));
+      else
+        sums.div_(group_->size());
+    }
   }
 }
 

@@ -14,14 +14,43 @@ namespace lockstep::replicate {
 double StepTotals::count() const { return values[0].item<double>(); }
 double StepTotals::mean_loss() const { return (values[1] / values[0]).item<double>(); }
 
+namespace {
+
+// Whether nothing else uses a gradient's memory. Autograd hands a gradient on without a copy where
+// nobody else has that tensor; but views of its memory may be the gradient of another parameter, or
+// be read by what backward still has to do. `arrived` is the engine's own hold of it.
+bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {
+  std::size_t known = 1;
+  std::size_t views = gradient.is_view() ? 1 : 0;
+  const at::TensorBase* root = gradient.is_view() ? &gradient._base() : nullptr;
+  if (arrived.defined() && arrived.is_alias_of(gradient)) {
+    ++known;
+    if (arrived.is_view()) {
+      const at::TensorBase& other_root = arrived._base();
+      if (root != nullptr && !root->is_same(other_root)) return false;
+      root = &other_root;
+      ++views;
+    }
+  }
+  // What a view is one of lives as long as the view; nobody else may have it.
+  if (root != nullptr) {
+    if (static_cast<std::size_t>(root->use_count()) > views) return false;
+    ++known;
+  }
+  return static_cast<std::size_t>(gradient.storage().use_count()) <= known;
+}
+
+}  // namespace
+
 class GradientReducer::Hook : public torch::autograd::FunctionPostHook {
  public:
   Hook(std::weak_ptr<GradientReducer> reducer, std::size_t index)
       : reducer_(std::move(reducer)), index_(index) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    if (const auto reducer = reducer_.lock()) reducer->on_gradient(index_);
+                                            const torch::autograd::variable_list& inputs) override {
+    if (const auto reducer = reducer_.lock())
+      reducer->on_gradient(index_, inputs.empty() ? at::Tensor() : inputs.front());
     return outputs;
   }
 
@@ -79,8 +108,12 @@ void GradientReducer::set_exchange(bool on) {
 void GradientReducer::backward(const at::Tensor& loss_sum, std::int64_t count) {
   {
     const std::lock_guard lock(mutex_);
+    check_usable();
     check_model();
-    if (!divides_by_count()) check_zeroed();
+    if (!divides_by_count()) {
+      check_zeroed();
+      has_plain_gradients_ = false;
+    }
     count_ += count;
     // Not every device has float64.
     const c10::Device place = device().is_cuda() ? device() : c10::Device(at::kCPU);
@@ -88,6 +121,8 @@ void GradientReducer::backward(const at::Tensor& loss_sum, std::int64_t count) {
                                  ? loss_sum.detach().reshape({}).to(place).to(at::kDouble)
                                  : at::zeros({}, at::dtype(at::kDouble).device(place));
     loss_sum_ = loss_sum_.defined() ? loss_sum_ + value : value;
+    // Until this pass has ended well: what was counted and sent cannot be taken back.
+    broken_ = true;
     if (exchange_) begin();
   }
   if (loss_sum.defined() && loss_sum.requires_grad()) {
@@ -105,6 +140,14 @@ void GradientReducer::backward(const at::Tensor& loss_sum, std::int64_t count) {
   }
   const std::lock_guard lock(mutex_);
   if (exchange_) finish();
+  broken_ = false;
+}
+
+void GradientReducer::check_usable() const {
+  if (broken_)
+    throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
+                     "samples are counted and its gradients are not: start the ranks anew from a "
+                     "checkpoint");
 }
 
 // What would otherwise train on each rank by itself, unnoticed.
@@ -124,16 +167,23 @@ void GradientReducer::check_model() const {
                        slot.name);
 }
 
-// What is left of the step before would be divided a second time.
+// Before the first counted pass of a step: what is left of the step before would be divided a
+// second time, and gradients of mean losses as if they were of summed ones.
 void GradientReducer::check_zeroed() const {
   for (const Slot& slot : slots_) {
     const at::Tensor& gradient = slot.parameter.grad();
-    if (!gradient.defined() || slot.handed_out.lock() != gradient.getIntrusivePtr()) continue;
-    // Where it was touched since, as by clipping, the version says nothing: looked at once.
-    if (gradient._version() == slot.version || (num_exchanges_ == 1 && gradient.any().item<bool>()))
-      throw UsageError("the gradient of '{}' is still that of the step before: call zero_grad() "
-                       "between steps",
-                       slot.name);
+    if (!gradient.defined()) continue;
+    // Where it was touched since it was handed out, as by clipping, the version says nothing:
+    // looked at once. Where it was not, it may have been zeroed behind autograd's back (data()).
+    const bool handed_out = slot.handed_out.lock() == gradient.getIntrusivePtr();
+    const bool suspect = gradient._version() == slot.version || num_exchanges_ == 1;
+    if (!has_plain_gradients_ && !(handed_out && suspect)) continue;
+    if (gradient.any().item<bool>())
+      throw UsageError("the gradient of '{}' is still that of {}: call zero_grad() between steps",
+                       slot.name,
+                       has_plain_gradients_ ? "a loss.backward() before this backward(model, "
+                                              "loss_sum, count), and they do not add up"
+                                            : "the step before");
   }
 }
 
@@ -148,17 +198,24 @@ void GradientReducer::check_gradient(const Slot& slot) const {
                      "model, whose samples it would not be divided by: register both in one module "
                      "and wrap that",
                      slot.name);
+  if (!is_counted_pass() && divides_by_count())
+    throw UsageError("the gradient of '{}' came in a loss.backward() after a backward(model, "
+                     "loss_sum, count) of the same step, and they do not add up: use one of them",
+                     slot.name);
   if (exchange_ && gradient.requires_grad())
     throw UsageError("the gradient of '{}' is itself part of a graph (create_graph), which "
                      "data parallelism cannot follow through its sums: use no_sync() for that pass",
                      slot.name);
 }
 
-void GradientReducer::on_gradient(std::size_t index) {
+void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
   slot.used = true;
   check_gradient(slot);
+  if (!is_counted_pass()) has_plain_gradients_ = true;
+  if (at::Tensor& gradient = slot.parameter.mutable_grad(); !is_sole_user(gradient, arrived))
+    gradient = gradient.clone();
   if (!exchange_) return;
   if (!in_backward_) {
     in_backward_ = true;

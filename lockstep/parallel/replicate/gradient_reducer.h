@@ -102,9 +102,10 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                   CountedPass counted_pass);
 
   void install_hooks();
-  void on_gradient(std::size_t index);
+  void on_gradient(std::size_t index, const at::Tensor& arrived);
   void check_gradient(const Slot& slot) const;
   void check_model() const;
+  void check_usable() const;
   void check_zeroed() const;
   bool is_counted_pass() const { return counted_pass_->load() == this; }
   bool divides_by_count() const { return loss_sum_.defined(); }
@@ -118,7 +119,8 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void place(Slot& slot);
   void launch_ready();
   void launch(Bucket& bucket);
-  bool divided_in_flight(const Bucket& bucket) const;
+  std::vector<at::Tensor> memory_of(const Bucket& bucket) const;
+  bool divided_in_flight() const;
   void refuse_unused(const std::vector<std::size_t>& unused);
   at::Tensor exchange_usage();
   void complete_buckets();
@@ -136,7 +138,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   std::size_t next_bucket_ = 0;           // to leave
   std::vector<std::size_t> ready_order_;  // of this pass
   bool exchange_ = true;
-  bool in_backward_ = false;  // a gradient has come in this pass
+  bool in_backward_ = false;          // a gradient has come in this pass
+  bool has_plain_gradients_ = false;  // of a caller's own backward(), since the last exchange
+  bool broken_ = false;               // a backward() here ended in an exception
   bool order_known_ = false;
   std::int64_t num_exchanges_ = 0;
   std::int64_t count_ = 0;  // of backward() since the last exchange

@@ -14,14 +14,14 @@ SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& grou
       });
   for (const auto& item : module.named_modules())
     if (!converted(*item.value()) && redirect_batch_norm(item.value(), item.key(), sum_))
-      norms_.push_back(item.value());
+      norms_.push_back({item.value(), item.key()});
 }
 
 SyncBatchNorm::~SyncBatchNorm() { release_batch_norms(sum_.get()); }
 
 bool SyncBatchNorm::converted(const torch::nn::Module& norm) const {
   return std::ranges::any_of(norms_,
-                             [&](const auto& known) { return known.lock().get() == &norm; });
+                             [&](const auto& known) { return known.module.lock().get() == &norm; });
 }
 
 bool SyncBatchNorm::converted_any_of(const torch::nn::Module& module) const {
@@ -30,8 +30,13 @@ bool SyncBatchNorm::converted_any_of(const torch::nn::Module& module) const {
                              [&](const auto& inner) { return converted(*inner); });
 }
 
+void SyncBatchNorm::renew() {
+  for (const Converted& norm : norms_)
+    if (const auto module = norm.module.lock()) redirect_batch_norm(module, norm.name, sum_);
+}
+
 bool SyncBatchNorm::expired() const {
-  return std::ranges::all_of(norms_, [](const auto& norm) { return norm.expired(); });
+  return std::ranges::all_of(norms_, [](const auto& norm) { return norm.module.expired(); });
 }
 
 }  // namespace lockstep::replicate

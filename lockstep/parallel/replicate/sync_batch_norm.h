@@ -14,7 +14,7 @@ namespace lockstep::replicate {
 // Makes every BatchNorm1d, 2d and 3d inside a module take its mean and variance over the samples of
 // all ranks of a group while it trains. The modules stay what they are: tensors of each carry a
 // dispatch key that leads LibTorch's batch_norm to us. Moving a module to another device or dtype
-// takes the key away: convert it where it stays.
+// takes the key away, until renew().
 //
 // Every rank makes one of these, before the module becomes data parallel, and then runs the same
 // batch norms in the same order, forward and backward. One value per channel on a rank is enough
@@ -39,6 +39,9 @@ class SyncBatchNorm {
   // Whether one of those it converted is inside a module, or is the module.
   bool converted_any_of(const torch::nn::Module& module) const;
 
+  // Once they are where they stay.
+  void renew();
+
   // True once all of them are gone.
   bool expired() const;
 
@@ -46,7 +49,11 @@ class SyncBatchNorm {
   bool converted(const torch::nn::Module& norm) const;
 
   std::shared_ptr<const SumOverRanks> sum_;
-  std::vector<std::weak_ptr<torch::nn::Module>> norms_;
+  struct Converted {
+    std::weak_ptr<torch::nn::Module> module;
+    std::string name;
+  };
+  std::vector<Converted> norms_;
 };
 
 }  // namespace lockstep::replicate

@@ -9,6 +9,7 @@
 #include <lockstep/train/config/sections.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/is_there.h>
 
 namespace lockstep::train {
 
@@ -42,11 +43,6 @@ std::string problem_with(const fs::path& file, const std::string& start) {
     return fmt::format("cannot be read ({}): change its permissions", reason(errno));
   if (info.st_size == 0) return "is empty: there is nothing in it to train on";
   return "";
-}
-
-bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
 }
 
 // The files that one entry of data.train or data.validation stands for: Megatron's come in pairs,

@@ -161,6 +161,13 @@ void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
   at::Tensor nothing = suite.place(at::zeros({count}, dtype));
   group.all_reduce(nothing, ReduceOp::mean, {.divisor = at::zeros({1}, at::kDouble)}).wait();
   suite.expect_same(nothing, at::zeros({count}, dtype), "the mean over nothing");
+  // More than 16 bits hold.
+  const double many = 70'001.0 * suite.size();
+  at::Tensor small = suite.place(at::full({count}, 7, dtype));
+  group.all_reduce(small, ReduceOp::mean, {.divisor = at::full({1}, many, at::kDouble)}).wait();
+  const at::Tensor sum =
+      at::full({count}, 7.0 * suite.size(), at::promote_types(dtype, at::kFloat));
+  suite.expect_same(small, (sum / many).to(dtype), "a divisor beyond 16 bits");
 }
 
 }  // namespace
@@ -204,7 +211,7 @@ void check_reductions(Suite& suite) {
   });
 
   if (suite.device().is_cpu())
-    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
       for (const std::int64_t count : {std::int64_t{17}, kLarge})
         suite.cell(label(Operation::all_reduce, dtype, ReduceOp::mean, count) + " by a divisor",
                    [&] { check_divisor(suite, dtype, count); });

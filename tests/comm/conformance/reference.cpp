@@ -1,5 +1,6 @@
 #include "reference.h"
 
+#include <bit>
 #include <cmath>
 #include <type_traits>
 
@@ -23,8 +24,9 @@ std::uint64_t mixed(std::uint64_t x) {
 
 // In ±[2^-8, 2^7): sums of a few fit into half precision.
 double scattered(std::uint64_t bits) {
-  const double fraction = 1.0 + static_cast<double>(bits >> 12) * 0x1p-52;
-  return std::ldexp((bits & 1) != 0 ? fraction : -fraction, static_cast<int>((bits >> 1) % 15) - 8);
+  const std::uint64_t sign = (bits & 1) ^ 1;
+  const std::uint64_t exponent = 1023 - 8 + (bits >> 1) % 15;
+  return std::bit_cast<double>(sign << 63 | exponent << 52 | bits >> 12);
 }
 
 template <typename T>
@@ -83,28 +85,27 @@ A combined(A a, A b, ReduceOp op) {
 }
 
 template <typename T, typename A = typename Wide<T>::type>
-A tree(const std::vector<const T*>& inputs, std::size_t first, std::size_t n, std::int64_t i,
-       ReduceOp op) {
-  if (n == 1) return static_cast<A>(inputs[first][i]);
+std::vector<A> tree(const std::vector<at::Tensor>& inputs, std::size_t first, std::size_t n,
+                    ReduceOp op) {
+  if (n == 1) {
+    const auto* data = static_cast<const T*>(inputs[first].data_ptr());
+    return std::vector<A>(data, data + inputs[first].numel());
+  }
   std::size_t left = 1;
   while (left * 2 < n) left *= 2;
-  return combined<A>(tree<T>(inputs, first, left, i, op),
-                     tree<T>(inputs, first + left, n - left, i, op), op);
+  std::vector<A> result = tree<T>(inputs, first, left, op);
+  const std::vector<A> right = tree<T>(inputs, first + left, n - left, op);
+  for (std::size_t i = 0; i < result.size(); ++i) result[i] = combined<A>(result[i], right[i], op);
+  return result;
 }
 
 template <typename T>
-void canonical_into(at::Tensor& result, const std::vector<at::Tensor>& tensors, ReduceOp op) {
-  using A = typename Wide<T>::type;
-  std::vector<const T*> inputs;
-  for (const at::Tensor& tensor : tensors)
-    inputs.push_back(static_cast<const T*>(tensor.data_ptr()));
+void canonical_into(at::Tensor& result, const std::vector<at::Tensor>& inputs, ReduceOp op) {
   auto* out = static_cast<T*>(result.data_ptr());
-  const std::int64_t count = result.numel();
-  for (std::int64_t i = 0; i < count; ++i) {
-    A value = tree<T>(inputs, 0, inputs.size(), i, op);
+  for (auto value : tree<T>(inputs, 0, inputs.size(), op)) {
     if constexpr (!std::is_integral_v<T>)
-      if (op == ReduceOp::mean) value = value / static_cast<A>(inputs.size());
-    out[i] = static_cast<T>(value);
+      if (op == ReduceOp::mean) value = value / static_cast<decltype(value)>(inputs.size());
+    *out++ = static_cast<T>(value);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/elastic/rendezvous.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/server.h>
@@ -30,7 +31,8 @@ Launched start(const std::string& scenario, const Folder& flight) {
 // A rank alone, told of a job by these variables.
 Launched start_alone(std::vector<std::string> variables) {
   variables.insert(variables.end(), {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
-                                     "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29511"});
+                                     "MASTER_ADDR=127.0.0.1"});
+  variables.push_back("MASTER_PORT=" + std::to_string(elastic::free_port("127.0.0.1")));
   return Launched({this_program(), "--scenario", "absent-store"}, std::move(variables));
 }
 

@@ -1,0 +1,35 @@
+#include <lockstep/data/step_cut.h>
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+TEST(StepCut, TheLastStepMayBeShort) {
+  const StepCut cut{.samples_per_batch = 4, .batches_per_step = 2};
+  EXPECT_EQ(cut.num_used(17), 17);
+  EXPECT_EQ(cut.num_steps(17), 3);
+  EXPECT_EQ(cut.num_batches(17), 5);
+  EXPECT_EQ(cut.num_steps(16), 2);
+  EXPECT_EQ(cut.num_batches(16), 4);
+  EXPECT_EQ(cut.num_steps(0), 0);
+}
+
+TEST(StepCut, DropsWholeStepsOnly) {
+  const StepCut cut{.samples_per_batch = 4, .batches_per_step = 2, .drop_last = true};
+  EXPECT_EQ(cut.num_used(15), 8);
+  EXPECT_EQ(cut.num_used(7), 0);
+}
+
+TEST(StepCut, ASampleIsAStepHoweverLargeAStepMayBe) {
+  const StepCut cut{.samples_per_batch = 1, .batches_per_step = kMost};
+  EXPECT_EQ(cut.num_steps(10), 1);
+  EXPECT_EQ((StepCut{.samples_per_batch = kMost}).num_batches(10), 1);
+}
+
+}  // namespace
+}  // namespace lockstep::data
