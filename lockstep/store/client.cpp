@@ -19,9 +19,6 @@ namespace {
 // Connections kept for the next calls; a burst of waiting threads makes more and closes them after.
 constexpr std::size_t kMostIdle = 4;
 
-// The server gives a newcomer no longer, so there is no point in waiting longer for it.
-constexpr milliseconds kHandshakeTime(5000);
-
 // How much later than the deadline the server's own "timeout", which knows what is missing, may
 // come.
 constexpr milliseconds kLastWord(1000);

@@ -23,6 +23,9 @@ namespace lockstep::store {
 // The handshake's purpose: this, and a text that names the client (its session).
 inline constexpr char kPurpose[] = "store ";
 
+// A server gives a newcomer no longer to prove itself, and a client waits no longer for that.
+inline constexpr milliseconds kHandshakeTime(5000);
+
 // Random, one for each server: tells a client that it still talks to the one it began with.
 using Greeting = std::array<std::byte, 16>;
 

@@ -28,7 +28,6 @@ namespace {
 // thousand ranks that connect at once do not push each other out.
 constexpr std::size_t kMostNewcomers = 256;
 constexpr milliseconds kGrace(50);
-constexpr milliseconds kHandshakeTime(5000);
 
 constexpr milliseconds kPauseWithoutDescriptors(100);
 constexpr milliseconds kBetweenWarnings(10000);

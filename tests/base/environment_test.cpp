@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Settings = std::map<std::string, std::string>;
 
 constexpr const char* kAll[] = {"RANK",

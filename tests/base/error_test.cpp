@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(ListRanks, ReadsAsAPersonWouldSayIt) {
   EXPECT_EQ(list_ranks({}), "no rank");
@@ -29,7 +29,7 @@ TEST(CommError, NamesEverythingItKnows) {
                "all_reduce (call #17) in group 'tp' failed: timeout of ranks 1 and 3. They did not "
                "arrive within 5.0 s.");
   EXPECT_EQ(error.fault(), Fault::timeout);
-  EXPECT_THAT(error.ranks(), testing::ElementsAre(1, 3));
+  EXPECT_THAT(error.ranks(), ::testing::ElementsAre(1, 3));
   EXPECT_EQ(error.details().sequence, 17u);
 }
 
@@ -44,8 +44,8 @@ TEST(CommError, EveryFaultHasAName) {
   for (const Fault fault : {Fault::timeout, Fault::peer_lost, Fault::mismatch, Fault::aborted,
                             Fault::corrupted, Fault::refused, Fault::engine})
     names.emplace_back(fault_name(fault));
-  EXPECT_THAT(names, testing::ElementsAre("timeout", "peer lost", "mismatch", "aborted",
-                                          "corrupted", "refused", "engine"));
+  EXPECT_THAT(names, ::testing::ElementsAre("timeout", "peer lost", "mismatch", "aborted",
+                                            "corrupted", "refused", "engine"));
 }
 
 TEST(Errors, AreOneFamily) {

@@ -12,24 +12,24 @@
 namespace lockstep {
 namespace {
 
-using testing::ContainsRegex;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
-class LogTest : public testing::Test {
+class LogTest : public ::testing::Test {
  protected:
   void SetUp() override { variables_.unset("LOCKSTEP_LOG"); }
 
   // One line at each level.
   static std::string all_levels() {
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     log::trace("a {}", "trace");
     log::debug("a {}", "debug");
     log::info("a {}", "info");
     log::warn("a {}", "warning");
     log::error("an {}", "error");
-    return testing::internal::GetCapturedStderr();
+    return ::testing::internal::GetCapturedStderr();
   }
 
   Variables variables_;
@@ -83,9 +83,9 @@ TEST_F(LogTest, ProgramsThatAreNoRankHaveAName) {
 
 TEST_F(LogTest, PlainTextsAreTakenAsTheyAre) {
   log::set_rank(0, 1);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   log::info(std::string("braces {} and {0}"));
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("braces {} and {0}\n"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("braces {} and {0}\n"));
 }
 
 TEST_F(LogTest, TheProgramsOwnLoggerIsLeftAlone) {
@@ -97,13 +97,13 @@ TEST_F(LogTest, TheProgramsOwnLoggerIsLeftAlone) {
 }
 
 TEST_F(LogTest, RanksMayBeSetWhileOthersSpeak) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   std::thread speaking([] {
     for (int i = 0; i < 200; ++i) log::warn("line {}", i);
   });
   for (int i = 0; i < 50; ++i) log::set_rank(i, 50);
   speaking.join();
-  const auto text = testing::internal::GetCapturedStderr();
+  const auto text = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 200);
   EXPECT_THAT(text, HasSubstr("line 199\n"));
 }

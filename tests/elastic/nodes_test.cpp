@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The promise is one second; a busy machine gets more.
-constexpr milliseconds kSoon(3000);
+constexpr milliseconds kPromised(3000);
 const char* const kWaiting = "echo ready; while :; do sleep 1; done";
 
 class Nodes : public ::testing::Test {
@@ -113,7 +113,7 @@ TEST_F(Nodes, AFailedRankEndsAllHosts) {
   folder_.write("go", "");
   const auto begin = Clock::now();
   expect_all_end(jobs, 7, "rank 3 (local rank 1 on host host1");
-  EXPECT_LT(Clock::now() - begin, kSoon);
+  EXPECT_LT(Clock::now() - begin, kPromised);
   for (const Launched& job : jobs) {
     EXPECT_THAT(job.error(), HasSubstr("  | farewell\n"));
     EXPECT_THAT(
@@ -128,12 +128,12 @@ TEST_F(Nodes, AKilledLauncherEndsAllHosts) {
     std::vector<Launched> jobs = start_waiting();
     jobs[victim].kill(SIGKILL);
     const auto begin = Clock::now();
-    EXPECT_TRUE(jobs[victim].all_gone(kSoon));
+    EXPECT_TRUE(jobs[victim].all_gone(kPromised));
     expect_all_end(jobs, 1,
                    "the launcher of node " + std::to_string(victim) + " (host host" +
                        std::to_string(victim) + ") is gone",
                    &jobs[victim]);
-    EXPECT_LT(Clock::now() - begin, kSoon);
+    EXPECT_LT(Clock::now() - begin, kPromised);
     EXPECT_EQ(jobs[victim].wait(), 128 + SIGKILL);
   }
 }

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "../base/errors.h"
 #include "thread_group.h"
 
 namespace lockstep::mesh {
@@ -20,15 +21,6 @@ using testing::ThreadGroup;
 using World = std::shared_ptr<ThreadGroup>;
 
 const std::vector<Axis> kAxes = {{"pp", 2}, {"dp_shard", 2}, {"cp", 1}, {"tp", -1}};
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(DeviceMesh, EachAxisIsTheGroupThatTheShapeSays) {
   run_ranks(12, [](World world) {
@@ -112,26 +104,26 @@ TEST(DeviceMesh, FlattenBySomeNamesTheOthers) {
 
 TEST(DeviceMesh, MistakesAreFoundBeforeAnythingIsSent) {
   run_ranks(8, [](World world) {
-    EXPECT_THAT(error_of([&] {
+    EXPECT_THAT(usage_error([&] {
                   DeviceMesh(world, {{"dp_shard", 4}, {"tp", 3}});
                 }),
                 HasSubstr("dp_shard 4 × tp 3 = 12 but the world has 8 ranks"));
-    EXPECT_THAT(error_of([&] {
+    EXPECT_THAT(usage_error([&] {
                   DeviceMesh(world, {{"tp", 8}}, {.flatten = {{"tp", "ep"}}});
                 }),
                 AllOf(HasSubstr("no axis 'ep'"), HasSubstr("tp 8")));
     EXPECT_EQ(world->num_splits(), 0);
   });
-  EXPECT_THAT(error_of([] { DeviceMesh(nullptr, {{"tp", 1}}); }), HasSubstr("null"));
+  EXPECT_THAT(usage_error([] { DeviceMesh(nullptr, {{"tp", 1}}); }), HasSubstr("null"));
 }
 
 TEST(DeviceMesh, UnknownAxis) {
   run_ranks(2, [](World world) {
     DeviceMesh mesh(world, {{"tp", 2}});
     const auto names_axes = AllOf(HasSubstr("no axis 'dp'"), HasSubstr("tp 2"));
-    EXPECT_THAT(error_of([&] { mesh.axis("dp"); }), names_axes);
-    EXPECT_THAT(error_of([&] { mesh.flatten({"tp", "dp"}); }), names_axes);
-    EXPECT_THAT(error_of([&] { mesh.size("dp"); }), names_axes);
+    EXPECT_THAT(usage_error([&] { mesh.axis("dp"); }), names_axes);
+    EXPECT_THAT(usage_error([&] { mesh.flatten({"tp", "dp"}); }), names_axes);
+    EXPECT_THAT(usage_error([&] { mesh.size("dp"); }), names_axes);
   });
 }
 

@@ -10,21 +10,14 @@
 
 #include <lockstep/base/error.h>
 
+#include "../base/errors.h"
+
 namespace lockstep::mesh {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(MeshShape, FillsInTheRest) {
   const MeshShape mesh(ParallelSizes{.pp = 2, .tp = 4}.axes(), 24);
@@ -36,46 +29,49 @@ TEST(MeshShape, FillsInTheRest) {
 }
 
 TEST(MeshShape, SizesMustMultiplyToTheWorld) {
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(usage_error([] {
                 MeshShape({{"dp_shard", 4}, {"tp", 3}}, 8);
               }),
               HasSubstr("dp_shard 4 × tp 3 = 12 but the world has 8 ranks: "));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(usage_error([] {
                 MeshShape({{"dp_shard", -1}, {"tp", 3}}, 8);
               }),
               AllOf(HasSubstr("tp 3 = 3 does not divide the world's 8 ranks"),
                     HasSubstr("'dp_shard' (-1)")));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(usage_error([] {
                 MeshShape({{"dp_shard", -1}, {"tp", 16}}, 8);
               }),
               HasSubstr("tp 16 = 16 does not divide"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(usage_error([] {
                 MeshShape({{"a", 1 << 30}, {"b", 1 << 30}, {"c", 1 << 30}}, 8);
               }),
               HasSubstr("but the world has 8 ranks"));
-  EXPECT_THAT(error_of([] { MeshShape({}, 2); }), HasSubstr("no axes = 1 but the world has 2"));
+  EXPECT_THAT(usage_error([] { MeshShape({}, 2); }), HasSubstr("no axes = 1 but the world has 2"));
 }
 
 TEST(MeshShape, BadAxes) {
-  EXPECT_THAT(error_of([] { MeshShape({{"a", -1}, {"b", -1}}, 8); }), HasSubstr("both -1"));
-  EXPECT_THAT(error_of([] { MeshShape({{"a", 0}}, 8); }), HasSubstr("axis 'a' has size 0"));
-  EXPECT_THAT(error_of([] { MeshShape({{"a", -2}}, 8); }), HasSubstr("axis 'a' has size -2"));
-  EXPECT_THAT(error_of([] { MeshShape({{"a", 2}, {"a", 4}}, 8); }), HasSubstr("named twice"));
-  EXPECT_THAT(error_of([] { MeshShape({{"a b", 8}}, 8); }), HasSubstr("'a b' is no name"));
-  EXPECT_THAT(error_of([] { MeshShape({{"", 8}}, 8); }), HasSubstr("'' is no name"));
-  EXPECT_THAT(error_of([] { MeshShape({{"a", 1}}, 0); }), HasSubstr("world of 0"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a", -1}, {"b", -1}}, 8); }), HasSubstr("both -1"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a", 0}}, 8); }), HasSubstr("axis 'a' has size 0"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a", -2}}, 8); }), HasSubstr("axis 'a' has size -2"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a", 2}, {"a", 4}}, 8); }), HasSubstr("named twice"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a b", 8}}, 8); }), HasSubstr("'a b' is no name"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"", 8}}, 8); }), HasSubstr("'' is no name"));
+  EXPECT_THAT(usage_error([] { MeshShape({{"a", 1}}, 0); }), HasSubstr("world of 0"));
 }
 
 TEST(MeshShape, UnknownAxisListsTheAxes) {
   const MeshShape mesh({{"dp_shard", 4}, {"tp", 2}}, 8);
-  EXPECT_THAT(error_of([&] { mesh.size("sp"); }),
+  EXPECT_THAT(usage_error([&] { mesh.size("sp"); }),
               AllOf(HasSubstr("no axis 'sp'"), HasSubstr("dp_shard 4 × tp 2")));
-  EXPECT_THAT(error_of([&] { mesh.group_of(0, {"tp", "ep"}); }), HasSubstr("no axis 'ep'"));
-  EXPECT_THAT(error_of([&] { mesh.group_of(0, {"tp", "tp"}); }), HasSubstr("named twice"));
-  EXPECT_THAT(error_of([&] { mesh.group_of(0, {}); }), HasSubstr("no axis was named"));
-  EXPECT_THAT(error_of([&] { mesh.coordinates(8); }), HasSubstr("rank 8 of a mesh of 8"));
-  EXPECT_THAT(error_of([&] { mesh.rank_at({4, 0}); }), HasSubstr("position 4 on axis 'dp_shard'"));
-  EXPECT_THAT(error_of([&] { mesh.rank_at({4}); }), HasSubstr("1 coordinates"));
+  EXPECT_THAT(usage_error([&] { mesh.group_of(0, {"tp", "ep"}); }), HasSubstr("no axis 'ep'"));
+  EXPECT_THAT(usage_error([&] { mesh.group_of(0, {"tp", "tp"}); }), HasSubstr("named twice"));
+  EXPECT_THAT(usage_error([&] { mesh.group_of(0, {}); }), HasSubstr("no axis was named"));
+  EXPECT_THAT(usage_error([&] { mesh.coordinates(8); }), HasSubstr("rank 8 of a mesh of 8"));
+  EXPECT_THAT(usage_error([&] {
+                mesh.rank_at({4, 0});
+              }),
+              HasSubstr("position 4 on axis 'dp_shard'"));
+  EXPECT_THAT(usage_error([&] { mesh.rank_at({4}); }), HasSubstr("1 coordinates"));
 }
 
 TEST(MeshShape, Example) {

@@ -5,6 +5,7 @@
 
 #include <lockstep/base/error.h>
 
+#include "../base/errors.h"
 #include "random_placement.h"
 
 namespace lockstep::mesh {
@@ -14,15 +15,6 @@ using ::testing::ElementsAre;
 using testing::enumerate;
 using ::testing::HasSubstr;
 using testing::Random;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(PartOf, PartsAreInOrderAndCoverAll) {
   for (std::int64_t size = 0; size < 40; ++size) {
@@ -60,10 +52,10 @@ TEST(PartOf, HugeSizesDoNotOverflow) {
 }
 
 TEST(PartOf, BadNumbers) {
-  EXPECT_THAT(error_of([] { part_of(4, 2, 2); }), HasSubstr("part 2 of 2"));
-  EXPECT_THAT(error_of([] { part_of(4, -1, 2); }), HasSubstr("part -1 of 2"));
-  EXPECT_THAT(error_of([] { part_of(4, 0, 0); }), HasSubstr("part 0 of 0"));
-  EXPECT_THAT(error_of([] { part_of(-4, 0, 1); }), HasSubstr("-4"));
+  EXPECT_THAT(usage_error([] { part_of(4, 2, 2); }), HasSubstr("part 2 of 2"));
+  EXPECT_THAT(usage_error([] { part_of(4, -1, 2); }), HasSubstr("part -1 of 2"));
+  EXPECT_THAT(usage_error([] { part_of(4, 0, 0); }), HasSubstr("part 0 of 0"));
+  EXPECT_THAT(usage_error([] { part_of(-4, 0, 1); }), HasSubstr("-4"));
 }
 
 TEST(Placement, Example) {
@@ -98,25 +90,29 @@ TEST(Placement, UnevenSizes) {
   EXPECT_EQ(full.cut_dim(0, 0, sizes).box()[0], (Interval{0, 5}));
   EXPECT_TRUE(full.cut_dim(0, 1, sizes).empty());
   EXPECT_EQ(full.cut_dim(0, 2, sizes).box()[0], (Interval{5, 7}));
-  EXPECT_THAT(error_of([&] { full.cut_dim(1, 0, sizes); }), HasSubstr("[5, 0, 2]"));
-  EXPECT_THAT(error_of([&] { full.cut_dim(0, 3, sizes); }), HasSubstr("part 3 of 3"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(1, 0, sizes); }), HasSubstr("[5, 0, 2]"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(0, 3, sizes); }), HasSubstr("part 3 of 3"));
   const std::vector<std::int64_t> negative = {8, -1};
-  EXPECT_THAT(error_of([&] { full.cut_dim(0, 0, negative); }), HasSubstr("[8, -1]"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(0, 0, negative); }), HasSubstr("[8, -1]"));
 }
 
 TEST(Placement, BadCuts) {
   const auto full = Placement::full({4, 6});
-  EXPECT_THAT(error_of([] { Placement::full({2, -3}); }), HasSubstr("[2, -3]"));
-  EXPECT_THAT(error_of([] { Placement::full({1LL << 40, 0, 1LL << 40}); }), HasSubstr("63 bits"));
-  EXPECT_THAT(error_of([&] { full.cut_dim(2, 0, 2); }), HasSubstr("dim 2"));
-  EXPECT_THAT(error_of([&] { full.cut_dim(-3, 0, 2); }), HasSubstr("dim -3"));
-  EXPECT_THAT(error_of([&] { full.cut_dim(0, Interval{1, 5}); }), HasSubstr("[1, 5)"));
-  EXPECT_THAT(error_of([&] { full.cut_dim(0, Interval{3, 2}); }), HasSubstr("[3, 2)"));
-  EXPECT_THAT(error_of([&] { full.cut_flat(Interval{0, 25}); }), HasSubstr("[0, 24)"));
-  EXPECT_THAT(error_of([&] { full.cut_flat(0, 2).cut_dim(0, 0, 2); }), HasSubstr("cut dims first"));
-  EXPECT_THAT(error_of([&] { full.local_offset(24); }), HasSubstr("element 24"));
-  EXPECT_THAT(error_of([&] { full.logical_index(-1); }), HasSubstr("element -1"));
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(usage_error([] { Placement::full({2, -3}); }), HasSubstr("[2, -3]"));
+  EXPECT_THAT(usage_error([] {
+                Placement::full({1LL << 40, 0, 1LL << 40});
+              }),
+              HasSubstr("63 bits"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(2, 0, 2); }), HasSubstr("dim 2"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(-3, 0, 2); }), HasSubstr("dim -3"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(0, Interval{1, 5}); }), HasSubstr("[1, 5)"));
+  EXPECT_THAT(usage_error([&] { full.cut_dim(0, Interval{3, 2}); }), HasSubstr("[3, 2)"));
+  EXPECT_THAT(usage_error([&] { full.cut_flat(Interval{0, 25}); }), HasSubstr("[0, 24)"));
+  EXPECT_THAT(usage_error([&] { full.cut_flat(0, 2).cut_dim(0, 0, 2); }),
+              HasSubstr("cut dims first"));
+  EXPECT_THAT(usage_error([&] { full.local_offset(24); }), HasSubstr("element 24"));
+  EXPECT_THAT(usage_error([&] { full.logical_index(-1); }), HasSubstr("element -1"));
+  EXPECT_THAT(usage_error([&] {
                 intersect(full, Placement::full({6, 4}));
               }),
               HasSubstr("[4, 6] and [6, 4]"));

@@ -69,13 +69,13 @@ TEST(ModelConfig, CountsTheLargestThatPasses) {
   EXPECT_GT(num_parameters(config), std::int64_t{2} << 60);
 }
 
-struct Bad {
+struct Mistake {
   const char* what;
   void (*change)(ModelConfig&);
   std::vector<std::string> named;  // words of the message
 };
 
-class BadConfig : public testing::TestWithParam<Bad> {};
+class BadConfig : public testing::TestWithParam<Mistake> {};
 
 TEST_P(BadConfig, IsRefusedWithItsNumbers) {
   auto config = small(Family::llama);
@@ -94,34 +94,34 @@ constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
 INSTANTIATE_TEST_SUITE_P(
     Each, BadConfig,
     testing::Values(
-        Bad{"vocab", [](ModelConfig& c) { c.vocab_size = 0; }, {"vocab_size", "0"}},
-        Bad{"hidden", [](ModelConfig& c) { c.hidden_size = -96; }, {"hidden_size", "-96"}},
-        Bad{"too_wide", [](ModelConfig& c) { c.hidden_size = 1ll << 40; }, {"hidden_size"}},
-        Bad{"layers", [](ModelConfig& c) { c.num_layers = 0; }, {"num_layers"}},
-        Bad{"heads", [](ModelConfig& c) { c.num_heads = 0; }, {"num_heads"}},
-        Bad{"heads_of_width", [](ModelConfig& c) { c.num_heads = 7; }, {"96", "7"}},
-        Bad{"kv_of_heads", [](ModelConfig& c) { c.num_kv_heads = 4; }, {"num_kv_heads 4", "6"}},
-        Bad{"kv_more", [](ModelConfig& c) { c.num_kv_heads = 12; }, {"num_kv_heads", "12"}},
-        Bad{"odd_head", [](ModelConfig& c) { c.num_heads = 32; }, {"3 wide", "even"}},
-        Bad{"head_dim", [](ModelConfig& c) { c.head_dim = 1ll << 62; }, {"head_dim"}},
-        Bad{"inner", [](ModelConfig& c) { c.intermediate_size = -1; }, {"intermediate_size"}},
-        Bad{"positions", [](ModelConfig& c) { c.max_positions = 0; }, {"max_positions"}},
-        Bad{"eps", [](ModelConfig& c) { c.norm_eps = 0; }, {"norm_eps"}},
-        Bad{"eps_nan", [](ModelConfig& c) { c.norm_eps = kNan; }, {"norm_eps"}},
-        Bad{"theta", [](ModelConfig& c) { c.rope_theta = kNan; }, {"rope_theta"}},
-        Bad{"dropout", [](ModelConfig& c) { c.dropout = 1; }, {"dropout", "1"}},
-        Bad{"grouped_gpt2",
-            [](ModelConfig& c) {
-              c.family = Family::gpt2;
-              c.num_kv_heads = 3;
-            },
-            {"num_kv_heads", "GPT-2", "llama"}},
-        Bad{"narrow_gpt2",
-            [](ModelConfig& c) {
-              c.family = Family::gpt2;
-              c.head_dim = 8;
-            },
-            {"head_dim 8", "96"}}),
+        Mistake{"vocab", [](ModelConfig& c) { c.vocab_size = 0; }, {"vocab_size", "0"}},
+        Mistake{"hidden", [](ModelConfig& c) { c.hidden_size = -96; }, {"hidden_size", "-96"}},
+        Mistake{"too_wide", [](ModelConfig& c) { c.hidden_size = 1ll << 40; }, {"hidden_size"}},
+        Mistake{"layers", [](ModelConfig& c) { c.num_layers = 0; }, {"num_layers"}},
+        Mistake{"heads", [](ModelConfig& c) { c.num_heads = 0; }, {"num_heads"}},
+        Mistake{"heads_of_width", [](ModelConfig& c) { c.num_heads = 7; }, {"96", "7"}},
+        Mistake{"kv_of_heads", [](ModelConfig& c) { c.num_kv_heads = 4; }, {"num_kv_heads 4", "6"}},
+        Mistake{"kv_more", [](ModelConfig& c) { c.num_kv_heads = 12; }, {"num_kv_heads", "12"}},
+        Mistake{"odd_head", [](ModelConfig& c) { c.num_heads = 32; }, {"3 wide", "even"}},
+        Mistake{"head_dim", [](ModelConfig& c) { c.head_dim = 1ll << 62; }, {"head_dim"}},
+        Mistake{"inner", [](ModelConfig& c) { c.intermediate_size = -1; }, {"intermediate_size"}},
+        Mistake{"positions", [](ModelConfig& c) { c.max_positions = 0; }, {"max_positions"}},
+        Mistake{"eps", [](ModelConfig& c) { c.norm_eps = 0; }, {"norm_eps"}},
+        Mistake{"eps_nan", [](ModelConfig& c) { c.norm_eps = kNan; }, {"norm_eps"}},
+        Mistake{"theta", [](ModelConfig& c) { c.rope_theta = kNan; }, {"rope_theta"}},
+        Mistake{"dropout", [](ModelConfig& c) { c.dropout = 1; }, {"dropout", "1"}},
+        Mistake{"grouped_gpt2",
+                [](ModelConfig& c) {
+                  c.family = Family::gpt2;
+                  c.num_kv_heads = 3;
+                },
+                {"num_kv_heads", "GPT-2", "llama"}},
+        Mistake{"narrow_gpt2",
+                [](ModelConfig& c) {
+                  c.family = Family::gpt2;
+                  c.head_dim = 8;
+                },
+                {"head_dim 8", "96"}}),
     [](const auto& test) { return std::string(test.param.what); });
 
 }  // namespace

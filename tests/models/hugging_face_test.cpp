@@ -90,13 +90,13 @@ TEST(HuggingFace, WritesWhatItReads) {
   EXPECT_EQ(from_hugging_face(to_hugging_face(llama), kFile), resolved(llama));
 }
 
-struct Bad {
+struct BadText {
   const char* what;
   const char* text;
   const char* named;  // in the message, besides the file
 };
 
-class BadConfigJson : public testing::TestWithParam<Bad> {};
+class BadConfigJson : public testing::TestWithParam<BadText> {};
 
 TEST_P(BadConfigJson, IsRefused) {
   const auto message = usage_error([] { from_hugging_face(GetParam().text, kFile); });
@@ -107,45 +107,48 @@ TEST_P(BadConfigJson, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     Each, BadConfigJson,
     testing::Values(
-        Bad{"empty", "", "JSON"}, Bad{"cut", R"({"model_type": )", "JSON"},
-        Bad{"list", "[1]", "object"},
-        Bad{"deep", "{\"a\":[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}", "deep"},
-        Bad{"no_type", "{}", "model_type is missing"},
-        Bad{"other_type", R"({"model_type": "mamba"})", "mamba"},
-        Bad{"type_of_type", R"({"model_type": 3})", "model_type is 3"},
-        Bad{"word", R"({"model_type": "gpt2", "n_embd": "768"})", R"(n_embd is "768")"},
-        Bad{"half", R"({"model_type": "gpt2", "n_layer": 1.5})", "n_layer is 1.5"},
-        Bad{"huge", R"({"model_type": "gpt2", "n_layer": 18446744073709551615})", "n_layer"},
-        Bad{"negative", R"({"model_type": "gpt2", "n_layer": -1})", "num_layers is -1"},
-        Bad{"heads", R"({"model_type": "gpt2", "n_head": 7})", "768"},
-        Bad{"relu", R"({"model_type": "gpt2", "activation_function": "relu"})", "\"relu\""},
-        Bad{"unscaled", R"({"model_type": "gpt2", "scale_attn_weights": false})",
-            "scale_attn_weights is false"},
-        Bad{"by_layer", R"({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true})",
-            "scale_attn_by_inverse_layer_idx is true"},
-        Bad{"cross", R"({"model_type": "gpt2", "add_cross_attention": true})",
-            "add_cross_attention"},
-        Bad{"quantised", R"({"model_type": "llama", "quantization_config": {"bits": 4}})",
-            R"({"bits":4})"},
-        Bad{"gelu", R"({"model_type": "llama", "hidden_act": "gelu"})", R"(hidden_act is "gelu")"},
-        Bad{"bias", R"({"model_type": "llama", "attention_bias": true})", "attention_bias is true"},
-        Bad{"mlp_bias", R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
-        Bad{"scaled",
+        BadText{"empty", "", "JSON"}, BadText{"cut", R"({"model_type": )", "JSON"},
+        BadText{"list", "[1]", "object"},
+        BadText{"deep", "{\"a\":[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}", "deep"},
+        BadText{"no_type", "{}", "model_type is missing"},
+        BadText{"other_type", R"({"model_type": "mamba"})", "mamba"},
+        BadText{"type_of_type", R"({"model_type": 3})", "model_type is 3"},
+        BadText{"word", R"({"model_type": "gpt2", "n_embd": "768"})", R"(n_embd is "768")"},
+        BadText{"half", R"({"model_type": "gpt2", "n_layer": 1.5})", "n_layer is 1.5"},
+        BadText{"huge", R"({"model_type": "gpt2", "n_layer": 18446744073709551615})", "n_layer"},
+        BadText{"negative", R"({"model_type": "gpt2", "n_layer": -1})", "num_layers is -1"},
+        BadText{"heads", R"({"model_type": "gpt2", "n_head": 7})", "768"},
+        BadText{"relu", R"({"model_type": "gpt2", "activation_function": "relu"})", "\"relu\""},
+        BadText{"unscaled", R"({"model_type": "gpt2", "scale_attn_weights": false})",
+                "scale_attn_weights is false"},
+        BadText{"by_layer", R"({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": true})",
+                "scale_attn_by_inverse_layer_idx is true"},
+        BadText{"cross", R"({"model_type": "gpt2", "add_cross_attention": true})",
+                "add_cross_attention"},
+        BadText{"quantised", R"({"model_type": "llama", "quantization_config": {"bits": 4}})",
+                R"({"bits":4})"},
+        BadText{"gelu", R"({"model_type": "llama", "hidden_act": "gelu"})",
+                R"(hidden_act is "gelu")"},
+        BadText{"bias", R"({"model_type": "llama", "attention_bias": true})",
+                "attention_bias is true"},
+        BadText{"mlp_bias", R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
+        BadText{
+            "scaled",
             R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}})",
             "rope_scaling is {"},
-        Bad{"scaled_old", R"({"model_type": "llama", "rope_scaling": {"type": "linear"}})",
-            "linear"},
-        Bad{"scaled_new",
-            R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 2}})",
-            "yarn"},
-        Bad{"rope_word", R"({"model_type": "llama", "rope_parameters": "default"})",
-            "rope_parameters"},
-        Bad{"partial",
-            R"({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}})",
-            "partial_rotary_factor is 0.5"},
-        Bad{"theta", R"({"model_type": "llama", "rope_theta": "x"})", "rope_theta"},
-        Bad{"flag", R"({"model_type": "llama", "tie_word_embeddings": 1})",
-            "tie_word_embeddings is 1"}),
+        BadText{"scaled_old", R"({"model_type": "llama", "rope_scaling": {"type": "linear"}})",
+                "linear"},
+        BadText{"scaled_new",
+                R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 2}})",
+                "yarn"},
+        BadText{"rope_word", R"({"model_type": "llama", "rope_parameters": "default"})",
+                "rope_parameters"},
+        BadText{"partial",
+                R"({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}})",
+                "partial_rotary_factor is 0.5"},
+        BadText{"theta", R"({"model_type": "llama", "rope_theta": "x"})", "rope_theta"},
+        BadText{"flag", R"({"model_type": "llama", "tie_word_embeddings": 1})",
+                "tie_word_embeddings is 1"}),
     [](const auto& test) { return std::string(test.param.what); });
 
 TEST(HuggingFace, MessagesStayShort) {

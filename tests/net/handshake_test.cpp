@@ -10,14 +10,12 @@
 #include <lockstep/net/socket.h>
 
 #include "../base/errors.h"
+#include "deadlines.h"
 
 namespace lockstep::net {
 namespace {
 
 using testing::HasSubstr;
-
-Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
-Deadline in(int ms) { return Deadline::after(milliseconds(ms)); }
 
 class Handshake : public testing::Test {
  protected:

@@ -7,22 +7,22 @@ namespace {
 
 using std::chrono::seconds;
 
-const Clock::time_point kStart{seconds(1000)};
+const Clock::time_point kBegin{seconds(1000)};
 
 TEST(Throughput, IsExactFromTheFirstAmountOnWhereTheRateIsConstant) {
   Throughput rate(seconds(30));
-  rate.start(kStart);
+  rate.start(kBegin);
   EXPECT_EQ(rate.per_second(), 0);
   for (int i = 1; i <= 100; ++i) {
-    rate.add(50, kStart + i * milliseconds(250));
+    rate.add(50, kBegin + i * milliseconds(250));
     ASSERT_NEAR(rate.per_second(), 200, 1e-9);
   }
 }
 
 TEST(Throughput, FollowsAChangeWithinItsMemory) {
   Throughput rate(seconds(10));
-  rate.start(kStart);
-  auto now = kStart;
+  rate.start(kBegin);
+  auto now = kBegin;
   for (int i = 0; i < 600; ++i) rate.add(10, now += milliseconds(100));
   EXPECT_NEAR(rate.per_second(), 100, 1e-9);
   for (int i = 0; i < 300; ++i) rate.add(20, now += milliseconds(100));
@@ -32,19 +32,19 @@ TEST(Throughput, FollowsAChangeWithinItsMemory) {
 
 TEST(Throughput, APauseCanBeLeftOut) {
   Throughput rate(seconds(10));
-  rate.start(kStart);
-  rate.add(100, kStart + seconds(1));
-  rate.start(kStart + seconds(500));
-  rate.add(100, kStart + seconds(501));
+  rate.start(kBegin);
+  rate.add(100, kBegin + seconds(1));
+  rate.start(kBegin + seconds(500));
+  rate.add(100, kBegin + seconds(501));
   EXPECT_NEAR(rate.per_second(), 100, 1e-9);
 }
 
 TEST(Throughput, ATimeThatDoesNotAdvanceIsNoDivisionByZero) {
   Throughput rate(seconds(10));
-  rate.start(kStart);
-  rate.add(100, kStart);
+  rate.start(kBegin);
+  rate.add(100, kBegin);
   EXPECT_EQ(rate.per_second(), 0);
-  rate.add(100, kStart + seconds(1));
+  rate.add(100, kBegin + seconds(1));
   EXPECT_GT(rate.per_second(), 0);
 }
 

@@ -11,7 +11,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr std::size_t kLongestText = 120;
-constexpr std::size_t kMostDims = 12;
+constexpr std::size_t kMostDimsShown = 12;
 
 }  // namespace
 
@@ -32,7 +32,7 @@ std::string quote(std::string_view text) {
 }
 
 std::string shape_text(std::span<const std::int64_t> shape) {
-  const auto shown = shape.first(std::min(shape.size(), kMostDims));
+  const auto shown = shape.first(std::min(shape.size(), kMostDimsShown));
   const char* const rest = shown.size() < shape.size() ? ", …" : "";
   return fmt::format("[{}{}]", fmt::join(shown, ", "), rest);
 }

@@ -214,8 +214,11 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
   slot.used = true;
   check_gradient(slot);
   if (!is_counted_pass()) has_plain_gradients_ = true;
-  if (at::Tensor& gradient = slot.parameter.mutable_grad(); !is_sole_user(gradient, arrived))
-    gradient = gradient.clone();
+  // What leaves through a bucket's memory is copied there.
+  const bool in_bucket =
+      slot.view.defined() && (exchange_ || slot.parameter.grad().is_alias_of(slot.view));
+  if (!in_bucket && !is_sole_user(slot.parameter.grad(), arrived))
+    slot.parameter.mutable_grad() = slot.parameter.grad().clone();
   if (!exchange_) return;
   if (!in_backward_) {
     in_backward_ = true;
