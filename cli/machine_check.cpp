@@ -36,12 +36,11 @@ void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, 
   const double needed_a_rank =
       (4 + 4 + state_bytes(config.optimizer)) * static_cast<double>(num_parameters);
   const auto there = static_cast<double>(device::Host().memory().total_bytes);
-  if (needed_a_rank * num_ranks <= there) return;
+  if (there == 0 || needed_a_rank * num_ranks <= there) return;  // 0: the kernel does not say
   throw UsageError(
       "the model has {:.3g} parameters, which with gradients and the optimizer's state are {:.1f} "
-      "GiB on each of {} rank{}, and this host lets it have {:.1f} GiB of memory: make "
-      "model.hidden_size "
-      "(it is {}) or model.num_layers (it is {}) smaller{}",
+      "GiB on each of {} rank{}, and this host lets them have {:.1f} GiB together: make "
+      "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}",
       static_cast<double>(num_parameters), needed_a_rank / kGiB, num_ranks,
       num_ranks == 1 ? "" : "s", there / kGiB, plan.model.hidden_size, plan.model.num_layers,
       num_ranks == 1 ? "" : ", or start fewer ranks");

@@ -10,6 +10,8 @@
 #include <sched.h>
 #include <sys/utsname.h>
 
+#include <lockstep/base/is_there.h>
+
 namespace lockstep::device {
 
 namespace {
@@ -117,7 +119,7 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
   }
   fs::path top = root_ / "sys/fs/cgroup";
   const bool is_v1 = !mount_v1.empty();
-  if (is_v1) top /= fs::exists(top / mount_v1) ? mount_v1 : controller;
+  if (is_v1) top /= is_there(top / mount_v1) ? mount_v1 : controller;
   // Where the container does not see its own path, the walk up still ends at its top.
   std::vector<fs::path> folders;
   fs::path path = fs::path(is_v1 ? path_v1 : path_v2).relative_path().lexically_normal();

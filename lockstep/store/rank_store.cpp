@@ -26,7 +26,7 @@ RankStore::~RankStore() {
     const Deadline patience = Deadline::after(kOthersMayTake);
     while (server_ && done < num_ranks_) {
       if (patience.passed()) {
-        log::warn("{} of {} ranks still use the store that this rank hosts, and lose it now",
+        log::warn("{} of {} ranks have not left the store that this rank hosts, and lose it now",
                   num_ranks_ - done, num_ranks_);
         break;
       }

@@ -16,8 +16,8 @@ struct StepTimes {
   double update = 0;
 };
 
-// Gives the time since it was last asked to one part after the other. Waits for the device first:
-// it computes on after calls return.
+// Gives the time since it was last asked to one part after the other. Waits for a CUDA
+// device first: it computes on after calls return.
 class PartClock {
  public:
   explicit PartClock(c10::Device device);

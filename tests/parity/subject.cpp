@@ -24,14 +24,19 @@ std::pair<at::Tensor, at::Tensor> regression(std::int64_t samples, at::IntArrayR
   return {at::randn(in), at::randn(out)};
 }
 
-Subject mlp() {
-  nn::Sequential net(nn::Linear(7, 33), nn::ReLU(), nn::Linear(33, 17), nn::Tanh(),
-                     nn::Linear(17, 3));
+template <typename Net>
+Subject regression_of(Net net, std::vector<std::int64_t> input, std::vector<std::int64_t> target) {
   return {
       .module = net.ptr(),
       .loss_sum = [net](const at::Tensor& x,
                         const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
-      .make_batch = [](std::int64_t n) { return regression(n, {7}, {3}); }};
+      .make_batch = [=](std::int64_t n) { return regression(n, input, target); }};
+}
+
+Subject mlp() {
+  nn::Sequential net(nn::Linear(7, 33), nn::ReLU(), nn::Linear(33, 17), nn::Tanh(),
+                     nn::Linear(17, 3));
+  return regression_of(net, {7}, {3});
 }
 
 Subject lstm() {
@@ -66,11 +71,7 @@ Subject conv_batch_norm() {
 Subject linear_batch_norm() {
   nn::Sequential net(nn::Linear(6, 9), nn::BatchNorm1d(9), nn::Tanh(), nn::Linear(9, 4),
                      nn::BatchNorm1d(nn::BatchNorm1dOptions(4).affine(false)), nn::Linear(4, 3));
-  return {
-      .module = net.ptr(),
-      .loss_sum = [net](const at::Tensor& x,
-                        const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
-      .make_batch = [](std::int64_t n) { return regression(n, {6}, {3}); }};
+  return regression_of(net, {6}, {3});
 }
 
 Subject transformer_encoder() {
@@ -137,14 +138,7 @@ TORCH_MODULE(Tables);
 
 Subject tables() {
   Tables net;
-  return {
-      .module = net.ptr(),
-      .loss_sum = [net](const at::Tensor& x,
-                        const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
-      .make_batch =
-          [](std::int64_t n) {
-            return regression(n, {6}, {3, 4});
-          }};
+  return regression_of(net, {6}, {3, 4});
 }
 
 // A frozen layer, one that is never used, and one that some batches use.
@@ -169,11 +163,7 @@ TORCH_MODULE(PartlyTrained);
 
 Subject partly_trained() {
   PartlyTrained net;
-  return {
-      .module = net.ptr(),
-      .loss_sum = [net](const at::Tensor& x,
-                        const at::Tensor& y) mutable { return squared_error(net->forward(x), y); },
-      .make_batch = [](std::int64_t n) { return regression(n, {6}, {2}); }};
+  return regression_of(net, {6}, {2});
 }
 
 // Ours.

@@ -45,7 +45,7 @@ TEST_F(RankStoreTest, SaysWhoLosesIt) {
   testing::internal::CaptureStderr();
   host.reset();
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("1 of 2 ranks still use the store"));
+              HasSubstr("1 of 2 ranks have not left the store"));
 }
 
 }  // namespace
