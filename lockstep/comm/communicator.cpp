@@ -137,6 +137,10 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
   if (options.divisor.defined()) check_divisor(options.divisor, call);
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
+  if (options.subject >= 0) {
+    LOCKSTEP_CHECK(fingerprint.operation != Operation::broadcast, "a broadcast has no subject");
+    fingerprint.root = options.subject;
+  }
   // An exchange concerns only the ranks it names: it is numbered per pair instead.
   if (fingerprint.operation != Operation::exchange) fingerprint.sequence = ++sequence_;
   call.deadline = Deadline::after(options.timeout.value_or(timeout_));

@@ -38,6 +38,9 @@ struct CallOptions {
   // earlier call of the group that nobody has waited for. 0 leaves the sum as it is: the mean over
   // nothing is nothing.
   at::Tensor divisor;
+  // What the call is about, by a numbering of the caller's, from 0: ranks whose subjects differ are
+  // not in the same call, and are told so. Not of a broadcast.
+  std::int32_t subject = -1;
 };
 
 // Whether an operation has an algorithm (automatic: always), and a UsageError where it has not.

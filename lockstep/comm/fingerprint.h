@@ -14,7 +14,7 @@ struct Fingerprint {
   std::uint64_t sequence = 0;    // number of the call in its group; of the pair for an exchange
   std::uint64_t count = 0;       // elements, all ranks' together where the sizes are even
   std::uint32_t generation = 0;  // of the group
-  std::int32_t root = -1;        // of a broadcast
+  std::int32_t root = -1;        // of a broadcast; elsewhere the caller's subject
   Operation operation = Operation::barrier;
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;

@@ -88,7 +88,7 @@ class DistributedManager {
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
-  const replicate::StepTotals& totals(const Model& model) {
+  const data_parallel::StepTotals& totals(const Model& model) {
     return data_parallel(internal::module_of(model).get()).totals();
   }
 

@@ -41,21 +41,28 @@ double gradient_norm(const std::vector<NamedParameter>& parameters) {
   return norm_of(gradients_of(parameters));
 }
 
-ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+void check_max_norm(double max_norm) {
   if (std::isnan(max_norm) || max_norm < 0)
     throw UsageError("gradients cannot be clipped to a norm of {}: give a number above 0, or 0 for "
                      "no clipping",
                      max_norm);
-  const std::vector<at::Tensor> gradients = gradients_of(parameters);
-  ClipResult result{.norm = norm_of(gradients)};
-  result.finite = std::isfinite(result.norm);
+}
+
+ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double max_norm) {
+  ClipResult result{.norm = norm, .finite = std::isfinite(norm)};
   if (!result.finite || max_norm == 0) return result;
-  const double c = (result.norm + 1e-6) / max_norm;
+  const double c = (norm + 1e-6) / max_norm;
   if (c <= 1) return result;
   const c10::NoGradGuard no_grad;
   for (const at::Tensor& gradient : gradients) gradient.mul_(1 / c);
   result.clipped = true;
   return result;
+}
+
+ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+  check_max_norm(max_norm);
+  const std::vector<at::Tensor> gradients = gradients_of(parameters);
+  return clip_to(norm_of(gradients), gradients, max_norm);
 }
 
 }  // namespace lockstep::optim

@@ -24,4 +24,8 @@ double gradient_norm(const std::vector<NamedParameter>& parameters);
 // the caller's to skip. UsageError for a max_norm below 0 or not a number.
 ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm);
 
+// Its parts, for gradients whose norm is known otherwise.
+void check_max_norm(double max_norm);
+ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double max_norm);
+
 }  // namespace lockstep::optim

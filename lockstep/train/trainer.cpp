@@ -11,7 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/optim/clip.h>
-#include <lockstep/parallel/replicate/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 
@@ -87,7 +87,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
   if (validation_ != nullptr) check(validation_, "validate on");
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
-  parameters_ = replicate::trained_parameters(*model_);
+  parameters_ = data_parallel::trained_parameters(*model_);
   optimizer_ = optim::make_optimizer(
       options_.optimizer,
       optim::decay_groups(parameters_, options_.weight_decay, options_.decay_rule));

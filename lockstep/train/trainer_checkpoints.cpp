@@ -8,7 +8,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
-#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -137,8 +137,8 @@ void Trainer::restore(const std::filesystem::path& from) {
     state = checkpoint::load_checkpoint(from, model, optimizer, task_->stored_forms());
     return checkpoint::to_text({.state = state, .files = {}});
   });
-  replicate::broadcast_from_first(model, *dist_.world(), dist_.device());
-  replicate::broadcast_from_first(optimizer, *dist_.world(), dist_.device());
+  data_parallel::broadcast_from_first(model, *dist_.world(), dist_.device());
+  data_parallel::broadcast_from_first(optimizer, *dist_.world(), dist_.device());
   optimizer_->load_state(optimizer);
   scatter_generators(dist_, state.generators);
   state = checkpoint::parse_state(text, from.string()).state;

@@ -1,13 +1,17 @@
-// The test program; with --rank it is one rank of a job that runs the whole table.
+// The test program; with the name of a table it is one rank of a job that runs it.
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "data_parallel.h"
+#include "sharded.h"
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::strcmp(argv[1], "--rank") == 0)
-    return lockstep::ranks::run_cells(lockstep::parity::check_data_parallel);
+  namespace parity = lockstep::parity;
+  if (argc == 2 && std::strcmp(argv[1], "--data-parallel") == 0)
+    return lockstep::ranks::run_cells(parity::check_data_parallel);
+  if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0)
+    return lockstep::ranks::run_cells(parity::check_sharded);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -9,7 +9,8 @@ namespace {
 
 class Parity : public ::testing::TestWithParam<int> {};
 
-TEST_P(Parity, EqualsOneProcess) { ranks::expect_cells_pass(GetParam(), {"--rank"}); }
+TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
+TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });

@@ -4,7 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/data_parallel/agreed_order.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
 
 namespace lockstep::replicate {
@@ -99,11 +100,7 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
 // Starts an exchange with the count that its sums are divided by: on its way before the first
 // bucket, it is there when that one is added up.
 void GradientReducer::begin() {
-  if (!divides_by_count()) return;
-  const c10::NoGradGuard no_grad;
-  totals_.values = at::full({2}, static_cast<double>(count_), loss_sum_.options());
-  totals_.values[1].copy_(loss_sum_);
-  totals_work_ = group_->all_reduce(totals_.values);
+  if (divides_by_count()) loss_.exchange(*group_);
 }
 
 // A GPU's collectives want one long array, and a hook is promised one. Between CPUs the copies that
@@ -150,7 +147,7 @@ void GradientReducer::launch(Bucket& bucket) {
   }
   const bool divided = divided_in_flight();
   comm::CallOptions options;
-  if (divided && divides_by_count()) options.divisor = totals_.values.narrow(0, 0, 1);
+  if (divided && divides_by_count()) options.divisor = loss_.divisor();
   const comm::ReduceOp op = divided ? comm::ReduceOp::mean : comm::ReduceOp::sum;
   bucket.work = group_->all_reduce(memory_of(bucket), op, options);
 }
@@ -171,7 +168,7 @@ std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
 // not known to the host, and a pass costs little.
 bool GradientReducer::divided_in_flight() const {
   if (options_.comm_hook) return false;
-  return !divides_by_count() || totals_.values.is_cpu();
+  return !divides_by_count() || loss_.divides_in_flight();
 }
 
 void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
@@ -207,15 +204,15 @@ void GradientReducer::finish() {
   const at::Tensor used_by = exchange_usage();
   complete_buckets();
   hand_out(without_gradient, used_by);
-  if (options_.broadcast_buffers && !buffers_.empty()) broadcast_from_first(buffers_, *group_);
+  if (options_.broadcast_buffers && !buffers_.empty())
+    data_parallel::broadcast_from_first(buffers_, *group_);
 
   for (Slot& slot : slots_) slot.ready = slot.used = false;
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
   const bool had_gradients = std::exchange(in_backward_, false);
   has_plain_gradients_ = false;
-  count_ = 0;
-  loss_sum_ = at::Tensor();
+  loss_.clear();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
   for (Slot& slot : slots_) {
@@ -239,8 +236,7 @@ at::Tensor GradientReducer::exchange_usage() {
 }
 
 void GradientReducer::complete_buckets() {
-  totals_work_.wait();
-  totals_work_ = comm::Work();
+  if (divides_by_count()) loss_.finish();
   for (Bucket& bucket : buckets_) {
     if (bucket.complete) {
       std::exchange(bucket.complete, nullptr)();
@@ -248,13 +244,11 @@ void GradientReducer::complete_buckets() {
       bucket.work.wait();
       bucket.work = comm::Work();
     }
-    // One division of the whole sum. A step without a sample has no gradient.
+    // One division of the whole sum.
     if (divided_in_flight()) continue;
     for (at::Tensor& sums : memory_of(bucket)) {
-      // In float at least: 16 bits hold few counts.
-      const at::ScalarType wide = at::promote_types(sums.scalar_type(), at::kFloat);
       if (divides_by_count())
-        sums.copy_(sums.to(wide).div_(totals_.values[0].clamp_min(1).to(sums.device(), wide)));
+        loss_.divide(sums);
       else
         sums.div_(group_->size());
     }
@@ -275,21 +269,10 @@ void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
   }
 }
 
-// From the lowest rank that had gradients: one without samples has no order to teach.
 void GradientReducer::learn_order(bool had_gradients) {
-  const int rank = had_gradients ? group_->rank() : group_->size();
-  at::Tensor teacher = at::full({1}, rank, at::dtype(at::kInt).device(device()));
-  group_->all_reduce(teacher, comm::ReduceOp::min).wait();
-  const int root = teacher.item<std::int32_t>();
-  if (root == group_->size()) return;
-  std::vector<std::int64_t> mine(ready_order_.begin(), ready_order_.end());
-  at::Tensor order = at::tensor(mine, at::kLong).to(device());
-  group_->broadcast(order, root).wait();
-  order = order.cpu();
-  std::vector<std::size_t> agreed;
-  for (std::int64_t i = 0; i < order.numel(); ++i)
-    agreed.push_back(static_cast<std::size_t>(order[i].item<std::int64_t>()));
-  build_buckets(agreed);
+  const auto agreed = data_parallel::agree_on_order(ready_order_, had_gradients, *group_, device());
+  if (!agreed) return;
+  build_buckets(*agreed);
   order_known_ = true;
 }
 

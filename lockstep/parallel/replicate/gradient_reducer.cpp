@@ -4,60 +4,10 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <lockstep/base/error.h>
 
 namespace lockstep::replicate {
-
-double StepTotals::count() const { return values[0].item<double>(); }
-double StepTotals::mean_loss() const { return (values[1] / values[0]).item<double>(); }
-
-namespace {
-
-// Whether nothing else uses a gradient's memory. Autograd hands a gradient on without a copy where
-// nobody else has that tensor; but views of its memory may be the gradient of another parameter, or
-// be read by what backward still has to do. `arrived` is the engine's own hold of it.
-bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {
-  std::size_t known = 1;
-  std::size_t views = gradient.is_view() ? 1 : 0;
-  const at::TensorBase* root = gradient.is_view() ? &gradient._base() : nullptr;
-  if (arrived.defined() && arrived.is_alias_of(gradient)) {
-    ++known;
-    if (arrived.is_view()) {
-      const at::TensorBase& other_root = arrived._base();
-      if (root != nullptr && !root->is_same(other_root)) return false;
-      root = &other_root;
-      ++views;
-    }
-  }
-  // What a view is one of lives as long as the view; nobody else may have it.
-  if (root != nullptr) {
-    if (static_cast<std::size_t>(root->use_count()) > views) return false;
-    ++known;
-  }
-  return static_cast<std::size_t>(gradient.storage().use_count()) <= known;
-}
-
-}  // namespace
-
-class GradientReducer::Hook : public torch::autograd::FunctionPostHook {
- public:
-  Hook(std::weak_ptr<GradientReducer> reducer, std::size_t index)
-      : reducer_(std::move(reducer)), index_(index) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list& inputs) override {
-    if (const auto reducer = reducer_.lock())
-      reducer->on_gradient(index_, inputs.empty() ? at::Tensor() : inputs.front());
-    return outputs;
-  }
-
- private:
-  std::weak_ptr<GradientReducer> reducer_;
-  std::size_t index_;
-};
 
 std::shared_ptr<GradientReducer> GradientReducer::make(Tensors tensors,
                                                        std::shared_ptr<comm::Communicator> group,
@@ -83,19 +33,12 @@ GradientReducer::GradientReducer(Tensors tensors, std::shared_ptr<comm::Communic
   build_buckets(order);
 }
 
-GradientReducer::~GradientReducer() {
-  for (Slot& slot : slots_)
-    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
-}
-
 void GradientReducer::install_hooks() {
-  const c10::AutoGradMode grad(true);
-  for (std::size_t index = 0; index < slots_.size(); ++index) {
-    Slot& slot = slots_[index];
-    // Held here: nobody else keeps it alive between passes, and the hook would go with it.
-    slot.accumulator = torch::autograd::impl::grad_accumulator(slot.parameter);
-    slot.hook = slot.accumulator->add_post_hook(std::make_unique<Hook>(weak_from_this(), index));
-  }
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    slots_[index].hook = std::make_unique<data_parallel::GradientHook>(
+        slots_[index].parameter, [weak = weak_from_this(), index](const at::Tensor& arrived) {
+          if (const auto reducer = weak.lock()) reducer->on_gradient(index, arrived);
+        });
 }
 
 c10::Device GradientReducer::device() const { return slots_.front().parameter.device(); }
@@ -114,13 +57,7 @@ void GradientReducer::backward(const at::Tensor& loss_sum, std::int64_t count) {
       check_zeroed();
       has_plain_gradients_ = false;
     }
-    count_ += count;
-    // Not every device has float64.
-    const c10::Device place = device().is_cuda() ? device() : c10::Device(at::kCPU);
-    const at::Tensor value = loss_sum.defined()
-                                 ? loss_sum.detach().reshape({}).to(place).to(at::kDouble)
-                                 : at::zeros({}, at::dtype(at::kDouble).device(place));
-    loss_sum_ = loss_sum_.defined() ? loss_sum_ + value : value;
+    loss_.add(loss_sum, count, device());
     // Until this pass has ended well: what was counted and sent cannot be taken back.
     broken_ = true;
     if (exchange_) begin();
@@ -128,14 +65,7 @@ void GradientReducer::backward(const at::Tensor& loss_sum, std::int64_t count) {
   if (loss_sum.defined() && loss_sum.requires_grad()) {
     // Not by a callback of autograd's: that comes at the end of whichever backward the first
     // gradient came from, which may be one inside of this.
-    struct Pass {
-      explicit Pass(std::atomic<const void*>& owner, const void* reducer) : owner(owner) {
-        owner = reducer;
-      }
-      ~Pass() { owner = nullptr; }
-      std::atomic<const void*>& owner;
-    };
-    const Pass pass(*counted_pass_, this);
+    const data_parallel::CountedPassGuard pass(counted_pass_, this);
     loss_sum.backward();
   }
   const std::lock_guard lock(mutex_);
@@ -159,8 +89,7 @@ void GradientReducer::check_model() const {
                        "and freeze it afterwards",
                        name);
   for (const Slot& slot : slots_)
-    if (slot.parameter.requires_grad() &&
-        torch::autograd::impl::try_get_grad_accumulator(slot.parameter) != slot.accumulator)
+    if (slot.parameter.requires_grad() && !slot.hook->hears())
       throw UsageError("'{}' was moved to another device or dtype after the model was made data "
                        "parallel, so that its gradients would stay on each rank: move the model "
                        "first",
@@ -217,7 +146,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
   // What leaves through a bucket's memory is copied there.
   const bool in_bucket =
       slot.view.defined() && (exchange_ || slot.parameter.grad().is_alias_of(slot.view));
-  if (!in_bucket && !is_sole_user(slot.parameter.grad(), arrived))
+  if (!in_bucket && !data_parallel::is_sole_user(slot.parameter.grad(), arrived))
     slot.parameter.mutable_grad() = slot.parameter.grad().clone();
   if (!exchange_) return;
   if (!in_backward_) {

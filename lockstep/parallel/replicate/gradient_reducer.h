@@ -1,7 +1,6 @@
 // Sums gradients over ranks while backward still computes the rest of them.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -9,26 +8,17 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/named_tensor.h>
+#include <lockstep/parallel/data_parallel/counted_loss.h>
+#include <lockstep/parallel/data_parallel/gradient_hook.h>
 #include <lockstep/parallel/replicate/options.h>
 
 namespace lockstep::replicate {
 
-// What the ranks' losses came to in one step. It lives on the GPU where the parameters do, so that
-// asking for it is what waits.
-struct StepTotals {
-  at::Tensor values;  // [2] of float64: the samples (or tokens) of all ranks, and their summed loss
-
-  double count() const;
-  double mean_loss() const;
-};
-
-// Which of several reducers has a backward(loss_sum, count) under way: shared by those whose models
-// may meet in one graph.
-using CountedPass = std::shared_ptr<std::atomic<const void*>>;
+using data_parallel::CountedPass;
+using data_parallel::StepTotals;
 
 // Hooks into the gradient accumulator of each parameter. A bucket of gradients leaves when its last
 // one is ready and those before it have left, so that all ranks send the same ones in the same
@@ -54,7 +44,6 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   static std::shared_ptr<GradientReducer> make(Tensors tensors,
                                                std::shared_ptr<comm::Communicator> group,
                                                Options options, CountedPass counted_pass);
-  ~GradientReducer();
 
   // Whether backward passes exchange gradients at their end, or add to what is there.
   void set_exchange(bool on);
@@ -67,20 +56,16 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void backward(const at::Tensor& loss_sum, std::int64_t count);
 
   // Of the last exchange that ended a backward().
-  const StepTotals& totals() const { return totals_; }
+  const StepTotals& totals() const { return loss_.totals(); }
 
   std::size_t num_buckets() const { return buckets_.size(); }
   std::int64_t num_exchanges() const { return num_exchanges_; }
 
  private:
-  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
-  class Hook;
-
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    Accumulator accumulator;
-    std::uintptr_t hook = 0;
+    std::unique_ptr<data_parallel::GradientHook> hook;
     std::size_t bucket = 0;
     at::Tensor view;      // of its bucket's memory, where that has any
     at::Tensor stand_in;  // zeros, where this rank has no gradient to add
@@ -108,7 +93,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void check_usable() const;
   void check_zeroed() const;
   bool is_counted_pass() const { return counted_pass_->load() == this; }
-  bool divides_by_count() const { return loss_sum_.defined(); }
+  bool divides_by_count() const { return loss_.any(); }
   c10::Device device() const;
 
   // gradient_exchange.cpp
@@ -143,10 +128,7 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   bool broken_ = false;               // a backward() here ended in an exception
   bool order_known_ = false;
   std::int64_t num_exchanges_ = 0;
-  std::int64_t count_ = 0;  // of backward() since the last exchange
-  at::Tensor loss_sum_;     // likewise; undefined where it was not called
-  StepTotals totals_;
-  comm::Work totals_work_;
+  data_parallel::CountedLoss loss_;  // of backward() since the last exchange
 };
 
 }  // namespace lockstep::replicate

@@ -2,22 +2,22 @@
 
 #include <algorithm>
 
-#include <lockstep/parallel/replicate/batch_norm_key.h>
+#include <lockstep/parallel/replicate/batch_norm_owner.h>
 
 namespace lockstep::replicate {
 
 SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group) {
-  claim_batch_norm_key();
+  check_batch_norms_can_be_redirected();
   sum_ = std::make_shared<const SumOverRanks>(
       [own = group.split(0, group.rank(), "sync_batch_norm")](const at::Tensor& sums) {
         own->all_reduce(sums).wait();
       });
-  for (const auto& item : module.named_modules())
-    if (!converted(*item.value()) && redirect_batch_norm(item.value(), item.key(), sum_))
-      norms_.push_back({item.value(), item.key()});
+  for (const auto& item : module.named_modules()) {
+    if (converted(*item.value())) continue;
+    if (auto owner = redirect_batch_norm(item.value(), item.key(), sum_))
+      norms_.push_back({item.value(), item.key(), std::move(owner)});
+  }
 }
-
-SyncBatchNorm::~SyncBatchNorm() { release_batch_norms(sum_.get()); }
 
 bool SyncBatchNorm::converted(const torch::nn::Module& norm) const {
   return std::ranges::any_of(norms_,
@@ -31,8 +31,9 @@ bool SyncBatchNorm::converted_any_of(const torch::nn::Module& module) const {
 }
 
 void SyncBatchNorm::renew() {
-  for (const Converted& norm : norms_)
-    if (const auto module = norm.module.lock()) redirect_batch_norm(module, norm.name, sum_);
+  for (Converted& norm : norms_)
+    if (const auto module = norm.module.lock())
+      norm.owner = redirect_batch_norm(module, norm.name, sum_);
 }
 
 bool SyncBatchNorm::expired() const {

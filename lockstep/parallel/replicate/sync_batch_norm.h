@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/replicate/synced_norm.h>
 
 namespace lockstep::replicate {
@@ -30,7 +31,6 @@ namespace lockstep::replicate {
 class SyncBatchNorm {
  public:
   SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group);
-  ~SyncBatchNorm();
   SyncBatchNorm(const SyncBatchNorm&) = delete;
   SyncBatchNorm& operator=(const SyncBatchNorm&) = delete;
 
@@ -52,6 +52,7 @@ class SyncBatchNorm {
   struct Converted {
     std::weak_ptr<torch::nn::Module> module;
     std::string name;
+    std::shared_ptr<intercept::Owner> owner;
   };
   std::vector<Converted> norms_;
 };

@@ -1,4 +1,4 @@
-#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 
-namespace lockstep::replicate {
+namespace lockstep::data_parallel {
 
 namespace {
 
@@ -111,4 +111,11 @@ void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicat
   for (auto& [tensor, copy] : copies) tensor.copy_(copy);
 }
 
-}  // namespace lockstep::replicate
+void refuse_together(const std::string& fault, comm::Communicator& group, c10::Device device) {
+  const at::Tensor faults = gather_numbers(fault.empty() ? 0 : 1, group, device);
+  if (!faults.any().item<bool>()) return;
+  for (const auto& lines : gather_lines({fault}, group, device))
+    if (!lines.empty()) throw UsageError("{}", fmt::join(lines, "\n"));
+}
+
+}  // namespace lockstep::data_parallel

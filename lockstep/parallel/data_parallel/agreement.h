@@ -3,11 +3,12 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/named_tensor.h>
 
-namespace lockstep::replicate {
+namespace lockstep::data_parallel {
 
 // Every rank of the group calls it. Where names, shapes, dtypes or what is trained differ, every
 // rank gets the same UsageError, which names the first tensor that differs and the ranks. `device`
@@ -21,4 +22,8 @@ void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator
 void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicator& group,
                           std::optional<c10::Device> device = {});
 
-}  // namespace lockstep::replicate
+// Every rank says what is wrong on it, nothing where all is well. Where something is on any, every
+// rank gets the same UsageError, with the first fault there is.
+void refuse_together(const std::string& fault, comm::Communicator& group, c10::Device device);
+
+}  // namespace lockstep::data_parallel

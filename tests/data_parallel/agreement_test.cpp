@@ -1,5 +1,5 @@
 // What goes through a group whose messages live on one device, as NCCL's do.
-#include <lockstep/parallel/replicate/agreement.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep::replicate {
+namespace lockstep::data_parallel {
 namespace {
 
 using ::testing::ElementsAre;
@@ -67,4 +67,4 @@ TEST(BroadcastFromFirst, GoesFromWhereThingsLieIfNoDeviceIsGiven) {
 }
 
 }  // namespace
-}  // namespace lockstep::replicate
+}  // namespace lockstep::data_parallel

@@ -1,8 +1,8 @@
-#include <lockstep/parallel/replicate/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
 #include <unordered_set>
 
-namespace lockstep::replicate {
+namespace lockstep::data_parallel {
 
 std::vector<NamedTensor> distinct_tensors(
     const torch::OrderedDict<std::string, at::Tensor>& tensors) {
@@ -21,4 +21,4 @@ std::vector<NamedTensor> trained_parameters(const torch::nn::Module& module) {
   return parameters;
 }
 
-}  // namespace lockstep::replicate
+}  // namespace lockstep::data_parallel

@@ -8,7 +8,7 @@
 
 #include <lockstep/mesh/named_tensor.h>
 
-namespace lockstep::replicate {
+namespace lockstep::data_parallel {
 
 // Of named_parameters() or named_buffers(), under the first name each has.
 std::vector<NamedTensor> distinct_tensors(
@@ -17,4 +17,4 @@ std::vector<NamedTensor> distinct_tensors(
 // The parameters that require a gradient.
 std::vector<NamedTensor> trained_parameters(const torch::nn::Module& module);
 
-}  // namespace lockstep::replicate
+}  // namespace lockstep::data_parallel

@@ -1,0 +1,106 @@
+#include <lockstep/parallel/shard/buffer_pool.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include <ATen/ATen.h>
+
+namespace lockstep::shard {
+
+struct BufferPool::Shared {
+  std::mutex mutex;
+  std::vector<at::Tensor> idle;  // smallest first
+  Usage usage;
+  bool closed = false;  // the pool is gone
+
+  // The smallest that is large enough, unless most of it would lie idle.
+  at::Tensor find(std::int64_t bytes) {
+    const auto found = std::ranges::find_if(
+        idle, [&](const at::Tensor& buffer) { return buffer.numel() >= bytes; });
+    if (found == idle.end() || found->numel() / 4 * 3 > bytes) return {};
+    at::Tensor buffer = std::move(*found);
+    idle.erase(found);
+    return buffer;
+  }
+
+  void make_room(std::int64_t bytes, std::int64_t limit) {
+    while (!idle.empty() && usage.held_bytes + bytes > limit) {
+      usage.held_bytes -= idle.back().numel();
+      idle.pop_back();
+    }
+  }
+
+  void take_back(at::Tensor buffer) {
+    const std::lock_guard lock(mutex);
+    usage.taken_bytes -= buffer.numel();
+    if (closed) return;
+    const auto place = std::ranges::find_if(
+        idle, [&](const at::Tensor& other) { return other.numel() >= buffer.numel(); });
+    idle.insert(place, std::move(buffer));
+  }
+};
+
+namespace {
+
+// What a taken buffer remembers: itself, and where it goes back to.
+template <typename Home>
+struct Taken {
+  at::Tensor buffer;
+  std::shared_ptr<Home> home;
+
+  static void give_back(void* taken) {
+    const std::unique_ptr<Taken> self(static_cast<Taken*>(taken));
+    self->home->take_back(std::move(self->buffer));
+  }
+};
+
+}  // namespace
+
+BufferPool::BufferPool(Allocate allocate, std::int64_t limit_bytes)
+    : allocate_(std::move(allocate)),
+      limit_bytes_(limit_bytes),
+      shared_(std::make_shared<Shared>()) {}
+
+BufferPool::~BufferPool() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->closed = true;
+  shared_->idle.clear();
+}
+
+c10::DataPtr BufferPool::take(std::int64_t bytes) {
+  const std::lock_guard lock(shared_->mutex);
+  Usage& usage = shared_->usage;
+  at::Tensor buffer = shared_->find(bytes);
+  if (!buffer.defined()) {
+    shared_->make_room(bytes, limit_bytes_);
+    buffer = allocate_(bytes);
+    usage.held_bytes += buffer.numel();
+  }
+  usage.taken_bytes += buffer.numel();
+  usage.peak_taken_bytes = std::max(usage.peak_taken_bytes, usage.taken_bytes);
+  usage.peak_held_bytes = std::max(usage.peak_held_bytes, usage.held_bytes);
+  void* const data = buffer.data_ptr();
+  const c10::Device device = buffer.device();
+  using Held = Taken<Shared>;
+  return {data, new Held{std::move(buffer), shared_}, &Held::give_back, device};
+}
+
+at::Tensor BufferPool::take(std::int64_t elements, const at::TensorOptions& options) {
+  const std::int64_t bytes = elements * static_cast<std::int64_t>(options.dtype().itemsize());
+  c10::Storage memory(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(bytes), take(bytes),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+  return at::empty({0}, options).set_(std::move(memory), 0, {elements}, {1});
+}
+
+BufferPool::Usage BufferPool::usage() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->usage;
+}
+
+void BufferPool::reset_peaks() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->usage.peak_taken_bytes = shared_->usage.taken_bytes;
+  shared_->usage.peak_held_bytes = shared_->usage.held_bytes;
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,36 @@
+#include <lockstep/parallel/shard/flat_layout.h>
+
+#include <algorithm>
+
+namespace lockstep::shard {
+
+namespace {
+
+// Parts begin where vectors and cache lines do.
+constexpr std::int64_t kAlignment = 16;
+
+}  // namespace
+
+FlatLayout::FlatLayout(std::span<const std::int64_t> sizes, int num_ranks) : num_ranks_(num_ranks) {
+  std::int64_t next = 0;
+  for (const std::int64_t size : sizes) {
+    ranges_.push_back({next, next + size});
+    next += size;
+  }
+  const std::int64_t even = (next + num_ranks - 1) / num_ranks;
+  part_ = (even + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+mesh::Interval FlatLayout::piece(std::size_t member, int rank) const {
+  const mesh::Interval whole = ranges_[member];
+  const mesh::Interval mine = part(rank);
+  const std::int64_t begin = std::clamp(mine.begin, whole.begin, whole.end);
+  const std::int64_t end = std::clamp(mine.end, whole.begin, whole.end);
+  return {begin - whole.begin, end - whole.begin};
+}
+
+std::int64_t FlatLayout::piece_offset(std::size_t member, int rank) const {
+  return std::clamp(ranges_[member].begin - part(rank).begin, std::int64_t{0}, part_);
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,100 @@
+// A sharded model's state, whole, out and in.
+#include <map>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+std::string shape_of(const at::Tensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
+}
+
+// What the first rank's list is wrong in; empty where it fits.
+std::string find_fault(const std::vector<NamedTensor>& wanted,
+                       std::map<std::string, at::Tensor> given) {
+  for (const auto& [name, tensor] : wanted) {
+    const auto found = given.find(name);
+    if (found == given.end()) return fmt::format("'{}' is missing", name);
+    if (!found->second.defined() || found->second.sizes() != tensor.sizes())
+      return fmt::format("'{}' is of shape {}, the model's of {}", name,
+                         found->second.defined() ? shape_of(found->second) : "none",
+                         shape_of(tensor));
+    given.erase(found);
+  }
+  return given.empty() ? "" : fmt::format("'{}' is not the model's", given.begin()->first);
+}
+
+}  // namespace
+
+std::vector<NamedTensor> FullyShardedDataParallel::full_state_dict(
+    const StateDictOptions& options) {
+  const c10::NoGradGuard no_grad;
+  sharder_->check_model();
+  const bool wanted = !options.rank0_only || groups_.all->rank() == 0;
+  std::vector<NamedTensor> state;
+  const auto keep = [&](const NamedTensor& item, const at::Tensor& values) {
+    if (!wanted) return;
+    const c10::Device device = options.offload_to_cpu ? c10::Device(at::kCPU) : values.device();
+    state.push_back({item.name, values.detach().to(device, values.scalar_type(),
+                                                   /*non_blocking=*/false, /*copy=*/true)});
+  };
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    const ParameterGatherer::Hold hold(*gatherer_, {unit});
+    const FlatLayout& layout = units_[unit]->layout();
+    const auto& parameters = units_[unit]->parameters();
+    for (std::size_t member = 0; member < parameters.size(); ++member)
+      keep(parameters[member],
+           units_[unit]
+               ->flat()
+               .narrow(0, layout.range(member).begin, layout.range(member).size())
+               .view(parameters[member].tensor.sizes()));
+  }
+  gatherer_->release_all();
+  for (const NamedTensor& buffer : buffers_) keep(buffer, buffer.tensor);
+  return state;
+}
+
+void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTensor>& state) {
+  const c10::NoGradGuard no_grad;
+  sharder_->check_model();
+  const bool first = groups_.all->rank() == 0;
+  std::map<std::string, at::Tensor> given;
+  if (first)
+    for (const auto& [name, tensor] : state) given[name] = tensor;
+
+  std::vector<NamedTensor> wanted;
+  for (const auto& unit : units_)
+    wanted.insert(wanted.end(), unit->parameters().begin(), unit->parameters().end());
+  wanted.insert(wanted.end(), buffers_.begin(), buffers_.end());
+  const std::string fault = first ? find_fault(wanted, given) : "";
+  data_parallel::refuse_together(
+      fault.empty() ? "" : fmt::format("the state is not that of '{}': {}", module_name_, fault),
+      *groups_.all, units_.front()->device());
+
+  for (const auto& unit : units_) {
+    // Through memory of its own: what is gathered now may be in use.
+    const at::Tensor whole = at::empty({unit->layout().num_padded()}, unit->options());
+    if (first)
+      for (std::size_t member = 0; member < unit->parameters().size(); ++member) {
+        const mesh::Interval range = unit->layout().range(member);
+        whole.narrow(0, range.begin, range.size())
+            .copy_(given.at(unit->parameters()[member].name).reshape({-1}));
+      }
+    groups_.all->broadcast(whole, 0).wait();
+    unit->replace(whole);
+  }
+  for (const NamedTensor& buffer : buffers_)
+    if (first) buffer.tensor.copy_(given.at(buffer.name));
+  if (!buffers_.empty()) data_parallel::broadcast_from_first(buffers_, *groups_.all);
+  gatherer_->release_all();
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,239 @@
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/key.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/shard/gradient_norm.h>
+#include <lockstep/parallel/shard/save_guard.h>
+#include <lockstep/parallel/shard/sharded_optimizer.h>
+#include <lockstep/parallel/shard/unit_table.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+// What stays on every rank may cost a rank so much of what its parts do: a half of a percent.
+constexpr double kResidentShare = 0.02;
+
+// Units too small to be worth a message each time they are used: norms and biases outside of the
+// blocks. Together they cost next to nothing.
+std::vector<bool> choose_residents(const std::vector<PlannedUnit>& plans, int num_ranks) {
+  std::int64_t total = 0;
+  for (const PlannedUnit& plan : plans) total += plan.num_elements();
+  auto allowance = static_cast<std::int64_t>(static_cast<double>(total) * kResidentShare /
+                                             static_cast<double>(num_ranks));
+  std::vector<std::size_t> by_size(plans.size());
+  std::iota(by_size.begin(), by_size.end(), std::size_t{0});
+  std::ranges::stable_sort(by_size, {}, [&](std::size_t i) { return plans[i].num_elements(); });
+  std::vector<bool> resident(plans.size(), num_ranks == 1);
+  for (const std::size_t i : by_size) {
+    allowance -= plans[i].num_elements();
+    if (allowance < 0) break;
+    resident[i] = true;
+  }
+  return resident;
+}
+
+std::int64_t largest_bytes(const std::vector<PlannedUnit>& plans) {
+  std::int64_t largest = 0;
+  for (const PlannedUnit& plan : plans)
+    largest = std::max(
+        largest, plan.num_elements() *
+                     static_cast<std::int64_t>(plan.parameters.front().tensor.element_size()));
+  return largest;
+}
+
+std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
+  std::int64_t total = 0;
+  for (const NamedTensor& tensor : tensors)
+    total += static_cast<std::int64_t>(tensor.tensor.nbytes());
+  return total;
+}
+
+void check_trained(const torch::nn::Module& module, const std::vector<NamedTensor>& parameters) {
+  if (std::ranges::none_of(parameters, [](const auto& p) { return p.tensor.requires_grad(); }))
+    throw UsageError("the module '{}' has {} parameters and none of them requires a gradient: "
+                     "there is nothing to train. Register them with register_parameter or "
+                     "register_module",
+                     module.name(), parameters.size());
+  for (const auto& [name, tensor] : parameters)
+    if (intercept::is_tagged(tensor))
+      throw UsageError("'{}' is sharded already: call wrap_model() once for a model, and not for a "
+                       "part of one that was wrapped",
+                       name);
+}
+
+}  // namespace
+
+FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Groups groups,
+                                                   Options options,
+                                                   data_parallel::CountedPass counted_pass)
+    : groups_(std::move(groups)),
+      options_(std::move(options)),
+      module_name_(module.name()),
+      buffers_(data_parallel::distinct_tensors(module.named_buffers())) {
+  if (options_.max_live_units == 0)
+    throw UsageError("max_live_units is 0: at least the unit that is used has to be there, and 2 "
+                     "let the next one come meanwhile");
+  intercept::claim_key();
+  std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
+  check_trained(module, all);
+  all.insert(all.end(), buffers_.begin(), buffers_.end());
+  data_parallel::check_same_tensors(all, *groups_.all, all.front().tensor.device());
+
+  std::vector<PlannedUnit> plans = plan_units(module, options_.units);
+  const c10::Device device = plans.front().parameters.front().tensor.device();
+  gathered_memory_ = std::make_shared<BufferPool>(
+      [device](std::int64_t bytes) {
+        return at::empty({bytes}, at::dtype(at::kByte).device(device));
+      },
+      static_cast<std::int64_t>(options_.max_live_units) * largest_bytes(plans));
+  const std::vector<bool> resident = choose_residents(plans, groups_.gather->size());
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const bool gathered = options_.cut == Cut::gradients || resident[i];
+    auto unit = std::make_unique<FlatUnit>(std::move(plans[i]), groups_.gather,
+                                           gathered ? nullptr : gathered_memory_);
+    unit->adopt(*groups_.all);
+    unit->give_memory_back(options_.scrub_freed_memory);
+    units_.push_back(std::move(unit));
+  }
+  for (const NamedTensor& parameter : data_parallel::trained_parameters(module))
+    in_model_order_.push_back(find(parameter.name));
+  if (!buffers_.empty()) data_parallel::broadcast_from_first(buffers_, *groups_.all);
+  gathered_memory_->reset_peaks();
+
+  gatherer_ = std::make_shared<ParameterGatherer>(
+      units_, ParameterGatherer::Limits{.max_live_units = options_.max_live_units,
+                                        .scrub_freed_memory = options_.scrub_freed_memory});
+  for (const auto& unit : units_)
+    if (unit->residence() == Residence::sharded)
+      intercept::add_owner(unit->flat().storage(), gatherer_,
+                           fmt::format("the module '{}' was sharded by a manager that is gone, and "
+                                       "its parameters '{}' with it: keep what setup_distributed() "
+                                       "returned for as long as the model",
+                                       module_name_, unit->name()));
+  sharder_ = GradientSharder::make(
+      {.units = units_,
+       .gatherer = gatherer_.get(),
+       .buffers = options_.broadcast_buffers ? buffers_ : std::vector<NamedTensor>()},
+      groups_, std::move(counted_pass));
+  module.register_module(kSaveGuardName, std::make_shared<SaveGuard>(
+                                             fmt::format("lockstep::shard, {} units over {} ranks",
+                                                         units_.size(), groups_.gather->size())));
+}
+
+FullyShardedDataParallel::~FullyShardedDataParallel() = default;
+
+FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(sharder_); }
+
+void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {
+  data_parallel::check_counted_loss(loss_sum, count);
+  const bool sharded = std::ranges::any_of(
+      units_, [](const auto& unit) { return unit->residence() == Residence::sharded; });
+  if (!loss_sum.defined() && sharded)
+    throw UsageError("backward() without a loss on a rank without samples: with sharded parameters "
+                     "the other ranks' gathers need this one, too. Run the model on any sample and "
+                     "pass its loss times 0 and a count of 0, or use SHARD_GRAD_OP");
+  sharder_->backward(loss_sum, count);
+}
+
+const data_parallel::StepTotals& FullyShardedDataParallel::totals() const {
+  return sharder_->totals();
+}
+
+std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
+    const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
+  auto optimizer = make_sharded_optimizer(
+      {.name = module_name_,
+       .units = units_,
+       .check = [this] { sharder_->check_model(); },
+       .gradient = [this](std::size_t unit,
+                          std::size_t member) { return sharder_->piece(unit, member); },
+       .drop_gradients = [this] { sharder_->drop_gradients(); },
+       .after_step = [this] { after_step(); }},
+      options, std::move(groups));
+  optimizer_bytes_ += bytes_of(optimizer->state());
+  return optimizer;
+}
+
+void FullyShardedDataParallel::after_step() {
+  gatherer_->release_all();
+  refresh(units_);
+  gatherer_->start_step();
+}
+
+optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm) {
+  optim::check_max_norm(max_norm);
+  sharder_->check_model();
+  std::vector<GradientPiece> pieces;
+  for (const auto& [unit, member] : in_model_order_) {
+    GradientPiece piece{.values = sharder_->piece(unit, member), .ranges = {}};
+    if (!piece.values.defined()) continue;
+    for (int rank = 0; rank < groups_.reduce->size(); ++rank)
+      piece.ranges.push_back(units_[unit]->layout().piece(member, rank));
+    pieces.push_back(std::move(piece));
+  }
+  std::vector<at::Tensor> gradients;
+  for (const GradientPiece& piece : pieces) gradients.push_back(piece.values);
+  return optim::clip_to(gradient_norm(pieces, *groups_.reduce), gradients, max_norm);
+}
+
+at::Tensor FullyShardedDataParallel::full_gradient(const std::string& name) {
+  const auto [unit_index, member] = find(name);
+  const FlatUnit& unit = *units_[unit_index];
+  const c10::NoGradGuard no_grad;
+  const at::Tensor mine = unit.is_trained() ? sharder_->piece(unit_index, member) : at::Tensor();
+  if (!mine.defined()) return {};
+  const at::Tensor whole = at::empty(unit.parameters()[member].tensor.sizes(), mine.options());
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < groups_.reduce->size(); ++rank) {
+    const mesh::Interval piece = unit.layout().piece(member, rank);
+    parts.push_back(whole.view({-1}).narrow(0, piece.begin, piece.size()));
+  }
+  groups_.reduce->all_gather(parts, mine).wait();
+  return whole;
+}
+
+std::unique_ptr<ParameterGatherer::Hold> FullyShardedDataParallel::full_parameters() {
+  ParameterGatherer::Hold::Units all;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) all.push_back(unit);
+  return std::make_unique<ParameterGatherer::Hold>(*gatherer_, std::move(all));
+}
+
+FullyShardedDataParallel::Place FullyShardedDataParallel::find(const std::string& name) const {
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    const auto& parameters = units_[unit]->parameters();
+    for (std::size_t member = 0; member < parameters.size(); ++member)
+      if (parameters[member].name == name) return {unit, member};
+  }
+  throw UsageError("the module '{}' has no parameter '{}'; describe() lists its units",
+                   module_name_, name);
+}
+
+std::string FullyShardedDataParallel::describe() const { return describe_units(units_); }
+
+MemoryReport FullyShardedDataParallel::memory_report() const {
+  MemoryReport report{.num_parameters = count_parameters(units_),
+                      .num_ranks = groups_.gather->size()};
+  for (const auto& unit : units_)
+    report.parameters += unit->residence() == Residence::gathered
+                             ? unit->gathered_bytes()
+                             : static_cast<std::int64_t>(unit->part().nbytes());
+  report.gradients = sharder_->gradient_bytes();
+  report.optimizer = optimizer_bytes_;
+  report.buffers = bytes_of(buffers_);
+  const BufferPool::Usage gathered = gathered_memory_->usage();
+  report.gathered_now = gathered.taken_bytes;
+  report.gathered_peak = gathered.peak_held_bytes;
+  report.gradients_on_their_way_peak = sharder_->buffer_usage().peak_held_bytes;
+  return report;
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,126 @@
+// Sharded data parallelism: every rank works on its own samples and holds a part of the model's
+// state; what an operator needs of the rest is there while it runs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/optim/clip.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/data_parallel/counted_loss.h>
+#include <lockstep/parallel/shard/gradient_sharder.h>
+#include <lockstep/parallel/shard/groups.h>
+#include <lockstep/parallel/shard/memory_report.h>
+#include <lockstep/parallel/shard/options.h>
+
+namespace lockstep::shard {
+
+struct StateDictOptions {
+  bool offload_to_cpu = true;
+  bool rank0_only = true;  // otherwise every rank gets all of it
+};
+
+// Cuts any module's state among ranks, in place and without a wrapper: its forward and its members
+// stay what they are. Weights and buffers become those of the first rank. Parameters become
+// contiguous. Gradients and optimizer state exist as parts alone: see AbsentGradients for what
+// .grad() says, and make_optimizer() for what steps on them.
+//
+// All ranks run the same operators on sharded parameters in the same order; where one does not, the
+// ranks are told by name. Memory behind a parameter's data_ptr() is only there under
+// full_parameters().
+//
+// Ownership: shares the module's tensors and the groups; the module gets a child that refuses
+// torch::save(), which would write nothing. Once this is gone, a model with sharded parameters
+// cannot be used any more. Threading: as Communicator; backward on any threads of autograd.
+// Failure: UsageError, the same on all ranks, where the module has nothing to train or differs
+// between ranks; later ones and CommErrors out of whichever operator or backward() they happen in.
+class FullyShardedDataParallel {
+ public:
+  FullyShardedDataParallel(torch::nn::Module& module, Groups groups, Options options = {},
+                           data_parallel::CountedPass counted_pass =
+                               std::make_shared<data_parallel::CountedPass::element_type>(nullptr));
+  ~FullyShardedDataParallel();
+  FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
+  FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
+
+  // While one of these lives, backward passes leave their gradients on the rank, whole, to be
+  // exchanged with those of the next pass without it: gradient accumulation without communication.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<GradientSharder> sharder)
+        : sharder_(std::move(sharder)), before_(sharder_->exchange()) {
+      sharder_->set_exchange(false);
+    }
+    ~NoSync() { sharder_->set_exchange(before_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<GradientSharder> sharder_;
+    bool before_;
+  };
+  NoSync no_sync();
+
+  // Backward of a loss that is a sum over `count` samples of this rank: gradients are divided by
+  // the samples of all ranks. With sharded parameters every rank computes in every pass: one
+  // without samples takes any and passes their loss times 0, and a count of 0.
+  void backward(const at::Tensor& loss_sum, std::int64_t count);
+  const data_parallel::StepTotals& totals() const;
+
+  // Steps on this rank's parts and brings the parameters up to date. The groups hold the module's
+  // own parameters; UsageError for any other. Its state is this rank's part, flat, under the
+  // parameters' names. Outlived by this.
+  std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerOptions& options,
+                                                   std::vector<optim::ParameterGroup> groups);
+
+  // As optim::clip_gradients over the whole model; the same bits as without shards.
+  optim::ClipResult clip_gradients(double max_norm);
+
+  // The whole gradient of a parameter, on every rank; undefined where there is none.
+  at::Tensor full_gradient(const std::string& name);
+
+  // While it lives, all parameters are on every rank, for code that reads or writes them through
+  // pointers. Outlived by this.
+  std::unique_ptr<ParameterGatherer::Hold> full_parameters();
+
+  // Every distinct parameter and buffer, whole: on the first rank, the others get none; unit by
+  // unit, so that beside the result one unit is there at a time.
+  std::vector<NamedTensor> full_state_dict(const StateDictOptions& options = {});
+  // The reverse: the first rank has all of them, and other ranks' lists are not looked at.
+  // UsageError on all ranks naming what is missing, unknown or of another shape.
+  void load_full_state_dict(const std::vector<NamedTensor>& state);
+
+  // The units, their sizes and where they lie, as a table.
+  std::string describe() const;
+  MemoryReport memory_report() const;
+
+  const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
+  const ParameterGatherer& gatherer() const { return *gatherer_; }
+  const GradientSharder& gradients() const { return *sharder_; }
+
+ private:
+  struct Place {
+    std::size_t unit = 0;
+    std::size_t member = 0;
+  };
+
+  Place find(const std::string& name) const;
+  void after_step();
+
+  Groups groups_;
+  Options options_;
+  std::string module_name_;
+  std::vector<NamedTensor> buffers_;
+  std::shared_ptr<BufferPool> gathered_memory_;
+  std::vector<std::unique_ptr<FlatUnit>> units_;
+  std::vector<Place> in_model_order_;  // of the trained parameters
+  std::shared_ptr<ParameterGatherer> gatherer_;
+  std::shared_ptr<GradientSharder> sharder_;
+  std::int64_t optimizer_bytes_ = 0;
+};
+
+}  // namespace lockstep::shard

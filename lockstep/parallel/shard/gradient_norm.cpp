@@ -1,0 +1,153 @@
+#include <lockstep/parallel/shard/gradient_norm.h>
+
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/optim/sum_of_squares.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+using mesh::Interval;
+using optim::kNormBlock;
+
+std::int64_t block_begin(std::int64_t element) { return element / kNormBlock * kNormBlock; }
+
+std::int64_t block_end(std::int64_t element, std::int64_t size) {
+  return std::min(size, block_begin(element) + kNormBlock);
+}
+
+// The rank that sums a block: the one that has its first element.
+int summing_rank(const GradientPiece& piece, std::int64_t block) {
+  for (std::size_t rank = 0; rank < piece.ranges.size(); ++rank)
+    if (piece.ranges[rank].contains(block)) return static_cast<int>(rank);
+  LOCKSTEP_CHECK(false, "no rank holds element {}", block);
+}
+
+std::int64_t size_of(const GradientPiece& piece) {
+  std::int64_t size = 0;
+  for (const Interval& range : piece.ranges) size = std::max(size, range.end);
+  return size;
+}
+
+// What a rank has of a block that began on a rank before it; empty where there is none.
+Interval continuation(const GradientPiece& piece, int rank) {
+  const Interval mine = piece.ranges[static_cast<std::size_t>(rank)];
+  if (mine.size() == 0 || mine.begin % kNormBlock == 0) return {mine.begin, mine.begin};
+  return {mine.begin, std::min(mine.end, block_end(mine.begin, size_of(piece)))};
+}
+
+// Elements that ranks send to those before them, parameter by parameter.
+class Continuations {
+ public:
+  Continuations(const std::vector<GradientPiece>& pieces, comm::Communicator& group)
+      : from_(static_cast<std::size_t>(group.size())) {
+    std::vector<std::vector<at::Tensor>> to(from_.size());
+    std::vector<std::int64_t> sizes(from_.size());
+    const at::TensorOptions options = pieces.front().values.options().dtype(at::kDouble);
+    for (const GradientPiece& piece : pieces) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const Interval part = continuation(piece, rank);
+        if (part.size() == 0) continue;
+        const int target = summing_rank(piece, block_begin(part.begin));
+        if (rank == group.rank()) {
+          to[static_cast<std::size_t>(target)].push_back(
+              piece.values.narrow(0, 0, part.size()).to(at::kDouble));
+        } else if (target == group.rank()) {
+          sizes[static_cast<std::size_t>(rank)] += part.size();
+        }
+      }
+    }
+    std::vector<at::Tensor> inputs, outputs;
+    for (std::size_t rank = 0; rank < from_.size(); ++rank) {
+      inputs.push_back(to[rank].empty() ? at::empty({0}, options) : at::cat(to[rank]));
+      outputs.push_back(at::empty({sizes[rank]}, options));
+      from_[rank].values = outputs.back();
+    }
+    group.all_to_all(outputs, inputs).wait();
+  }
+
+  // The next elements that a rank has sent.
+  at::Tensor next(int rank, std::int64_t count) {
+    Received& received = from_[static_cast<std::size_t>(rank)];
+    received.taken += count;
+    return received.values.narrow(0, received.taken - count, count);
+  }
+
+ private:
+  struct Received {
+    at::Tensor values;
+    std::int64_t taken = 0;
+  };
+
+  std::vector<Received> from_;
+};
+
+// The blocks that begin on this rank: those that lie on it, and the one that others continue.
+void add_own_blocks(const GradientPiece& piece, int rank, Continuations& continuations,
+                    std::vector<at::Tensor>& blocks) {
+  const Interval mine = piece.ranges[static_cast<std::size_t>(rank)];
+  const std::int64_t begin = continuation(piece, rank).end;
+  if (begin >= mine.end) return;
+  const std::int64_t last = block_begin(mine.end - 1);
+  std::vector<at::Tensor> parts{piece.values.narrow(0, last - mine.begin, mine.end - last)};
+  for (int other = rank + 1; other < static_cast<int>(piece.ranges.size()); ++other) {
+    const Interval part = continuation(piece, other);
+    if (part.size() > 0 && block_begin(part.begin) == last)
+      parts.push_back(continuations.next(other, part.size()));
+  }
+  blocks.push_back(piece.values.narrow(0, begin - mine.begin, last - begin));
+  blocks.push_back(parts.size() == 1 ? parts.front() : at::cat(parts));
+}
+
+}  // namespace
+
+double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicator& group) {
+  if (pieces.empty()) return 0;
+  const c10::NoGradGuard no_grad;
+  Continuations continuations(pieces, group);
+  std::vector<at::Tensor> blocks;
+  for (const GradientPiece& piece : pieces)
+    add_own_blocks(piece, group.rank(), continuations, blocks);
+  const std::vector<double> sums = optim::sum_of_squares_of_blocks(blocks);
+
+  // Every rank's sums, in the order of parameters and ranks.
+  std::vector<at::Tensor> all;
+  const auto options = at::dtype(at::kDouble).device(pieces.front().values.device());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::int64_t count = 0;
+    for (const GradientPiece& piece : pieces) {
+      const Interval range = piece.ranges[static_cast<std::size_t>(rank)];
+      const std::int64_t begin = continuation(piece, rank).end;
+      count += (range.end - begin + kNormBlock - 1) / kNormBlock;
+    }
+    all.push_back(at::empty({count}, options));
+  }
+  const at::Tensor mine = at::from_blob(const_cast<double*>(sums.data()),
+                                        {static_cast<std::int64_t>(sums.size())}, at::kDouble)
+                              .to(options, /*non_blocking=*/false, /*copy=*/true);
+  group.all_gather(all, mine).wait();
+  std::vector<const double*> next;
+  for (at::Tensor& of_rank : all) {
+    of_rank = of_rank.cpu();
+    next.push_back(of_rank.data_ptr<double>());
+  }
+  double total = 0;
+  for (const GradientPiece& piece : pieces) {
+    double of_parameter = 0;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const Interval range = piece.ranges[static_cast<std::size_t>(rank)];
+      for (std::int64_t begin = continuation(piece, rank).end; begin < range.end;
+           begin += kNormBlock)
+        of_parameter += *next[static_cast<std::size_t>(rank)]++;
+    }
+    total += of_parameter;
+  }
+  return std::sqrt(total);
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,26 @@
+// The norm of gradients that are cut among ranks, to the bit what one rank with all of them has.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/placement.h>
+
+namespace lockstep::shard {
+
+// A parameter's gradient as a rank sees it.
+struct GradientPiece {
+  at::Tensor values;                   // this rank's, flat
+  std::vector<mesh::Interval> ranges;  // of every rank, in the parameter's own order
+};
+
+// The root of the sum of squares, in double. As optim::gradient_norm adds: fixed blocks of each
+// parameter, then parameters, in order. A block that lies on several ranks is summed by the one
+// that has its begin, to whom the others send their elements. Every rank calls it, with pieces of
+// the same parameters in the same order.
+double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicator& group);
+
+}  // namespace lockstep::shard

@@ -1,0 +1,183 @@
+// What a sharder's ranks send each other in a step: the count, units' gradients, who used what.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/data_parallel/agreed_order.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/shard/gradient_sharder.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+// Units whose gradients are on their way while the next one's are collected.
+constexpr std::size_t kInFlight = 2;
+
+}  // namespace
+
+// With the count that sums are divided by: on its way before the first unit, it is there when that
+// one is added up.
+void GradientSharder::begin() {
+  if (loss_.any()) loss_.exchange(*groups_.all);
+}
+
+void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
+  const c10::NoGradGuard no_grad;
+  const FlatUnit& unit = *model_.units[slot.unit];
+  UnitState& state = states_[slot.unit];
+  if (!state.collected.defined()) {
+    while (in_flight_.size() >= kInFlight) settle_oldest();
+    state.collected = buffers_of_gradients_.take(unit.layout().num_padded(), unit.options());
+  }
+  const mesh::Interval range = unit.layout().range(slot.member);
+  const at::Tensor place = state.collected.narrow(0, range.begin, range.size());
+  if (gradient.defined())
+    place.view(slot.parameter.sizes()).copy_(gradient);
+  else
+    place.zero_();
+  slot.ready = true;
+  if (--state.pending > 0) return;
+  ready_order_.push_back(slot.unit);
+  model_.gatherer->done_with(slot.unit);
+}
+
+void GradientSharder::launch_ready() {
+  while (next_ < order_.size() && states_[order_[next_]].pending == 0) launch(order_[next_++]);
+}
+
+void GradientSharder::launch(std::size_t index) {
+  const c10::NoGradGuard no_grad;
+  const FlatUnit& unit = *model_.units[index];
+  const FlatLayout& layout = unit.layout();
+  UnitState& state = states_[index];
+  state.collected.narrow(0, layout.num_elements(), layout.num_padded() - layout.num_elements())
+      .zero_();
+  if (!state.sums.defined()) state.sums = at::empty({layout.part_size()}, unit.options());
+  bool adds = false;
+  for (const std::size_t slot : state.slots) adds = adds || slots_[slot].adds;
+  if (adds) state.incoming = at::empty_like(state.sums);
+  const at::Tensor& output = adds ? state.incoming : state.sums;
+  comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
+  const bool divides = groups_.replicas == nullptr && divides_in_flight(unit);
+  if (divides && loss_.any()) options.divisor = loss_.divisor();
+  state.reducing = groups_.reduce->reduce_scatter(
+      output, state.collected, divides ? comm::ReduceOp::mean : comm::ReduceOp::sum, options);
+  in_flight_.push_back(index);
+}
+
+// Whether sums come back divided: a pass over them less. On other devices the count is not known to
+// the host, and a pass costs little.
+bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
+  return unit.device().is_cpu() && (!loss_.any() || loss_.divides_in_flight());
+}
+
+void GradientSharder::settle_oldest() {
+  settle(in_flight_.front());
+  in_flight_.pop_front();
+}
+
+// Waits for a unit's sums, and puts them where they stay.
+void GradientSharder::settle(std::size_t index) {
+  const c10::NoGradGuard no_grad;
+  const FlatUnit& unit = *model_.units[index];
+  UnitState& state = states_[index];
+  state.reducing.wait();
+  state.reducing = comm::Work();
+  state.collected = at::Tensor();
+  at::Tensor& arrived = state.incoming.defined() ? state.incoming : state.sums;
+  const bool divides = divides_in_flight(unit);
+  if (groups_.replicas != nullptr) {
+    // The count is another group's, whose calls this one does not wait for.
+    if (loss_.any()) loss_.finish();
+    comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
+    if (divides) options.divisor = loss_.any() ? loss_.divisor() : num_ranks_;
+    groups_.replicas
+        ->all_reduce(arrived, divides ? comm::ReduceOp::mean : comm::ReduceOp::sum, options)
+        .wait();
+  }
+  if (!divides && loss_.any()) {
+    loss_.finish();
+    loss_.divide(arrived);
+  } else if (!divides) {
+    arrived.div_(groups_.all->size());
+  }
+  if (!state.incoming.defined()) return;
+  const int rank = groups_.reduce->rank();
+  for (const std::size_t slot : state.slots) {
+    const std::size_t member = slots_[slot].member;
+    const std::int64_t offset = unit.layout().piece_offset(member, rank);
+    const std::int64_t size = unit.layout().piece(member, rank).size();
+    const at::Tensor sum = state.sums.narrow(0, offset, size);
+    const at::Tensor part = state.incoming.narrow(0, offset, size);
+    if (slots_[slot].adds && !absent_->was_zeroed(slot))
+      sum.add_(part);
+    else
+      sum.copy_(part);
+  }
+  state.incoming = at::Tensor();
+}
+
+// Ends a backward pass, on every rank in the same order: the units that were not complete, who used
+// what, the buffers.
+void GradientSharder::finish() {
+  const c10::NoGradGuard no_grad;
+  const bool had_gradients = std::exchange(in_backward_, false);
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    if (slot.ready) continue;
+    at::Tensor& gradient = slot.parameter.mutable_grad();
+    // Of a pass under no_sync(), or of an exchange before: that stays as it is.
+    if (absent_->is_in(index, slot.parameter)) {
+      slot.adds = true;
+      gradient = at::Tensor();
+    }
+    collect(slot, gradient);
+    gradient = at::Tensor();
+    launch_ready();
+  }
+
+  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kInt);
+  auto used = host.accessor<std::int32_t, 1>();
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
+  const at::Tensor used_by = host.to(device());
+  groups_.all->all_reduce(used_by).wait();
+
+  while (!in_flight_.empty()) settle_oldest();
+  if (loss_.any()) loss_.finish();
+  hand_out(used_by);
+  if (!model_.buffers.empty()) data_parallel::broadcast_from_first(model_.buffers, *groups_.all);
+  model_.gatherer->release_all();
+
+  for (const std::size_t unit : order_) states_[unit].pending = states_[unit].slots.size();
+  next_ = 0;
+  loss_.clear();
+  if (!order_known_) {
+    if (const auto agreed =
+            data_parallel::agree_on_order(ready_order_, had_gradients, *groups_.all, device())) {
+      order_ = *agreed;
+      order_known_ = true;
+    }
+  }
+  ready_order_.clear();
+  ++num_exchanges_;
+}
+
+// Says of each parameter whether it has a gradient now: where a rank used it, or it had one before.
+void GradientSharder::hand_out(const at::Tensor& used_by) {
+  at::Tensor counts;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    bool has_gradient = slot.used || slot.adds;
+    if (!has_gradient) {
+      if (!counts.defined()) counts = used_by.cpu();
+      has_gradient = counts[static_cast<std::int64_t>(index)].item<std::int32_t>() > 0;
+    }
+    if (has_gradient) absent_->put(index, slot.parameter);
+    absent_->forget_zeroing(index);
+    slot.ready = slot.used = slot.adds = false;
+  }
+}
+
+}  // namespace lockstep::shard

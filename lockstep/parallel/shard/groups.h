@@ -1,0 +1,29 @@
+// The ranks that a sharded model talks to.
+#pragma once
+
+#include <memory>
+
+#include <lockstep/comm/communicator.h>
+
+namespace lockstep::shard {
+
+// Two groups over the ranks that cut a model among them: gathers come when operators need them,
+// reductions when gradients are ready, and neither order says anything about the other.
+struct Groups {
+  // Every rank that has samples of its own: counts, what was used, buffers.
+  std::shared_ptr<comm::Communicator> all;
+  // Those that hold the parts of one copy of the model.
+  std::shared_ptr<comm::Communicator> gather;
+  std::shared_ptr<comm::Communicator> reduce;
+  // Those that hold the same part of each copy; null where there is one copy.
+  std::shared_ptr<comm::Communicator> replicas;
+};
+
+// One copy, cut among all ranks of a group. Every rank calls it.
+Groups shard_over(const std::shared_ptr<comm::Communicator>& all);
+// As many copies as `replicas` has ranks.
+Groups shard_over(const std::shared_ptr<comm::Communicator>& all,
+                  const std::shared_ptr<comm::Communicator>& shard,
+                  const std::shared_ptr<comm::Communicator>& replicas);
+
+}  // namespace lockstep::shard

@@ -1,0 +1,29 @@
+#include <lockstep/parallel/shard/memory_report.h>
+
+#include <spdlog/fmt/fmt.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+std::string mebibytes(std::int64_t bytes) {
+  return fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+std::string MemoryReport::text() const {
+  const double per_parameter =
+      num_parameters == 0 ? 0
+                          : static_cast<double>(at_rest()) / static_cast<double>(num_parameters);
+  return fmt::format(
+      "this rank's memory for {} parameters, {} rank{} to a copy\n"
+      "  at rest   {} ({:.3f} bytes a parameter): parameters {}, gradients {}, "
+      "optimizer {}, buffers {}\n"
+      "  in a step {} more for gathered units at most, {} for gradients on their way",
+      num_parameters, num_ranks, num_ranks == 1 ? "" : "s", mebibytes(at_rest()), per_parameter,
+      mebibytes(parameters), mebibytes(gradients), mebibytes(optimizer), mebibytes(buffers),
+      mebibytes(gathered_peak), mebibytes(gradients_on_their_way_peak));
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,69 @@
+#include <lockstep/parallel/shard/optimizer_shards.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/shard/sharded_optimizer.h>
+#include <lockstep/parallel/shard/unit_table.h>
+
+namespace lockstep::shard {
+
+OptimizerShards::OptimizerShards(torch::nn::Module& module,
+                                 const std::shared_ptr<comm::Communicator>& group,
+                                 const UnitPolicy& units)
+    : group_(group), module_name_(module.name()) {
+  for (PlannedUnit& plan : plan_units(module, units)) {
+    units_.push_back(std::make_unique<FlatUnit>(std::move(plan), group, nullptr));
+    units_.back()->adopt(*group);
+  }
+}
+
+std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
+    const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
+  auto optimizer = make_sharded_optimizer(
+      {.name = module_name_,
+       .units = units_,
+       .check = [this] { check(); },
+       .gradient = [this](std::size_t unit, std::size_t member) -> at::Tensor {
+         const at::Tensor& gradient = units_[unit]->parameters()[member].tensor.grad();
+         if (!gradient.defined()) return {};
+         const mesh::Interval piece = units_[unit]->layout().piece(member, group_->rank());
+         return gradient.reshape({-1}).narrow(0, piece.begin, piece.size());
+       },
+       .drop_gradients =
+           [this] {
+             for (const auto& unit : units_)
+               for (const NamedTensor& parameter : unit->parameters())
+                 parameter.tensor.mutable_grad() = at::Tensor();
+           },
+       .after_step = [this] { refresh(units_); }},
+      options, std::move(groups));
+  for (const NamedTensor& tensor : optimizer->state())
+    optimizer_bytes_ += static_cast<std::int64_t>(tensor.tensor.nbytes());
+  return optimizer;
+}
+
+void OptimizerShards::check() const {
+  for (const auto& unit : units_)
+    for (const auto& [name, parameter] : unit->parameters())
+      if (!parameter.storage().is_alias_of(unit->flat().storage()))
+        throw UsageError(
+            "'{}' was given other memory after the model was wrapped, as to(device), "
+            "to(dtype) and set_data() do, so that its optimizer would step on nothing: "
+            "convert the model before wrap_model()",
+            name);
+}
+
+MemoryReport OptimizerShards::memory_report() const {
+  MemoryReport report{.num_parameters = count_parameters(units_), .num_ranks = group_->size()};
+  for (const auto& unit : units_) {
+    report.parameters += unit->gathered_bytes();
+    for (const NamedTensor& parameter : unit->parameters())
+      if (parameter.tensor.grad().defined())
+        report.gradients += static_cast<std::int64_t>(parameter.tensor.grad().nbytes());
+  }
+  report.optimizer = optimizer_bytes_;
+  return report;
+}
+
+std::string OptimizerShards::describe() const { return describe_units(units_); }
+
+}  // namespace lockstep::shard

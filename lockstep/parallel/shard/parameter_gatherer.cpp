@@ -1,0 +1,154 @@
+#include <lockstep/parallel/shard/parameter_gatherer.h>
+
+#include <algorithm>
+#include <limits>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::shard {
+
+namespace {
+
+constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
+
+// A parameter that were given memory of its own would be trained on each rank by itself.
+void refuse_other_memory(const intercept::Call& call) {
+  if (call.op().operator_name().name != "aten::set_data") return;
+  const auto arguments = call.arguments();
+  if (!arguments[0].toTensor().is_alias_of(arguments[1].toTensor()))
+    throw UsageError(
+        "a sharded parameter was to be given other memory, as to(device), to(dtype) and "
+        "set_data() do: convert the model before wrap_model()");
+}
+
+}  // namespace
+
+ParameterGatherer::ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> units,
+                                     Limits limits)
+    : units_(units), limits_(limits), states_(units.size()), last_used_(kNone) {
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    if (units[unit]->residence() != Residence::sharded) continue;
+    by_memory_[units[unit]->flat().storage().unsafeGetStorageImpl()] = unit;
+    if (units[unit]->is_there()) live_.push_back(unit);
+  }
+}
+
+void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {
+  refuse_other_memory(call);
+  Hold::Units units;
+  for (const intercept::Use& use : uses) {
+    const std::size_t unit = unit_of(use.tensor);
+    if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  const Hold hold(*this, std::move(units));
+  call.proceed();
+  for (const intercept::Use& use : uses)
+    if (use.written) units_[unit_of(use.tensor)]->keep_edits();
+}
+
+std::size_t ParameterGatherer::unit_of(const at::Tensor& tensor) const {
+  return by_memory_.at(tensor.storage().unsafeGetStorageImpl());
+}
+
+void ParameterGatherer::make_ready(std::size_t unit) {
+  State& state = states_[unit];
+  if (!units_[unit]->is_there()) start_gather(unit, comm::Launch::on_wait);
+  if (state.arriving) {
+    state.work.wait();
+    state.work = comm::Work();
+    state.arriving = false;
+  }
+  if (unit == last_used_) return;
+  last_used_ = unit;
+  std::erase(live_, unit);
+  live_.push_back(unit);
+  if (const auto next = order_.note(unit)) prefetch(*next);
+}
+
+void ParameterGatherer::start_gather(std::size_t unit, comm::Launch launch) {
+  make_room();
+  units_[unit]->take_memory();
+  live_.push_back(unit);
+  peak_live_ = std::max(peak_live_, live_.size());
+  ++num_gathers_;
+  State& state = states_[unit];
+  state.work = units_[unit]->gather({.launch = launch, .subject = static_cast<std::int32_t>(unit)});
+  state.arriving = true;
+}
+
+// For one more.
+void ParameterGatherer::make_room() {
+  for (std::size_t i = 0; i < live_.size() && live_.size() >= limits_.max_live_units;) {
+    if (states_[live_[i]].pins > 0)
+      ++i;
+    else
+      release(live_[i]);
+  }
+}
+
+// Where all the room is taken by what is in use, the next one has to wait.
+void ParameterGatherer::prefetch(std::size_t unit) {
+  if (units_[unit]->is_there()) return;
+  const auto pinned =
+      std::ranges::count_if(live_, [&](std::size_t live) { return states_[live].pins > 0; });
+  if (static_cast<std::size_t>(pinned) >= limits_.max_live_units) return;
+  start_gather(unit, comm::Launch::in_background);
+}
+
+void ParameterGatherer::release(std::size_t unit) {
+  State& state = states_[unit];
+  // Nobody has come for it: other ranks' bytes still arrive.
+  if (state.arriving) state.work.wait_on_host();
+  state = {.pins = state.pins};
+  units_[unit]->give_memory_back(limits_.scrub_freed_memory);
+  std::erase(live_, unit);
+  if (last_used_ == unit) last_used_ = kNone;
+}
+
+void ParameterGatherer::done_with(std::size_t unit) {
+  const std::lock_guard lock(mutex_);
+  if (units_[unit]->residence() == Residence::sharded && units_[unit]->is_there() &&
+      states_[unit].pins == 0)
+    release(unit);
+}
+
+void ParameterGatherer::release_all() {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < live_.size();) {
+    if (states_[live_[i]].pins > 0)
+      ++i;
+    else
+      release(live_[i]);
+  }
+}
+
+void ParameterGatherer::start_step() {
+  const std::lock_guard lock(mutex_);
+  last_used_ = kNone;
+  if (const auto first = order_.start_over()) prefetch(*first);
+}
+
+ParameterGatherer::Hold::Hold(ParameterGatherer& gatherer, Units units)
+    : gatherer_(gatherer), units_(std::move(units)) {
+  const std::lock_guard lock(gatherer_.mutex_);
+  // All of them before any is gathered, which may make others go.
+  for (const std::size_t unit : units_) ++gatherer_.states_[unit].pins;
+  try {
+    for (const std::size_t unit : units_)
+      if (gatherer_.units_[unit]->residence() == Residence::sharded) gatherer_.make_ready(unit);
+  } catch (...) {
+    for (const std::size_t unit : units_) --gatherer_.states_[unit].pins;
+    throw;
+  }
+}
+
+ParameterGatherer::Hold::~Hold() {
+  const std::lock_guard lock(gatherer_.mutex_);
+  for (const std::size_t unit : units_) --gatherer_.states_[unit].pins;
+}
+
+void ParameterGatherer::Hold::keep_edits() {
+  for (const std::size_t unit : units_) gatherer_.units_[unit]->keep_edits();
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,36 @@
+// An optimizer that steps on this rank's part of every parameter.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/shard/flat_unit.h>
+
+namespace lockstep::shard {
+
+// What it has to know of the model whose parts it steps on, which outlives it.
+struct SteppedModel {
+  std::string name;
+  std::span<const std::unique_ptr<FlatUnit>> units;
+  // UsageError where a step would go wrong.
+  std::function<void()> check;
+  // This rank's part of a parameter's gradient, flat; undefined where it has none.
+  std::function<at::Tensor(std::size_t unit, std::size_t member)> gradient;
+  std::function<void()> drop_gradients;
+  // The parts have changed: parameters that are there have to be brought up to date.
+  std::function<void()> after_step;
+};
+
+// The groups hold the model's own parameters, whole; UsageError for any other, and for a trained
+// one that is cut but not the model's. Its state is that of the parts, under the parameters' names.
+std::unique_ptr<optim::Optimizer> make_sharded_optimizer(SteppedModel model,
+                                                         const optim::OptimizerOptions& options,
+                                                         std::vector<optim::ParameterGroup> groups);
+
+// Gathers anew what is always there, after a step; autograd notices a backward that comes too late.
+void refresh(std::span<const std::unique_ptr<FlatUnit>> units);
+
+}  // namespace lockstep::shard

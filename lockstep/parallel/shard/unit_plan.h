@@ -1,0 +1,59 @@
+// Which parameters are gathered and let go together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/mesh/named_tensor.h>
+
+namespace lockstep::shard {
+
+// A unit before it has memory: parameters of one dtype on one device, all of them trained or none.
+struct PlannedUnit {
+  std::string name;
+  std::vector<NamedTensor> parameters;
+
+  std::int64_t num_elements() const;
+};
+
+// How units are chosen. Whatever is chosen, a parameter is in one unit, shared weights in the first
+// that has them, and the answer does not depend on it: units decide memory and speed alone.
+struct UnitPolicy {
+  // What a module makes a unit of, with all that is inside of it; modules inside of a unit are not
+  // asked. Where it is empty, units are the children of a ModuleList or Sequential that has two or
+  // more of one type, as the blocks of a transformer are.
+  std::function<bool(const std::string& name, const torch::nn::Module& module)> is_unit;
+  // A module that is_unit() takes but that has fewer parameters is divided among its children
+  // instead: FSDP's size-based policy.
+  std::int64_t min_num_params = 0;
+};
+
+// Modules of these types: FSDP's transformer policy.
+template <typename... Modules>
+UnitPolicy units_of_types() {
+  return {.is_unit = [](const std::string&, const torch::nn::Module& module) {
+    return ((dynamic_cast<const Modules*>(&module) != nullptr) || ...);
+  }};
+}
+
+// Modules of so many parameters or more, as deep inside as there are any.
+UnitPolicy units_of_size(std::int64_t min_num_params);
+
+// The modules of these names ("blocks.0", "head"). UsageError, when units are planned, where the
+// model has none of a name.
+UnitPolicy units_named(std::vector<std::string> names);
+
+// The whole model as one.
+UnitPolicy one_unit();
+
+// What is in no module that makes a unit goes, in the model's order, into units of at most the
+// largest one's size, or an eighth of the model where there is none.
+std::vector<PlannedUnit> plan_units(const torch::nn::Module& module, const UnitPolicy& policy);
+
+}  // namespace lockstep::shard

@@ -1,0 +1,285 @@
+#include "sharded.h"
+
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+#include <torch/utils.h>
+
+#include <lockstep/optim/clip.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+#include <lockstep/parallel/shard/optimizer_shards.h>
+
+#include "reference.h"
+#include "subject.h"
+
+namespace lockstep::parity {
+
+namespace {
+
+using ranks::Cells;
+
+constexpr std::int64_t kSteps = 5;
+constexpr double kWeightDecay = 0.1;
+
+// A subject made parallel, whichever way.
+class Parallel {
+ public:
+  virtual ~Parallel() = default;
+  virtual void backward(const at::Tensor& loss, std::int64_t count) = 0;  // a summed loss
+  virtual std::shared_ptr<void> no_sync() = 0;
+  virtual std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
+  virtual optim::ClipResult clip(double max_norm) = 0;
+  virtual at::Tensor gradient(const std::string& name) = 0;
+  virtual std::vector<NamedTensor> weights() = 0;
+};
+
+// ZeRO-1.
+class Zero1 final : public Parallel {
+ public:
+  Zero1(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group)
+      : module_(module), shards_(module, group), replicas_(module, group) {}
+
+  void backward(const at::Tensor& loss, std::int64_t count) override {
+    replicas_.backward(loss, count);
+  }
+  std::shared_ptr<void> no_sync() override {
+    return std::shared_ptr<void>(
+        new replicate::DistributedDataParallel::NoSync(replicas_.no_sync()), [](void* guard) {
+          delete static_cast<replicate::DistributedDataParallel::NoSync*>(guard);
+        });
+  }
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return shards_.make_optimizer(options, std::move(groups));
+  }
+  optim::ClipResult clip(double max_norm) override {
+    return optim::clip_gradients(data_parallel::trained_parameters(module_), max_norm);
+  }
+  at::Tensor gradient(const std::string& name) override {
+    return module_.named_parameters()[name].grad();
+  }
+  std::vector<NamedTensor> weights() override {
+    std::vector<NamedTensor> all = data_parallel::distinct_tensors(module_.named_parameters());
+    for (NamedTensor& buffer : data_parallel::distinct_tensors(module_.named_buffers()))
+      all.push_back(std::move(buffer));
+    return all;
+  }
+
+ private:
+  torch::nn::Module& module_;
+  shard::OptimizerShards shards_;
+  replicate::DistributedDataParallel replicas_;
+};
+
+// ZeRO-2 and 3.
+class Sharded final : public Parallel {
+ public:
+  Sharded(torch::nn::Module& module, shard::Groups groups, shard::Options options)
+      : sharded_(module, std::move(groups), std::move(options)) {}
+
+  void backward(const at::Tensor& loss, std::int64_t count) override {
+    sharded_.backward(loss, count);
+  }
+  std::shared_ptr<void> no_sync() override {
+    using NoSync = shard::FullyShardedDataParallel::NoSync;
+    return std::shared_ptr<void>(new NoSync(sharded_.no_sync()),
+                                 [](void* guard) { delete static_cast<NoSync*>(guard); });
+  }
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return sharded_.make_optimizer(options, std::move(groups));
+  }
+  optim::ClipResult clip(double max_norm) override { return sharded_.clip_gradients(max_norm); }
+  at::Tensor gradient(const std::string& name) override { return sharded_.full_gradient(name); }
+  std::vector<NamedTensor> weights() override {
+    return sharded_.full_state_dict({.rank0_only = false});
+  }
+
+ private:
+  shard::FullyShardedDataParallel sharded_;
+};
+
+struct Strategy {
+  std::string name;
+  std::function<std::unique_ptr<Parallel>(Cells& cells, torch::nn::Module& module,
+                                          const SubjectKind& kind)>
+      wrap;
+  // Whether a rank may sit a pass out.
+  bool idle_ranks = false;
+};
+
+shard::Options options_for(const SubjectKind& kind, shard::Cut cut, std::size_t max_live_units) {
+  return {.cut = cut,
+          // Where ranks take different branches, whatever one of them uses has to come for all.
+          .units = kind.usage == Usage::partial ? shard::one_unit() : shard::UnitPolicy(),
+          .max_live_units = max_live_units,
+          .scrub_freed_memory = true};
+}
+
+Strategy sharded(const std::string& name, shard::Cut cut, std::size_t max_live_units) {
+  return {.name = name,
+          .wrap =
+              [=](Cells& cells, torch::nn::Module& module, const SubjectKind& kind) {
+                return std::make_unique<Sharded>(module, shard::shard_over(cells.group()),
+                                                 options_for(kind, cut, max_live_units));
+              },
+          .idle_ranks = cut == shard::Cut::gradients};
+}
+
+// Neighbours share a copy.
+Strategy hybrid(int ranks_per_copy) {
+  return {.name = fmt::format("HYBRID_SHARD, {} to a copy", ranks_per_copy),
+          .wrap = [=](Cells& cells, torch::nn::Module& module, const SubjectKind& kind) {
+            const auto& all = cells.group();
+            const auto shard = all->split(all->rank() / ranks_per_copy, all->rank(), "shard");
+            const auto replicas = all->split(all->rank() % ranks_per_copy, all->rank(), "replicas");
+            return std::make_unique<Sharded>(
+                module, shard::shard_over(all, shard, replicas),
+                options_for(kind, shard::Cut::gradients_and_parameters, 2));
+          }};
+}
+
+std::vector<Strategy> strategies(int num_ranks) {
+  std::vector<Strategy> all = {
+      {.name = "ZeRO-1",
+       .wrap = [](Cells& cells, torch::nn::Module& module,
+                  const SubjectKind&) { return std::make_unique<Zero1>(module, cells.group()); },
+       .idle_ranks = true},
+      sharded("SHARD_GRAD_OP", shard::Cut::gradients, 2),
+      sharded("FULL_SHARD", shard::Cut::gradients_and_parameters, 2),
+      sharded("FULL_SHARD, one unit at a time", shard::Cut::gradients_and_parameters, 1),
+  };
+  if (num_ranks == 4) all.push_back(hybrid(2));
+  return all;
+}
+
+struct Way {
+  std::string name;
+  Division division;
+  std::function<std::int64_t(int rank, std::int64_t step, std::int64_t pass)> samples;
+  std::int64_t num_passes = 1;
+  double max_norm = 0;  // 0: no clipping
+  bool needs_idle_ranks = false;
+};
+
+const std::vector<Way>& ways() {
+  const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
+  const auto some = [](int rank, std::int64_t step, std::int64_t pass) {
+    return 2 + (rank + step + 2 * pass) % 3;
+  };
+  const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
+    return (rank + step + 2 * pass) % 3 * 2;
+  };
+  static const std::vector<Way> all = {
+      {"mean", Division::by_ranks, four},
+      {"accumulation, clipping", Division::by_ranks, four, 3, 0.01},
+      {"by count, clipping", Division::by_count, some, 1, 0.01},
+      {"uneven accumulation", Division::by_count, some, 2},
+      {"ranks without samples", Division::by_count, uneven, 2, 0, true},
+  };
+  return all;
+}
+
+Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
+  Spread spread;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    auto& passes = spread.batches.emplace_back();
+    for (std::int64_t pass = 0; pass < way.num_passes; ++pass)
+      passes.push_back(way.samples(rank, step, pass));
+  }
+  if (spread.num_samples() == 0) spread.batches[0][0] = 2;
+  return spread;
+}
+
+double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel,
+                        const at::Tensor& input, const at::Tensor& target, std::int64_t step,
+                        const Spread& spread, Division division) {
+  const int rank = cells.rank();
+  const at::Tensor losses = at::zeros({}, at::kDouble);
+  for (std::int64_t pass = 0; pass < spread.num_passes(); ++pass) {
+    const std::int64_t count = spread.batches[rank][pass];
+    seed_pass(step, rank, pass);
+    at::Tensor loss;
+    if (count > 0) {
+      loss = pass_loss(subject, input, target, spread, rank, pass, division);
+      losses.add_(loss.detach());
+    }
+    const bool last = pass + 1 == spread.num_passes();
+    const auto guard = last ? nullptr : parallel.no_sync();
+    if (division == Division::by_count)
+      parallel.backward(loss, count * subject.per_sample);
+    else
+      loss.backward();
+  }
+  cells.group()->all_reduce(losses).wait();
+  return losses.item<double>();
+}
+
+std::vector<optim::ParameterGroup> decaying(const Subject& subject) {
+  return optim::decay_groups(data_parallel::trained_parameters(*subject.module), kWeightDecay);
+}
+
+void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, const Way& way) {
+  // Ranks other than the first start from other weights, which rank 0's replace.
+  torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
+  const Subject subject = kind.make();
+  torch::manual_seed(7);
+  const Subject reference = kind.make();
+  const auto parallel = strategy.wrap(cells, *subject.module, kind);
+  const auto optimizer = parallel->make_optimizer(optim::AdamWOptions{}, decaying(subject));
+  const auto reference_optimizer =
+      optim::make_optimizer(optim::AdamWOptions{}, decaying(reference));
+  const auto expected = reference.module->named_parameters();
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const Spread spread = spread_of(way, cells.num_ranks(), step);
+    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
+    const auto [input, target] = reference.make_batch(spread.num_samples());
+    optimizer->zero_grad();
+    const double sum =
+        distributed_step(cells, subject, *parallel, input, target, step, spread, way.division);
+    const double losses = reference_step(reference, input, target, step, spread, way.division);
+    cells.expect(std::abs(sum - losses) <= 1e-12 * std::abs(losses),
+                 fmt::format("step {}: the loss is {}, one process's is {}", step, sum, losses));
+    if (way.max_norm > 0) {
+      const auto got = parallel->clip(way.max_norm);
+      const auto wanted =
+          optim::clip_gradients(data_parallel::trained_parameters(*reference.module), way.max_norm);
+      cells.expect(
+          got.norm == wanted.norm && got.clipped == wanted.clipped,
+          fmt::format("step {}: the norm is {}, one process's is {}", step, got.norm, wanted.norm));
+      cells.expect(wanted.clipped, "the test's own limit is too high");
+    }
+    for (const auto& [name, parameter] : data_parallel::trained_parameters(*reference.module))
+      cells.expect_same(parallel->gradient(name), parameter.grad(),
+                        fmt::format("step {}: the gradient of {}", step, name));
+    optimizer->step(0.01);
+    reference_optimizer->step(0.01);
+    const auto buffers = reference.module->named_buffers();
+    for (const auto& [name, tensor] : parallel->weights())
+      cells.expect_same(tensor, expected.contains(name) ? expected[name] : buffers[name],
+                        fmt::format("step {}: {}", step, name));
+  }
+  // Evaluation, on weights that are the same.
+  const c10::NoGradGuard no_grad;
+  subject.module->eval();
+  reference.module->eval();
+  const auto [input, target] = reference.make_batch(3);
+  cells.expect_same(subject.loss_sum(input, target), reference.loss_sum(input, target),
+                    "the loss in evaluation");
+}
+
+}  // namespace
+
+void check_sharded(Cells& cells) {
+  for (const Strategy& strategy : strategies(cells.num_ranks()))
+    for (const SubjectKind& kind : subject_kinds())
+      for (const Way& way : ways())
+        if (!way.needs_idle_ranks || strategy.idle_ranks)
+          cells.cell(fmt::format("{}, {}, {}", strategy.name, kind.name, way.name),
+                     [&] { run_cell(cells, strategy, kind, way); });
+}
+
+}  // namespace lockstep::parity

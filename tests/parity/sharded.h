@@ -1,0 +1,11 @@
+// Every subject, sharded in every way, against one process that adds in the canonical order: what
+// data parallelism without shards gives to the bit.
+#pragma once
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep::parity {
+
+void check_sharded(ranks::Cells& cells);
+
+}  // namespace lockstep::parity
