@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/algorithms/float16.h>
+#include <lockstep/base/float16.h>
 
 namespace lockstep::comm {
 

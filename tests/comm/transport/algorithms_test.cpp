@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/algorithms/float16.h>
+#include <lockstep/base/float16.h>
 #include <lockstep/comm/algorithms/reduction_tree.h>
 
 #include "ranks.h"
@@ -310,28 +310,6 @@ TEST(ReductionTree, LargestNodesTileAnySet) {
   // Three ranks out of six: {0, 1} and {2} are nodes of the tree over six, {0, 1, 2} is not.
   const auto nodes = largest_nodes_within(6, [](int rank) { return rank < 3; });
   EXPECT_EQ(nodes, (std::vector<TreeNode>{{0, 2}, {2, 1}}));
-}
-
-TEST(Float16, RoundsToNearestEvenBothWays) {
-  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
-    const Float16 half{static_cast<std::uint16_t>(bits)};
-    const float wide = to_float(half);
-    if (std::isnan(wide)) {
-      EXPECT_TRUE(std::isnan(to_float(to_float16(wide))));
-      continue;
-    }
-    EXPECT_EQ(to_float16(wide).bits, half.bits) << bits;
-    // Halfway to the next one goes to the even one.
-    if ((bits & 0x7fff) < 0x7bff) {
-      const float next = to_float(Float16{static_cast<std::uint16_t>(bits + 1)});
-      const float middle = (wide + next) / 2;
-      EXPECT_EQ(to_float16(middle).bits, (bits & 1) != 0 ? bits + 1 : bits) << bits;
-    }
-  }
-  EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
-  EXPECT_EQ(to_float16(65519.996f).bits, 0x7bff);
-  EXPECT_EQ(to_bfloat16(1.00390625f).bits, 0x3f80);  // halfway, to even
-  EXPECT_EQ(to_bfloat16(1.01171875f).bits, 0x3f82);
 }
 
 }  // namespace

@@ -1,0 +1,41 @@
+// Numbers to a message of symmetric blocks (block_format.h) and back, on plain memory.
+//
+//   scale = largest magnitude / (127 or 7), as a float
+//   q     = x · (1 / scale), rounded to the nearest whole number, halfway to the even one
+//   x'    = q · scale
+//
+// What it promises:
+// - x' is within half a scale of x, up to the roundings of a float. The block's largest is ±127 or
+//   ±7 times the scale: it comes back to the last bit or the one beside it.
+// - Encoding what was decoded, as floats, gives the same message again.
+// - What is not finite never becomes a number: a block with an inf or a nan has a nan as its scale
+//   and zeros as payload, so that all of it comes back as nan.
+// - No finite float comes back as inf. A scale is at least the smallest normal float, also in a
+//   block of zeros: magnitudes below half of that come back as 0, and -0 as 0.
+// - The same bits on every CPU and with every instruction set.
+//
+// The functions are for any number of threads, on different messages.
+#pragma once
+
+#include <cstddef>
+
+#include <lockstep/comm/codecs/block_format.h>
+#include <lockstep/comm/types.h>
+
+namespace lockstep::comm {
+
+// `values` are `count` float32, float16 or bfloat16; UsageError for another type or a bad format.
+// All encoded_bytes(count, format) of the message are written. They do not overlap, and need no
+// alignment beyond a value's own.
+void encode_blocks(const BlockFormat& format, DType dtype, const std::byte* values,
+                   std::size_t count, std::byte* message);
+
+// The same back; 16-bit types are rounded once more.
+void decode_blocks(const BlockFormat& format, DType dtype, const std::byte* message,
+                   std::size_t count, std::byte* values);
+
+// sums[i] + x'[i] in place of sums[i], in one pass.
+void decode_and_add(const BlockFormat& format, const std::byte* message, std::size_t count,
+                    float* sums);
+
+}  // namespace lockstep::comm

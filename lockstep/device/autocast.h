@@ -1,0 +1,59 @@
+// Mixed precision for a while: LibTorch's autocast, switched on and put back.
+//
+//   {
+//     const device::Autocast fp16(at::kCUDA, at::kHalf);
+//     loss = model->forward(batch);
+//   }
+//   loss.backward();
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+namespace lockstep::device {
+
+// What becomes of the copies that autocast makes of weights.
+enum class CastCache : std::uint8_t {
+  kept,    // until the outermost Autocast ends: a weight is cast once for all its uses
+  unused,  // cast anew for each use: where weights change or lose their memory in between
+};
+
+// As long as it lives, operators on one type of device compute in 16 bits where that is safe, in
+// the thread that made it. When it ends, everything is as it was, and with the outermost one the
+// copies of weights are gone. They nest like blocks, end in the thread they began in, and are
+// neither copied nor moved.
+class Autocast {
+ public:
+  // BFloat16 or Half. UsageError for other types, and for a device that LibTorch has no autocast
+  // for; Half on CPUs is such a case before LibTorch 2.
+  Autocast(c10::DeviceType device, c10::ScalarType dtype, CastCache cache = CastCache::kept);
+
+  // Switches it off: for what must not lose precision within a region that has it on.
+  static Autocast off(c10::DeviceType device);
+
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+  // What this thread computes in on such a device; nothing where autocast is off or not there.
+  static std::optional<c10::ScalarType> active(c10::DeviceType device);
+
+ private:
+  struct Settings {
+    bool enabled;
+    c10::ScalarType dtype;
+    bool cache;
+  };
+
+  Autocast(c10::DeviceType device, const Settings& settings);
+  static Settings current(c10::DeviceType device);
+  void apply(const Settings& settings) const;
+
+  c10::DeviceType device_;
+  Settings before_;
+};
+
+}  // namespace lockstep::device

@@ -1,0 +1,69 @@
+// Loss scaling for training in fp16.
+//
+//   GradScaler scaler;
+//   scaler.scale(loss).backward();
+//   at::Tensor overflow = scaler.unscale(parameters);
+//   group.all_reduce(overflow, comm::ReduceOp::max).wait();
+//   if (scaler.update(overflow)) {
+//     clip_gradients(parameters, 1.0);
+//     optimizer->step(schedule->learning_rate(step++));
+//   }
+//   optimizer->zero_grad();
+//
+// bf16 needs no scale. GradScaler({.loss_scale = 1}) is DeepSpeed's check_grad_overflow for it: a
+// step with gradients that are inf or nan is skipped.
+#pragma once
+
+#include <vector>
+
+#include <lockstep/optim/loss_scale.h>
+#include <lockstep/optim/parameter.h>
+
+namespace lockstep::optim {
+
+// Multiplies losses and divides gradients by a scale that follows DeepSpeed's rules (loss_scale.h).
+// Owns the scale's few numbers only. For one thread at a time.
+//
+// Ranks that train one model have to skip the same steps: each tells what unscale() found on it,
+// and all of them hand the greatest answer of all to update(). Those of one replica, whose pieces
+// make up a model, are among them.
+class GradScaler {
+ public:
+  // UsageError, with the numbers, for options that make no sense.
+  explicit GradScaler(const LossScaleOptions& options = {}) : scale_(options) {}
+
+  double loss_scale() const { return scale_.value(); }
+
+  // The loss to call backward() on. A loss of 16 bits becomes Float, which the scaled one fits.
+  // UsageError where it is not a floating-point tensor.
+  at::Tensor scale(const at::Tensor& loss) const;
+
+  // Divides the gradients by the scale, in place: once for each update(), when all of the step's
+  // passes are done and before clipping. Gives 1 in a Float tensor of one element if a gradient is
+  // inf or nan on this rank, and 0 if not (unscale.h has where, and which parameters are refused).
+  // UsageError if it was called since the last update().
+  //
+  // In Half a gradient below 2^-24 is lost when it is divided: keep the parameters in Float and let
+  // autocast (device/autocast.h) compute in fp16.
+  at::Tensor unscale(const std::vector<NamedParameter>& parameters);
+
+  // Ends the step with what the ranks agreed on, and tells whether the optimizer is to step: not if
+  // a gradient overflowed anywhere. A tensor of one element is read here, which is the one wait for
+  // the device in all of this. UsageError as LossScale::update(), on all ranks alike, and where a
+  // tensor has not one element.
+  [[nodiscard]] bool update(const at::Tensor& overflow);
+  [[nodiscard]] bool update(bool overflowed);
+
+  // What a checkpoint has to save: three scalars of its own, on the CPU, the same on all ranks.
+  std::vector<NamedTensor> state() const;
+
+  // Goes on from what state() gave, within this scaler's own options: a fixed scale stays what it
+  // is. UsageError, with what is wrong, where it is something else.
+  void load_state(const std::vector<NamedTensor>& state);
+
+ private:
+  LossScale scale_;
+  bool unscaled_ = false;
+};
+
+}  // namespace lockstep::optim
