@@ -3,21 +3,38 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/parallel/replicate/options.h>
+#include <lockstep/parallel/shard/options.h>
 
 namespace lockstep {
 
 enum class ParallelMode {
-  DDP,  // every rank holds the whole model
+  DDP,   // every rank holds the whole model
+  FSDP,  // ranks hold parts of it, as ShardingStrategy says
+};
+
+// What is cut among ranks. The answer is the same with each of them.
+enum class ShardingStrategy {
+  NO_SHARD,         // nothing: as DDP
+  SHARD_OPTIMIZER,  // the optimizer's state: ZeRO-1
+  SHARD_GRAD_OP,    // and gradients: ZeRO-2
+  FULL_SHARD,       // and parameters: ZeRO-3
+  HYBRID_SHARD,  // all of it among the ranks of the axis dp_shard, with copies along dp_replicate
 };
 
 struct DistributedConfig {
   ParallelMode mode = ParallelMode::DDP;
+  ShardingStrategy sharding_strategy = ShardingStrategy::FULL_SHARD;  // of FSDP
+  // The axes over the ranks, slowest first; one size may be -1. Where not given, one axis over all
+  // of them, or for HYBRID_SHARD a copy of the model on each host.
+  std::vector<mesh::Axis> mesh = {};
   // What ranks talk through: "auto", or one of comm::available_backends().
   std::string backend = "auto";
   // How long joining, and any call between ranks, may take before it fails by name.
@@ -27,6 +44,8 @@ struct DistributedConfig {
   // More ranks than GPUs share them, with a warning; or that is an error.
   device::GpuUse gpu_use = device::GpuUse::shared;
   replicate::Options ddp = {};
+  // Of FSDP; what is cut is the strategy's to say.
+  shard::Options fsdp = {};
 };
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace lockstep {
 struct DistributedManager::State {
   struct Wrapped {
     std::weak_ptr<torch::nn::Module> module;
-    std::unique_ptr<replicate::DistributedDataParallel> parallel;
+    std::unique_ptr<ParallelModel> parallel;
   };
 
   DistributedConfig config;
@@ -26,8 +26,8 @@ struct DistributedManager::State {
   std::shared_ptr<comm::Communicator> world;
   mesh::DeviceMesh mesh;
   std::vector<Wrapped> models;
-  replicate::CountedPass counted_pass =
-      std::make_shared<replicate::CountedPass::element_type>(nullptr);
+  data_parallel::CountedPass counted_pass =
+      std::make_shared<data_parallel::CountedPass::element_type>(nullptr);
   std::vector<std::unique_ptr<replicate::SyncBatchNorm>> batch_norms;
 
   // Gives back what models had that are gone: buckets of gradients, groups of ranks.
@@ -64,11 +64,11 @@ at::Tensor copy_to(c10::Device device, const at::Tensor& host) {
 DistributedManager setup_distributed(const DistributedConfig& config) {
   auto device_manager = choose_device(config);
   auto world = comm::join_world({.backend = config.backend, .timeout = config.timeout});
-  const int size = world->size();
-  mesh::DeviceMesh mesh(world, {{"dp_replicate", size}});
+  const LaunchEnvironment job = read_launch_environment();
+  mesh::DeviceMesh mesh(world, axes_for(config, job.local_world_size));
   return DistributedManager(std::make_shared<DistributedManager::State>(
       DistributedManager::State{.config = config,
-                                .local_rank = read_launch_environment().local_rank,
+                                .local_rank = job.local_rank,
                                 .device_manager = std::move(device_manager),
                                 .world = std::move(world),
                                 .mesh = std::move(mesh),
@@ -102,12 +102,11 @@ void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) 
                      "nothing to train. Register them with register_parameter or register_module",
                      module->name(), num_empty, world_size());
   module->to(device());
-  // The caller may have moved or converted the model since.
+  state_->models.push_back(
+      {module, make_parallel(*module, state_->mesh, state_->config, state_->counted_pass)});
+  // What batch norms are known by has moved.
   for (const auto& norms : state_->batch_norms)
     if (norms->converted_any_of(*module)) norms->renew();
-  state_->models.push_back({module, std::make_unique<replicate::DistributedDataParallel>(
-                                        *module, state_->mesh.axis("dp_replicate"),
-                                        state_->config.ddp, state_->counted_pass)});
 }
 
 int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {
@@ -119,8 +118,7 @@ int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn:
                      module->name());
   // Tagged where they will stay: moving them later would take the tag away.
   module->to(device());
-  auto norms =
-      std::make_unique<replicate::SyncBatchNorm>(*module, *state_->mesh.axis("dp_replicate"));
+  auto norms = std::make_unique<replicate::SyncBatchNorm>(*module, *state_->world);
   const int num_converted = norms->num_converted();
   if (num_converted > 0) state_->batch_norms.push_back(std::move(norms));
   return num_converted;
@@ -132,18 +130,16 @@ bool DistributedManager::has_synchronised_batch_norms(const torch::nn::Module* m
          });
 }
 
-replicate::DistributedDataParallel* DistributedManager::find(
-    const torch::nn::Module* module) const {
+ParallelModel* DistributedManager::find(const torch::nn::Module* module) const {
   state_->forget_models_that_are_gone();
   for (const State::Wrapped& wrapped : state_->models)
     if (wrapped.module.lock().get() == module) return wrapped.parallel.get();
   return nullptr;
 }
 
-replicate::DistributedDataParallel& DistributedManager::data_parallel(
-    const torch::nn::Module* module) {
+ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Module>& module) {
   if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
-  if (auto* const found = find(module)) return *found;
+  if (auto* const found = find(module.get())) return *found;
   throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
                    module->name());
 }

@@ -3,6 +3,12 @@
 //   auto dist  = lockstep::setup_distributed({.mode = lockstep::ParallelMode::DDP});
 //   auto model = dist.wrap_model(MyNet());   // any torch::nn::Module
 //   …  the training loop, with this rank's share of the data …
+//
+// and for a model that is too large for one of them, FSDP and an optimizer that steps on parts:
+//
+//   auto dist  = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP});
+//   auto model = dist.wrap_model(MyNet());
+//   auto adamw = dist.make_optimizer(model, lockstep::optim::AdamWOptions{});
 #pragma once
 
 #include <cstdint>
@@ -17,13 +23,15 @@
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
-#include <lockstep/parallel/replicate/distributed_data_parallel.h>
+#include <lockstep/optim/parameter_group.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
 namespace lockstep {
 
-// One rank's view of the job. Copies refer to the same one; models stay data parallel for as long
-// as one of the copies lives.
+// One rank's view of the job. Copies refer to the same one; models stay spread over the ranks for
+// as long as one of the copies lives, and one whose parameters are cut cannot be used after that.
 //
 // Threading: one thread at a time. Failure: UsageError for what the caller can mend, before
 // training starts; CommError naming the ranks where one is lost or late.
@@ -42,10 +50,10 @@ class DistributedManager {
   const std::shared_ptr<comm::Communicator>& world() const;
   mesh::DeviceMesh& mesh() const;
 
-  // Spreads a model over the ranks: moves it to the device, gives every rank the weights of rank 0,
-  // and from then on sums gradients over ranks in backward(). The model itself comes back, its type
-  // unchanged: a module holder (TORCH_MODULE), a shared_ptr, or a module by value, which becomes a
-  // shared_ptr.
+  // Spreads a model over the ranks, as the config says: moves it to the device, gives every rank
+  // the weights of rank 0 or its part of them, and from then on sums gradients over ranks in
+  // backward(). The model itself comes back, its type unchanged: a module holder (TORCH_MODULE), a
+  // shared_ptr, or a module by value, which becomes a shared_ptr.
   template <typename Model>
   auto wrap_model(Model model) {
     auto shared = internal::share_model(std::move(model));
@@ -75,21 +83,109 @@ class DistributedManager {
 
   // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
   template <typename Model>
-  auto no_sync(const Model& model) {
-    return data_parallel(internal::module_of(model).get()).no_sync();
+  data_parallel::NoSync no_sync(const Model& model) {
+    return parallel(model).no_sync();
   }
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of
-  // all ranks, so that ranks may have different numbers of them, or none.
+  // all ranks, so that ranks may have different numbers of them, or none; but see
+  // every_rank_computes().
   template <typename Model>
   void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
-    data_parallel(internal::module_of(model).get()).backward(loss_sum, count);
+    parallel(model).backward(loss_sum, count);
   }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
   const data_parallel::StepTotals& totals(const Model& model) {
-    return data_parallel(internal::module_of(model).get()).totals();
+    return parallel(model).totals();
+  }
+
+  // Whether parameters are cut among ranks. All of them then run the model whenever one does, in
+  // training and evaluation; a rank that has no samples takes any, and passes backward() their loss
+  // times 0 and a count of 0.
+  template <typename Model>
+  bool every_rank_computes(const Model& model) {
+    return parallel(model).every_rank_computes();
+  }
+
+  // An optimizer for the model's parameters, wherever they lie: with parts of them on each rank, it
+  // steps on this rank's and its state is theirs. The manager and the model outlive it. Weights
+  // decay as the rule says (biases and norms do not).
+  template <typename Model>
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const Model& model, const optim::OptimizerOptions& options, double weight_decay = 0,
+      optim::DecayRule rule = optim::DecayRule::matrices) {
+    const auto module = internal::module_of(model);
+    ParallelModel& found = parallel(module);
+    return found.make_optimizer(
+        options,
+        optim::decay_groups(data_parallel::trained_parameters(*module), weight_decay, rule));
+  }
+  // The same for groups of the model's own parameters.
+  template <typename Model>
+  std::unique_ptr<optim::Optimizer> make_optimizer(const Model& model,
+                                                   const optim::OptimizerOptions& options,
+                                                   std::vector<optim::ParameterGroup> groups) {
+    return parallel(model).make_optimizer(options, std::move(groups));
+  }
+
+  // Clips by the norm of the whole model's gradients, as optim::clip_gradients does.
+  template <typename Model>
+  optim::ClipResult clip_gradients(const Model& model, double max_norm) {
+    return parallel(model).clip_gradients(max_norm);
+  }
+
+  // The whole gradient of a parameter, on every rank; undefined where there is none. Every rank
+  // calls it.
+  template <typename Model>
+  at::Tensor full_gradient(const Model& model, const std::string& name) {
+    return parallel(model).full_gradient(name);
+  }
+
+  // Every parameter and buffer, whole, on the main rank (the options say otherwise), gathered unit
+  // by unit where they are cut; where they are not, these are the model's own tensors. Every rank
+  // calls it.
+  template <typename Model>
+  std::vector<NamedTensor> full_state_dict(const Model& model,
+                                           const StateDictOptions& options = {}) {
+    return parallel(model).full_state_dict(options);
+  }
+  // The reverse, from the main rank's. UsageError on every rank for what does not fit.
+  template <typename Model>
+  void load_full_state_dict(const Model& model, const std::vector<NamedTensor>& state) {
+    parallel(model).load_full_state_dict(state);
+  }
+
+  // The same for an optimizer of make_optimizer().
+  template <typename Model>
+  std::vector<NamedTensor> full_optimizer_state(const Model& model,
+                                                const optim::Optimizer& optimizer,
+                                                const StateDictOptions& options = {}) {
+    return parallel(model).full_optimizer_state(optimizer, options);
+  }
+  template <typename Model>
+  void load_full_optimizer_state(const Model& model, optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state) {
+    parallel(model).load_full_optimizer_state(optimizer, state);
+  }
+
+  // While what it returns lives, parameters that are cut are whole on every rank, for code that
+  // reads them through data_ptr(). Every rank calls it.
+  template <typename Model>
+  std::shared_ptr<void> full_parameters(const Model& model) {
+    return parallel(model).full_parameters();
+  }
+
+  // How the model lies on the ranks: its units, their sizes and where they are.
+  template <typename Model>
+  std::string describe(const Model& model) {
+    return parallel(model).describe();
+  }
+  // What this rank's memory holds of it.
+  template <typename Model>
+  MemoryReport memory_report(const Model& model) {
+    return parallel(model).memory_report();
   }
 
   // Numbers summed over all ranks, for metrics.
@@ -112,8 +208,12 @@ class DistributedManager {
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
   bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
   c10::Device device_for_numbers() const;
-  replicate::DistributedDataParallel* find(const torch::nn::Module* module) const;
-  replicate::DistributedDataParallel& data_parallel(const torch::nn::Module* module);
+  ParallelModel* find(const torch::nn::Module* module) const;
+  ParallelModel& parallel(const std::shared_ptr<torch::nn::Module>& module);
+  template <typename Model>
+  ParallelModel& parallel(const Model& model) {
+    return parallel(internal::module_of(model));
+  }
 
   std::shared_ptr<State> state_;
 };

@@ -10,8 +10,6 @@
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/checkpoint.h>
-#include <lockstep/optim/clip.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 
@@ -83,14 +81,13 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       options_((check(options), std::move(options))),
       loader_((check(training, "train on"),
                make_loader(dist_, training, options_, options_.shuffle, options_.drop_last))),
+      training_(std::move(training)),
       validation_(std::move(validation)) {
   if (validation_ != nullptr) check(validation_, "validate on");
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
-  parameters_ = data_parallel::trained_parameters(*model_);
-  optimizer_ = optim::make_optimizer(
-      options_.optimizer,
-      optim::decay_groups(parameters_, options_.weight_decay, options_.decay_rule));
+  optimizer_ =
+      dist_.make_optimizer(model_, options_.optimizer, options_.weight_decay, options_.decay_rule);
   schedule_ =
       optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.world_size()));
   count_steps();
@@ -213,11 +210,13 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
     samples_ += batch.global_size;
     end_of(&StepTimes::data);
     nn::LossSum loss;
+    const bool stands_in = take_stand_in(batch, *training_);
     if (batch.size() > 0) {
       for (std::int64_t& row : batch.rows) row += pass * global_batch;
       task_->begin(step_, batch.rows);
       loss = task_->loss(batch);
     }
+    if (stands_in) loss = {.sum = loss.sum * 0, .count = 0};
     end_of(&StepTimes::forward);
     if (pass + 1 < num_passes) {
       const auto local = dist_.no_sync(model_);
@@ -229,6 +228,18 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
   }
 }
 
+// Where parameters are cut, a rank without samples computes all the same, for the others to gather
+// its parts: with a sample that does not count.
+bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
+  if (batch.size() > 0 || !dist_.every_rank_computes(model_)) return false;
+  constexpr std::int64_t kFirst[] = {0};
+  data::Batch sample = dataset.batch(kFirst);
+  batch.input = sample.input.to(dist_.device());
+  if (sample.target.defined()) batch.target = sample.target.to(dist_.device());
+  batch.rows = {0};
+  return true;
+}
+
 // Loss and norm are the same on every rank, so all of them do the same.
 void Trainer::update(Step& step) {
   step.learning_rate = schedule_->learning_rate(updates_);
@@ -237,7 +248,7 @@ void Trainer::update(Step& step) {
     ++result_.skipped_steps;
     return;
   }
-  const auto clip = optim::clip_gradients(parameters_, options_.gradient_clipping);
+  const auto clip = dist_.clip_gradients(model_, options_.gradient_clipping);
   step.gradient_norm = unsigned_nan(clip.norm);
   if (std::isfinite(step.loss) && clip.finite) {
     optimizer_->step(step.learning_rate);
@@ -280,9 +291,11 @@ void Trainer::validate() {
   // As many samples as so many steps have, in every layout.
   std::int64_t left = options_.validation_batches * options_.accumulation;
   if (options_.validation_batches == 0) left = loader.num_batches();
-  while (const auto batch = left-- > 0 ? loader.next() : std::nullopt) {
+  while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {
+    const bool stands_in = take_stand_in(*batch, *validation_);
     if (batch->size() == 0) continue;
     const Evaluation evaluation = task_->evaluate(*batch);
+    if (stands_in) continue;
     sums[0] += evaluation.loss.sum.item<double>();
     sums[1] += static_cast<double>(evaluation.loss.count);
     for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];

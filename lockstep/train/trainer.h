@@ -85,6 +85,7 @@ class Trainer {
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
   Step train_step();
   void run_passes(std::optional<StepTimes>& times);
+  bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
   void update(Step& step);
   [[noreturn]] void give_up(const Step& step) const;
   void report(const Step& step);
@@ -96,15 +97,14 @@ class Trainer {
   void resume();
   void restore(const std::filesystem::path& checkpoint);
   bool save(WhenSavingFails when_it_fails);  // whether a checkpoint was written
-  std::vector<NamedTensor> model_tensors() const;
   checkpoint::TrainingState state() const;
 
   DistributedManager dist_;
   std::shared_ptr<Task> task_;
   std::shared_ptr<torch::nn::Module> model_;
   TrainerOptions options_;
-  std::vector<NamedTensor> parameters_;  // those that are trained
   data::DataLoader loader_;
+  std::shared_ptr<const data::Dataset> training_;
   std::shared_ptr<const data::Dataset> validation_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::Schedule> schedule_;

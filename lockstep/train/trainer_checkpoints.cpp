@@ -8,7 +8,6 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
-#include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -66,6 +65,14 @@ void scatter_generators(const DistributedManager& dist, const checkpoint::Genera
   if (!mine.empty()) checkpoint::restore_generators(mine, dist.device());
 }
 
+// Under all their names, as checkpoints have them; cut ones only say how large they are.
+std::vector<NamedTensor> tensors_of(const torch::nn::Module& model) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& item : model.named_parameters()) tensors.push_back({item.key(), item.value()});
+  for (const auto& item : model.named_buffers()) tensors.push_back({item.key(), item.value()});
+  return tensors;
+}
+
 // The new one is safe: that an old one stays costs nothing but room on the disk.
 void remove_old_or_warn(const std::filesystem::path& folder, int keep_last) {
   try {
@@ -76,13 +83,6 @@ void remove_old_or_warn(const std::filesystem::path& folder, int keep_last) {
 }
 
 }  // namespace
-
-std::vector<NamedTensor> Trainer::model_tensors() const {
-  std::vector<NamedTensor> tensors;
-  for (const auto& item : model_->named_parameters()) tensors.push_back({item.key(), item.value()});
-  for (const auto& item : model_->named_buffers()) tensors.push_back({item.key(), item.value()});
-  return tensors;
-}
 
 checkpoint::TrainingState Trainer::state() const {
   const data::SamplerState data = loader_.state();
@@ -101,7 +101,7 @@ std::optional<FolderLock> Trainer::open_output() const {
   std::optional<FolderLock> lock;
   if (options_.output.empty()) return lock;
   on_main_rank(dist_, [&] {
-    checkpoint::check_contents({.model = model_tensors(),
+    checkpoint::check_contents({.model = tensors_of(*model_),
                                 .optimizer = optimizer_->state(),
                                 .state = state(),
                                 .files = task_->checkpoint_files(),
@@ -130,16 +130,16 @@ void Trainer::resume() {
 
 // The main rank reads the files; the others get everything from it.
 void Trainer::restore(const std::filesystem::path& from) {
-  const std::vector<NamedTensor> model = model_tensors();
-  const std::vector<NamedTensor> optimizer = optimizer_->state();
+  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
+  const std::vector<NamedTensor> model = dist_.full_state_dict(model_);
+  const std::vector<NamedTensor> optimizer = dist_.full_optimizer_state(model_, *optimizer_);
   checkpoint::TrainingState state;
   const std::string text = on_main_rank(dist_, [&] {
     state = checkpoint::load_checkpoint(from, model, optimizer, task_->stored_forms());
     return checkpoint::to_text({.state = state, .files = {}});
   });
-  data_parallel::broadcast_from_first(model, *dist_.world(), dist_.device());
-  data_parallel::broadcast_from_first(optimizer, *dist_.world(), dist_.device());
-  optimizer_->load_state(optimizer);
+  dist_.load_full_state_dict(model_, model);
+  dist_.load_full_optimizer_state(model_, *optimizer_, optimizer);
   scatter_generators(dist_, state.generators);
   state = checkpoint::parse_state(text, from.string()).state;
   step_ = state.step;
@@ -172,10 +172,10 @@ void Trainer::restore(const std::filesystem::path& from) {
 bool Trainer::save(WhenSavingFails when_it_fails) {
   if (options_.output.empty()) return false;
   const auto generators = gather_generators(dist_);
+  const std::vector<NamedTensor> model = dist_.full_state_dict(model_);
+  const std::vector<NamedTensor> optimizer = dist_.full_optimizer_state(model_, *optimizer_);
   const auto folder = RunFolder(options_).checkpoints();
   const auto write = [&]() -> std::string {
-    const std::vector<NamedTensor> model = model_tensors();
-    const std::vector<NamedTensor> optimizer = optimizer_->state();
     checkpoint::TrainingState now = state();
     now.generators = generators;
     return checkpoint::save_checkpoint(folder, {.model = model,

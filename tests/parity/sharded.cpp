@@ -28,7 +28,7 @@ class Parallel {
  public:
   virtual ~Parallel() = default;
   virtual void backward(const at::Tensor& loss, std::int64_t count) = 0;  // a summed loss
-  virtual std::shared_ptr<void> no_sync() = 0;
+  virtual data_parallel::NoSync no_sync() = 0;
   virtual std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
   virtual optim::ClipResult clip(double max_norm) = 0;
@@ -45,12 +45,7 @@ class Zero1 final : public Parallel {
   void backward(const at::Tensor& loss, std::int64_t count) override {
     replicas_.backward(loss, count);
   }
-  std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(
-        new replicate::DistributedDataParallel::NoSync(replicas_.no_sync()), [](void* guard) {
-          delete static_cast<replicate::DistributedDataParallel::NoSync*>(guard);
-        });
-  }
+  data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
     return shards_.make_optimizer(options, std::move(groups));
@@ -83,11 +78,7 @@ class Sharded final : public Parallel {
   void backward(const at::Tensor& loss, std::int64_t count) override {
     sharded_.backward(loss, count);
   }
-  std::shared_ptr<void> no_sync() override {
-    using NoSync = shard::FullyShardedDataParallel::NoSync;
-    return std::shared_ptr<void>(new NoSync(sharded_.no_sync()),
-                                 [](void* guard) { delete static_cast<NoSync*>(guard); });
-  }
+  data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
     return sharded_.make_optimizer(options, std::move(groups));
@@ -208,7 +199,8 @@ double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel
       losses.add_(loss.detach());
     }
     const bool last = pass + 1 == spread.num_passes();
-    const auto guard = last ? nullptr : parallel.no_sync();
+    std::optional<data_parallel::NoSync> guard;
+    if (!last) guard.emplace(parallel.no_sync());
     if (division == Division::by_count)
       parallel.backward(loss, count * subject.per_sample);
     else

@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/data_parallel/no_sync.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
 #include <lockstep/parallel/replicate/options.h>
 
@@ -29,23 +30,8 @@ class DistributedDataParallel {
       torch::nn::Module& module, std::shared_ptr<comm::Communicator> group, Options options = {},
       CountedPass counted_pass = std::make_shared<CountedPass::element_type>(nullptr));
 
-  // While one of these lives, backward passes leave their gradients on the rank, to be exchanged
-  // with those of the next pass without it: gradient accumulation.
-  class [[nodiscard]] NoSync {
-   public:
-    explicit NoSync(std::shared_ptr<GradientReducer> reducer)
-        : reducer_(std::move(reducer)), before_(reducer_->exchange()) {
-      reducer_->set_exchange(false);
-    }
-    ~NoSync() { reducer_->set_exchange(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    std::shared_ptr<GradientReducer> reducer_;
-    bool before_;
-  };
-  NoSync no_sync() { return NoSync(reducer_); }
+  // Gradient accumulation: while what it returns lives, gradients stay on the rank.
+  data_parallel::NoSync no_sync() { return data_parallel::NoSync(reducer_); }
 
   // Backward of a loss that is a sum over `count` samples of this rank. The gradients are divided
   // by the number of samples of all ranks (and of all passes under no_sync() since the last

@@ -11,6 +11,7 @@
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
+#include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/unit_table.h>
@@ -131,17 +132,18 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
 
 FullyShardedDataParallel::~FullyShardedDataParallel() = default;
 
-FullyShardedDataParallel::NoSync FullyShardedDataParallel::no_sync() { return NoSync(sharder_); }
-
 void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {
   data_parallel::check_counted_loss(loss_sum, count);
-  const bool sharded = std::ranges::any_of(
-      units_, [](const auto& unit) { return unit->residence() == Residence::sharded; });
-  if (!loss_sum.defined() && sharded)
+  if (!loss_sum.defined() && every_rank_computes())
     throw UsageError("backward() without a loss on a rank without samples: with sharded parameters "
                      "the other ranks' gathers need this one, too. Run the model on any sample and "
                      "pass its loss times 0 and a count of 0, or use SHARD_GRAD_OP");
   sharder_->backward(loss_sum, count);
+}
+
+bool FullyShardedDataParallel::every_rank_computes() const {
+  return std::ranges::any_of(
+      units_, [](const auto& unit) { return unit->residence() == Residence::sharded; });
 }
 
 const data_parallel::StepTotals& FullyShardedDataParallel::totals() const {
@@ -188,17 +190,19 @@ optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm) {
 at::Tensor FullyShardedDataParallel::full_gradient(const std::string& name) {
   const auto [unit_index, member] = find(name);
   const FlatUnit& unit = *units_[unit_index];
-  const c10::NoGradGuard no_grad;
   const at::Tensor mine = unit.is_trained() ? sharder_->piece(unit_index, member) : at::Tensor();
   if (!mine.defined()) return {};
-  const at::Tensor whole = at::empty(unit.parameters()[member].tensor.sizes(), mine.options());
-  std::vector<at::Tensor> parts;
-  for (int rank = 0; rank < groups_.reduce->size(); ++rank) {
-    const mesh::Interval piece = unit.layout().piece(member, rank);
-    parts.push_back(whole.view({-1}).narrow(0, piece.begin, piece.size()));
-  }
-  groups_.reduce->all_gather(parts, mine).wait();
-  return whole;
+  return gather_pieces(mine, unit, member, *groups_.reduce);
+}
+
+std::vector<NamedTensor> FullyShardedDataParallel::full_optimizer_state(
+    const optim::Optimizer& optimizer, const StateDictOptions& options) {
+  return gather_state(optimizer.state(), units_, *groups_.reduce, options);
+}
+
+void FullyShardedDataParallel::load_full_optimizer_state(optim::Optimizer& optimizer,
+                                                         const std::vector<NamedTensor>& state) {
+  scatter_state(optimizer, state, units_, *groups_.all, groups_.reduce->rank());
 }
 
 std::unique_ptr<ParameterGatherer::Hold> FullyShardedDataParallel::full_parameters() {

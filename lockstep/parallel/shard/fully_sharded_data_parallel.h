@@ -12,17 +12,14 @@
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
+#include <lockstep/parallel/data_parallel/no_sync.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
 #include <lockstep/parallel/shard/groups.h>
 #include <lockstep/parallel/shard/memory_report.h>
+#include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/options.h>
 
 namespace lockstep::shard {
-
-struct StateDictOptions {
-  bool offload_to_cpu = true;
-  bool rank0_only = true;  // otherwise every rank gets all of it
-};
 
 // Cuts any module's state among ranks, in place and without a wrapper: its forward and its members
 // stay what they are. Weights and buffers become those of the first rank. Parameters become
@@ -47,23 +44,9 @@ class FullyShardedDataParallel {
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;
 
-  // While one of these lives, backward passes leave their gradients on the rank, whole, to be
-  // exchanged with those of the next pass without it: gradient accumulation without communication.
-  class [[nodiscard]] NoSync {
-   public:
-    explicit NoSync(std::shared_ptr<GradientSharder> sharder)
-        : sharder_(std::move(sharder)), before_(sharder_->exchange()) {
-      sharder_->set_exchange(false);
-    }
-    ~NoSync() { sharder_->set_exchange(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    std::shared_ptr<GradientSharder> sharder_;
-    bool before_;
-  };
-  NoSync no_sync();
+  // Gradient accumulation without communication: while what it returns lives, gradients stay on the
+  // rank, whole.
+  data_parallel::NoSync no_sync() { return data_parallel::NoSync(sharder_); }
 
   // Backward of a loss that is a sum over `count` samples of this rank: gradients are divided by
   // the samples of all ranks. With sharded parameters every rank computes in every pass: one
@@ -93,6 +76,16 @@ class FullyShardedDataParallel {
   // The reverse: the first rank has all of them, and other ranks' lists are not looked at.
   // UsageError on all ranks naming what is missing, unknown or of another shape.
   void load_full_state_dict(const std::vector<NamedTensor>& state);
+
+  // What an optimizer of make_optimizer() has to save, whole, as full_state_dict() has the model;
+  // and the reverse.
+  std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                const StateDictOptions& options = {});
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state);
+
+  // Whether parameters are cut, so that every rank has to run what any of them runs.
+  bool every_rank_computes() const;
 
   // The units, their sizes and where they lie, as a table.
   std::string describe() const;

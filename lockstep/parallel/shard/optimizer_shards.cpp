@@ -41,6 +41,16 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
   return optimizer;
 }
 
+std::vector<NamedTensor> OptimizerShards::full_optimizer_state(const optim::Optimizer& optimizer,
+                                                               const StateDictOptions& options) {
+  return gather_state(optimizer.state(), units_, *group_, options);
+}
+
+void OptimizerShards::load_full_optimizer_state(optim::Optimizer& optimizer,
+                                                const std::vector<NamedTensor>& state) {
+  scatter_state(optimizer, state, units_, *group_, group_->rank());
+}
+
 void OptimizerShards::check() const {
   for (const auto& unit : units_)
     for (const auto& [name, parameter] : unit->parameters())

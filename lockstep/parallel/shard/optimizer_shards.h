@@ -11,6 +11,7 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/memory_report.h>
+#include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {
@@ -28,6 +29,12 @@ class OptimizerShards {
   // As FullyShardedDataParallel's.
   std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerOptions& options,
                                                    std::vector<optim::ParameterGroup> groups);
+
+  // As FullyShardedDataParallel's.
+  std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                const StateDictOptions& options = {});
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state);
 
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   MemoryReport memory_report() const;

@@ -1,0 +1,314 @@
+#include <lockstep/distributed/parallel_model.h>
+
+#include <algorithm>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+#include <lockstep/parallel/shard/optimizer_shards.h>
+
+namespace lockstep {
+
+namespace {
+
+constexpr const char* kReplicate = "dp_replicate";
+constexpr const char* kShard = "dp_shard";
+
+// Shared weights under each of their names, which a checkpoint of the module has.
+class Names {
+ public:
+  explicit Names(const torch::nn::Module& module)
+      : parameters_(module.named_parameters()), buffers_(module.named_buffers()) {}
+
+  // `distinct` has one of each.
+  std::vector<NamedTensor> all(const std::vector<NamedTensor>& distinct) const {
+    std::vector<NamedTensor> result;
+    for (const auto* tensors : {&parameters_, &buffers_})
+      for (const auto& item : *tensors)
+        for (const auto& [name, tensor] : distinct)
+          if ((*tensors).contains(name) && (*tensors)[name].is_same(item.value())) {
+            result.push_back({item.key(), tensor});
+            break;
+          }
+    return result;
+  }
+
+  // The reverse.
+  std::vector<NamedTensor> distinct(const std::vector<NamedTensor>& all) const {
+    std::vector<NamedTensor> result;
+    std::vector<NamedTensor> known = data_parallel::distinct_tensors(parameters_);
+    for (NamedTensor& buffer : data_parallel::distinct_tensors(buffers_))
+      known.push_back(std::move(buffer));
+    for (const NamedTensor& given : all) {
+      const bool alias = (parameters_.contains(given.name) || buffers_.contains(given.name)) &&
+                         std::ranges::none_of(
+                             known, [&](const NamedTensor& one) { return one.name == given.name; });
+      if (!alias) result.push_back(given);
+    }
+    return result;
+  }
+
+  std::vector<NamedTensor> tensors() const {
+    std::vector<NamedTensor> result;
+    for (const auto* list : {&parameters_, &buffers_})
+      for (const auto& item : *list) result.push_back({item.key(), item.value()});
+    return result;
+  }
+
+  std::vector<NamedTensor> trained() const {
+    std::vector<NamedTensor> result = data_parallel::distinct_tensors(parameters_);
+    std::erase_if(result, [](const NamedTensor& one) { return !one.tensor.requires_grad(); });
+    return result;
+  }
+
+  const at::Tensor& parameter(const std::string& name) const {
+    if (!parameters_.contains(name))
+      throw UsageError("the model has no parameter '{}'; named_parameters() lists them", name);
+    return parameters_[name];
+  }
+
+ private:
+  torch::OrderedDict<std::string, at::Tensor> parameters_;
+  torch::OrderedDict<std::string, at::Tensor> buffers_;
+};
+
+// Every rank has everything.
+class Replicated : public ParallelModel {
+ public:
+  Replicated(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group,
+             const replicate::Options& options, const data_parallel::CountedPass& counted_pass)
+      : names_(module), group_(group), parallel_(module, group, options, counted_pass) {}
+
+  void backward(const at::Tensor& loss_sum, std::int64_t count) override {
+    parallel_.backward(loss_sum, count);
+  }
+  data_parallel::NoSync no_sync() override { return parallel_.no_sync(); }
+  const data_parallel::StepTotals& totals() const override { return parallel_.totals(); }
+
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return optim::make_optimizer(options, std::move(groups));
+  }
+  optim::ClipResult clip_gradients(double max_norm) override {
+    return optim::clip_gradients(names_.trained(), max_norm);
+  }
+  at::Tensor full_gradient(const std::string& name) override {
+    return names_.parameter(name).grad();
+  }
+
+  // The model's own tensors: no copies.
+  std::vector<NamedTensor> full_state_dict(const StateDictOptions&) override {
+    return names_.tensors();
+  }
+  void load_full_state_dict(const std::vector<NamedTensor>& state) override {
+    const c10::NoGradGuard no_grad;
+    if (group_->rank() == 0)
+      for (const auto& [name, tensor] : names_.tensors())
+        for (const NamedTensor& given : state)
+          if (given.name == name && !given.tensor.is_same(tensor)) tensor.copy_(given.tensor);
+    data_parallel::broadcast_from_first(names_.tensors(), *group_);
+  }
+  std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                const StateDictOptions&) override {
+    return optimizer.state();
+  }
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state) override {
+    std::vector<NamedTensor> received = group_->rank() == 0 ? state : optimizer.state();
+    data_parallel::broadcast_from_first(received, *group_,
+                                        names_.tensors().front().tensor.device());
+    optimizer.load_state(received);
+  }
+
+  std::shared_ptr<void> full_parameters() override { return nullptr; }
+  bool every_rank_computes() const override { return false; }
+  std::string describe() const override {
+    return fmt::format("{} parameters, whole on each of {} ranks", num_parameters(),
+                       group_->size());
+  }
+  MemoryReport memory_report() const override {
+    MemoryReport report{.num_parameters = num_parameters()};
+    for (const NamedTensor& one : names_.trained()) {
+      report.parameters += static_cast<std::int64_t>(one.tensor.nbytes());
+      if (one.tensor.grad().defined())
+        report.gradients += static_cast<std::int64_t>(one.tensor.grad().nbytes());
+    }
+    return report;
+  }
+
+ protected:
+  std::int64_t num_parameters() const {
+    std::int64_t total = 0;
+    for (const NamedTensor& one : names_.trained()) total += one.tensor.numel();
+    return total;
+  }
+
+  Names names_;
+  std::shared_ptr<comm::Communicator> group_;
+
+ private:
+  replicate::DistributedDataParallel parallel_;
+};
+
+// Every rank has the model and its gradients, and the optimizer's state of a part.
+class OptimizerSharded final : public ParallelModel {
+ public:
+  OptimizerSharded(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group,
+                   const DistributedConfig& config, const data_parallel::CountedPass& counted_pass)
+      : shards_(module, group, config.fsdp.units),
+        replicas_(module, group, config.ddp, counted_pass) {}
+
+  void backward(const at::Tensor& loss_sum, std::int64_t count) override {
+    replicas_.backward(loss_sum, count);
+  }
+  data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
+  const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return shards_.make_optimizer(options, std::move(groups));
+  }
+  optim::ClipResult clip_gradients(double max_norm) override {
+    return replicas_.clip_gradients(max_norm);
+  }
+  at::Tensor full_gradient(const std::string& name) override {
+    return replicas_.full_gradient(name);
+  }
+  std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) override {
+    return replicas_.full_state_dict(options);
+  }
+  void load_full_state_dict(const std::vector<NamedTensor>& state) override {
+    replicas_.load_full_state_dict(state);
+  }
+  std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                const StateDictOptions& options) override {
+    return shards_.full_optimizer_state(optimizer, options);
+  }
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state) override {
+    shards_.load_full_optimizer_state(optimizer, state);
+  }
+  std::shared_ptr<void> full_parameters() override { return nullptr; }
+  bool every_rank_computes() const override { return false; }
+  std::string describe() const override { return shards_.describe(); }
+  MemoryReport memory_report() const override { return shards_.memory_report(); }
+
+ private:
+  shard::OptimizerShards shards_;  // first: moves the parameters that the other hooks into
+  Replicated replicas_;
+};
+
+class Sharded final : public ParallelModel {
+ public:
+  Sharded(torch::nn::Module& module, shard::Groups groups, const shard::Options& options,
+          const data_parallel::CountedPass& counted_pass)
+      : names_(module), sharded_(module, std::move(groups), options, counted_pass) {}
+
+  void backward(const at::Tensor& loss_sum, std::int64_t count) override {
+    sharded_.backward(loss_sum, count);
+  }
+  data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
+  const data_parallel::StepTotals& totals() const override { return sharded_.totals(); }
+  std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return sharded_.make_optimizer(options, std::move(groups));
+  }
+  optim::ClipResult clip_gradients(double max_norm) override {
+    return sharded_.clip_gradients(max_norm);
+  }
+  at::Tensor full_gradient(const std::string& name) override {
+    return sharded_.full_gradient(name);
+  }
+  std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) override {
+    return names_.all(sharded_.full_state_dict(options));
+  }
+  void load_full_state_dict(const std::vector<NamedTensor>& state) override {
+    sharded_.load_full_state_dict(names_.distinct(state));
+  }
+  std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                const StateDictOptions& options) override {
+    return sharded_.full_optimizer_state(optimizer, options);
+  }
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state) override {
+    sharded_.load_full_optimizer_state(optimizer, state);
+  }
+  std::shared_ptr<void> full_parameters() override { return sharded_.full_parameters(); }
+  bool every_rank_computes() const override { return sharded_.every_rank_computes(); }
+  std::string describe() const override { return sharded_.describe(); }
+  MemoryReport memory_report() const override { return sharded_.memory_report(); }
+
+ private:
+  Names names_;
+  shard::FullyShardedDataParallel sharded_;
+};
+
+ShardingStrategy strategy_of(const DistributedConfig& config) {
+  return config.mode == ParallelMode::DDP ? ShardingStrategy::NO_SHARD : config.sharding_strategy;
+}
+
+}  // namespace
+
+std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_world_size) {
+  const ShardingStrategy strategy = strategy_of(config);
+  const bool replicates =
+      strategy == ShardingStrategy::NO_SHARD || strategy == ShardingStrategy::SHARD_OPTIMIZER;
+  if (config.mesh.empty()) {
+    if (strategy == ShardingStrategy::HYBRID_SHARD)
+      return {{kReplicate, -1}, {kShard, local_world_size}};
+    return {{replicates ? kReplicate : kShard, -1}};
+  }
+  const auto has = [&](const char* name) {
+    return std::ranges::any_of(config.mesh, [&](const auto& axis) { return axis.name == name; });
+  };
+  std::string names;
+  for (const mesh::Axis& axis : config.mesh) names += (names.empty() ? "" : ", ") + axis.name;
+  for (const mesh::Axis& axis : config.mesh)
+    if (axis.name != kReplicate && axis.name != kShard)
+      throw UsageError(
+          "the mesh has an axis '{}', which no strategy here spreads a model over: its "
+          "axes are {} and {}",
+          axis.name, kReplicate, kShard);
+  if (!has(replicates ? kReplicate : kShard) ||
+      (strategy == ShardingStrategy::HYBRID_SHARD && !has(kReplicate)))
+    throw UsageError("the mesh has the axes {}, but {}: give it {}", names,
+                     strategy == ShardingStrategy::HYBRID_SHARD
+                         ? "HYBRID_SHARD cuts the model along one and copies it along another"
+                     : replicates ? "the model is copied along one"
+                                  : "the model is cut along one",
+                     strategy == ShardingStrategy::HYBRID_SHARD
+                         ? fmt::format("both {} and {}", kReplicate, kShard)
+                         : std::string(replicates ? kReplicate : kShard));
+  if (strategy != ShardingStrategy::HYBRID_SHARD && has(kReplicate) && has(kShard))
+    throw UsageError("the mesh has the axes {}, but only HYBRID_SHARD uses both", names);
+  return config.mesh;
+}
+
+std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
+                                             const DistributedConfig& config,
+                                             const data_parallel::CountedPass& counted_pass) {
+  const ShardingStrategy strategy = strategy_of(config);
+  shard::Options options = config.fsdp;
+  options.cut = strategy == ShardingStrategy::SHARD_GRAD_OP ? shard::Cut::gradients
+                                                            : shard::Cut::gradients_and_parameters;
+  switch (strategy) {
+    case ShardingStrategy::NO_SHARD:
+      return std::make_unique<Replicated>(module, mesh.axis(kReplicate), config.ddp, counted_pass);
+    case ShardingStrategy::SHARD_OPTIMIZER:
+      return std::make_unique<OptimizerSharded>(module, mesh.axis(kReplicate), config,
+                                                counted_pass);
+    case ShardingStrategy::SHARD_GRAD_OP:
+    case ShardingStrategy::FULL_SHARD:
+      return std::make_unique<Sharded>(module, shard::shard_over(mesh.axis(kShard)), options,
+                                       counted_pass);
+    case ShardingStrategy::HYBRID_SHARD:
+      return std::make_unique<Sharded>(module,
+                                       shard::shard_over(mesh.flatten({kReplicate, kShard}),
+                                                         mesh.axis(kShard), mesh.axis(kReplicate)),
+                                       options, counted_pass);
+  }
+  LOCKSTEP_CHECK(false, "a strategy without a name");
+}
+
+}  // namespace lockstep

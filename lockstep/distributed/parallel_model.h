@@ -1,0 +1,61 @@
+// What a strategy makes of a model, whichever it is.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include <lockstep/distributed/config.h>
+#include <lockstep/mesh/device_mesh.h>
+#include <lockstep/optim/clip.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/data_parallel/counted_loss.h>
+#include <lockstep/parallel/data_parallel/no_sync.h>
+#include <lockstep/parallel/shard/memory_report.h>
+#include <lockstep/parallel/shard/optimizer_state.h>
+
+namespace lockstep {
+
+using shard::MemoryReport;
+using shard::StateDictOptions;
+
+// DistributedManager's methods of the same names say what these do.
+class ParallelModel {
+ public:
+  virtual ~ParallelModel() = default;
+
+  virtual void backward(const at::Tensor& loss_sum, std::int64_t count) = 0;
+  virtual data_parallel::NoSync no_sync() = 0;
+  virtual const data_parallel::StepTotals& totals() const = 0;
+
+  virtual std::unique_ptr<optim::Optimizer> make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
+  virtual optim::ClipResult clip_gradients(double max_norm) = 0;
+  virtual at::Tensor full_gradient(const std::string& name) = 0;
+
+  virtual std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) = 0;
+  virtual void load_full_state_dict(const std::vector<NamedTensor>& state) = 0;
+  virtual std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
+                                                        const StateDictOptions& options) = 0;
+  virtual void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                         const std::vector<NamedTensor>& state) = 0;
+
+  virtual std::shared_ptr<void> full_parameters() = 0;
+  virtual bool every_rank_computes() const = 0;
+  virtual std::string describe() const = 0;
+  virtual MemoryReport memory_report() const = 0;
+};
+
+// Spreads a module over the ranks of a mesh that axes_for() describes.
+std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
+                                             const DistributedConfig& config,
+                                             const data_parallel::CountedPass& counted_pass);
+
+// The mesh that a config asks for. UsageError, with the numbers, where its strategy needs an axis
+// that it does not have.
+std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_world_size);
+
+}  // namespace lockstep

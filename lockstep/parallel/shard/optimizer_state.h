@@ -1,0 +1,39 @@
+// The state of an optimizer that steps on parts, whole.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/shard/flat_unit.h>
+
+namespace lockstep::shard {
+
+// How state is handed out.
+struct StateDictOptions {
+  bool offload_to_cpu = true;
+  bool rank0_only = true;  // otherwise every rank gets all of it
+};
+
+// A parameter's parts, or those of something that is cut as it is, as one tensor of its shape on
+// every rank of the group that holds them.
+at::Tensor gather_pieces(const at::Tensor& mine, const FlatUnit& unit, std::size_t member,
+                         comm::Communicator& group);
+
+// What Optimizer::state() is of the whole parameters. One tensor is gathered at a time. Every rank
+// of the group that holds the parts calls it.
+std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
+                                      std::span<const std::unique_ptr<FlatUnit>> units,
+                                      comm::Communicator& group, const StateDictOptions& options);
+
+// The reverse: from the first of all ranks, into each rank's parts; other ranks' lists are not
+// looked at. `rank` is this one's among those that hold the parts. UsageError on all ranks where
+// something is missing or of another shape.
+void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& whole,
+                   std::span<const std::unique_ptr<FlatUnit>> units, comm::Communicator& all,
+                   int rank);
+
+}  // namespace lockstep::shard
