@@ -104,6 +104,16 @@ struct DdpSection {
   bool find_unused_parameters = true;
 };
 
+// What is cut among ranks: DeepSpeed's zero_optimization.stage 0 to 3, and a copy for each of
+// several groups of ranks.
+enum class Sharding { none, optimizer, gradients, full, hybrid };
+
+struct ShardingSection {
+  Sharding strategy = Sharding::none;
+  std::int64_t ranks_per_copy = 0;  // of hybrid; 0: the ranks of a host
+  std::int64_t max_live_units = 2;
+};
+
 enum class OnNonFiniteLoss { stop, skip };
 enum class DeviceChoice { automatic, cpu, cuda };
 
@@ -129,6 +139,7 @@ struct TrainConfig {
   bool dataloader_drop_last = false;
   OnNonFiniteLoss on_non_finite_loss = OnNonFiniteLoss::stop;
   DdpSection ddp;
+  ShardingSection sharding;
   DeviceChoice device = DeviceChoice::automatic;
   std::int64_t timeout_seconds = 600;
   std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host

@@ -72,9 +72,18 @@ void check_vocabulary(const data::TokenStream& stream, const models::ModelConfig
   }
 }
 
+void check_sharding(const ShardingSection& sharding, int world_size) {
+  if (sharding.ranks_per_copy > 0 && world_size % sharding.ranks_per_copy != 0)
+    throw UsageError(
+        "fsdp.ranks_per_copy is {}, and {} ranks do not divide into groups of so many: "
+        "make it a number that {} is a multiple of, or start other ranks",
+        sharding.ranks_per_copy, world_size, world_size);
+}
+
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& config, int world_size) {
+  check_sharding(config.sharding, world_size);
   const auto stream = open_stream(config.data.train, config.data);
   data::SequenceSet training(stream, config.data.sequence_length);
   std::optional<data::SequenceSet> validation;

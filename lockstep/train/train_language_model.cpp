@@ -9,6 +9,7 @@
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
@@ -22,8 +23,25 @@ namespace lockstep::train {
 
 namespace {
 
+ShardingStrategy strategy_of(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::none: break;
+    case Sharding::optimizer: return ShardingStrategy::SHARD_OPTIMIZER;
+    case Sharding::gradients: return ShardingStrategy::SHARD_GRAD_OP;
+    case Sharding::full: return ShardingStrategy::FULL_SHARD;
+    case Sharding::hybrid: return ShardingStrategy::HYBRID_SHARD;
+  }
+  return ShardingStrategy::NO_SHARD;
+}
+
 DistributedConfig distributed_config(const TrainConfig& config) {
   DistributedConfig result;
+  result.mode = ParallelMode::FSDP;
+  result.sharding_strategy = strategy_of(config.sharding.strategy);
+  if (config.sharding.ranks_per_copy > 0)
+    result.mesh = {{"dp_replicate", -1},
+                   {"dp_shard", static_cast<int>(config.sharding.ranks_per_copy)}};
+  result.fsdp.max_live_units = static_cast<std::size_t>(config.sharding.max_live_units);
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;
@@ -139,10 +157,14 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       return std::string();
     });
   const std::string what =
-      fmt::format("{}, {} parameters, {} rank{} on {}",
+      fmt::format("{}, {} parameters, {} rank{}{} on {}",
                   plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
                   count_text(models::num_parameters(plan.model)), dist.world_size(),
-                  dist.world_size() == 1 ? "" : "s", dist.device_manager().name());
+                  dist.world_size() == 1 ? "" : "s",
+                  config.sharding.strategy == Sharding::none
+                      ? ""
+                      : fmt::format(" ({})", name_of(config.sharding.strategy, kShardings)),
+                  dist.device_manager().name());
   say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
   say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",

@@ -29,9 +29,6 @@ TEST(DeepSpeedKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
   EXPECT_EQ(mistake_with({{"/bf16/enabled", true}}),
             "gpt.json:1: bf16.enabled is true, but this build trains in fp32 only, not yet in "
             "bf16: set it to false, or leave the section out");
-  EXPECT_EQ(mistake_with({{"/zero_optimization/stage", 2}}),
-            "gpt.json:1: zero_optimization.stage is 2, but this build keeps a whole copy of the "
-            "model on every rank: set it to 0, or leave the section out");
   EXPECT_EQ(mistake_with({{"/zero_optimization/offload_param/device", "cpu"}}),
             "gpt.json:1: zero_optimization.offload_param.device is \"cpu\", but this build does "
             "not offload: set it to \"none\", or leave the section out");

@@ -31,6 +31,7 @@ const char* const kEverything = R"({
   "steps_per_print": 1, "wall_clock_breakdown": true, "dataloader_drop_last": true,
   "on_non_finite_loss": "skip",
   "ddp": {"first_bucket_mb": 0.5, "bucket_mb": 10.0, "find_unused_parameters": false},
+  "sharding_strategy": "HYBRID_SHARD", "fsdp": {"max_live_units": 3, "ranks_per_copy": 2},
   "device": "cuda", "threads_per_rank": 4
 })";
 
@@ -111,7 +112,8 @@ TEST(Config, writes_out_every_default) {
        {"/model/dropout", "/model/norm_eps", "/data/format", "/data/num_workers", "/optimizer/type",
         "/optimizer/params/betas", "/optimizer/params/weight_decay", "/scheduler/type",
         "/gradient_clipping", "/seed", "/output", "/validation/interval", "/checkpoint/keep",
-        "/tensorboard/output_path", "/csv_monitor/enabled", "/ddp/bucket_mb", "/device"})
+        "/tensorboard/output_path", "/csv_monitor/enabled", "/ddp/bucket_mb", "/sharding_strategy",
+        "/fsdp/max_live_units", "/device"})
     EXPECT_TRUE(written.contains(json::json_pointer(pointer))) << pointer;
 }
 

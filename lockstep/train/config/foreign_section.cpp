@@ -8,15 +8,6 @@ namespace lockstep::train {
 
 namespace {
 
-// Whether a value switches nothing on.
-bool asks_for_nothing(const JsonNode& node) {
-  if (node.is_default()) return true;
-  if (const bool* flag = std::get_if<bool>(&node.value)) return !*flag;
-  if (const auto* integer = std::get_if<std::int64_t>(&node.value)) return *integer == 0;
-  if (const auto* real = std::get_if<double>(&node.value)) return *real == 0;
-  return false;
-}
-
 // Sections with a switch. Their other keys are settings of what is off, so their values do not
 // matter; a key that DeepSpeed does not have there is a slip all the same.
 struct Switched {
@@ -69,55 +60,12 @@ void read_switched(JsonSection& top, const Switched& one) {
   section.allow(one.settings);
 }
 
-void read_zero(JsonSection& top) {
-  JsonSection zero = top.section("zero_optimization");
-  std::int64_t stage = 0;
-  if (zero.integer("stage", stage, 0, 3) && stage > 0)
-    zero.mistake("stage", fmt::format("is {}, but this build keeps a whole copy of the model on "
-                                      "every rank: set it to 0, or leave the section out",
-                                      stage));
-  // What would do something at stage 0, too.
-  for (const std::string_view key : {"offload_optimizer", "offload_param"}) {
-    JsonSection offload = zero.section(key);
-    std::string device = "none";
-    if (offload.text("device", device) && device != "none")
-      offload.mistake("device", fmt::format("is \"{}\", but this build does not offload: set it to "
-                                            "\"none\", or leave the section out",
-                                            device));
-    constexpr std::string_view settings[] = {"pin_memory",     "nvme_path",  "buffer_count",
-                                             "buffer_size",    "max_in_cpu", "pipeline_read",
-                                             "pipeline_write", "fast_init",  "ratio"};
-    offload.allow(settings);
-  }
-  for (const std::string_view key :
-       {"cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_gradients"})
-    if (const JsonNode* node = zero.find(key); node != nullptr && !asks_for_nothing(*node))
-      zero.mistake(key,
-                   fmt::format("is {}, which this build cannot do yet: remove it", node->quoted()));
-  constexpr std::string_view settings[] = {"contiguous_gradients",
-                                           "reduce_scatter",
-                                           "allgather_partitions",
-                                           "reduce_bucket_size",
-                                           "allgather_bucket_size",
-                                           "overlap_comm",
-                                           "sub_group_size",
-                                           "round_robin_gradients",
-                                           "ignore_unused_parameters",
-                                           "stage3_prefetch_bucket_size",
-                                           "stage3_param_persistence_threshold",
-                                           "stage3_max_live_parameters",
-                                           "stage3_max_reuse_distance",
-                                           "stage3_gather_16bit_weights_on_model_save",
-                                           "zero_hpz_partition_size"};
-  zero.allow(settings);
-}
-
 void read_activation_checkpointing(JsonSection& top) {
   JsonSection section = top.section("activation_checkpointing");
   for (const std::string_view key :
        {"partition_activations", "cpu_checkpointing", "contiguous_memory_optimization",
         "number_checkpoints", "synchronize_checkpoint_boundary", "profile"})
-    if (const JsonNode* node = section.find(key); node != nullptr && !asks_for_nothing(*node))
+    if (const JsonNode* node = section.find(key); node != nullptr && !node->asks_for_nothing())
       section.mistake(key, fmt::format("is {}, but this build keeps all activations: remove it",
                                        node->quoted()));
 }
@@ -165,7 +113,7 @@ constexpr std::string_view kForeignParams[] = {"torch_adam", "set_grad_none", "f
 // {"enabled": false, ...}
 bool switched_off(const JsonNode& node) {
   const JsonNode* enabled = node.find("enabled");
-  return enabled != nullptr && asks_for_nothing(*enabled);
+  return enabled != nullptr && enabled->asks_for_nothing();
 }
 
 bool is_default_of(std::string_view key, const JsonNode& node) {
@@ -181,7 +129,7 @@ bool is_default_of(std::string_view key, const JsonNode& node) {
 void refuse(JsonSection& section, std::span<const std::string_view> keys) {
   for (const std::string_view key : keys) {
     const JsonNode* node = section.foreign(key);
-    if (node == nullptr || asks_for_nothing(*node) || switched_off(*node) ||
+    if (node == nullptr || node->asks_for_nothing() || switched_off(*node) ||
         is_default_of(key, *node))
       continue;
     section.mistake(key, fmt::format("is {}: a key of DeepSpeed's that Lockstep does not have; "
@@ -194,7 +142,6 @@ void refuse(JsonSection& section, std::span<const std::string_view> keys) {
 
 void read_foreign(JsonSection& top) {
   for (const Switched& one : switched_sections()) read_switched(top, one);
-  read_zero(top);
   read_activation_checkpointing(top);
   refuse(top, kForeign);
   JsonSection checkpoint = top.section("checkpoint");

@@ -231,6 +231,14 @@ bool JsonNode::is_default() const {
   return std::holds_alternative<JsonNull>(value) || (text() != nullptr && *text() == "auto");
 }
 
+bool JsonNode::asks_for_nothing() const {
+  if (is_default()) return true;
+  if (const bool* flag = std::get_if<bool>(&value)) return !*flag;
+  if (const auto* integer = std::get_if<std::int64_t>(&value)) return *integer == 0;
+  if (const auto* real = std::get_if<double>(&value)) return *real == 0;
+  return false;
+}
+
 std::string JsonNode::quoted() const {
   return shorten_quote(object() != nullptr
                            ? "{...}"

@@ -33,6 +33,8 @@ struct JsonNode {
   const JsonNode& nearest(std::string_view path) const;
   // Null, and the word "auto", ask for the default.
   bool is_default() const;
+  // Also what switches nothing on: false, and 0.
+  bool asks_for_nothing() const;
   // As JSON, shortened to fit in a sentence.
   std::string quoted() const;
 };

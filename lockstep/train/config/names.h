@@ -24,6 +24,13 @@ inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupTyp
 inline constexpr Named<OnNonFiniteLoss> kOnNonFiniteLoss[] = {{"stop", OnNonFiniteLoss::stop},
                                                               {"skip", OnNonFiniteLoss::skip}};
 
+// PyTorch's names; it has none for ZeRO-1.
+inline constexpr Named<Sharding> kShardings[] = {{"NO_SHARD", Sharding::none},
+                                                 {"SHARD_OPTIMIZER", Sharding::optimizer},
+                                                 {"SHARD_GRAD_OP", Sharding::gradients},
+                                                 {"FULL_SHARD", Sharding::full},
+                                                 {"HYBRID_SHARD", Sharding::hybrid}};
+
 inline constexpr Named<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
 

@@ -35,6 +35,7 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Disk 
   read_batch(top, config.batch);
   read_optimizer(top, config.optimizer);
   read_scheduler(top, config);
+  read_sharding(top, config.sharding);
   read_foreign(top);
   check_batch(reader, top, config.batch);
   if (disk == Disk::look) check_files(reader, config);

@@ -39,6 +39,8 @@ void read_scheduler(JsonSection& top, TrainConfig& config);
 // Steps, output, logs, checkpoints, devices.
 void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& source,
               TrainConfig& config);
+// sharding_strategy, fsdp and zero_optimization.
+void read_sharding(JsonSection& top, ShardingSection& sharding);
 // DeepSpeed's keys for what Lockstep does not do: accepted where they ask for nothing.
 void read_foreign(JsonSection& top);
 

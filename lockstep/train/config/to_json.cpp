@@ -122,6 +122,12 @@ json checkpoint_json(const CheckpointSection& checkpoint) {
   return section;
 }
 
+json sharding_json(const ShardingSection& sharding) {
+  json section = {{"max_live_units", sharding.max_live_units}};
+  if (sharding.ranks_per_copy > 0) section["ranks_per_copy"] = sharding.ranks_per_copy;
+  return section;
+}
+
 }  // namespace
 
 std::string to_json(const TrainConfig& config) {
@@ -151,6 +157,8 @@ std::string to_json(const TrainConfig& config) {
        {{"first_bucket_mb", config.ddp.first_bucket_mb},
         {"bucket_mb", config.ddp.bucket_mb},
         {"find_unused_parameters", config.ddp.find_unused_parameters}}},
+      {"sharding_strategy", name_of(config.sharding.strategy, kShardings)},
+      {"fsdp", sharding_json(config.sharding)},
       {"device", name_of(config.device, kDevices)},
       {"timeout_seconds", config.timeout_seconds},
       {"threads_per_rank", or_auto(config.threads_per_rank)}};

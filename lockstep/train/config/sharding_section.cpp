@@ -1,0 +1,85 @@
+#include <lockstep/train/config/names.h>
+#include <lockstep/train/config/sections.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::train {
+
+namespace {
+
+constexpr std::int64_t kMostRanks = 1 << 24;
+
+constexpr Sharding kStages[] = {Sharding::none, Sharding::optimizer, Sharding::gradients,
+                                Sharding::full};
+
+// What the section asks for beside its stage.
+void read_offload(JsonSection& zero) {
+  for (const std::string_view key : {"offload_optimizer", "offload_param"}) {
+    JsonSection offload = zero.section(key);
+    std::string device = "none";
+    if (offload.text("device", device) && device != "none")
+      offload.mistake("device", fmt::format("is \"{}\", but this build does not offload: set it to "
+                                            "\"none\", or leave the section out",
+                                            device));
+    constexpr std::string_view settings[] = {"pin_memory",     "nvme_path",  "buffer_count",
+                                             "buffer_size",    "max_in_cpu", "pipeline_read",
+                                             "pipeline_write", "fast_init",  "ratio"};
+    offload.allow(settings);
+  }
+  for (const std::string_view key :
+       {"cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_gradients"})
+    if (const JsonNode* node = zero.find(key); node != nullptr && !node->asks_for_nothing())
+      zero.mistake(key,
+                   fmt::format("is {}, which this build cannot do yet: remove it", node->quoted()));
+  std::int64_t partition = 1;
+  if (zero.integer("zero_hpz_partition_size", partition, 1, kMostRanks) && partition > 1)
+    zero.mistake("zero_hpz_partition_size",
+                 fmt::format("is {}, which this build cannot do yet: remove it", partition));
+}
+
+// How DeepSpeed goes about it: sizes of buckets and the like, which have no counterpart here.
+constexpr std::string_view kSettings[] = {"contiguous_gradients",
+                                          "reduce_scatter",
+                                          "allgather_partitions",
+                                          "reduce_bucket_size",
+                                          "allgather_bucket_size",
+                                          "overlap_comm",
+                                          "sub_group_size",
+                                          "round_robin_gradients",
+                                          "ignore_unused_parameters",
+                                          "stage3_prefetch_bucket_size",
+                                          "stage3_param_persistence_threshold",
+                                          "stage3_max_live_parameters",
+                                          "stage3_max_reuse_distance",
+                                          "stage3_gather_16bit_weights_on_model_save"};
+
+}  // namespace
+
+void read_sharding(JsonSection& top, ShardingSection& sharding) {
+  const bool named = top.choice("sharding_strategy", sharding.strategy, kShardings);
+  JsonSection fsdp = top.section("fsdp");
+  fsdp.integer("max_live_units", sharding.max_live_units, 1, kMostRanks);
+  if (fsdp.integer("ranks_per_copy", sharding.ranks_per_copy, 1, kMostRanks) &&
+      sharding.strategy != Sharding::hybrid)
+    fsdp.mistake("ranks_per_copy",
+                 fmt::format("is {}, but only the sharding_strategy \"HYBRID_SHARD\" has several "
+                             "copies of the model: set that, or remove it",
+                             sharding.ranks_per_copy));
+
+  JsonSection zero = top.section("zero_optimization");
+  std::int64_t stage = 0;
+  if (zero.integer("stage", stage, 0, 3)) {
+    const Sharding asked = kStages[stage];
+    const bool agrees = asked == sharding.strategy ||
+                        (asked == Sharding::full && sharding.strategy == Sharding::hybrid);
+    if (named && !agrees)
+      zero.mistake("stage", fmt::format("is {}, but sharding_strategy is \"{}\": set one of them",
+                                        stage, name_of(sharding.strategy, kShardings)));
+    else if (!named)
+      sharding.strategy = asked;
+  }
+  read_offload(zero);
+  zero.allow(kSettings);
+}
+
+}  // namespace lockstep::train

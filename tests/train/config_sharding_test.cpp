@@ -1,0 +1,52 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/configs.h"
+
+namespace lockstep::train {
+
+TEST(ShardingKeys, stages_of_deepspeed_are_strategies) {
+  const Sharding strategies[] = {Sharding::none, Sharding::optimizer, Sharding::gradients,
+                                 Sharding::full};
+  for (int stage = 0; stage < 4; ++stage)
+    EXPECT_EQ(config_with({{"/zero_optimization/stage", stage}}).sharding.strategy,
+              strategies[stage]);
+  EXPECT_EQ(config_with({}).sharding.strategy, Sharding::none);
+}
+
+TEST(ShardingKeys, strategies_have_the_names_of_pytorch) {
+  EXPECT_EQ(config_with({{"/sharding_strategy", "NO_SHARD"}}).sharding.strategy, Sharding::none);
+  EXPECT_EQ(config_with({{"/sharding_strategy", "SHARD_GRAD_OP"}}).sharding.strategy,
+            Sharding::gradients);
+  EXPECT_EQ(config_with({{"/sharding_strategy", "FULL_SHARD"}}).sharding.strategy, Sharding::full);
+  const TrainConfig hybrid =
+      config_with({{"/sharding_strategy", "HYBRID_SHARD"}, {"/fsdp/ranks_per_copy", 4}});
+  EXPECT_EQ(hybrid.sharding.strategy, Sharding::hybrid);
+  EXPECT_EQ(hybrid.sharding.ranks_per_copy, 4);
+  EXPECT_EQ(mistake_with({{"/sharding_strategy", "FULL_SHRAD"}}),
+            "gpt.json:1: sharding_strategy is \"FULL_SHRAD\": it must be 'NO_SHARD', "
+            "'SHARD_OPTIMIZER', 'SHARD_GRAD_OP', 'FULL_SHARD' or 'HYBRID_SHARD'");
+}
+
+TEST(ShardingKeys, both_ways_of_saying_it_must_say_the_same) {
+  EXPECT_EQ(config_with({{"/sharding_strategy", "FULL_SHARD"}, {"/zero_optimization/stage", 3}})
+                .sharding.strategy,
+            Sharding::full);
+  EXPECT_EQ(mistake_with({{"/sharding_strategy", "FULL_SHARD"}, {"/zero_optimization/stage", 1}}),
+            "gpt.json:1: zero_optimization.stage is 1, but sharding_strategy is \"FULL_SHARD\": "
+            "set one of them");
+}
+
+TEST(ShardingKeys, copies_are_of_hybrid_shards_only) {
+  EXPECT_EQ(mistake_with({{"/sharding_strategy", "FULL_SHARD"}, {"/fsdp/ranks_per_copy", 2}}),
+            "gpt.json:1: fsdp.ranks_per_copy is 2, but only the sharding_strategy "
+            "\"HYBRID_SHARD\" has several copies of the model: set that, or remove it");
+}
+
+TEST(ShardingKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
+  EXPECT_EQ(mistake_with({{"/zero_optimization/zero_hpz_partition_size", 8}}),
+            "gpt.json:1: zero_optimization.zero_hpz_partition_size is 8, which this build cannot "
+            "do yet: remove it");
+}
+
+}  // namespace lockstep::train
