@@ -23,10 +23,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 FIGURES = ("ms", "cpu_ms", "forward_ms", "backward_ms", "update_ms")
 NAMES = {
     "lockstep_ddp": "Lockstep, data parallel",
+    "lockstep_fsdp": "Lockstep, FULL_SHARD",
     "lockstep_plain": "Lockstep, ranks on their own",
     "lockstep_torch": "torch::nn made data parallel by Lockstep",
     "torch_plain": "torch::nn, ranks on their own",
     "pytorch_ddp": "PyTorch {torch} DDP",
+    "pytorch_fsdp": "PyTorch {torch} FSDP2",
     "pytorch_plain": "PyTorch {torch}, ranks on their own",
 }
 
@@ -95,6 +97,10 @@ def print_steps(times, ranks):
     print()
     for peer in times.found("pytorch_ddp"):
         say(f"Lockstep's data-parallel step against {times.names[peer]}'s", ours, peer)
+    sharded = ("lockstep_fsdp", "")
+    for peer in times.found("pytorch_fsdp"):
+        say(f"Lockstep's FULL_SHARD step against {times.names[peer]}'s", sharded, peer)
+    say("FULL_SHARD against data parallelism without shards, step by step in turn", sharded, ours)
     say("Data parallelism against the same ranks on their own, step by step in turn", ours,
         ("lockstep_plain", ""))
     slowest = times.ratio(ours, ("lockstep_plain", ""), ranks, "slowest")
@@ -141,22 +147,25 @@ def main():
     launcher = os.path.join(options.build, "cli", "lockstep")
     bench = os.path.join(options.build, "bench")
     steps = [str(options.steps), str(options.warm_up)]
-    with open(os.path.join(HERE, "pytorch_ddp.py"), encoding="utf-8") as script:
+    with open(os.path.join(HERE, "pytorch.py"), encoding="utf-8") as script:
         text = script.read()
 
     def lockstep(what):
         return [os.path.join(bench, "training_lockstep"), what, *steps]
 
+    def can_import(python, module):
+        probe = subprocess.run([*shlex.split(python), "-c", f"import {module}"], check=False,
+                               stderr=subprocess.DEVNULL)
+        return probe.returncode == 0
+
     def pytorch(what):
         # As text: a Python in another root cannot open our files.
-        return [[*shlex.split(python), "-c", text, what, *steps]
-                for python in pythons]
+        return [[*shlex.split(python), "-c", text, what, *steps] for python in pythons
+                if what != "fsdp" or can_import(python, "torch.distributed.fsdp as f; f.fully_shard")]
 
     pythons = options.python or ["python3"]
     for python in list(pythons):
-        probe = subprocess.run([*shlex.split(python), "-c", "import torch"], check=False,
-                               stderr=subprocess.DEVNULL)
-        if probe.returncode != 0:
+        if not can_import(python, "torch"):
             print(f"left out, as it has no PyTorch: {python}", file=sys.stderr)
             pythons.remove(python)
     times = Times()
@@ -168,7 +177,7 @@ def main():
                     times.run(launcher, ranks, program)
         print_scaling(times, counts)
         return
-    programs = [lockstep("alternate"), *pytorch("ddp"), lockstep("torch"),
+    programs = [lockstep("alternate"), *pytorch("ddp"), *pytorch("fsdp"), lockstep("torch"),
                 [os.path.join(bench, "training_torch_plain"), *steps], *pytorch("plain")]
     for _ in range(options.rounds):
         for program in programs:

@@ -1,4 +1,4 @@
-// The job that every program here trains, and how it is timed; pytorch_ddp.py has the same numbers.
+// The job that every program here trains, and how it is timed; pytorch.py has the same numbers.
 #pragma once
 
 #include <sys/resource.h>

@@ -2,15 +2,17 @@
 // under `lockstep run`, or alone as one rank. What to time:
 //   plain      our GPT and our optimizer, ranks on their own
 //   ddp        the same, data parallel
-//   alternate  both in turn, step by step: what data parallelism adds
+//   fsdp       the same, with parameters, gradients and optimizer state cut among the ranks
+//   alternate  these three in turn, step by step: what data parallelism adds, and what sharding
 //   torch      the GPT of torch::nn and torch::optim::AdamW, made data parallel in three lines
 #include <memory>
-#include <optional>
 #include <span>
 
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
 #include "torch_gpt.h"
 
@@ -43,35 +45,31 @@ class Training {
   double loss_ = 0;
 };
 
-class OurTraining final : public Training {
- public:
-  // Alone without a manager.
-  explicit OurTraining(std::optional<DistributedManager> manager)
-      : manager_(std::move(manager)),
-        model_(models::make_model({.vocab_size = kVocabulary,
-                                   .hidden_size = kWidth,
-                                   .num_layers = kLayers,
-                                   .num_heads = kHeads,
-                                   .max_positions = kTokens},
-                                  1)) {
-    if (manager_) model_ = manager_->wrap_model(model_);
-    std::vector<optim::NamedParameter> parameters;
-    for (const auto& item : model_->named_parameters())
-      parameters.push_back({item.key(), item.value()});
-    optimizer_ = optim::make_optimizer(
-        optim::AdamWOptions{.betas = {kBeta1, kBeta2}},
-        optim::decay_groups(std::move(parameters), kWeightDecay, optim::DecayRule::everything));
-  }
+std::shared_ptr<models::LanguageModel> make_gpt() {
+  return models::make_model({.vocab_size = kVocabulary,
+                             .hidden_size = kWidth,
+                             .num_layers = kLayers,
+                             .num_heads = kHeads,
+                             .max_positions = kTokens},
+                            1);
+}
 
-  void step(const Batch& batch) override {
+std::vector<optim::ParameterGroup> decaying(const torch::nn::Module& model) {
+  return optim::decay_groups(data_parallel::trained_parameters(model), kWeightDecay,
+                             optim::DecayRule::everything);
+}
+
+constexpr optim::AdamWOptions kAdamW{.betas = {kBeta1, kBeta2}};
+
+// A step of ours; how gradients come about is the derived class's.
+class OurTraining : public Training {
+ public:
+  void step(const Batch& batch) final {
     clock_.begin();
     optimizer_->zero_grad();
     const auto loss = model_->loss(batch.inputs, batch.targets);
     clock_.end_of(StepClock::forward);
-    if (manager_)
-      manager_->backward(model_, loss.sum, loss.count);
-    else
-      (loss.sum / loss.count).backward();
+    backward(loss);
     clock_.end_of(StepClock::backward);
     optimizer_->step(kLearningRate);
     clock_.end_of(StepClock::update);
@@ -79,10 +77,48 @@ class OurTraining final : public Training {
     loss_ = loss.sum.item<double>() / static_cast<double>(loss.count);
   }
 
- private:
-  std::optional<DistributedManager> manager_;
-  std::shared_ptr<models::LanguageModel> model_;
+ protected:
+  virtual void backward(const nn::LossSum& loss) = 0;
+
+  std::shared_ptr<models::LanguageModel> model_ = make_gpt();
   std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+class AloneTraining final : public OurTraining {
+ public:
+  AloneTraining() { optimizer_ = optim::make_optimizer(kAdamW, decaying(*model_)); }
+
+ private:
+  void backward(const nn::LossSum& loss) override { (loss.sum / loss.count).backward(); }
+};
+
+class DataParallelTraining final : public OurTraining {
+ public:
+  explicit DataParallelTraining(DistributedManager manager) : manager_(std::move(manager)) {
+    manager_.wrap_model(model_);
+    optimizer_ = manager_.make_optimizer(model_, kAdamW, decaying(*model_));
+  }
+
+ private:
+  void backward(const nn::LossSum& loss) override {
+    manager_.backward(model_, loss.sum, loss.count);
+  }
+
+  DistributedManager manager_;
+};
+
+// Beside data parallelism in one process, so without a manager of its own.
+class ShardedTraining final : public OurTraining {
+ public:
+  explicit ShardedTraining(const std::shared_ptr<comm::Communicator>& world)
+      : sharded_(*model_, shard::shard_over(world)) {
+    optimizer_ = sharded_.make_optimizer(kAdamW, decaying(*model_));
+  }
+
+ private:
+  void backward(const nn::LossSum& loss) override { sharded_.backward(loss.sum, loss.count); }
+
+  shard::FullyShardedDataParallel sharded_;
 };
 
 class TorchTraining final : public Training {
@@ -124,12 +160,14 @@ int main(int argc, char** argv) {
   };
   std::vector<Named> all;
   if (what == "plain" || what == "alternate")
-    all.push_back({"lockstep_plain", std::make_unique<OurTraining>(std::nullopt)});
+    all.push_back({"lockstep_plain", std::make_unique<AloneTraining>()});
   if (what == "ddp" || what == "alternate")
-    all.push_back({"lockstep_ddp", std::make_unique<OurTraining>(manager)});
+    all.push_back({"lockstep_ddp", std::make_unique<DataParallelTraining>(manager)});
+  if (what == "fsdp" || what == "alternate")
+    all.push_back({"lockstep_fsdp", std::make_unique<ShardedTraining>(manager.world())});
   if (what == "torch") all.push_back({"lockstep_torch", std::make_unique<TorchTraining>(manager)});
   if (all.empty()) {
-    std::fprintf(stderr, "cannot time '%s': say plain, ddp, alternate or torch\n", what.c_str());
+    std::fprintf(stderr, "cannot time '%s': say plain, ddp, fsdp, alternate or torch\n", what.c_str());
     return 2;
   }
   const Batch batch = batch_of(manager.rank());

@@ -1,7 +1,8 @@
-"""Python's PyTorch: the same GPT and step as job.h has, alone or under DistributedDataParallel.
+"""Python's PyTorch: the same GPT and step as job.h has, alone, under DistributedDataParallel, or
+sharded by FSDP2 (fully_shard), a unit for each block, where this PyTorch has that.
 
-Arguments: plain or ddp, the steps to time, and those of the warm-up. Run under `lockstep run` or
-torchrun. PyTorch gets what it offers to make this fast: gradients as views of buckets, its fused
+Arguments: plain, ddp or fsdp, the steps to time, and those of the warm-up. Run under `lockstep run`
+or torchrun. PyTorch gets what it offers to make this fast: gradients as views of buckets, its fused
 attention and its fused AdamW where they exist.
 """
 import json
@@ -79,6 +80,15 @@ def adamw(parameters):
         return torch.optim.AdamW(parameters, **choices)
 
 
+def fully_sharded(model, ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in model.h:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def cpu_milliseconds():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return (used.ru_utime + used.ru_stime) * 1e3
@@ -92,10 +102,13 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model = Gpt()
-    if what == "ddp":
+    if what != "plain":
         os.environ.setdefault("USE_LIBUV", "0")  # which Debian's PyTorch has not
         torch.distributed.init_process_group("gloo")
+    if what == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if what == "fsdp":
+        model = fully_sharded(model, ranks)
     optimizer = adamw(model.parameters())
     torch.manual_seed(1 + rank)
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS + 1))
@@ -122,7 +135,7 @@ def main():
         row["update_ms"].append((end - after_backward) * 1e3)
     row["loss"] = loss.item()
     print(json.dumps(row), flush=True)
-    if what == "ddp":
+    if what != "plain":
         torch.distributed.destroy_process_group()
 
 
