@@ -7,40 +7,13 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/recompute/kept_tensor.h>
 
 namespace lockstep::activations {
 
 namespace {
 
 thread_local int runs_again = 0;
-
-// A parameter, or a view of one. They take no memory of a region's, so it keeps them as they are.
-bool is_parameter(const at::Tensor& tensor) {
-  if (!tensor.requires_grad()) return false;
-  return tensor.is_view() ? tensor._base().is_leaf() : tensor.is_leaf();
-}
-
-// A parameter as it was saved.
-class SavedParameter {
- public:
-  void save(const at::Tensor& parameter) {
-    parameter_ = parameter.tensor_data();  // which has the version of the original
-    version_ = parameter._version();
-  }
-  bool saved() const { return parameter_.defined(); }
-  const at::Tensor& checked() const {
-    if (parameter_._version() != version_)
-      throw UsageError(
-          "a parameter of shape {} was changed in place after a function that is recomputed used "
-          "it, and backward needs it as it was: step the optimizer after backward",
-          c10::str(parameter_.sizes()));
-    return parameter_;
-  }
-
- private:
-  at::Tensor parameter_;
-  std::int64_t version_ = 0;
-};
 
 // Thrown through a function that has no more to compute. No std::exception: handlers of errors
 // have no business with it.
@@ -57,26 +30,26 @@ class Region::Number : public torch::autograd::SavedVariableHooks {
  public:
   explicit Number(std::shared_ptr<Region> region) : region_(std::move(region)) {}
   ~Number() override {
-    if (packed_ && !parameter_.saved()) region_->forget(number_);
+    if (packed_ && !parameter_.defined()) region_->forget(number_);
   }
 
   void call_pack_hook(const at::Tensor& tensor) override {
     if (is_parameter(tensor))
-      parameter_.save(tensor);
+      parameter_ = KeptTensor(tensor);
     else
       number_ = region_->add_slot(tensor);
     packed_ = true;
   }
 
   at::Tensor call_unpack_hook() override {
-    return parameter_.saved() ? parameter_.checked() : region_->take(number_);
+    return parameter_.defined() ? parameter_.checked() : region_->take(number_);
   }
 
  private:
   std::shared_ptr<Region> region_;
   std::size_t number_ = 0;
   bool packed_ = false;
-  SavedParameter parameter_;
+  KeptTensor parameter_;
 };
 
 class Region::FirstRun::Hooks : public SavedTensorHooks {
