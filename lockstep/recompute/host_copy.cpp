@@ -10,15 +10,6 @@ namespace {
 
 using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 
-at::Tensor view_of(const Storage& storage, const View& view) {
-  return at::empty({0}, view.options)
-      .set_(c10::Storage(storage), view.offset, view.sizes, view.strides);
-}
-
-Storage storage_of(const at::Tensor& tensor) {
-  return Storage::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
-}
-
 // All that the storage has, as bytes.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   View view(tensor);
@@ -26,16 +17,10 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   view.sizes = {static_cast<std::int64_t>(tensor.storage().nbytes())};
   view.strides = {1};
   view.offset = 0;
-  return view_of(storage_of(tensor), view);
+  return view.of(storage_of(tensor));
 }
 
 }  // namespace
-
-View::View(const at::Tensor& tensor)
-    : options(tensor.options()),
-      sizes(tensor.sizes()),
-      strides(tensor.strides()),
-      offset(tensor.storage_offset()) {}
 
 HostCopy::HostCopy(const at::Tensor& tensor) : device_(tensor.device()) {
   const at::Tensor source = bytes_of(tensor);
@@ -53,7 +38,7 @@ at::Tensor HostCopy::back(const View& view) {
                        .copy_(bytes_, /*non_blocking=*/true));
     returned_ = WeakStorage(storage);
   }
-  return view_of(storage, view);
+  return view.of(storage);
 }
 
 std::shared_ptr<HostCopy> HostCopies::of(const at::Tensor& tensor) {

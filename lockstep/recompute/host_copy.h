@@ -7,21 +7,11 @@
 #include <mutex>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/TensorOptions.h>
-#include <c10/util/DimVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <lockstep/recompute/view.h>
+
 namespace lockstep::activations {
-
-// How a tensor lies in its storage.
-struct View {
-  explicit View(const at::Tensor& tensor);
-
-  at::TensorOptions options;
-  c10::DimVector sizes;
-  c10::DimVector strides;
-  std::int64_t offset;
-};
 
 // All bytes of a storage. Copies to and from a GPU are made on the stream that is current there, to
 // pinned memory, and the host does not wait for them.

@@ -12,11 +12,11 @@ bool is_parameter(const at::Tensor& tensor) {
 }
 
 KeptTensor::KeptTensor(const at::Tensor& tensor)
-    : tensor_(tensor.tensor_data()), version_(tensor._version()) {}
+    : tensor_(tensor.tensor_data()),  // whose version goes with the original's
+      version_(tensor._version()) {}
 
 const at::Tensor& KeptTensor::checked() const {
-  // The original's and the copy's version are one.
-  if (tensor_._version() != version_)
+  if (changed())
     throw UsageError(
         "a tensor of shape {} was changed in place after an operator saved it for backward, which "
         "needs it as it was: change a copy, and step the optimizer after backward",

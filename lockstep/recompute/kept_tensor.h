@@ -19,6 +19,7 @@ class KeptTensor {
   explicit KeptTensor(const at::Tensor& tensor);
 
   bool defined() const { return tensor_.defined(); }
+  bool changed() const { return tensor_._version() != version_; }
 
   // UsageError where it was changed since.
   const at::Tensor& checked() const;

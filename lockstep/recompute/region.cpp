@@ -1,5 +1,6 @@
 #include <lockstep/recompute/region.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -8,18 +9,13 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/recompute/kept_tensor.h>
+#include <lockstep/recompute/second_run.h>
 
 namespace lockstep::activations {
 
 namespace {
 
 thread_local int runs_again = 0;
-
-// Thrown through a function that has no more to compute. No std::exception: handlers of errors
-// have no business with it.
-struct NothingMoreWanted {
-  const void* run;
-};
 
 }  // namespace
 
@@ -52,67 +48,42 @@ class Region::Number : public torch::autograd::SavedVariableHooks {
   KeptTensor parameter_;
 };
 
-class Region::FirstRun::Hooks : public SavedTensorHooks {
+// An operation whose result is kept is one step of the first run: what it saves of its arguments
+// will be taken from those again, and what it made for itself is kept with its result.
+class Region::FirstRun::Hooks : public SavedTensorHooks, public ResultKeeper {
  public:
   explicit Hooks(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override {
     return std::make_unique<Number>(region_);
   }
 
- private:
-  std::shared_ptr<Region> region_;
-};
+  bool keeps(OperationKind kind) const override { return region_->kinds_.contains(kind); }
 
-// Fills the slots that are wanted, in the order of the first run.
-class Region::SecondRun : public SavedTensorHooks {
- public:
-  explicit SecondRun(std::vector<Slot>& slots) : slots_(slots) {
-    for (std::size_t i = 0; i < slots.size(); ++i)
-      if (slots[i].wanted) end_ = i + 1;
-  }
-
-  std::unique_ptr<torch::autograd::SavedVariableHooks> make() override {
-    return std::make_unique<Kept>(*this);
-  }
-
-  bool complete() const { return next_ >= end_; }
-  std::size_t num_saved() const { return next_; }
-
- private:
-  // The function may go backward through what it has just computed.
-  class Kept : public torch::autograd::SavedVariableHooks {
-   public:
-    explicit Kept(SecondRun& run) : run_(run) {}
-    void call_pack_hook(const at::Tensor& tensor) override {
-      // Without its node, which would keep itself alive.
-      tensor_ = tensor.tensor_data();
-      if (!is_parameter(tensor)) run_.save(tensor_);
+  at::Tensor result(OperationKind kind, const std::vector<at::Tensor>& arguments,
+                    const std::function<at::Tensor()>& operation) override {
+    const std::size_t first = region_->slots_.size();
+    at::Tensor value;
+    {
+      const InOperation scope{*region_, arguments};
+      value = operation();
     }
-    at::Tensor call_unpack_hook() override { return tensor_; }
+    KeptResult kept{first, region_->slots_.size(), KeptTensor(value), value.requires_grad(), {}};
+    if (kind == OperationKind::attention) kept.generators = GeneratorStates::now();
+    region_->results_.push_back(std::move(kept));
+    return value;
+  }
 
-   private:
-    SecondRun& run_;
-    at::Tensor tensor_;
+ private:
+  struct InOperation {
+    InOperation(Region& region, const std::vector<at::Tensor>& arguments) : region(region) {
+      region.arguments_ = &arguments;
+    }
+    ~InOperation() { region.arguments_ = nullptr; }
+    Region& region;
   };
 
-  void save(const at::Tensor& tensor) {
-    if (next_ < end_) {
-      Slot& slot = slots_[next_];
-      if (tensor.sizes() != slot.sizes || tensor.scalar_type() != slot.dtype)
-        throw UsageError(
-            "a function that is recomputed saved {} of {} for backward where it saved {} of {} the "
-            "first time: it must do the same whenever it is called",
-            c10::str(tensor.sizes()), c10::toString(tensor.scalar_type()),
-            c10::str(at::IntArrayRef(slot.sizes)), c10::toString(slot.dtype));
-      if (slot.wanted) slot.tensor = tensor;
-      ++next_;
-    }
-    if (complete()) throw NothingMoreWanted{this};
-  }
-
-  std::vector<Slot>& slots_;
-  std::size_t next_ = 0;
-  std::size_t end_ = 0;
+  std::shared_ptr<Region> region_;
 };
 
 // Everything as the function found it, and afterwards as it was before, also if the function
@@ -155,7 +126,8 @@ Region::Region(const std::vector<at::Tensor>& inputs, const Surroundings& surrou
       autocast_(AutocastState::now()),
       buffers_(surroundings.buffers),
       snapshot_(surroundings.snapshot),
-      restore_(snapshot_ ? snapshot_() : nullptr) {
+      restore_(snapshot_ ? snapshot_() : nullptr),
+      kinds_(kept_kinds()) {
   for (const at::Tensor& input : inputs) {
     inputs_.emplace_back(input, /*is_output=*/false);
     versions_.push_back(input.defined() ? input._version() : 0);
@@ -163,7 +135,10 @@ Region::Region(const std::vector<at::Tensor>& inputs, const Surroundings& surrou
 }
 
 Region::FirstRun::FirstRun(std::shared_ptr<Region> region)
-    : region_(std::move(region)), hooks_(std::make_unique<Hooks>(region_)), scope_(*hooks_) {}
+    : region_(std::move(region)),
+      hooks_(std::make_unique<Hooks>(region_)),
+      scope_(*hooks_),
+      keeper_(region_->kinds_.empty() ? nullptr : hooks_.get()) {}
 
 Region::FirstRun::~FirstRun() {
   region_->watched_.clear();
@@ -179,18 +154,33 @@ void Region::FirstRun::finish() {
           "a function that is recomputed changed its input {} of shape {} in place, and could not "
           "be run again with what it was given: let it compute a new tensor",
           i, c10::str(inputs[i].sizes()));
+  for (KeptResult& kept : region_->results_)
+    if (kept.result.changed()) kept.result = {};
   region_->buffers_.drop_unchanged();
   finished_ = true;
 }
 
 std::size_t Region::add_slot(const at::Tensor& saved) {
   const std::lock_guard lock(mutex_);
-  slots_.push_back({.sizes = c10::DimVector(saved.sizes()), .dtype = saved.scalar_type()});
+  Slot slot{.sizes = c10::DimVector(saved.sizes()), .dtype = saved.scalar_type()};
+  if (arguments_ != nullptr) {
+    const auto argument = std::ranges::find_if(*arguments_, [&](const at::Tensor& argument) {
+      return argument.defined() && argument.has_storage() && argument.is_alias_of(saved);
+    });
+    if (argument == arguments_->end()) {
+      slot.kept = KeptTensor(saved);
+    } else {
+      slot.argument = static_cast<std::size_t>(argument - arguments_->begin());
+      slot.part.emplace(saved);
+    }
+  }
+  slots_.push_back(std::move(slot));
   return slots_.size() - 1;
 }
 
 at::Tensor Region::take(std::size_t number) {
   const std::lock_guard lock(mutex_);
+  if (!slots_[number].recomputed()) return slots_[number].kept.checked();
   if (!slots_[number].tensor.defined()) run_again();
   return std::exchange(slots_[number].tensor, {});
 }
@@ -199,6 +189,7 @@ void Region::forget(std::size_t number) {
   const std::lock_guard lock(mutex_);
   slots_[number].wanted = false;
   slots_[number].tensor.reset();
+  slots_[number].kept = {};
 }
 
 void Region::drop_tensors() {
@@ -213,19 +204,10 @@ void Region::run_again() {
   std::vector<at::Tensor> inputs;
   for (const auto& input : inputs_) inputs.push_back(input.unpack());
 
-  SecondRun run(slots_);
-  try {
+  {
     const AsInFirstRun state(*this);
-    const HookScope scope(run);
-    function_(inputs);
-  } catch (const NothingMoreWanted& end) {
-    if (end.run != &run) throw;
+    SecondRun(slots_, results_, kinds_).run([&] { function_(inputs); });
   }
-  if (!run.complete())
-    throw UsageError(
-        "a function that is recomputed saved {} tensors for backward, and {} the first time: it "
-        "must do the same whenever it is called",
-        run.num_saved(), slots_.size());
 
   // Of nodes that this pass does not come to.
   torch::autograd::Engine::get_default_engine().queue_callback([region = weak_from_this()] {

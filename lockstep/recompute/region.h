@@ -8,13 +8,14 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/DimVector.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <lockstep/recompute/autocast_state.h>
 #include <lockstep/recompute/buffer_values.h>
 #include <lockstep/recompute/generator_states.h>
+#include <lockstep/recompute/keep_results.h>
 #include <lockstep/recompute/saved_tensor_hooks.h>
+#include <lockstep/recompute/slots.h>
 
 namespace lockstep::activations {
 
@@ -68,22 +69,15 @@ class Region : public std::enable_shared_from_this<Region> {
     class Hooks;
 
     std::shared_ptr<Region> region_;
-    std::unique_ptr<SavedTensorHooks> hooks_;
+    std::unique_ptr<Hooks> hooks_;
     HookScope scope_;
+    KeeperScope keeper_;
     bool finished_ = false;
   };
 
  private:
   class Number;
-  class SecondRun;
   class AsInFirstRun;
-
-  struct Slot {
-    c10::DimVector sizes;
-    c10::ScalarType dtype{};
-    bool wanted = true;   // its node is there and may ask for it
-    at::Tensor tensor{};  // between the second run and when its node takes it
-  };
 
   std::size_t add_slot(const at::Tensor& saved);
   at::Tensor take(std::size_t number);
@@ -100,9 +94,13 @@ class Region : public std::enable_shared_from_this<Region> {
   BufferValues buffers_;
   Snapshot snapshot_;
   std::function<void()> restore_;
+  OperationKinds kinds_;
 
   std::mutex mutex_;
   std::vector<Slot> slots_;
+  std::vector<KeptResult> results_;
+  // Of the operation that the first run is in, where its result is kept.
+  const std::vector<at::Tensor>* arguments_ = nullptr;
 };
 
 }  // namespace lockstep::activations
