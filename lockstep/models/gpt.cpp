@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
-#include <lockstep/nn/attention.h>
+#include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/gelu.h>
 
@@ -43,7 +43,7 @@ class Attention : public torch::nn::Module {
     const auto q = split_heads(qkv[0]);
     KeyValueCache::KeysAndValues kv{split_heads(qkv[1]), split_heads(qkv[2])};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    const auto y = nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2);
+    const auto y = keepable_attention(q, kv).transpose(1, 2).flatten(2);
     return resid_dropout_(c_proj_(y));
   }
 

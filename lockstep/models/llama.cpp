@@ -6,7 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
-#include <lockstep/nn/attention.h>
+#include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/rms_norm.h>
 #include <lockstep/nn/rotary.h>
@@ -43,7 +43,7 @@ class Attention : public torch::nn::Module {
     KeyValueCache::KeysAndValues kv{rotary_->apply(split_heads(k_proj_(x)), first),
                                     split_heads(v_proj_(x))};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    return o_proj_(nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2));
+    return o_proj_(keepable_attention(q, kv).transpose(1, 2).flatten(2));
   }
 
  private:

@@ -1,5 +1,8 @@
 #include <lockstep/recompute/second_run.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -117,8 +120,9 @@ at::Tensor SecondRun::result(OperationKind, const std::vector<at::Tensor>& argum
   if (kept.generators) kept.generators->restore();
   const at::Tensor& value = kept.result.checked();
   if (!kept.requires_grad) return value;
-  return NotComputed::apply(at::empty({0}).requires_grad_(), at::TensorList(arguments),
-                            Value{value});
+  std::vector<at::Tensor> given;
+  std::ranges::copy_if(arguments, std::back_inserter(given), &at::Tensor::defined);
+  return NotComputed::apply(at::empty({0}).requires_grad_(), at::TensorList(given), Value{value});
 }
 
 }  // namespace lockstep::activations

@@ -170,7 +170,7 @@ TEST(KeepResults, KeepsResultsAndNotTheInputs) {
 TEST(KeepResults, GoesBackwardTwice) {
   const auto weight = at::randn({4, 4}).requires_grad_();
   const auto x = at::randn({3, 4}).requires_grad_();
-  const auto fn = [&](const at::Tensor& x) { return x.exp().mm(weight).sin(); };
+  const auto fn = [&](const at::Tensor& x) { return at::linear(x.exp(), weight).sin(); };
   const auto gradients = [&](const at::Tensor& y) {
     weight.mutable_grad().reset();
     x.mutable_grad().reset();
