@@ -43,10 +43,8 @@ at::Tensor HostCopy::back(const View& view) {
 
 std::shared_ptr<HostCopy> HostCopies::of(const at::Tensor& tensor) {
   const Storage storage = storage_of(tensor);
-  // Another storage may have come to the same place.
-  if (const auto made = made_.find(storage.get()); made != made_.end() &&
-                                                   made->second.storage.lock() == storage &&
-                                                   made->second.version == tensor._version())
+  if (const auto made = made_.find(storage.get());
+      made != made_.end() && made->second.version == tensor._version())
     if (auto copy = made->second.copy.lock()) return copy;
   auto copy = std::make_shared<HostCopy>(tensor);
   made_.insert_or_assign(storage.get(), Made{c10::weak_intrusive_ptr<c10::StorageImpl>(storage),

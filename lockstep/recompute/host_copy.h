@@ -42,7 +42,7 @@ class HostCopies {
 
  private:
   struct Made {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that no other comes to its place
     std::int64_t version;
     std::weak_ptr<HostCopy> copy;
   };
