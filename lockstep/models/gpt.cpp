@@ -4,12 +4,11 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/normalization.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
-#include <lockstep/nn/attention.h>
+#include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/gelu.h>
 
@@ -44,7 +43,7 @@ class Attention : public torch::nn::Module {
     const auto q = split_heads(qkv[0]);
     KeyValueCache::KeysAndValues kv{split_heads(qkv[1]), split_heads(qkv[2])};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    const auto y = nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2);
+    const auto y = keepable_attention(q, kv).transpose(1, 2).flatten(2);
     return resid_dropout_(c_proj_(y));
   }
 
@@ -105,11 +104,12 @@ class Block : public torch::nn::Module {
 
 class Gpt::Transformer : public torch::nn::Module {
  public:
-  Transformer(const ModelConfig& config, const std::string& name, const RandomState& random)
+  Transformer(const ModelConfig& config, const std::string& name, const RandomState& random,
+              const BlockList& blocks)
       : wte(register_module("wte", nn::Embedding(config.vocab_size, config.hidden_size))),
         wpe_(register_module("wpe", nn::Embedding(config.max_positions, config.hidden_size))),
         drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
-        h_(register_module("h", torch::nn::ModuleList())),
+        h_(register_module("h", blocks)),
         ln_f_(register_module("ln_f", layer_norm(config))) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
       h_->push_back(std::make_shared<Block>(config, i, fmt::format("{}.h.{}", name, i), random));
@@ -118,7 +118,7 @@ class Gpt::Transformer : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
     const auto positions = at::arange(first, first + tokens.size(1), tokens.options());
     auto x = drop_(wte(tokens) + wpe_(positions));
-    for (const auto& block : *h_) x = block->as<Block>()->forward(x, cache);
+    for (std::size_t i = 0; i < h_->size(); ++i) x = h_->call<Block>(i, x, cache);
     return ln_f_(x);
   }
 
@@ -127,15 +127,15 @@ class Gpt::Transformer : public torch::nn::Module {
  private:
   nn::Embedding wpe_;
   nn::Dropout drop_;
-  torch::nn::ModuleList h_;
+  BlockList h_;
   torch::nn::LayerNorm ln_f_;
 };
 
 Gpt::Gpt(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
   const auto& c = this->config();
   LOCKSTEP_CHECK(c.family == Family::gpt2);
-  transformer_ = register_module("transformer",
-                                 std::make_shared<Transformer>(c, "transformer", random_state()));
+  transformer_ = register_module(
+      "transformer", std::make_shared<Transformer>(c, "transformer", random_state(), blocks()));
   if (!c.tie_embeddings)
     lm_head_ = register_module("lm_head", nn::Linear(c.hidden_size, c.vocab_size, nn::Bias::none));
   initialise(*this, c, seed);

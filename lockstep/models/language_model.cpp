@@ -9,7 +9,9 @@ namespace lockstep::models {
 LanguageModel::LanguageModel(const ModelConfig& config, std::uint64_t seed)
     : config_(resolved(config)),
       random_(std::make_shared<nn::RandomState>(nn::RandomState{.seed = seed})),
-      random_reader_(random_) {}
+      random_reader_(random_),
+      blocks_(activations::Snapshot(
+          [random = random_] { return [random, then = *random] { *random = then; }; })) {}
 
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens) {
   check_tokens(tokens, 0);

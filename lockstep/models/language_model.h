@@ -12,11 +12,14 @@
 #include <lockstep/models/key_value_cache.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/nn/dropout.h>
+#include <lockstep/recompute/block_list.h>
 
 namespace lockstep::models {
 
 // A torch::nn::Module like any other: its parameters have the names that Hugging Face gives them,
 // and it knows nothing of ranks. The initial weights are a function of the seed and their names.
+// Its blocks can be recomputed, by wrap_activation_checkpointing() or
+// SelectiveGradientCheckpointing.
 //
 // Tokens are [batch, length] of int64, below the vocabulary's size. Threading: as torch::nn, one
 // forward at a time. Failure: UsageError for tokens of another shape or type, and for more of them
@@ -47,6 +50,9 @@ class LanguageModel : public torch::nn::Module {
   LanguageModel(const ModelConfig& config, std::uint64_t seed);
 
   const std::shared_ptr<const nn::RandomState>& random_state() const { return random_reader_; }
+  // Empty, for the model to fill and register. A block that is recomputed finds the random position
+  // that it had in forward.
+  const BlockList& blocks() const { return blocks_; }
 
  private:
   // `cache` may be null; `first` is the position of the first token.
@@ -59,6 +65,7 @@ class LanguageModel : public torch::nn::Module {
   ModelConfig config_;
   std::shared_ptr<nn::RandomState> random_;
   std::shared_ptr<const nn::RandomState> random_reader_;  // the same
+  BlockList blocks_;
 };
 
 }  // namespace lockstep::models

@@ -3,11 +3,10 @@
 #include <string>
 
 #include <ATen/ATen.h>
-#include <torch/nn/modules/container/modulelist.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
-#include <lockstep/nn/attention.h>
+#include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/rms_norm.h>
 #include <lockstep/nn/rotary.h>
@@ -44,7 +43,7 @@ class Attention : public torch::nn::Module {
     KeyValueCache::KeysAndValues kv{rotary_->apply(split_heads(k_proj_(x)), first),
                                     split_heads(v_proj_(x))};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    return o_proj_(nn::attention(q, kv.keys, kv.values).transpose(1, 2).flatten(2));
+    return o_proj_(keepable_attention(q, kv).transpose(1, 2).flatten(2));
   }
 
  private:
@@ -110,11 +109,12 @@ class Layer : public torch::nn::Module {
 
 class Llama::Decoder : public torch::nn::Module {
  public:
-  Decoder(const ModelConfig& config, const std::string& name, const RandomState& random)
+  Decoder(const ModelConfig& config, const std::string& name, const RandomState& random,
+          const BlockList& blocks)
       : embed_tokens(
             register_module("embed_tokens", nn::Embedding(config.vocab_size, config.hidden_size))),
         drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
-        layers_(register_module("layers", torch::nn::ModuleList())),
+        layers_(register_module("layers", blocks)),
         norm_(register_module("norm", nn::RMSNorm(config.hidden_size, config.norm_eps))) {
     const auto rotary =
         std::make_shared<nn::Rotary>(config.head_dim, config.max_positions, config.rope_theta);
@@ -125,7 +125,7 @@ class Llama::Decoder : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
     auto x = drop_(embed_tokens(tokens));
-    for (const auto& layer : *layers_) x = layer->as<Layer>()->forward(x, first, cache);
+    for (std::size_t i = 0; i < layers_->size(); ++i) x = layers_->call<Layer>(i, x, first, cache);
     return norm_(x);
   }
 
@@ -133,14 +133,15 @@ class Llama::Decoder : public torch::nn::Module {
 
  private:
   nn::Dropout drop_;
-  torch::nn::ModuleList layers_;
+  BlockList layers_;
   nn::RMSNorm norm_;
 };
 
 Llama::Llama(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
   const auto& c = this->config();
   LOCKSTEP_CHECK(c.family == Family::llama);
-  model_ = register_module("model", std::make_shared<Decoder>(c, "model", random_state()));
+  model_ =
+      register_module("model", std::make_shared<Decoder>(c, "model", random_state(), blocks()));
   if (!c.tie_embeddings) lm_head_ = register_module("lm_head", linear(c.hidden_size, c.vocab_size));
   initialise(*this, c, seed);
 }

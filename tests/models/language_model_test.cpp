@@ -9,6 +9,8 @@
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/nn/random.h>
+#include <lockstep/recompute/keep_results.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "../base/errors.h"
 #include "configs.h"
@@ -190,6 +192,32 @@ TEST_P(EachFamily, DropsAlikeInEveryLayout) {
   model->eval();
   EXPECT_NE(loss_at(3, {0, 1, 2, 3}), whole);
   EXPECT_EQ(loss_at(3, {0, 1, 2, 3}), loss_at(4, {0, 1, 2, 3}));
+}
+
+// Also with micro-batches under way at a time, each at a random position of its own.
+TEST_P(EachFamily, RecomputesBlocksToTheSameBits) {
+  auto config = GetParam();
+  config.dropout = 0.2;
+  const auto gradients = [&](double ratio, const activations::OperationKinds& kept = {}) {
+    const KeepResults keep(kept);
+    const auto model = make_model(config, 1);
+    const SelectiveGradientCheckpointing recomputed(*model, ratio);
+    EXPECT_EQ(recomputed.num_blocks(), 3u);
+    std::vector<at::Tensor> losses;
+    for (const std::int64_t row : {0, 1}) {
+      model->set_random_position(3, {row});
+      const auto tokens = some_tokens(config, 2, 10).slice(0, row, row + 1);
+      losses.push_back(model->loss(tokens, tokens.flip(1)).sum);
+    }
+    for (const auto& loss : losses) loss.backward();
+    for (const auto& parameter : model->parameters()) losses.push_back(parameter.grad());
+    return losses;
+  };
+  const auto plain = gradients(0.0);
+  for (const auto& found :
+       {gradients(0.34), gradients(1.0),
+        gradients(1.0, {OperationKind::matrix_product, OperationKind::attention})})
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(found[i].equal(plain[i])) << i;
 }
 
 TEST_P(EachFamily, RefusesOtherTokens) {

@@ -1,0 +1,90 @@
+// Recomputation chosen per kind of operation: results that are dear to compute are kept.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+enum class OperationKind : std::uint8_t {
+  matrix_product,  // linear, matmul, mm, bmm, addmm, baddbmm
+  convolution,
+  attention,
+};
+
+namespace activations {
+
+using OperationKinds = std::set<OperationKind>;
+
+// What a run of a function that is recomputed does about the operations whose results it keeps.
+class ResultKeeper {
+ public:
+  virtual ~ResultKeeper() = default;
+  virtual bool keeps(OperationKind kind) const = 0;
+  // The operation's result: of a call, or of the call in the first run.
+  virtual at::Tensor result(OperationKind kind, const std::vector<at::Tensor>& arguments,
+                            const std::function<at::Tensor()>& operation) = 0;
+};
+
+// While it lives, operations on this thread are given to the keeper; to none where it is null.
+// UsageError where another library has taken the dispatch key that this works by, which is state of
+// the whole process.
+class KeeperScope {
+ public:
+  explicit KeeperScope(ResultKeeper* keeper);
+  ~KeeperScope();
+  KeeperScope(const KeeperScope&) = delete;
+  KeeperScope& operator=(const KeeperScope&) = delete;
+
+ private:
+  ResultKeeper* outer_;
+  bool outer_included_;
+};
+
+ResultKeeper* current_keeper();
+
+// What functions that are recomputed from now on keep.
+const OperationKinds& kept_kinds();
+
+// Calls fn(arguments…), which returns one tensor. For operations that are no operator of
+// LibTorch's, such as our own kernels: they are of this kind where results are kept.
+template <typename Fn, typename... Arguments>
+at::Tensor operation(OperationKind kind, const Fn& fn, const Arguments&... arguments) {
+  ResultKeeper* const keeper = current_keeper();
+  if (keeper == nullptr || !keeper->keeps(kind)) return fn(arguments...);
+  return keeper->result(kind, {arguments...}, [&] {
+    const KeeperScope none(nullptr);
+    return fn(arguments...);
+  });
+}
+
+}  // namespace activations
+
+// While it lives, a function that is recomputed on this thread (by recompute(), in a BlockList or a
+// Sequential) keeps the results of these kinds of operations, and its second run takes them instead
+// of computing them: what is computed again is what is cheap.
+//
+//   const lockstep::KeepResults keep({OperationKind::matrix_product, OperationKind::attention});
+//   auto loss = model->forward(batch);
+//
+// The inputs of such operations are recomputed all the same, but for the 16-bit copies that
+// autocast makes of them, which are kept. Bits are those of a plain run. Threading: belongs to the
+// thread it was made on. Failure: UsageError out of backward() where a result was changed in place,
+// or where the function itself goes backward through one.
+class KeepResults {
+ public:
+  explicit KeepResults(activations::OperationKinds kinds);
+  ~KeepResults();
+  KeepResults(const KeepResults&) = delete;
+  KeepResults& operator=(const KeepResults&) = delete;
+
+ private:
+  activations::OperationKinds outer_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/recompute/recompute.h>
+
+#include "live_memory.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kBlocks = 16;
+constexpr std::int64_t kWide = 32 * 2048 * 4;  // bytes
+constexpr std::int64_t kNarrow = 32 * 8 * 4;
+
+// Narrow at its ends and wide in the middle, where it saves five tensors.
+struct Block {
+  at::Tensor in = at::randn({8, 2048}).requires_grad_();
+  at::Tensor out = at::randn({2048, 8}).requires_grad_();
+
+  at::Tensor operator()(const at::Tensor& x) const {
+    return x + x.mm(in).sin().cos().sin().cos().mm(out);
+  }
+};
+
+struct Memory {
+  std::int64_t after_forward;
+  std::int64_t peak;
+  std::int64_t after_backward;
+};
+
+template <typename Forward>
+Memory memory_of(const Forward& forward) {
+  const std::vector<Block> blocks(kBlocks);
+  const auto x = at::randn({32, 8});
+  // Gradients are there from a pass before, as in a training.
+  forward(blocks, x).sum().backward();
+  Memory found{};
+  const LiveMemory memory;
+  {
+    const auto loss = forward(blocks, x).sum();
+    found.after_forward = memory.bytes();
+    loss.backward();
+    found.peak = memory.peak_bytes();
+  }
+  found.after_backward = memory.bytes();
+  return found;
+}
+
+Memory plain() {
+  return memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+    for (const auto& block : blocks) x = block(x);
+    return x;
+  });
+}
+
+TEST(RecomputeMemory, IsThatOfOneBlock) {
+  const auto expected = plain();
+  EXPECT_GT(expected.after_forward, kBlocks * 5 * kWide);
+  const auto found = memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+    for (const auto& block : blocks) x = recompute(block, x);
+    return x;
+  });
+  // What stays are the blocks' inputs and the states of the random number generator.
+  EXPECT_LT(found.after_forward, kBlocks * (2 * kNarrow + 8192));
+  EXPECT_LT(found.peak * (kBlocks / 2), expected.peak);
+  EXPECT_EQ(expected.after_backward, 0);
+  EXPECT_EQ(found.after_backward, 0);
+}
+
+// Of the inputs of inner functions the outer one keeps none.
+TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
+  const auto found = memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+    for (std::int64_t first = 0; first < kBlocks; first += 4)
+      x = recompute(
+          [&blocks, first](at::Tensor x) {
+            for (std::int64_t i = first; i < first + 4; ++i)
+              x = recompute(blocks[static_cast<std::size_t>(i)], x);
+            return x;
+          },
+          x);
+    return x;
+  });
+  EXPECT_LT(found.after_forward, plain().after_forward / (2 * kBlocks));
+  EXPECT_LT(found.peak * (kBlocks / 2), plain().peak);
+  EXPECT_EQ(found.after_backward, 0);
+}
+
+// A pass that needs a part of what was computed again gives the rest back at its end.
+TEST(RecomputeMemory, IsNotKeptByAPassThatNeedsAPart) {
+  const Block first, second;
+  const auto x = at::randn({32, 8});
+  const LiveMemory memory;
+  const auto y = recompute(
+      [&](const at::Tensor& x) {
+        return std::vector<at::Tensor>{first(x), second(x)};
+      },
+      x);
+  const auto before = memory.bytes();
+  y[0].sum().backward();
+  // Nothing but the gradients of the first's weights, which take half of that.
+  EXPECT_LT(memory.bytes(), before + kWide);
+  y[1].sum().backward();
+  EXPECT_TRUE(second.in.grad().defined());
+}
+
+}  // namespace
+}  // namespace lockstep
