@@ -167,7 +167,8 @@ int main(int argc, char** argv) {
     all.push_back({"lockstep_fsdp", std::make_unique<ShardedTraining>(manager.world())});
   if (what == "torch") all.push_back({"lockstep_torch", std::make_unique<TorchTraining>(manager)});
   if (all.empty()) {
-    std::fprintf(stderr, "cannot time '%s': say plain, ddp, fsdp, alternate or torch\n", what.c_str());
+    std::fprintf(stderr, "cannot time '%s': say plain, ddp, fsdp, alternate or torch\n",
+                 what.c_str());
     return 2;
   }
   const Batch batch = batch_of(manager.rank());

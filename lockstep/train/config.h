@@ -140,6 +140,7 @@ struct TrainConfig {
   OnNonFiniteLoss on_non_finite_loss = OnNonFiniteLoss::stop;
   DdpSection ddp;
   ShardingSection sharding;
+  double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;
   std::int64_t timeout_seconds = 600;
   std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host

@@ -23,8 +23,9 @@ std::string out_of_memory_advice(const TrainConfig& config, const std::exception
   return fmt::format(
       "out of memory: {}. Try a smaller train_micro_batch_size_per_gpu (with as many more "
       "gradient_accumulation_steps the result is the same), a shorter data.sequence_length (it is "
-      "{}), {}or a smaller model",
+      "{}), {}{}or a smaller model",
       what, config.data.sequence_length,
+      config.recomputed_blocks < 1 ? "activation_checkpointing.ratio 1, " : "",
       config.sharding.strategy == Sharding::full || config.sharding.strategy == Sharding::hybrid
           ? ""
           : "the sharding_strategy \"FULL_SHARD\" on several ranks, ");

@@ -9,6 +9,7 @@
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
@@ -156,6 +157,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       load_weights(*model, config.model.from);
       return std::string();
     });
+  if (config.recomputed_blocks > 0)
+    SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
   const std::string what =
       fmt::format("{}, {} parameters, {} rank{}{} on {}",
                   plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",

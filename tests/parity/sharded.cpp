@@ -10,6 +10,7 @@
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "reference.h"
 #include "subject.h"
@@ -154,6 +155,7 @@ struct Way {
   std::int64_t num_passes = 1;
   double max_norm = 0;  // 0: no clipping
   bool needs_idle_ranks = false;
+  bool recomputes = false;
 };
 
 const std::vector<Way>& ways() {
@@ -169,6 +171,7 @@ const std::vector<Way>& ways() {
       {"accumulation, clipping", Division::by_ranks, four, 3, 0.01},
       {"by count, clipping", Division::by_count, some, 1, 0.01},
       {"uneven accumulation", Division::by_count, some, 2},
+      {"accumulation, recomputed", Division::by_count, four, 2, 0, false, true},
       {"ranks without samples", Division::by_count, uneven, 2, 0, true},
   };
   return all;
@@ -220,6 +223,7 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
   const Subject subject = kind.make();
   torch::manual_seed(7);
   const Subject reference = kind.make();
+  if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
   const auto parallel = strategy.wrap(cells, *subject.module, kind);
   const auto optimizer = parallel->make_optimizer(optim::AdamWOptions{}, decaying(subject));
   const auto reference_optimizer =
@@ -269,7 +273,8 @@ void check_sharded(Cells& cells) {
   for (const Strategy& strategy : strategies(cells.num_ranks()))
     for (const SubjectKind& kind : subject_kinds())
       for (const Way& way : ways())
-        if (!way.needs_idle_ranks || strategy.idle_ranks)
+        if ((!way.needs_idle_ranks || strategy.idle_ranks) &&
+            (!way.recomputes || kind.recomputable))
           cells.cell(fmt::format("{}, {}, {}", strategy.name, kind.name, way.name),
                      [&] { run_cell(cells, strategy, kind, way); });
 }

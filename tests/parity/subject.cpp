@@ -214,8 +214,8 @@ const std::vector<SubjectKind>& subject_kinds() {
       {"transformer encoder", transformer_encoder, Samples::mixed},
       {"shared weights", shared_weights},
       {"views of tables", tables},
-      {"gpt", gpt},
-      {"llama", llama},
+      {.name = "gpt", .make = gpt, .recomputable = true},
+      {.name = "llama", .make = llama, .recomputable = true},
       // Which branch is taken depends on the whole batch.
       {"frozen and unused parameters", partly_trained, Samples::mixed, Usage::partial},
   };

@@ -32,6 +32,8 @@ struct SubjectKind {
   Samples samples = Samples::independent;
   Usage usage = Usage::full;
   int num_batch_norms = 0;
+  // Whether its blocks can be recomputed without a word in its forward.
+  bool recomputable = false;
 };
 
 // All of them; nobody tuned Lockstep for them.

@@ -36,8 +36,9 @@ TEST(DeepSpeedKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
             "gpt.json:1: zero_optimization.cpu_offload is true, which this build cannot do yet: "
             "remove it");
   EXPECT_EQ(mistake_with({{"/activation_checkpointing/partition_activations", true}}),
-            "gpt.json:1: activation_checkpointing.partition_activations is true, but this build "
-            "keeps all activations: remove it");
+            "gpt.json:1: activation_checkpointing.partition_activations is true, which this build "
+            "cannot do: remove it, and say with ratio which share of the blocks backward computes "
+            "again");
 }
 
 TEST(DeepSpeedKeys, that_lockstep_lacks_are_told_from_slips) {

@@ -32,6 +32,7 @@ const char* const kEverything = R"({
   "on_non_finite_loss": "skip",
   "ddp": {"first_bucket_mb": 0.5, "bucket_mb": 10.0, "find_unused_parameters": false},
   "sharding_strategy": "HYBRID_SHARD", "fsdp": {"max_live_units": 3, "ranks_per_copy": 2},
+  "activation_checkpointing": {"ratio": 0.5},
   "device": "cuda", "threads_per_rank": 4
 })";
 

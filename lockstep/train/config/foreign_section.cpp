@@ -60,16 +60,6 @@ void read_switched(JsonSection& top, const Switched& one) {
   section.allow(one.settings);
 }
 
-void read_activation_checkpointing(JsonSection& top) {
-  JsonSection section = top.section("activation_checkpointing");
-  for (const std::string_view key :
-       {"partition_activations", "cpu_checkpointing", "contiguous_memory_optimization",
-        "number_checkpoints", "synchronize_checkpoint_boundary", "profile"})
-    if (const JsonNode* node = section.find(key); node != nullptr && !node->asks_for_nothing())
-      section.mistake(key, fmt::format("is {}, but this build keeps all activations: remove it",
-                                       node->quoted()));
-}
-
 // Keys at the top of a DeepSpeed config that Lockstep has no use for.
 constexpr std::string_view kForeign[] = {"memory_breakdown",
                                          "prescale_gradients",
@@ -142,7 +132,6 @@ void refuse(JsonSection& section, std::span<const std::string_view> keys) {
 
 void read_foreign(JsonSection& top) {
   for (const Switched& one : switched_sections()) read_switched(top, one);
-  read_activation_checkpointing(top);
   refuse(top, kForeign);
   JsonSection checkpoint = top.section("checkpoint");
   refuse(checkpoint, kForeignCheckpoint);

@@ -41,6 +41,8 @@ void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& sou
               TrainConfig& config);
 // sharding_strategy, fsdp and zero_optimization.
 void read_sharding(JsonSection& top, ShardingSection& sharding);
+// activation_checkpointing.
+void read_recompute(JsonSection& top, double& recomputed_blocks);
 // DeepSpeed's keys for what Lockstep does not do: accepted where they ask for nothing.
 void read_foreign(JsonSection& top);
 

@@ -159,6 +159,7 @@ std::string to_json(const TrainConfig& config) {
         {"find_unused_parameters", config.ddp.find_unused_parameters}}},
       {"sharding_strategy", name_of(config.sharding.strategy, kShardings)},
       {"fsdp", sharding_json(config.sharding)},
+      {"activation_checkpointing", {{"ratio", config.recomputed_blocks}}},
       {"device", name_of(config.device, kDevices)},
       {"timeout_seconds", config.timeout_seconds},
       {"threads_per_rank", or_auto(config.threads_per_rank)}};

@@ -23,6 +23,16 @@ TEST(Sharding, HasTheWeightsOfARunWithoutItToTheBit) {
   }
 }
 
+TEST(Sharding, WithBlocksThatBackwardComputesAgain) {
+  Training training;
+  training.set("/model/dropout", 0.1);
+  training.train(2, "whole");
+  training.set("/sharding_strategy", "FULL_SHARD").set("/activation_checkpointing/ratio", 1);
+  training.train(2, "recomputed");
+  EXPECT_EQ(training.losses("recomputed"), training.losses("whole"));
+  EXPECT_EQ(training.weights("recomputed"), training.weights("whole"));
+}
+
 TEST(Sharding, OfACopyForEveryTwoRanks) {
   Training training;
   training.train(4, "whole");
