@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/intercept/free_key.h>
 #include <lockstep/intercept/owners.h>
 
 namespace lockstep::intercept {
@@ -86,21 +87,6 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   RunningCall(op, keys, *stack).proceed();
 }
 
-[[noreturn]] void refuse_key(const std::string& of_what) {
-  throw UsageError("another library of this process has functions of its own for {} under "
-                   "LibTorch's dispatch key {}, which Lockstep shards parameters and synchronises "
-                   "batch norms with: do without that library, or without these",
-                   of_what, c10::toString(kKey));
-}
-
-void check_key_is_free() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  if (dispatcher.hasBackendFallbackForDispatchKey(kKey)) refuse_key("all operators");
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames())
-    if (const auto op = dispatcher.findOp(name); op && op->hasKernelForDispatchKey(kKey))
-      refuse_key(c10::toString(name));
-}
-
 void register_function() {
   // At run time, as the linker may drop static initialisers of a static library. Never
   // unregistered: threads may compute until the process ends.
@@ -153,7 +139,7 @@ void set_alias(const at::Tensor& tensor, const at::Tensor& other, c10::DispatchK
 void claim_key() {
   // In two steps: what was registered before a check failed must not be taken for somebody else's.
   static const bool registered = [] {
-    check_key_is_free();
+    check_key_is_free(kKey, "shards parameters and synchronises batch norms");
     register_function();
     return true;
   }();

@@ -5,9 +5,12 @@
 #include <functional>
 #include <set>
 #include <utility>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/intercept/mode.h>
 
 namespace lockstep {
 
@@ -43,7 +46,7 @@ class KeeperScope {
 
  private:
   ResultKeeper* outer_;
-  bool outer_included_;
+  std::optional<intercept::ModeScope> mode_;
 };
 
 ResultKeeper* current_keeper();

@@ -1,0 +1,52 @@
+#include <lockstep/intercept/mode.h>
+
+#include <utility>
+
+#include <torch/library.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/free_key.h>
+
+namespace lockstep::intercept {
+
+namespace {
+
+// The dispatcher calls a plain function, which finds its way from here.
+thread_local Listener* current_listener = nullptr;
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  if (current_listener != nullptr) {
+    current_listener->on_operator(op, keys, stack);
+    return;
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kMode), stack);
+}
+
+bool claim_mode() {
+  check_key_is_free(kMode, "builds models unit by unit and keeps results of operations");
+  // At run time, as the linker may drop static initialisers of a static library. Never
+  // unregistered: threads may compute until the process ends.
+  auto* const library = new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+  return true;
+}
+
+}  // namespace
+
+ModeScope::ModeScope(Listener* listener)
+    : outer_(current_listener), outer_included_(c10::impl::tls_is_dispatch_key_included(kMode)) {
+  static const bool claimed = claim_mode();
+  LOCKSTEP_CHECK(claimed);
+  c10::impl::tls_set_dispatch_key_included(kMode, listener != nullptr);
+  current_listener = listener;
+}
+
+ModeScope::~ModeScope() {
+  current_listener = outer_;
+  c10::impl::tls_set_dispatch_key_included(kMode, outer_included_);
+}
+
+Listener* ModeScope::current() { return current_listener; }
+
+}  // namespace lockstep::intercept
