@@ -27,6 +27,14 @@ Model custom(const std::string& name, std::function<void(Custom&)> construct) {
   return {name, [=] { return std::make_shared<Custom>(construct); }};
 }
 
+// A tensor that stands for a number, as operators use them among themselves: times integers it
+// gives floats, where a tensor of type double would give doubles.
+at::Tensor number(double value) {
+  at::Tensor tensor = torch::scalar_tensor(value, torch::kDouble);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
 Model plain_in_part(Model model) {
   model.all_deferred = false;
   return model;
@@ -103,6 +111,7 @@ std::vector<Model> models() {
                    "stacked", torch::stack({torch::rand({200, 100}), torch::zeros({200, 100})}));
                self.register_buffer("joined",
                                     torch::cat({torch::rand({200, 100}), torch::ones({100, 100})}));
+               self.register_buffer("products", torch::randint(0, 9, {200, 100}).mul(number(2.5)));
                self.register_buffer("angles", torch::rand({200, 100}).mul(3).sin());
              }),
       // Made by one kernel, which takes its memory itself.
