@@ -17,7 +17,6 @@ class Log {
 
   void append(Record record);
   const Record& at(std::size_t number) const { return records_.at(number); }
-  std::size_t num_records() const { return records_.size(); }
 
   // The records that have to run, in order, for these memories to have the content that they would
   // have by now. What a memory that holds its content was made from is not among them.

@@ -25,6 +25,12 @@ bool is_composite(const c10::OperatorHandle& op) {
          !has_kernel_of_its_own(op);
 }
 
+// By the kernels it has, made of others that have gradients of their own.
+bool is_made_of_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !has_kernel_of_its_own(op);
+}
+
 bool writes(const c10::OperatorHandle& op) {
   const std::size_t num_arguments = op.schema().arguments().size();
   for (std::size_t i = 0; i < num_arguments; ++i)
@@ -76,11 +82,6 @@ bool is_bernoulli_of_one_probability(const c10::OperatorHandle& op) {
 }
 
 }  // namespace
-
-bool is_made_of_others(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !has_kernel_of_its_own(op);
-}
 
 bool decomposes(const c10::OperatorHandle& op) {
   return is_made_of_others(op) ||

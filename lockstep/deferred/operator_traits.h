@@ -8,12 +8,10 @@
 
 namespace lockstep::deferred {
 
-// Made of other operators, which do all of its work: running it runs them.
-bool is_made_of_others(const c10::OperatorHandle& op);
-// As above, or makes a tensor like another and at most copies into it: what it does comes to
-// factories and operators in place.
+// Made of other operators, which do all that it does to elements of tensors: running it runs them.
 bool decomposes(const c10::OperatorHandle& op);
-// A factory that others make their tensors with, and that has no tensors to look at itself.
+// The same for one that gets no deferred tensor and may make some: what takes memory and writes
+// there by itself is not among them.
 bool is_made_of_factories(const c10::OperatorHandle& op);
 
 // Views, and what changes a tensor's shape or names where it stands.

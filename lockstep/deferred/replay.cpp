@@ -1,8 +1,7 @@
 #include <lockstep/deferred/replay.h>
 
-#include <map>
-#include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
