@@ -61,8 +61,19 @@ class RunningCall final : public Call {
       owner.on_call(*this, uses_of(owner));
       return;
     }
+    if (decomposes_) {
+      // With this set instead of a guard, which would hold for the operators inside as well.
+      op().redispatchBoxed(keys() & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
+                           &stack());
+      return;
+    }
     const c10::impl::ExcludeDispatchKeyGuard below(kKey);
     op().callBoxed(&stack());
+  }
+
+  void decompose() override {
+    decomposes_ = true;
+    proceed();
   }
 
  private:
@@ -79,6 +90,7 @@ class RunningCall final : public Call {
   TaggedArguments arguments_;
   std::vector<std::shared_ptr<Owner>> owners_;
   std::size_t next_ = 0;
+  bool decomposes_ = false;  // an owner asked for it
   std::vector<std::vector<Use>> uses_of_owner_;
 };
 

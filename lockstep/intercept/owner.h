@@ -28,9 +28,9 @@ class Owner {
   virtual ~Owner() = default;
 
   // An operator is about to run on tensors of this owner: `uses` are all of them, in the order of
-  // the arguments. Does what has to be done and calls call.proceed(), at most once; or leaves the
-  // operator's results on call.stack() in place of its arguments. What it throws comes out of the
-  // operator.
+  // the arguments. Does what has to be done and calls call.proceed() or call.decompose(), at most
+  // once; or leaves the operator's results on call.stack() in place of its arguments. What it
+  // throws comes out of the operator.
   virtual void on_call(Call& call, std::span<const Use> uses) = 0;
 };
 
@@ -52,6 +52,9 @@ class Call {
   // The next owner's turn, or, after the last, the operator itself: its arguments on the stack
   // become its results. Operators inside of it do not come here.
   virtual void proceed() = 0;
+  // As proceed(), but operators inside of it do come here: for an operator that is made of others,
+  // where these are what an owner wants to hear of.
+  virtual void decompose() = 0;
 
  protected:
   Call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack& stack)

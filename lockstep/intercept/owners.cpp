@@ -15,7 +15,10 @@ Owners& Owners::instance() {
 void Owners::add(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
                  std::string when_gone) {
   const std::unique_lock lock(mutex_);
-  std::erase_if(memories_, [](const auto& item) { return item.second.lives.expired(); });
+  if (memories_.size() >= look_for_the_dead_at_) {
+    std::erase_if(memories_, [](const auto& item) { return item.second.lives.expired(); });
+    look_for_the_dead_at_ = 2 * memories_.size() + 16;
+  }
   const auto [place, added] = memories_.try_emplace(
       memory.unsafeGetStorageImpl(),
       Memory{c10::weak_intrusive_ptr<c10::StorageImpl>(memory.getWeakStorageImpl()), {}});

@@ -1,6 +1,7 @@
 // Who owns which memory. The dispatcher calls plain functions, so this is one for the process.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -40,6 +41,8 @@ class Owners {
 
   mutable std::shared_mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, Memory> memories_;
+  // Not at every add(), which would take the square of the time that so many of them take.
+  std::size_t look_for_the_dead_at_ = 0;
 };
 
 }  // namespace lockstep::intercept

@@ -31,7 +31,10 @@ class Listener : public Owner {
     for (const Use& use : uses) written = written || use.written;
     heard.push_back({call.op().operator_name().name, uses.size(), written});
     if (before) before(call);
-    call.proceed();
+    if (decomposes)
+      call.decompose();
+    else
+      call.proceed();
   }
   std::vector<std::string> ops() const {
     std::vector<std::string> names;
@@ -41,6 +44,7 @@ class Listener : public Owner {
 
   std::vector<Heard> heard;
   std::function<void(Call&)> before;
+  bool decomposes = false;
 };
 
 class Intercept : public ::testing::Test {
@@ -101,6 +105,17 @@ TEST_F(Intercept, OperatorsInsideOfOneThatWasHeardOfAreNotHeardOf) {
   const at::Tensor weight = tagged(at::ones({2, 3}));
   at::linear(at::ones({1, 3}), weight);
   EXPECT_THAT(listener->ops(), ElementsAre("aten::linear"));
+}
+
+TEST_F(Intercept, UnlessAnOwnerAsksForThem) {
+  const auto second = std::make_shared<Listener>();
+  listener->decomposes = true;
+  const at::Tensor weight = tagged(at::ones({2, 3}));
+  add_owner(weight.storage(), second);
+  EXPECT_EQ(at::linear(at::ones({1, 3}), weight).sum().item<float>(), 6);
+  EXPECT_EQ(listener->ops().front(), "aten::linear");
+  EXPECT_THAT(listener->ops(), Contains("aten::mm"));
+  EXPECT_EQ(second->ops(), listener->ops());
 }
 
 TEST_F(Intercept, ATensorStaysTheSameObject) {
