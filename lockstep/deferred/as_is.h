@@ -5,14 +5,14 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <lockstep/deferred/factory_key.h>
+#include <lockstep/deferred/factory_scope.h>
 #include <lockstep/intercept/key.h>
 
 namespace lockstep::deferred {
 
 class AsIs {
  private:
-  c10::impl::ExcludeDispatchKeyGuard below_{c10::DispatchKeySet({kFactoryKey, intercept::kKey}) |
+  c10::impl::ExcludeDispatchKeyGuard below_{c10::DispatchKeySet({intercept::kMode, intercept::kKey}) |
                                             c10::autocast_dispatch_keyset};
   c10::NoGradGuard no_grad_;
 };

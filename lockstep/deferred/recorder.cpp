@@ -88,7 +88,6 @@ bool writes_to_held_memory(const Record& record) {
 
 Recorder::Recorder(std::size_t smallest_bytes) : smallest_bytes_(smallest_bytes) {
   intercept::claim_key();
-  claim_factory_key();
 }
 
 at::Tensor Recorder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include <lockstep/deferred/contents.h>
-#include <lockstep/deferred/factory_key.h>
+#include <lockstep/deferred/factory_scope.h>
 #include <lockstep/deferred/random_draws.h>
 #include <lockstep/intercept/owner.h>
 

@@ -1,14 +1,12 @@
-// While a scope of this thread's lasts, the operators that make tensors come to us: through a
-// dispatch key that LibTorch itself has no use for, which the scope turns on for the thread.
+// While a scope of this thread's lasts, the operators that make tensors come to us.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace lockstep::deferred {
+#include <lockstep/intercept/mode.h>
 
-inline constexpr auto kFactoryKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+namespace lockstep::deferred {
 
 // Makes tensors in LibTorch's stead.
 class Factory {
@@ -19,21 +17,16 @@ class Factory {
   virtual at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) = 0;
 };
 
-// Registers our function under the key; the first call also proves that nobody else has it.
-//
-// Failure: UsageError saying who has the key.
-void claim_factory_key();
-
 // Factories of this thread lead to `factory`, which outlives the scope, when they are called by the
 // program or by an operator that is made of others. Kernels that take memory for themselves to
 // write to do not. Factories of other threads, of other devices, of pinned memory and of memory
 // formats other than contiguous do not either.
 //
-// Failure: UsageError where the thread is in such a scope already.
-class FactoryScope {
+// Failure: UsageError where the thread is in such a scope already; as ModeScope.
+class FactoryScope : private intercept::Listener {
  public:
   explicit FactoryScope(Factory& factory);
-  ~FactoryScope();
+  ~FactoryScope() override;
   FactoryScope(const FactoryScope&) = delete;
   FactoryScope& operator=(const FactoryScope&) = delete;
 
@@ -41,13 +34,16 @@ class FactoryScope {
   static Factory* current();
 
  private:
-  c10::impl::IncludeDispatchKeyGuard included_;
+  void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) override;
+
+  intercept::ModeScope mode_;
 };
 
 // Within this one, and so within a scope, factories are LibTorch's.
 class PlainFactories {
  private:
-  c10::impl::ExcludeDispatchKeyGuard excluded_{kFactoryKey};
+  c10::impl::ExcludeDispatchKeyGuard excluded_{intercept::kMode};
 };
 
 }  // namespace lockstep::deferred

@@ -1,4 +1,4 @@
-#include <lockstep/deferred/factory_key.h>
+#include <lockstep/deferred/factory_scope.h>
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <torch/library.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/deferred/operator_traits.h>
@@ -16,7 +15,6 @@ namespace lockstep::deferred {
 
 namespace {
 
-// The dispatcher calls a plain function, which finds its way from here.
 thread_local Factory* current_factory = nullptr;
 
 struct Wanted {
@@ -67,13 +65,26 @@ std::optional<Wanted> wanted(const c10::OperatorHandle& op, at::ArrayRef<c10::IV
   return std::nullopt;
 }
 
-void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
+}  // namespace
+
+FactoryScope::FactoryScope(Factory& factory) : mode_(this) {
+  if (current_factory != nullptr)
+    throw UsageError("a deferred construction began inside of another on the same thread: let the "
+                     "outer one construct all of the model");
+  current_factory = &factory;
+}
+
+FactoryScope::~FactoryScope() { current_factory = nullptr; }
+
+Factory* FactoryScope::current() { return current_factory; }
+
+void FactoryScope::on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                               torch::jit::Stack* stack) {
   // With this set, not under a guard: the operators inside are to come here, too.
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFactoryKey);
-  // Null on threads that take the state of a thread that is in a scope, as autograd's do. A tensor
-  // with an owner leads there next.
-  if (current_factory == nullptr || keys.has(intercept::kKey)) {
+  const auto below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode);
+  // A tensor with an owner leads there next.
+  if (keys.has(intercept::kKey)) {
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -94,45 +105,5 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(below, stack);
   }
 }
-
-void check_key_is_free() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  std::string taken;
-  if (dispatcher.hasBackendFallbackForDispatchKey(kFactoryKey)) taken = "all operators";
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames())
-    if (const auto op = dispatcher.findOp(name); op && op->hasKernelForDispatchKey(kFactoryKey))
-      taken = c10::toString(name);
-  if (!taken.empty())
-    throw UsageError("another library of this process has functions of its own for {} under "
-                     "LibTorch's dispatch key {}, which Lockstep builds models unit by unit with: "
-                     "do without that library, or construct the model as a whole",
-                     taken, c10::toString(kFactoryKey));
-}
-
-}  // namespace
-
-void claim_factory_key() {
-  static const bool registered = [] {
-    check_key_is_free();
-    // At run time, as the linker may drop static initialisers of a static library. Never
-    // unregistered: other threads may compute until the process ends.
-    auto* const library =
-        new torch::Library(torch::Library::IMPL, "_", kFactoryKey, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
-    return true;
-  }();
-  LOCKSTEP_CHECK(registered);
-}
-
-FactoryScope::FactoryScope(Factory& factory) : included_(kFactoryKey) {
-  if (current_factory != nullptr)
-    throw UsageError("a deferred construction began inside of another on the same thread: let the "
-                     "outer one construct all of the model");
-  current_factory = &factory;
-}
-
-FactoryScope::~FactoryScope() { current_factory = nullptr; }
-
-Factory* FactoryScope::current() { return current_factory; }
 
 }  // namespace lockstep::deferred
