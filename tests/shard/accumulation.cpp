@@ -85,8 +85,7 @@ void run_steps(Cells& cells, Cut cut, const std::vector<bool>& quiet, const Zero
         expect_gradients(cells, parallel, alone, fmt::format("step {}, pass {}", step, pass));
     }
     const auto clipped = parallel.clip_gradients(0.05);
-    const auto wanted =
-        optim::clip_gradients(data_parallel::trained_parameters(*alone), 0.05);
+    const auto wanted = optim::clip_gradients(data_parallel::trained_parameters(*alone), 0.05);
     cells.expect(std::abs(clipped.norm - wanted.norm) < 1e-5 * wanted.norm,
                  fmt::format("the norm is {}, not {}", clipped.norm, wanted.norm));
     optimizer->step(0.01);
@@ -103,12 +102,13 @@ void check_accumulation(Cells& cells) {
   for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
     const std::string kind = cut == Cut::gradients ? "SHARD_GRAD_OP" : "FULL_SHARD";
     for (const auto& [name, zero] : ways_to_zero())
-      cells.cell(fmt::format("{}, exchange in every pass, {}", kind, name),
-                 [&] { run_steps(cells, cut, {false, false, false}, zero); });
-    for (const auto& [name, quiet] : std::vector<std::pair<std::string, std::vector<bool>>>{
-             {"first", {true, false, false}},
-             {"middle", {false, true, false}},
-             {"first two", {true, true, false}}})
+      cells.cell(fmt::format("{}, exchange in every pass, {}", kind, name), [&] {
+        run_steps(cells, cut, {false, false, false}, zero);
+      });
+    for (const auto& [name, quiet] :
+         std::vector<std::pair<std::string, std::vector<bool>>>{{"first", {true, false, false}},
+                                                                {"middle", {false, true, false}},
+                                                                {"first two", {true, true, false}}})
       for (const std::size_t way : {0u, 3u, 5u})
         cells.cell(fmt::format("{}, no_sync in the {}, {}", kind, name, ways_to_zero()[way].first),
                    [&] { run_steps(cells, cut, quiet, ways_to_zero()[way].second); });

@@ -125,37 +125,33 @@ void check_uses(Cells& cells) {
         });
   });
   cells.cell("two forwards before one backward", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train([](Chain& model, const at::Tensor& input) {
-          const at::Tensor first = model->forward(input);
-          const at::Tensor second = model->forward(input * 2 + 1);
-          return (first * second).mean();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
+      const at::Tensor first = model->forward(input);
+      const at::Tensor second = model->forward(input * 2 + 1);
+      return (first * second).mean();
+    });
   });
   cells.cell("views of a parameter, used after others were", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train([](Chain& model, const at::Tensor& input) {
-          const at::Tensor view = model->layer(0).weight.t().slice(0, 1, 4);
-          const at::Tensor detached = model->layer(0).weight.detach();
-          const at::Tensor row = model->layer(1).bias.unsqueeze(0).expand({3, 5});
-          const at::Tensor hidden = model->forward(input);
-          return (hidden.slice(1, 0, 3).matmul(view) + row + hidden.matmul(detached)).pow(2).mean();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
+      const at::Tensor view = model->layer(0).weight.t().slice(0, 1, 4);
+      const at::Tensor detached = model->layer(0).weight.detach();
+      const at::Tensor row = model->layer(1).bias.unsqueeze(0).expand({3, 5});
+      const at::Tensor hidden = model->forward(input);
+      return (hidden.slice(1, 0, 3).matmul(view) + row + hidden.matmul(detached)).pow(2).mean();
+    });
   });
   cells.cell("forward on another thread", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train([](Chain& model, const at::Tensor& input) {
-          at::Tensor loss;
-          std::thread([&] { loss = forward_loss(model, input); }).join();
-          return loss;
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
+      at::Tensor loss;
+      std::thread([&] { loss = forward_loss(model, input); }).join();
+      return loss;
+    });
   });
   cells.cell("hooks of the user's on activations and parameters", [&] {
     Twins<Chain> twins(cells, three_layers, kOneAtATime);
     for (Chain* const model : {&twins.model(), &twins.twin()})
-      (*model)->layer(1).weight.register_hook([](const at::Tensor& gradient) {
-        return gradient * 3;
-      });
+      (*model)->layer(1).weight.register_hook(
+          [](const at::Tensor& gradient) { return gradient * 3; });
     twins.train([](Chain& model, const at::Tensor& input) {
       const at::Tensor hidden = model->layer(0).forward(input);
       hidden.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
@@ -163,14 +159,13 @@ void check_uses(Cells& cells) {
     });
   });
   cells.cell("a hook that uses the model itself", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train([](Chain& model, const at::Tensor& input) {
-          const at::Tensor hidden = model->layer(1).forward(model->layer(0).forward(input));
-          hidden.register_hook([&model](const at::Tensor& gradient) {
-            return gradient + model->layer(0).weight.detach().sum();
-          });
-          return model->layer(2).forward(hidden).pow(2).mean();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
+      const at::Tensor hidden = model->layer(1).forward(model->layer(0).forward(input));
+      hidden.register_hook([&model](const at::Tensor& gradient) {
+        return gradient + model->layer(0).weight.detach().sum();
+      });
+      return model->layer(2).forward(hidden).pow(2).mean();
+    });
   });
   cells.cell("a part of the model that no rank uses", [&] {
     Twins<Chain>(cells, three_layers).train([](Chain& model, const at::Tensor& input) {
@@ -179,11 +174,10 @@ void check_uses(Cells& cells) {
   });
   cells.cell("another part of the model in every other step", [&] {
     int step = 0;
-    Twins<Chain>(cells, three_layers)
-        .train([&](Chain& model, const at::Tensor& input) {
-          const std::size_t layer = step++ / 2 % 2 == 0 ? 1 : 2;  // the twin's pass comes second
-          return model->layer(layer).forward(model->layer(0).forward(input)).pow(2).mean();
-        });
+    Twins<Chain>(cells, three_layers).train([&](Chain& model, const at::Tensor& input) {
+      const std::size_t layer = step++ / 2 % 2 == 0 ? 1 : 2;  // the twin's pass comes second
+      return model->layer(layer).forward(model->layer(0).forward(input)).pow(2).mean();
+    });
   });
 }
 
@@ -239,8 +233,7 @@ void check_shapes(Cells& cells) {
   cells.cell("several inputs and outputs, parameters of its own, nested containers", [&] {
     for (const UnitPolicy& units :
          {UnitPolicy(), units_of_types<nn::LinearImpl>(), units_of_size(1), one_unit()})
-      Twins<Odd>(
-          cells, [] { return Odd(); }, {.units = units, .max_live_units = 1})
+      Twins<Odd>(cells, [] { return Odd(); }, {.units = units, .max_live_units = 1})
           .train([](Odd& model, const at::Tensor& input) {
             const auto outputs = model->forward(input, at::tensor({6, 0, 6}, at::kLong));
             return outputs.mixed.pow(2).mean() + outputs.others[0].abs().sum() +
@@ -248,20 +241,17 @@ void check_shapes(Cells& cells) {
           });
   });
   cells.cell("a parameter that is not contiguous", [&] {
-    Twins<Chain>(cells,
-                 [] {
-                   Chain model(2);
-                   model->layer(0).weight.set_data(at::randn({5, 5}).t());
-                   return model;
-                 })
-        .train(forward_loss);
+    Twins<Chain>(cells, [] {
+      Chain model(2);
+      model->layer(0).weight.set_data(at::randn({5, 5}).t());
+      return model;
+    }).train(forward_loss);
   });
   cells.cell("a recomputed layer: a backward inside of the backward", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train([](Chain& model, const at::Tensor& input) {
-          const at::Tensor hidden = at::tanh(model->layer(0).forward(input));
-          return model->layer(2).forward(Again::apply(hidden, &model->layer(1))).pow(2).mean();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
+      const at::Tensor hidden = at::tanh(model->layer(0).forward(input));
+      return model->layer(2).forward(Again::apply(hidden, &model->layer(1))).pow(2).mean();
+    });
   });
   cells.cell("fewer elements than ranks", [&] {
     struct TinyImpl : nn::Module {
@@ -269,8 +259,9 @@ void check_shapes(Cells& cells) {
       TinyImpl() { one = register_parameter("one", at::randn({1})); }
     };
     struct Tiny : nn::ModuleHolder<TinyImpl> {};
-    Twins<Tiny>(cells, [] { return Tiny(); })
-        .train([](Tiny& model, const at::Tensor& input) { return (input * model->one).mean(); });
+    Twins<Tiny>(cells, [] { return Tiny(); }).train([](Tiny& model, const at::Tensor& input) {
+      return (input * model->one).mean();
+    });
   });
   cells.cell("synchronised batch norms", [&] {
     const auto make = [&] {
@@ -300,23 +291,21 @@ void check_shapes(Cells& cells) {
 
 void check_between(Cells& cells) {
   cells.cell("evaluation between steps", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train(forward_loss, [&](Chain& model, int step) {
-          const c10::NoGradGuard no_grad;
-          return model->forward(input_of(cells, 50 + step));
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train(forward_loss, [&](Chain& model, int step) {
+      const c10::NoGradGuard no_grad;
+      return model->forward(input_of(cells, 50 + step));
+    });
   });
   cells.cell("evaluation in inference mode between steps", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train(forward_loss, [&](Chain& model, int step) {
-          at::Tensor result;
-          {
-            const c10::InferenceMode inference;
-            result = model->forward(input_of(cells, 50 + step)) +
-                     model->layer(0).weight.t().select(0, 1);
-          }
-          return result.clone();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train(forward_loss, [&](Chain& model, int step) {
+      at::Tensor result;
+      {
+        const c10::InferenceMode inference;
+        result =
+            model->forward(input_of(cells, 50 + step)) + model->layer(0).weight.t().select(0, 1);
+      }
+      return result.clone();
+    });
   });
   cells.cell("evaluation between forward and backward", [&] {
     Twins<Chain>(cells, three_layers, kOneAtATime)
@@ -328,26 +317,24 @@ void check_between(Cells& cells) {
         });
   });
   cells.cell("edits in place between steps", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train(forward_loss, [](Chain& model, int step) {
-          const c10::NoGradGuard no_grad;
-          model->layer(0).weight.mul_(1.5);
-          model->layer(1).weight[2].fill_(0.25 * step);
-          model->layer(1).bias.copy_(model->layer(0).bias);
-          model->layer(2).weight.t().slice(0, 1, 3).add_(1);
-          model->layer(2).bias.data().sub_(0.5);
-          at::clamp_out(model->layer(0).bias, model->layer(0).bias, -0.1, 0.1);
-          return model->layer(0).weight.sum() + model->layer(2).weight.sum();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train(forward_loss, [](Chain& model, int step) {
+      const c10::NoGradGuard no_grad;
+      model->layer(0).weight.mul_(1.5);
+      model->layer(1).weight[2].fill_(0.25 * step);
+      model->layer(1).bias.copy_(model->layer(0).bias);
+      model->layer(2).weight.t().slice(0, 1, 3).add_(1);
+      model->layer(2).bias.data().sub_(0.5);
+      at::clamp_out(model->layer(0).bias, model->layer(0).bias, -0.1, 0.1);
+      return model->layer(0).weight.sum() + model->layer(2).weight.sum();
+    });
   });
   cells.cell("weights drawn anew after wrapping", [&] {
-    Twins<Chain>(cells, three_layers, kOneAtATime)
-        .train(forward_loss, [](Chain& model, int step) {
-          torch::manual_seed(static_cast<std::uint64_t>(step));
-          for (std::size_t layer = 0; layer < 3; ++layer)
-            nn::init::xavier_uniform_(model->layer(layer).weight);
-          return model->layer(1).weight.detach().clone();
-        });
+    Twins<Chain>(cells, three_layers, kOneAtATime).train(forward_loss, [](Chain& model, int step) {
+      torch::manual_seed(static_cast<std::uint64_t>(step));
+      for (std::size_t layer = 0; layer < 3; ++layer)
+        nn::init::xavier_uniform_(model->layer(layer).weight);
+      return model->layer(1).weight.detach().clone();
+    });
   });
   cells.cell("edits through pointers", [&] {
     Twins<Chain> twins(cells, three_layers, kOneAtATime);
@@ -416,11 +403,9 @@ void check_autograd(Cells& cells) {
           .pow(2)
           .sum();
     };
-    const at::Tensor wanted =
-        torch::autograd::grad({penalty(alone)}, {alone->layer(0).weight})[0];
-    cells.expect_same(
-        torch::autograd::grad({penalty(model)}, {model->layer(0).weight})[0], wanted,
-        "the gradient of a gradient");
+    const at::Tensor wanted = torch::autograd::grad({penalty(alone)}, {alone->layer(0).weight})[0];
+    cells.expect_same(torch::autograd::grad({penalty(model)}, {model->layer(0).weight})[0], wanted,
+                      "the gradient of a gradient");
   });
   cells.cell("a backward that comes after the step", [&] {
     for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {

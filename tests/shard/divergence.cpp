@@ -66,14 +66,13 @@ void check_other_pass(Cells& cells) {
     FullyShardedDataParallel parallel = sharded(cells, *model, {.max_live_units = 1});
     const auto pass = [&] { model->forward(at::ones({2, 5})).sum().backward(); };
     pass();
-    expect_error(
-        cells,
-        [&] {
-          if (cells.rank() == 0) pass();
-          adamw(parallel, *model)->step(0.1);
-          cells.group()->barrier().wait();
-        },
-        {cells.rank() == 0 ? "rank 1" : "rank 0"});
+    expect_error(cells,
+                 [&] {
+                   if (cells.rank() == 0) pass();
+                   adamw(parallel, *model)->step(0.1);
+                   cells.group()->barrier().wait();
+                 },
+                 {cells.rank() == 0 ? "rank 1" : "rank 0"});
   });
 }
 

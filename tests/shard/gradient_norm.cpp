@@ -65,8 +65,9 @@ void check_gradient_norm(Cells& cells) {
       for (const std::int64_t second : {4097, 8191, 8192, 8193})
         expect_exact(cells, {cut(20'000, first, second)});
   });
-  cells.cell("a norm of one block that lies on every rank",
-             [&] { expect_exact(cells, {cut(4096, 1000, 1001), cut(300, 299, 299)}); });
+  cells.cell("a norm of one block that lies on every rank", [&] {
+    expect_exact(cells, {cut(4096, 1000, 1001), cut(300, 299, 299)});
+  });
   cells.cell("a norm of many parameters in one exchange", [&] {
     std::vector<CutGradient> all;
     for (std::int64_t number = 0; number < 40; ++number) {

@@ -172,7 +172,8 @@ void check_optimizers(Cells& cells) {
           [&] { optim::clip_gradients(data_parallel::trained_parameters(*model), 1.0); },
           "clip_gradients()");
       cells.expect_usage_error([&] { model->layer(0).weight.grad().sum(); }, "full_gradient()");
-      cells.expect_usage_error([&] { model->layer(0).weight.grad().fill_(0); }, "'layers.0.weight'");
+      cells.expect_usage_error([&] { model->layer(0).weight.grad().fill_(0); },
+                               "'layers.0.weight'");
       cells.expect_usage_error([&] { parallel.clip_gradients(-1); }, "-1");
       expect_trains(cells, parallel, model);
     }
@@ -211,7 +212,9 @@ void check_changes(Cells& cells) {
     for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters})
       for (const auto& change : std::vector<std::function<void(Chain&)>>{
                [](Chain& model) { model->to(at::kDouble); },
-               [](Chain& model) { model->layer(0).weight.set_data(at::zeros({5, 5})); },
+               [](Chain& model) {
+                 model->layer(0).weight.set_data(at::zeros({5, 5}));
+               },
                [](Chain& model) {
                  const c10::NoGradGuard no_grad;
                  model->layer(0).weight.set_(at::zeros({5, 5}));
@@ -260,8 +263,7 @@ void check_changes(Cells& cells) {
       for (at::Tensor& parameter : model->layers[0]->parameters()) parameter.requires_grad_(false);
       FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
       for (at::Tensor& parameter : model->layers[0]->parameters()) parameter.requires_grad_(true);
-      cells.expect_usage_error([&] { mean_of(model).backward(); },
-                               "'layers.0.weight' was frozen");
+      cells.expect_usage_error([&] { mean_of(model).backward(); }, "'layers.0.weight' was frozen");
     }
   });
   cells.cell("what is frozen later stays as it is", [&] {
@@ -301,8 +303,11 @@ void check_passes(Cells& cells) {
     FullyShardedDataParallel parallel = sharded(cells, *model);
     cells.expect_usage_error([&] { parallel.backward({}, 0); }, "loss times 0");
     cells.expect_usage_error([&] { parallel.backward({}, 3); }, "without a loss");
-    cells.expect_usage_error([&] { parallel.backward(model->forward(at::ones({2, 5})), 2); },
-                             "of shape [2, 5]");
+    cells.expect_usage_error(
+        [&] {
+          parallel.backward(model->forward(at::ones({2, 5})), 2);
+        },
+        "of shape [2, 5]");
     cells.expect_usage_error([&] { parallel.backward(sum_of(model), -1); }, "-1");
     expect_trains(cells, parallel, model);
   });

@@ -81,8 +81,7 @@ void check_round_trips(Cells& cells) {
     Training it(cells, 1, {});
     it.step(0);
     std::vector<std::string> wanted;
-    for (const auto& [name, tensor] :
-         data_parallel::distinct_tensors(it.model->named_parameters()))
+    for (const auto& [name, tensor] : data_parallel::distinct_tensors(it.model->named_parameters()))
       wanted.push_back(name);
     for (const auto& item : it.model->named_buffers()) wanted.push_back(item.key());
     std::ranges::sort(wanted);
@@ -140,8 +139,7 @@ void check_round_trips(Cells& cells) {
       }
       expect_same_state(cells, second.parallel.full_state_dict(everywhere),
                         first.parallel.full_state_dict(everywhere), "the model");
-      expect_same_state(cells,
-                        second.parallel.full_optimizer_state(*second.optimizer, everywhere),
+      expect_same_state(cells, second.parallel.full_optimizer_state(*second.optimizer, everywhere),
                         first.parallel.full_optimizer_state(*first.optimizer, everywhere),
                         "the optimizer");
     });
@@ -150,8 +148,7 @@ void check_round_trips(Cells& cells) {
     torch::manual_seed(1);
     Many alone;
     const auto optimizer = optim::make_optimizer(
-        optim::AdamWOptions{},
-        optim::decay_groups(data_parallel::trained_parameters(*alone), 0.1));
+        optim::AdamWOptions{}, optim::decay_groups(data_parallel::trained_parameters(*alone), 0.1));
     it.step(0);
     const auto whole = it.parallel.full_optimizer_state(*it.optimizer, everywhere);
     optimizer->load_state(whole);
@@ -198,10 +195,14 @@ void check_wrong_states(Cells& cells) {
     const std::string first = before.front().name;
     cells.expect_usage_error(load([](State& state) { state.erase(state.begin()); }), first);
     cells.expect_usage_error(load([](State& state) { state.pop_back(); }), before.back().name);
-    cells.expect_usage_error(
-        load([](State& state) { state.push_back({"stranger", at::zeros({2})}); }), "stranger");
-    cells.expect_usage_error(
-        load([](State& state) { state.front().tensor = at::zeros({5, 6}); }), first);
+    cells.expect_usage_error(load([](State& state) {
+                               state.push_back({"stranger", at::zeros({2})});
+                             }),
+                             "stranger");
+    cells.expect_usage_error(load([](State& state) {
+                               state.front().tensor = at::zeros({5, 6});
+                             }),
+                             first);
     cells.expect_usage_error(load([](State& state) { state.front().tensor = at::zeros({25}); }),
                              first);
     cells.expect_usage_error(load([](State& state) { state.front().tensor.reset(); }), first);
@@ -217,25 +218,28 @@ void check_wrong_states(Cells& cells) {
     const State before = it.parallel.full_optimizer_state(*it.optimizer, {.rank0_only = false});
     const State good = it.parallel.full_optimizer_state(*it.optimizer);
     const auto load = [&](const std::function<void(State&)>& change) {
-      return
-          [&, change] { it.parallel.load_full_optimizer_state(*it.optimizer, changed(good, change)); };
+      return [&, change] {
+        it.parallel.load_full_optimizer_state(*it.optimizer, changed(good, change));
+      };
     };
     const std::string name = "exp_avg.blocks.0.weight";
     const auto find = [&](State& state) {
       return std::ranges::find(state, name, &NamedTensor::name);
     };
     cells.expect_usage_error(load([&](State& state) { state.erase(find(state)); }), name);
-    cells.expect_usage_error(
-        load([](State& state) { state.push_back({"exp_avg.stranger", at::zeros({2})}); }),
-        "exp_avg.stranger");
-    cells.expect_usage_error(load([&](State& state) { find(state)->tensor = at::zeros({5, 6}); }),
+    cells.expect_usage_error(load([](State& state) {
+                               state.push_back({"exp_avg.stranger", at::zeros({2})});
+                             }),
+                             "exp_avg.stranger");
+    cells.expect_usage_error(load([&](State& state) {
+                               find(state)->tensor = at::zeros({5, 6});
+                             }),
                              name);
     cells.expect_usage_error(load([&](State& state) { find(state)->tensor = at::zeros({25}); }),
                              name);
     cells.expect_usage_error(load([&](State& state) { find(state)->tensor.reset(); }), name);
     cells.expect_usage_error(load([](State& state) { state.clear(); }), "step.blocks.0.weight");
-    expect_same_state(cells,
-                      it.parallel.full_optimizer_state(*it.optimizer, {.rank0_only = false}),
+    expect_same_state(cells, it.parallel.full_optimizer_state(*it.optimizer, {.rank0_only = false}),
                       before, "what was refused left traces");
   });
   cells.cell("an optimizer of another model", [&] {

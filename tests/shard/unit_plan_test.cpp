@@ -86,15 +86,15 @@ TORCH_MODULE(Outline);
 TEST(UnitPlan, BlocksOfAListAreUnits) {
   const Outline model(3);
   expect_sound(*model, {});
-  EXPECT_THAT(planned(*model),
-              IsSupersetOf({Names{"blocks.0.0.weight", "blocks.0.0.bias", "blocks.0.1.weight",
-                                  "blocks.0.1.bias"},
-                            Names{"blocks.2.0.weight", "blocks.2.0.bias", "blocks.2.1.weight",
-                                  "blocks.2.1.bias"}}));
+  EXPECT_THAT(
+      planned(*model),
+      IsSupersetOf(
+          {Names{"blocks.0.0.weight", "blocks.0.0.bias", "blocks.0.1.weight", "blocks.0.1.bias"},
+           Names{"blocks.2.0.weight", "blocks.2.0.bias", "blocks.2.1.weight", "blocks.2.1.bias"}}));
   const auto units = plan_units(*model, {});
-  EXPECT_TRUE(std::ranges::any_of(
-      units, [](const PlannedUnit& unit) { return unit.name.find("blocks.1") != unit.name.npos; }))
-      << "a unit is called as its module";
+  EXPECT_TRUE(std::ranges::any_of(units, [](const PlannedUnit& unit) {
+    return unit.name.find("blocks.1") != unit.name.npos;
+  })) << "a unit is called as its module";
 }
 
 TEST(UnitPlan, BlocksOfASequentialAreUnits) {
@@ -114,10 +114,9 @@ TEST(UnitPlan, ContainersInsideOfContainers) {
   const auto outer = std::make_shared<nn::Module>("outer");
   outer->register_module("inner", Outline(2));
   expect_sound(*outer, {});
-  EXPECT_THAT(planned(*outer), IsSupersetOf({Names{"inner.blocks.0.0.weight",
-                                                   "inner.blocks.0.0.bias",
-                                                   "inner.blocks.0.1.weight",
-                                                   "inner.blocks.0.1.bias"}}));
+  EXPECT_THAT(planned(*outer),
+              IsSupersetOf({Names{"inner.blocks.0.0.weight", "inner.blocks.0.0.bias",
+                                  "inner.blocks.0.1.weight", "inner.blocks.0.1.bias"}}));
 }
 
 TEST(UnitPlan, LeftoversAreGroupedUpToTheLargestUnit) {

@@ -34,9 +34,10 @@ class Places {
     if (state.tensor.dim() == 0) return {};
     const auto found = places_.find(state.name.substr(state.name.find('.') + 1));
     if (found == places_.end())
-      throw UsageError("the state '{}' is of no parameter of this model: pass an optimizer that its "
-                       "own make_optimizer() returned",
-                       state.name);
+      throw UsageError(
+          "the state '{}' is of no parameter of this model: pass an optimizer that its "
+          "own make_optimizer() returned",
+          state.name);
     return found->second;
   }
 
@@ -55,15 +56,15 @@ std::string find_fault(const std::vector<NamedTensor>& parts, const Places& plac
   for (const NamedTensor& part : parts) {
     known.insert(part.name);
     const auto found = given.find(part.name);
-    if (found == given.end())
-      return fmt::format("the optimizer's state has no '{}'", part.name);
+    if (found == given.end()) return fmt::format("the optimizer's state has no '{}'", part.name);
     if (!found->second.defined() || found->second.sizes() != shape_at(places.find(part)))
       return fmt::format("the optimizer's state has a '{}' of another shape than its parameter",
                          part.name);
   }
   for (const auto& [name, tensor] : given)
     if (!known.contains(name))
-      return fmt::format("the optimizer's state has a '{}', of which this optimizer has none", name);
+      return fmt::format("the optimizer's state has a '{}', of which this optimizer has none",
+                         name);
   if (num_given != given.size())
     return fmt::format("the optimizer's state has {} tensors of {} names", num_given, given.size());
   return "";
@@ -119,8 +120,8 @@ void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& 
   std::vector<NamedTensor> mine;
   for (const NamedTensor& part : parts) {
     const auto place = places.find(part);
-    const at::Tensor buffer = at::empty(shape_at(place),
-                                        at::dtype(part.tensor.scalar_type()).device(device));
+    const at::Tensor buffer =
+        at::empty(shape_at(place), at::dtype(part.tensor.scalar_type()).device(device));
     if (all.rank() == 0) buffer.copy_(given.at(part.name));
     all.broadcast(buffer, 0).wait();
     at::Tensor received = buffer;

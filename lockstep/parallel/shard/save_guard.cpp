@@ -8,10 +8,11 @@
 namespace lockstep::shard {
 
 bool SaveGuard::is_serializable() const {
-  throw UsageError("torch::save() and torch::load() find nothing of a sharded model's weights ({}): "
-                   "write what full_state_dict() returns on the first rank, and load into the model "
-                   "before wrap_model(), or with load_full_state_dict()",
-                   summary_);
+  throw UsageError(
+      "torch::save() and torch::load() find nothing of a sharded model's weights ({}): "
+      "write what full_state_dict() returns on the first rank, and load into the model "
+      "before wrap_model(), or with load_full_state_dict()",
+      summary_);
 }
 
 void SaveGuard::pretty_print(std::ostream& stream) const { stream << summary_; }
