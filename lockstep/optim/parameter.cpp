@@ -36,6 +36,12 @@ at::Tensor gradient_of(const NamedParameter& parameter) {
     throw UsageError("the gradient of '{}' is {} on {}, but the parameter is {} on {}", name,
                      type_and_shape(gradient), gradient.device().str(), type_and_shape(tensor),
                      tensor.device().str());
+  if (gradient.numel() > 0 && gradient.storage().nbytes() == 0)
+    throw UsageError(
+        "the gradient of '{}' has no memory here, as where a model is sharded and each "
+        "rank has a part of it: step with the optimizer of that model's "
+        "make_optimizer(), and clip with its clip_gradients()",
+        name);
   return gradient;
 }
 

@@ -18,7 +18,8 @@ using NamedParameter = NamedTensor;
 void check_distinct(const std::vector<NamedParameter>& parameters);
 
 // What backward left in `.grad()`; undefined where that did not reach the parameter. UsageError for
-// a gradient that is sparse, or not of the parameter's shape, type and device.
+// a gradient that is sparse, not of the parameter's shape, type and device, or cut among ranks so
+// that it has no memory here.
 at::Tensor gradient_of(const NamedParameter& parameter);
 
 // "Float [3, 4]", for messages.

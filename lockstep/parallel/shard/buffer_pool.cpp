@@ -8,6 +8,7 @@
 namespace lockstep::shard {
 
 struct BufferPool::Shared {
+  const std::int64_t limit_bytes;
   std::mutex mutex;
   std::vector<at::Tensor> idle;  // smallest first
   Usage usage;
@@ -23,8 +24,8 @@ struct BufferPool::Shared {
     return buffer;
   }
 
-  void make_room(std::int64_t bytes, std::int64_t limit) {
-    while (!idle.empty() && usage.held_bytes + bytes > limit) {
+  void make_room(std::int64_t bytes) {
+    while (!idle.empty() && usage.held_bytes + bytes > limit_bytes) {
       usage.held_bytes -= idle.back().numel();
       idle.pop_back();
     }
@@ -37,6 +38,7 @@ struct BufferPool::Shared {
     const auto place = std::ranges::find_if(
         idle, [&](const at::Tensor& other) { return other.numel() >= buffer.numel(); });
     idle.insert(place, std::move(buffer));
+    make_room(0);
   }
 };
 
@@ -57,9 +59,7 @@ struct Taken {
 }  // namespace
 
 BufferPool::BufferPool(Allocate allocate, std::int64_t limit_bytes)
-    : allocate_(std::move(allocate)),
-      limit_bytes_(limit_bytes),
-      shared_(std::make_shared<Shared>()) {}
+    : allocate_(std::move(allocate)), shared_(new Shared{.limit_bytes = limit_bytes}) {}
 
 BufferPool::~BufferPool() {
   const std::lock_guard lock(shared_->mutex);
@@ -72,7 +72,7 @@ c10::DataPtr BufferPool::take(std::int64_t bytes) {
   Usage& usage = shared_->usage;
   at::Tensor buffer = shared_->find(bytes);
   if (!buffer.defined()) {
-    shared_->make_room(bytes, limit_bytes_);
+    shared_->make_room(bytes);
     buffer = allocate_(bytes);
     usage.held_bytes += buffer.numel();
   }

@@ -20,7 +20,7 @@ class BufferPool {
  public:
   // Where new memory comes from: a tensor of so many bytes.
   using Allocate = std::function<at::Tensor(std::int64_t bytes)>;
-  // Memory that waits to be taken again is freed where all of it together would exceed the limit.
+  // Memory that waits to be taken again is freed where it and what is taken exceed the limit.
   BufferPool(Allocate allocate, std::int64_t limit_bytes);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
@@ -43,7 +43,6 @@ class BufferPool {
   struct Shared;
 
   Allocate allocate_;
-  std::int64_t limit_bytes_;
   std::shared_ptr<Shared> shared_;
 };
 

@@ -4,13 +4,6 @@
 
 namespace lockstep::shard {
 
-namespace {
-
-// Parts begin where vectors and cache lines do.
-constexpr std::int64_t kAlignment = 16;
-
-}  // namespace
-
 FlatLayout::FlatLayout(std::span<const std::int64_t> sizes, int num_ranks) : num_ranks_(num_ranks) {
   std::int64_t next = 0;
   for (const std::int64_t size : sizes) {

@@ -74,7 +74,9 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
   for (const auto& unit : units_)
     wanted.insert(wanted.end(), unit->parameters().begin(), unit->parameters().end());
   wanted.insert(wanted.end(), buffers_.begin(), buffers_.end());
-  const std::string fault = first ? find_fault(wanted, given) : "";
+  std::string fault = first ? find_fault(wanted, given) : "";
+  if (fault.empty() && first && given.size() != state.size())
+    fault = fmt::format("it has {} tensors of {} names", state.size(), given.size());
   data_parallel::refuse_together(
       fault.empty() ? "" : fmt::format("the state is not that of '{}': {}", module_name_, fault),
       *groups_.all, units_.front()->device());

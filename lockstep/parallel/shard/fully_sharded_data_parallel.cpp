@@ -64,11 +64,6 @@ void check_trained(const torch::nn::Module& module, const std::vector<NamedTenso
                      "there is nothing to train. Register them with register_parameter or "
                      "register_module",
                      module.name(), parameters.size());
-  for (const auto& [name, tensor] : parameters)
-    if (intercept::is_tagged(tensor))
-      throw UsageError("'{}' is sharded already: call wrap_model() once for a model, and not for a "
-                       "part of one that was wrapped",
-                       name);
 }
 
 }  // namespace
@@ -85,9 +80,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
                      "let the next one come meanwhile");
   intercept::claim_key();
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
-  check_trained(module, all);
+  const std::vector<NamedTensor> parameters = all;
   all.insert(all.end(), buffers_.begin(), buffers_.end());
-  data_parallel::check_same_tensors(all, *groups_.all, all.front().tensor.device());
+  data_parallel::check_same_tensors(all, *groups_.all,
+                                    all.empty() ? at::kCPU : all.front().tensor.device());
+  check_trained(module, parameters);
+  refuse_sharded(module);
 
   std::vector<PlannedUnit> plans = plan_units(module, options_.units);
   const c10::Device device = plans.front().parameters.front().tensor.device();

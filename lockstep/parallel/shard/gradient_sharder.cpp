@@ -144,6 +144,16 @@ void GradientSharder::check_zeroed() const {
                                             : "the step before");
 }
 
+// Before the first plain pass after counted ones.
+void GradientSharder::check_not_counted() const {
+  for (std::size_t index = 0; index < slots_.size(); ++index)
+    if (absent_->is_in(index, slots_[index].parameter) && !absent_->was_zeroed(index))
+      throw UsageError("the gradient of '{}' is still that of a backward(model, loss_sum, count) "
+                       "before this loss.backward(), and they do not add up: call zero_grad() "
+                       "between steps",
+                       slots_[index].name);
+}
+
 void GradientSharder::check_gradient(const Slot& slot, const at::Tensor& gradient) const {
   if (gradient.layout() != at::kStrided)
     throw UsageError("the gradient of '{}' is sparse, which cannot be summed over ranks: make it "
@@ -174,7 +184,10 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
   check_gradient(slot, absent ? arrived : gradient);
   slot.used = true;
   if (absent) slot.adds = true;
-  if (!is_counted_pass()) has_plain_gradients_ = true;
+  if (!is_counted_pass() && !has_plain_gradients_) {
+    check_not_counted();
+    has_plain_gradients_ = true;
+  }
   if (!exchange_) {
     if (absent)
       gradient = arrived.clone();

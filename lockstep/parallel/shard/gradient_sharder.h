@@ -91,6 +91,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   void check_gradient(const Slot& slot, const at::Tensor& gradient) const;
   void check_usable() const;
   void check_zeroed() const;
+  void check_not_counted() const;
   bool is_counted_pass() const { return counted_pass_->load() == this; }
   c10::Device device() const { return slots_.front().parameter.device(); }
 

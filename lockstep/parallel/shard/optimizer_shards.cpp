@@ -1,6 +1,7 @@
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/unit_table.h>
 
@@ -10,6 +11,7 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
                                  const std::shared_ptr<comm::Communicator>& group,
                                  const UnitPolicy& units)
     : group_(group), module_name_(module.name()) {
+  refuse_sharded(module);
   for (PlannedUnit& plan : plan_units(module, units)) {
     units_.push_back(std::make_unique<FlatUnit>(std::move(plan), group, nullptr));
     units_.back()->adopt(*group);

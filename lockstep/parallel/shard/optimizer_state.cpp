@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -32,7 +33,11 @@ class Places {
   std::optional<Place> find(const NamedTensor& state) const {
     if (state.tensor.dim() == 0) return {};
     const auto found = places_.find(state.name.substr(state.name.find('.') + 1));
-    LOCKSTEP_CHECK(found != places_.end(), "the state '{}' is of no parameter", state.name);
+    if (found == places_.end())
+      throw UsageError(
+          "the state '{}' is of no parameter of this model: pass an optimizer that its "
+          "own make_optimizer() returned",
+          state.name);
     return found->second;
   }
 
@@ -40,8 +45,29 @@ class Places {
   std::map<std::string, Place> places_;
 };
 
-at::IntArrayRef shape_at(const Place& place) {
-  return place.unit->parameters()[place.member].tensor.sizes();
+at::IntArrayRef shape_at(const std::optional<Place>& place) {
+  return place ? place->unit->parameters()[place->member].tensor.sizes() : at::IntArrayRef();
+}
+
+// What is wrong with the whole state of which these are parts; empty where it fits.
+std::string find_fault(const std::vector<NamedTensor>& parts, const Places& places,
+                       const std::map<std::string, at::Tensor>& given, std::size_t num_given) {
+  std::set<std::string> known;
+  for (const NamedTensor& part : parts) {
+    known.insert(part.name);
+    const auto found = given.find(part.name);
+    if (found == given.end()) return fmt::format("the optimizer's state has no '{}'", part.name);
+    if (!found->second.defined() || found->second.sizes() != shape_at(places.find(part)))
+      return fmt::format("the optimizer's state has a '{}' of another shape than its parameter",
+                         part.name);
+  }
+  for (const auto& [name, tensor] : given)
+    if (!known.contains(name))
+      return fmt::format("the optimizer's state has a '{}', of which this optimizer has none",
+                         name);
+  if (num_given != given.size())
+    return fmt::format("the optimizer's state has {} tensors of {} names", num_given, given.size());
+  return "";
 }
 
 }  // namespace
@@ -86,15 +112,7 @@ void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& 
   std::string fault;
   if (all.rank() == 0) {
     for (const auto& [name, tensor] : whole) given[name] = tensor;
-    for (const NamedTensor& part : parts) {
-      const auto place = places.find(part);
-      const auto found = given.find(part.name);
-      if (found == given.end())
-        fault = fmt::format("the optimizer's state has no '{}'", part.name);
-      else if (place && found->second.sizes() != shape_at(*place))
-        fault = fmt::format("the optimizer's state has a '{}' of another shape than its parameter",
-                            part.name);
-    }
+    fault = find_fault(parts, places, given, whole.size());
   }
   const c10::Device device = units.front()->device();
   data_parallel::refuse_together(fault, all, device);
@@ -102,8 +120,8 @@ void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& 
   std::vector<NamedTensor> mine;
   for (const NamedTensor& part : parts) {
     const auto place = places.find(part);
-    const at::Tensor buffer = at::empty(place ? shape_at(*place) : at::IntArrayRef(),
-                                        at::dtype(part.tensor.scalar_type()).device(device));
+    const at::Tensor buffer =
+        at::empty(shape_at(place), at::dtype(part.tensor.scalar_type()).device(device));
     if (all.rank() == 0) buffer.copy_(given.at(part.name));
     all.broadcast(buffer, 0).wait();
     at::Tensor received = buffer;

@@ -12,13 +12,18 @@ namespace {
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
 // A parameter that were given memory of its own would be trained on each rank by itself.
-void refuse_other_memory(const intercept::Call& call) {
-  if (call.op().operator_name().name != "aten::set_data") return;
-  const auto arguments = call.arguments();
-  if (!arguments[0].toTensor().is_alias_of(arguments[1].toTensor()))
-    throw UsageError(
-        "a sharded parameter was to be given other memory, as to(device), to(dtype) and "
-        "set_data() do: convert the model before wrap_model()");
+void refuse_other_memory(const intercept::Call& call, std::span<const intercept::Use> uses) {
+  const std::string& op = call.op().operator_name().name;
+  if (op == "aten::set_data") {
+    const auto arguments = call.arguments();
+    if (arguments[0].toTensor().is_alias_of(arguments[1].toTensor())) return;
+  } else if (op != "aten::set_" || !uses.front().written) {
+    return;
+  }
+  throw UsageError(
+      "a sharded parameter was to be given other memory, as to(device), to(dtype), set_data() and "
+      "torch::load() do: convert the model, or load into it, before wrap_model(); afterwards there "
+      "is load_full_state_dict()");
 }
 
 }  // namespace
@@ -34,7 +39,7 @@ ParameterGatherer::ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> 
 }
 
 void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {
-  refuse_other_memory(call);
+  refuse_other_memory(call, uses);
   Hold::Units units;
   for (const intercept::Use& use : uses) {
     const std::size_t unit = unit_of(use.tensor);
@@ -52,11 +57,20 @@ std::size_t ParameterGatherer::unit_of(const at::Tensor& tensor) const {
 
 void ParameterGatherer::make_ready(std::size_t unit) {
   State& state = states_[unit];
-  if (!units_[unit]->is_there()) start_gather(unit, comm::Launch::on_wait);
-  if (state.arriving) {
-    state.work.wait();
-    state.work = comm::Work();
-    state.arriving = false;
+  try {
+    if (!units_[unit]->is_there()) start_gather(unit, comm::Launch::on_wait);
+    if (state.arriving) {
+      state.work.wait();
+      state.work = comm::Work();
+      state.arriving = false;
+    }
+  } catch (const CommError& error) {
+    CommError::Details details = error.details();
+    details.explanation +=
+        fmt::format(" This rank was about to use the unit '{}' (subject {}): every rank has to use "
+                    "the same units in the same order",
+                    units_[unit]->name(), unit);
+    throw CommError(std::move(details));
   }
   if (unit == last_used_) return;
   last_used_ = unit;
@@ -80,6 +94,18 @@ void ParameterGatherer::start_gather(std::size_t unit, comm::Launch launch) {
 void ParameterGatherer::make_room() {
   for (std::size_t i = 0; i < live_.size() && live_.size() >= limits_.max_live_units;) {
     if (states_[live_[i]].pins > 0)
+      ++i;
+    else
+      release(live_[i]);
+  }
+}
+
+// Down to the limit again, where an operator or a caller has held more. What is on its way is about
+// to be used.
+void ParameterGatherer::trim() {
+  for (std::size_t i = 0; i < live_.size() && live_.size() > limits_.max_live_units;) {
+    const State& state = states_[live_[i]];
+    if (state.pins > 0 || state.arriving)
       ++i;
     else
       release(live_[i]);
@@ -145,6 +171,7 @@ ParameterGatherer::Hold::Hold(ParameterGatherer& gatherer, Units units)
 ParameterGatherer::Hold::~Hold() {
   const std::lock_guard lock(gatherer_.mutex_);
   for (const std::size_t unit : units_) --gatherer_.states_[unit].pins;
+  gatherer_.trim();
 }
 
 void ParameterGatherer::Hold::keep_edits() {

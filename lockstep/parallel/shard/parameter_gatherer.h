@@ -77,6 +77,7 @@ class ParameterGatherer final : public intercept::Owner {
   void make_ready(std::size_t unit);
   void start_gather(std::size_t unit, comm::Launch launch);
   void make_room();
+  void trim();
   void prefetch(std::size_t unit);
   void release(std::size_t unit);
 

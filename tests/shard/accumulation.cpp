@@ -1,0 +1,191 @@
+#include <optional>
+
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+#include <torch/utils.h>
+
+#include "chain.h"
+#include "tables.h"
+
+namespace lockstep::shard {
+
+namespace {
+
+using ranks::Cells;
+
+at::Tensor pass_input(int step, int pass, int rank) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + 10 * pass + rank));
+  return at::randn({2, 5});
+}
+
+at::Tensor pass_loss(Chain& model, const at::Tensor& input) {
+  return model->forward(input).pow(2).mean();
+}
+
+// What every rank's passes come to in one process.
+void reference_pass(Chain& model, int step, int pass, int num_ranks) {
+  for (int rank = 0; rank < num_ranks; ++rank)
+    (pass_loss(model, pass_input(step, pass, rank)) / num_ranks).backward();
+}
+
+void expect_gradients(Cells& cells, FullyShardedDataParallel& parallel, const Chain& alone,
+                      const std::string& when) {
+  for (const auto& item : alone->named_parameters())
+    cells.expect_close(parallel.full_gradient(item.key()), item.value().grad(),
+                       fmt::format("{}: the gradient of {}", when, item.key()));
+}
+
+using Zero = std::function<void(Chain& model, optim::Optimizer& optimizer)>;
+
+const std::vector<std::pair<std::string, Zero>>& ways_to_zero() {
+  static const std::vector<std::pair<std::string, Zero>> all = {
+      {"the optimizer's zero_grad()", [](Chain&, optim::Optimizer& it) { it.zero_grad(); }},
+      {"the module's zero_grad()", [](Chain& model, optim::Optimizer&) { model->zero_grad(); }},
+      {"zero_grad(set_to_none)",
+       [](Chain& model, optim::Optimizer&) { model->zero_grad(/*set_to_none=*/true); }},
+      {"zero_grad(not set_to_none)",
+       [](Chain& model, optim::Optimizer&) { model->zero_grad(/*set_to_none=*/false); }},
+      {"mutable_grad().reset()",
+       [](Chain& model, optim::Optimizer&) {
+         for (at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+       }},
+      {"grad().zero_()",
+       [](Chain& model, optim::Optimizer&) {
+         for (at::Tensor& parameter : model->parameters())
+           if (parameter.grad().defined()) parameter.grad().zero_();
+       }},
+      {"grad().detach().zero_()",
+       [](Chain& model, optim::Optimizer&) {
+         for (at::Tensor& parameter : model->parameters())
+           if (parameter.grad().defined()) parameter.grad().detach().zero_();
+       }},
+  };
+  return all;
+}
+
+// Steps of three passes, of which those in `quiet` are under no_sync().
+void run_steps(Cells& cells, Cut cut, const std::vector<bool>& quiet, const Zero& zero) {
+  torch::manual_seed(4);
+  Chain alone(3);
+  torch::manual_seed(4);
+  Chain model(3);
+  FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+  const auto optimizer = adamw(parallel, *model);
+  const auto reference = optim::make_optimizer(
+      optim::AdamWOptions{}, optim::decay_groups(data_parallel::trained_parameters(*alone), 0.1));
+  for (int step = 0; step < 3; ++step) {
+    zero(model, *optimizer);
+    zero(alone, *reference);
+    for (int pass = 0; pass < 3; ++pass) {
+      std::optional<data_parallel::NoSync> guard;
+      if (quiet[static_cast<std::size_t>(pass)]) guard.emplace(parallel.no_sync());
+      pass_loss(model, pass_input(step, pass, cells.rank())).backward();
+      reference_pass(alone, step, pass, cells.num_ranks());
+      if (!guard)
+        expect_gradients(cells, parallel, alone, fmt::format("step {}, pass {}", step, pass));
+    }
+    const auto clipped = parallel.clip_gradients(0.05);
+    const auto wanted = optim::clip_gradients(data_parallel::trained_parameters(*alone), 0.05);
+    cells.expect(std::abs(clipped.norm - wanted.norm) < 1e-5 * wanted.norm,
+                 fmt::format("the norm is {}, not {}", clipped.norm, wanted.norm));
+    optimizer->step(0.01);
+    reference->step(0.01);
+  }
+  const auto expected = alone->named_parameters();
+  for (const auto& [name, tensor] : parallel.full_state_dict({.rank0_only = false}))
+    cells.expect_close(tensor, expected[name], name);
+}
+
+}  // namespace
+
+void check_accumulation(Cells& cells) {
+  for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
+    const std::string kind = cut == Cut::gradients ? "SHARD_GRAD_OP" : "FULL_SHARD";
+    for (const auto& [name, zero] : ways_to_zero())
+      cells.cell(fmt::format("{}, exchange in every pass, {}", kind, name), [&] {
+        run_steps(cells, cut, {false, false, false}, zero);
+      });
+    for (const auto& [name, quiet] :
+         std::vector<std::pair<std::string, std::vector<bool>>>{{"first", {true, false, false}},
+                                                                {"middle", {false, true, false}},
+                                                                {"first two", {true, true, false}}})
+      for (const std::size_t way : {0u, 3u, 5u})
+        cells.cell(fmt::format("{}, no_sync in the {}, {}", kind, name, ways_to_zero()[way].first),
+                   [&] { run_steps(cells, cut, quiet, ways_to_zero()[way].second); });
+    cells.cell(kind + ", some gradients zeroed and others not", [&] {
+      torch::manual_seed(4);
+      Chain alone(3);
+      torch::manual_seed(4);
+      Chain model(3);
+      FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+      for (int pass = 0; pass < 4; ++pass) {
+        for (Chain* const net : {&model, &alone}) {
+          if (pass == 1) (*net)->layer(0).weight.mutable_grad().reset();
+          if (pass == 2) (*net)->layer(1).bias.grad().zero_();
+          if (pass == 3) (*net)->layers[2]->zero_grad();
+        }
+        pass_loss(model, pass_input(0, pass, cells.rank())).backward();
+        reference_pass(alone, 0, pass, cells.num_ranks());
+        expect_gradients(cells, parallel, alone, fmt::format("pass {}", pass));
+      }
+    });
+    cells.cell(kind + ", zeroed after what no_sync left", [&] {
+      torch::manual_seed(4);
+      Chain alone(3);
+      torch::manual_seed(4);
+      Chain model(3);
+      FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+      {
+        const auto guard = parallel.no_sync();
+        pass_loss(model, pass_input(0, 0, cells.rank())).backward();
+      }
+      // Given up, as where a loss was not finite.
+      model->zero_grad();
+      pass_loss(model, pass_input(0, 1, cells.rank())).backward();
+      reference_pass(alone, 0, 1, cells.num_ranks());
+      expect_gradients(cells, parallel, alone, "after a pass that was given up");
+    });
+    cells.cell(kind + ", a step without gradients changes nothing", [&] {
+      Chain model(2);
+      FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+      const auto optimizer = adamw(parallel, *model);
+      pass_loss(model, pass_input(0, 0, cells.rank())).backward();
+      optimizer->step(0.1);
+      const auto before = parallel.full_state_dict({.rank0_only = false});
+      optimizer->zero_grad();
+      optimizer->step(0.1);
+      const auto after = parallel.full_state_dict({.rank0_only = false});
+      for (std::size_t index = 0; index < before.size(); ++index)
+        cells.expect_same(after[index].tensor, before[index].tensor, before[index].name);
+    });
+    cells.cell(kind + ", counted passes of several sizes", [&] {
+      torch::manual_seed(4);
+      Chain alone(3);
+      torch::manual_seed(4);
+      Chain model(3);
+      FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+      for (int step = 0; step < 2; ++step) {
+        model->zero_grad();
+        alone->zero_grad();
+        const auto sum_of = [&](Chain& net, int pass, int rank) {
+          // The last rank has no samples of its own.
+          const double weight = rank + 1 == cells.num_ranks() ? 0 : 1;
+          return net->forward(pass_input(step, pass, rank)).pow(2).sum() * weight;
+        };
+        const auto count_of = [&](int rank) { return rank + 1 == cells.num_ranks() ? 0 : 2; };
+        {
+          const auto guard = parallel.no_sync();
+          parallel.backward(sum_of(model, 0, cells.rank()), count_of(cells.rank()));
+        }
+        parallel.backward(sum_of(model, 1, cells.rank()), count_of(cells.rank()));
+        const double count = 4.0 * (cells.num_ranks() - 1);
+        for (int rank = 0; rank < cells.num_ranks(); ++rank)
+          for (int pass = 0; pass < 2; ++pass) (sum_of(alone, pass, rank) / count).backward();
+        cells.expect(parallel.totals().count() == count, "the count is wrong");
+        expect_gradients(cells, parallel, alone, fmt::format("step {}", step));
+      }
+    });
+  }
+}
+
+}  // namespace lockstep::shard

@@ -1,0 +1,79 @@
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/base/error.h>
+
+#include "chain.h"
+#include "tables.h"
+
+namespace lockstep::shard {
+
+namespace {
+
+using ranks::Cells;
+
+// That `body` ends in an error whose text has one of these parts.
+void expect_error(Cells& cells, const std::function<void()>& body,
+                  const std::vector<std::string>& parts) {
+  std::string text;
+  try {
+    body();
+    return cells.expect(false, "no error");
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  for (const std::string& part : parts)
+    cells.expect(text.find(part) != std::string::npos,
+                 fmt::format("the error says '{}', without '{}'", text, part));
+}
+
+}  // namespace
+
+void check_one_rank_more(Cells& cells) {
+  cells.cell("a parameter that one rank alone touches", [&] {
+    Chain model(3);
+    FullyShardedDataParallel parallel = sharded(cells, *model);
+    const auto step = [&] {
+      const at::Tensor hidden = model->layer(0).forward(at::ones({2, 5}));
+      (cells.rank() == 0 ? model->layer(2).forward(hidden) : hidden).sum().backward();
+      adamw(parallel, *model)->step(0.1);
+    };
+    // The other one, which is not in that call, hears of the rank that did not come to its own.
+    if (cells.rank() == 0)
+      expect_error(cells, step, {"the unit 'layers.2'", "rank 1"});
+    else
+      expect_error(cells, step, {"rank 0"});
+  });
+}
+
+void check_other_units(Cells& cells) {
+  cells.cell("ranks that use different units of one size", [&] {
+    Chain model(3);
+    FullyShardedDataParallel parallel = sharded(cells, *model);
+    const auto step = [&] {
+      const at::Tensor hidden = model->layer(0).forward(at::ones({2, 5}));
+      model->layer(cells.rank() == 1 ? 1 : 2).forward(hidden).sum().backward();
+      adamw(parallel, *model)->step(0.1);
+    };
+    expect_error(cells, step,
+                 {cells.rank() == 1 ? "the unit 'layers.1'" : "the unit 'layers.2'", "mismatch"});
+  });
+}
+
+void check_other_pass(Cells& cells) {
+  cells.cell("a rank that has one pass more than the others", [&] {
+    Chain model(2);
+    FullyShardedDataParallel parallel = sharded(cells, *model, {.max_live_units = 1});
+    const auto pass = [&] { model->forward(at::ones({2, 5})).sum().backward(); };
+    pass();
+    expect_error(cells,
+                 [&] {
+                   if (cells.rank() == 0) pass();
+                   adamw(parallel, *model)->step(0.1);
+                   cells.group()->barrier().wait();
+                 },
+                 {cells.rank() == 0 ? "rank 1" : "rank 0"});
+  });
+}
+
+}  // namespace lockstep::shard

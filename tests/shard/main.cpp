@@ -1,0 +1,49 @@
+// The test program; with the name of a table it is one rank of a job that runs it.
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <lockstep/comm/world.h>
+
+#include "tables.h"
+
+namespace lockstep::shard {
+
+namespace {
+
+void check_behaviour(ranks::Cells& cells) {
+  check_gradient_norm(cells);
+  check_any_module(cells);
+  check_accumulation(cells);
+  check_mistakes(cells);
+  check_state(cells);
+  check_gathers(cells);
+}
+
+struct Table {
+  void (*check)(ranks::Cells&);
+  milliseconds timeout{60'000};
+};
+
+const std::map<std::string, Table> kTables = {
+    {"--behaviour", {check_behaviour}},
+    {"--memory", {check_memory}},
+    {"--one-rank-more", {check_one_rank_more, milliseconds(2'000)}},
+    {"--other-units", {check_other_units, milliseconds(2'000)}},
+    {"--other-pass", {check_other_pass, milliseconds(2'000)}},
+};
+
+}  // namespace
+
+}  // namespace lockstep::shard
+
+int main(int argc, char** argv) {
+  namespace shard = lockstep::shard;
+  if (argc == 2)
+    if (const auto table = shard::kTables.find(argv[1]); table != shard::kTables.end())
+      return lockstep::ranks::run_cells(
+          lockstep::comm::join_world({.timeout = table->second.timeout}), table->second.check);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

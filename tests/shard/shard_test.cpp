@@ -1,0 +1,17 @@
+#include <gtest/gtest.h>
+
+#include <tests/ranks/job.h>
+
+namespace lockstep::shard {
+namespace {
+
+TEST(Sharded, BehaviourOnTwoRanks) { ranks::expect_cells_pass(2, {"--behaviour"}); }
+TEST(Sharded, BehaviourOnThreeRanks) { ranks::expect_cells_pass(3, {"--behaviour"}); }
+TEST(Sharded, MemoryOnTwoRanks) { ranks::expect_cells_pass(2, {"--memory"}); }
+TEST(Sharded, MemoryOnFourRanks) { ranks::expect_cells_pass(4, {"--memory"}); }
+TEST(Sharded, ARankThatUsesMoreThanOthers) { ranks::expect_cells_pass(2, {"--one-rank-more"}); }
+TEST(Sharded, RanksThatUseOtherUnits) { ranks::expect_cells_pass(3, {"--other-units"}); }
+TEST(Sharded, RanksInAnotherPass) { ranks::expect_cells_pass(2, {"--other-pass"}); }
+
+}  // namespace
+}  // namespace lockstep::shard

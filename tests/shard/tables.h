@@ -1,0 +1,29 @@
+// What sharded data parallelism does besides giving the right numbers, which the parity suite has:
+// each is the table of a job.
+#pragma once
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep::shard {
+
+// Norms of gradients that are cut at awkward places.
+void check_gradient_norm(ranks::Cells& cells);
+// Models and programs that nobody had in mind.
+void check_any_module(ranks::Cells& cells);
+// Gradients over several passes, zeroed in every way there is.
+void check_accumulation(ranks::Cells& cells);
+// Mistakes of the caller's: each is told on every rank.
+void check_mistakes(ranks::Cells& cells);
+// What a model and its optimizer are as a whole, written and read.
+void check_state(ranks::Cells& cells);
+// What is held, and when.
+void check_memory(ranks::Cells& cells);
+// What is fetched, and when.
+void check_gathers(ranks::Cells& cells);
+
+// Ranks that do not run the same program. Each ends its group, which has a short deadline.
+void check_one_rank_more(ranks::Cells& cells);
+void check_other_units(ranks::Cells& cells);
+void check_other_pass(ranks::Cells& cells);
+
+}  // namespace lockstep::shard
