@@ -90,7 +90,7 @@ const std::shared_ptr<comm::Communicator>& DistributedManager::world() const {
 
 mesh::DeviceMesh& DistributedManager::mesh() const { return state_->mesh; }
 
-void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
+void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& module) const {
   if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
   if (find(module.get()) != nullptr)
     throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
@@ -101,9 +101,38 @@ void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) 
     throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
                      "nothing to train. Register them with register_parameter or register_module",
                      module->name(), num_empty, world_size());
+}
+
+void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
+  check_new(module);
   module->to(device());
-  state_->models.push_back(
-      {module, make_parallel(*module, state_->mesh, state_->config, state_->counted_pass)});
+  add(module, {});
+}
+
+void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
+                               deferred::Construction& construction) {
+  check_new(module);
+  construction.keep(module->buffers());
+  shard::Origin origin;
+  if (takes_units(state_->config)) {
+    for (at::Tensor& buffer : module->buffers()) buffer.set_data(buffer.to(device()));
+    origin.values = [&](std::span<const at::Tensor> parameters) {
+      return std::make_shared<deferred::Materialised>(construction.materialise(parameters));
+    };
+    origin.device = device();
+  } else {
+    construction.keep(module->parameters());
+    module->to(device());
+  }
+  add(module, origin);
+  // Tensors that the model did not register.
+  construction.keep_all();
+}
+
+void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
+                             const shard::Origin& origin) {
+  state_->models.push_back({module, make_parallel(*module, state_->mesh, state_->config,
+                                                  state_->counted_pass, origin)});
   // What batch norms are known by has moved.
   for (const auto& norms : state_->batch_norms)
     if (norms->converted_any_of(*module)) norms->renew();

@@ -20,6 +20,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/deferred/construction.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
@@ -58,6 +59,22 @@ class DistributedManager {
   auto wrap_model(Model model) {
     auto shared = internal::share_model(std::move(model));
     wrap(internal::module_of(shared));
+    return shared;
+  }
+
+  // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts it,
+  // without any rank ever having all of it: its constructor takes no memory for large tensors, and
+  // the main rank computes their initial values unit by unit, to the bit those of plain
+  // construction.
+  //
+  //   auto model = dist.build_model([] { return MyNet(options); });
+  //
+  // deferred::Construction says what constructors may do.
+  template <typename Make>
+  auto build_model(Make&& make) {
+    deferred::Construction construction;
+    auto shared = internal::share_model(construction.construct(std::forward<Make>(make)));
+    build(internal::module_of(shared), construction);
     return shared;
   }
 
@@ -205,6 +222,10 @@ class DistributedManager {
   explicit DistributedManager(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   void wrap(const std::shared_ptr<torch::nn::Module>& module);
+  void build(const std::shared_ptr<torch::nn::Module>& module,
+             deferred::Construction& construction);
+  void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
+  void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
   bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
   c10::Device device_for_numbers() const;

@@ -202,8 +202,8 @@ class OptimizerSharded final : public ParallelModel {
 class Sharded final : public ParallelModel {
  public:
   Sharded(torch::nn::Module& module, shard::Groups groups, const shard::Options& options,
-          const data_parallel::CountedPass& counted_pass)
-      : names_(module), sharded_(module, std::move(groups), options, counted_pass) {}
+          const data_parallel::CountedPass& counted_pass, const shard::Origin& origin)
+      : names_(module), sharded_(module, std::move(groups), options, counted_pass, origin) {}
 
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     sharded_.backward(loss_sum, count);
@@ -285,9 +285,16 @@ std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_worl
   return config.mesh;
 }
 
+bool takes_units(const DistributedConfig& config) {
+  const ShardingStrategy strategy = strategy_of(config);
+  return strategy == ShardingStrategy::SHARD_GRAD_OP || strategy == ShardingStrategy::FULL_SHARD ||
+         strategy == ShardingStrategy::HYBRID_SHARD;
+}
+
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
                                              const DistributedConfig& config,
-                                             const data_parallel::CountedPass& counted_pass) {
+                                             const data_parallel::CountedPass& counted_pass,
+                                             const shard::Origin& origin) {
   const ShardingStrategy strategy = strategy_of(config);
   shard::Options options = config.fsdp;
   options.cut = strategy == ShardingStrategy::SHARD_GRAD_OP ? shard::Cut::gradients
@@ -301,12 +308,12 @@ std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::De
     case ShardingStrategy::SHARD_GRAD_OP:
     case ShardingStrategy::FULL_SHARD:
       return std::make_unique<Sharded>(module, shard::shard_over(mesh.axis(kShard)), options,
-                                       counted_pass);
+                                       counted_pass, origin);
     case ShardingStrategy::HYBRID_SHARD:
       return std::make_unique<Sharded>(module,
                                        shard::shard_over(mesh.flatten({kReplicate, kShard}),
                                                          mesh.axis(kShard), mesh.axis(kReplicate)),
-                                       options, counted_pass);
+                                       options, counted_pass, origin);
   }
   LOCKSTEP_CHECK(false, "a strategy without a name");
 }

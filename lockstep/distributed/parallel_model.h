@@ -14,6 +14,7 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/no_sync.h>
+#include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/memory_report.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
 
@@ -52,7 +53,12 @@ class ParallelModel {
 // Spreads a module over the ranks of a mesh that axes_for() describes.
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
                                              const DistributedConfig& config,
-                                             const data_parallel::CountedPass& counted_pass);
+                                             const data_parallel::CountedPass& counted_pass,
+                                             const shard::Origin& origin = {});
+
+// Whether a config's strategy takes over a model's parameters unit by unit, so that they need not
+// all be there before.
+bool takes_units(const DistributedConfig& config);
 
 // The mesh that a config asks for. UsageError, with the numbers, where its strategy needs an axis
 // that it does not have.

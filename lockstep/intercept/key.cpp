@@ -171,6 +171,13 @@ void remove_owner(const c10::Storage& memory, const Owner* owner) {
   Owners::instance().remove(memory, owner);
 }
 
+std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor) {
+  std::vector<std::shared_ptr<Owner>> owners;
+  if (tensor.defined() && tensor.has_storage())
+    Owners::instance().find(memory_of(tensor), owners);
+  return owners;
+}
+
 bool is_tagged(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kKey); }
 
 void tag(const at::Tensor& tensor) { set_alias(tensor, tensor, tensor.key_set().add(kKey)); }

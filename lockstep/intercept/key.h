@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
@@ -27,6 +29,8 @@ void claim_key();
 void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
                std::string when_gone = {});
 void remove_owner(const c10::Storage& memory, const Owner* owner);
+// Those of a tensor's memory that are still there.
+std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor);
 
 // Gives a tensor the key, or takes it away. It stays the same object, which its module's members,
 // optimizers and autograd refer to.

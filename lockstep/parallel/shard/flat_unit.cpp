@@ -19,29 +19,37 @@ std::vector<std::int64_t> sizes_of(const std::vector<NamedTensor>& parameters) {
   return sizes;
 }
 
-at::TensorOptions options_of(const at::Tensor& tensor) {
-  return at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
+at::TensorOptions options_of(const at::Tensor& tensor, std::optional<c10::Device> device) {
+  return at::TensorOptions()
+      .dtype(tensor.scalar_type())
+      .device(device.value_or(tensor.device()));
 }
 
 }  // namespace
 
 FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-                   std::shared_ptr<BufferPool> gathered_memory)
+                   std::shared_ptr<BufferPool> gathered_memory,
+                   std::optional<c10::Device> device)
     : name_(std::move(plan.name)),
       parameters_(std::move(plan.parameters)),
       group_(std::move(group)),
       gathered_memory_(std::move(gathered_memory)),
       layout_(sizes_of(parameters_), group_->size()),
       is_trained_(parameters_.front().tensor.requires_grad()),
-      flat_(tensor_without_memory({layout_.num_padded()}, options_of(parameters_.front().tensor))) {
+      flat_(tensor_without_memory({layout_.num_padded()},
+                                  options_of(parameters_.front().tensor, device))) {
 }
 
 std::int64_t FlatUnit::gathered_bytes() const {
   return layout_.num_padded() * static_cast<std::int64_t>(flat_.element_size());
 }
 
-void FlatUnit::adopt(comm::Communicator& first_among) {
+void FlatUnit::adopt(comm::Communicator& first_among, const Origin& origin) {
   const c10::NoGradGuard no_grad;
+  const bool first = first_among.rank() == 0;
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& parameter : parameters_) tensors.push_back(parameter.tensor);
+  const std::shared_ptr<void> values = first && origin.values ? origin.values(tensors) : nullptr;
   if (residence() == Residence::gathered) {
     // For good, and where the transport reaches it.
     const at::Tensor memory = device().is_cpu()
@@ -56,7 +64,7 @@ void FlatUnit::adopt(comm::Communicator& first_among) {
   for (std::size_t member = 0; member < parameters_.size(); ++member) {
     const at::Tensor& tensor = parameters_[member].tensor;
     const mesh::Interval range = layout_.range(member);
-    flat_.narrow(0, range.begin, range.size()).copy_(tensor.detach().reshape({-1}));
+    if (first) flat_.narrow(0, range.begin, range.size()).copy_(tensor.detach().reshape({-1}));
     const at::Tensor view = flat_.narrow(0, range.begin, range.size()).view(tensor.sizes());
     // What is always there takes no detour.
     if (residence() == Residence::gathered)

@@ -1,7 +1,10 @@
 // The memory of one unit on one rank.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +24,15 @@ enum class Residence {
   sharded,   // a rank holds its part; the others' come when an operator needs them, and go
 };
 
+// Where the parameters of a model come from that was built without memory for them.
+struct Origin {
+  // Makes the values of some parameters be there for as long as what it returns lives; empty where
+  // they are.
+  std::function<std::shared_ptr<void>(std::span<const at::Tensor> parameters)> values = {};
+  // Where they are to be; where they are, if not given.
+  std::optional<c10::Device> device = {};
+};
+
 // Parameters that lie one after the other in one memory. They stay the tensors they were, which the
 // module's members and autograd refer to; only where they lie changes. A sharded unit's memory is
 // taken and given back in place, so that views and what backward saved lead to it, too.
@@ -31,7 +43,7 @@ class FlatUnit {
   // The parameters stay where they are until adopt(). A sharded unit takes its memory from
   // `gathered_memory`; of one that is always there it is null.
   FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-           std::shared_ptr<BufferPool> gathered_memory);
+           std::shared_ptr<BufferPool> gathered_memory, std::optional<c10::Device> device = {});
 
   const std::string& name() const { return name_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
@@ -44,9 +56,9 @@ class FlatUnit {
   c10::Device device() const { return flat_.device(); }
   std::int64_t gathered_bytes() const;
 
-  // Makes the parameters' values those of the group's first rank and moves them into this memory;
-  // what they lay in before is let go. Every rank of the group calls it.
-  void adopt(comm::Communicator& first_among);
+  // Makes the parameters' values those of the first of these ranks and moves them into this memory;
+  // what they lay in before is let go. Only that rank asks the origin for them. Every rank calls it.
+  void adopt(comm::Communicator& first_among, const Origin& origin = {});
 
   // All of the parameters, [num_padded]; only to be used while is_there().
   const at::Tensor& flat() const { return flat_; }

@@ -70,7 +70,8 @@ void check_trained(const torch::nn::Module& module, const std::vector<NamedTenso
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Groups groups,
                                                    Options options,
-                                                   data_parallel::CountedPass counted_pass)
+                                                   data_parallel::CountedPass counted_pass,
+                                                   const Origin& origin)
     : groups_(std::move(groups)),
       options_(std::move(options)),
       module_name_(module.name()),
@@ -82,13 +83,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
   const std::vector<NamedTensor> parameters = all;
   all.insert(all.end(), buffers_.begin(), buffers_.end());
-  data_parallel::check_same_tensors(all, *groups_.all,
-                                    all.empty() ? at::kCPU : all.front().tensor.device());
+  const c10::Device device =
+      origin.device.value_or(all.empty() ? at::kCPU : all.front().tensor.device());
+  data_parallel::check_same_tensors(all, *groups_.all, device);
   check_trained(module, parameters);
   refuse_sharded(module);
 
   std::vector<PlannedUnit> plans = plan_units(module, options_.units);
-  const c10::Device device = plans.front().parameters.front().tensor.device();
   gathered_memory_ = std::make_shared<BufferPool>(
       [device](std::int64_t bytes) {
         return at::empty({bytes}, at::dtype(at::kByte).device(device));
@@ -98,8 +99,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const bool gathered = options_.cut == Cut::gradients || resident[i];
     auto unit = std::make_unique<FlatUnit>(std::move(plans[i]), groups_.gather,
-                                           gathered ? nullptr : gathered_memory_);
-    unit->adopt(*groups_.all);
+                                           gathered ? nullptr : gathered_memory_, origin.device);
+    unit->adopt(*groups_.all, origin);
     unit->give_memory_back(options_.scrub_freed_memory);
     units_.push_back(std::move(unit));
   }

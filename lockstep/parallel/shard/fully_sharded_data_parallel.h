@@ -39,7 +39,8 @@ class FullyShardedDataParallel {
  public:
   FullyShardedDataParallel(torch::nn::Module& module, Groups groups, Options options = {},
                            data_parallel::CountedPass counted_pass =
-                               std::make_shared<data_parallel::CountedPass::element_type>(nullptr));
+                               std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
+                           const Origin& origin = {});
   ~FullyShardedDataParallel();
   FullyShardedDataParallel(const FullyShardedDataParallel&) = delete;
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = delete;

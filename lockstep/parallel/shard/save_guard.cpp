@@ -4,6 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
+#include <lockstep/parallel/shard/parameter_gatherer.h>
 
 namespace lockstep::shard {
 
@@ -24,7 +25,8 @@ void refuse_sharded(const torch::nn::Module& module) {
                      name);
   };
   for (const auto& parameter : module.named_parameters())
-    if (intercept::is_tagged(parameter.value())) refuse(parameter.key());
+    for (const auto& owner : intercept::owners_of(parameter.value()))
+      if (dynamic_cast<const ParameterGatherer*>(owner.get()) != nullptr) refuse(parameter.key());
   for (const auto& part : module.modules(/*include_self=*/false))
     if (dynamic_cast<const SaveGuard*>(part.get()) != nullptr) refuse(module.name());
 }
