@@ -12,8 +12,8 @@ namespace lockstep::deferred {
 
 class AsIs {
  private:
-  c10::impl::ExcludeDispatchKeyGuard below_{c10::DispatchKeySet({intercept::kMode, intercept::kKey}) |
-                                            c10::autocast_dispatch_keyset};
+  c10::impl::ExcludeDispatchKeyGuard below_{
+      c10::DispatchKeySet({intercept::kMode, intercept::kKey}) | c10::autocast_dispatch_keyset};
   c10::NoGradGuard no_grad_;
 };
 

@@ -81,8 +81,7 @@ Factory* FactoryScope::current() { return current_factory; }
 void FactoryScope::on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
   // With this set, not under a guard: the operators inside are to come here, too.
-  const auto below =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode);
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode);
   // A tensor with an owner leads there next.
   if (keys.has(intercept::kKey)) {
     op.redispatchBoxed(below, stack);

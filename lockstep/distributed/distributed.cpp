@@ -131,8 +131,8 @@ void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
 
 void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
                              const shard::Origin& origin) {
-  state_->models.push_back({module, make_parallel(*module, state_->mesh, state_->config,
-                                                  state_->counted_pass, origin)});
+  state_->models.push_back(
+      {module, make_parallel(*module, state_->mesh, state_->config, state_->counted_pass, origin)});
   // What batch norms are known by has moved.
   for (const auto& norms : state_->batch_norms)
     if (norms->converted_any_of(*module)) norms->renew();

@@ -62,9 +62,9 @@ class DistributedManager {
     return shared;
   }
 
-  // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts it,
-  // without any rank ever having all of it: its constructor takes no memory for large tensors, and
-  // the main rank computes their initial values unit by unit, to the bit those of plain
+  // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts
+  // it, without any rank ever having all of it: its constructor takes no memory for large tensors,
+  // and the main rank computes their initial values unit by unit, to the bit those of plain
   // construction.
   //
   //   auto model = dist.build_model([] { return MyNet(options); });

@@ -173,8 +173,7 @@ void remove_owner(const c10::Storage& memory, const Owner* owner) {
 
 std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor) {
   std::vector<std::shared_ptr<Owner>> owners;
-  if (tensor.defined() && tensor.has_storage())
-    Owners::instance().find(memory_of(tensor), owners);
+  if (tensor.defined() && tensor.has_storage()) Owners::instance().find(memory_of(tensor), owners);
   return owners;
 }
 

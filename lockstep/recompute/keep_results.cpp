@@ -39,8 +39,8 @@ class KeepingListener final : public intercept::Listener {
   void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) override {
     const c10::OperatorName& name = op.operator_name();
-    const auto kind = name.overload_name.empty() ? operator_kinds().find(name.name)
-                                                 : operator_kinds().end();
+    const auto kind =
+        name.overload_name.empty() ? operator_kinds().find(name.name) : operator_kinds().end();
     ResultKeeper* const keeper = keeper_here;
     if (keeper == nullptr || kind == operator_kinds().end() || !keeper->keeps(kind->second)) {
       // Not under a guard: what an operator is made of may be of a kind.
@@ -68,8 +68,7 @@ KeepingListener& keeping_listener() {
 
 }  // namespace
 
-KeeperScope::KeeperScope(ResultKeeper* keeper)
-    : outer_(std::exchange(keeper_here, keeper)) {
+KeeperScope::KeeperScope(ResultKeeper* keeper) : outer_(std::exchange(keeper_here, keeper)) {
   if (keeper != nullptr) mode_.emplace(&keeping_listener());
 }
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <utility>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>

@@ -1,9 +1,11 @@
-// The test program; with --rank it is one rank of a job that runs the table of manager.cpp.
+// The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
+// with --sharded that of sharded_manager.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "manager.h"
+#include "sharded_manager.h"
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--rank") == 0) {
@@ -11,6 +13,13 @@ int main(int argc, char** argv) {
         {.timeout = lockstep::milliseconds(30'000), .device_type = c10::DeviceType::CPU});
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_manager(dist, cells); });
+  }
+  if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0) {
+    const auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
+                                                   .timeout = lockstep::milliseconds(30'000),
+                                                   .device_type = c10::DeviceType::CPU});
+    return lockstep::ranks::run_cells(
+        dist.world(), [&](lockstep::ranks::Cells& cells) { check_sharded_manager(dist, cells); });
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

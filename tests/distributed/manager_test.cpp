@@ -6,6 +6,7 @@ namespace lockstep {
 namespace {
 
 TEST(DistributedManager, OnTwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
+TEST(DistributedManager, OfModelsThatAreCut) { ranks::expect_cells_pass(2, {"--sharded"}); }
 TEST(DistributedManager, OnOneRank) { ranks::expect_cells_pass(1, {"--rank"}); }
 
 }  // namespace

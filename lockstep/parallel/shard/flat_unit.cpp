@@ -20,16 +20,13 @@ std::vector<std::int64_t> sizes_of(const std::vector<NamedTensor>& parameters) {
 }
 
 at::TensorOptions options_of(const at::Tensor& tensor, std::optional<c10::Device> device) {
-  return at::TensorOptions()
-      .dtype(tensor.scalar_type())
-      .device(device.value_or(tensor.device()));
+  return at::TensorOptions().dtype(tensor.scalar_type()).device(device.value_or(tensor.device()));
 }
 
 }  // namespace
 
 FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-                   std::shared_ptr<BufferPool> gathered_memory,
-                   std::optional<c10::Device> device)
+                   std::shared_ptr<BufferPool> gathered_memory, std::optional<c10::Device> device)
     : name_(std::move(plan.name)),
       parameters_(std::move(plan.parameters)),
       group_(std::move(group)),
@@ -37,8 +34,7 @@ FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
       layout_(sizes_of(parameters_), group_->size()),
       is_trained_(parameters_.front().tensor.requires_grad()),
       flat_(tensor_without_memory({layout_.num_padded()},
-                                  options_of(parameters_.front().tensor, device))) {
-}
+                                  options_of(parameters_.front().tensor, device))) {}
 
 std::int64_t FlatUnit::gathered_bytes() const {
   return layout_.num_padded() * static_cast<std::int64_t>(flat_.element_size());

@@ -57,7 +57,8 @@ class FlatUnit {
   std::int64_t gathered_bytes() const;
 
   // Makes the parameters' values those of the first of these ranks and moves them into this memory;
-  // what they lay in before is let go. Only that rank asks the origin for them. Every rank calls it.
+  // what they lay in before is let go. Only that rank asks the origin for them. Every rank calls
+  // it.
   void adopt(comm::Communicator& first_among, const Origin& origin = {});
 
   // All of the parameters, [num_padded]; only to be used while is_there().
