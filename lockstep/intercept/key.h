@@ -29,7 +29,7 @@ void claim_key();
 void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
                std::string when_gone = {});
 void remove_owner(const c10::Storage& memory, const Owner* owner);
-// Those of a tensor's memory that are still there.
+// Those of a tensor's memory. UsageError, as out of an operator, where one is gone that was not to.
 std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor);
 
 // Gives a tensor the key, or takes it away. It stays the same object, which its module's members,

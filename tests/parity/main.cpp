@@ -11,6 +11,8 @@ int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--data-parallel") == 0)
     return lockstep::ranks::run_cells(parity::check_data_parallel);
   if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0)
+    return lockstep::ranks::run_cells(parity::check_some_sharded);
+  if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

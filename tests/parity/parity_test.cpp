@@ -12,6 +12,13 @@ class Parity : public ::testing::TestWithParam<int> {};
 TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
+// What Parity leaves out.
+class WholeParity : public ::testing::TestWithParam<int> {};
+
+TEST_P(WholeParity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded-whole"}); }
+
+INSTANTIATE_TEST_SUITE_P(Whole, WholeParity, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 

@@ -27,12 +27,22 @@ void expect_error(Cells& cells, const std::function<void()>& body,
                  fmt::format("the error says '{}', without '{}'", text, part));
 }
 
+// Waits for other ranks for so long only; for them to be there, as long as it takes.
+FullyShardedDataParallel impatient(Cells& cells, torch::nn::Module& module,
+                                   std::size_t max_live_units = 2) {
+  Groups groups = shard_over(cells.group());
+  for (const auto& group : {groups.all, groups.gather, groups.reduce})
+    group->set_timeout(milliseconds(5'000));
+  return FullyShardedDataParallel(module, std::move(groups),
+                                  {.max_live_units = max_live_units, .scrub_freed_memory = true});
+}
+
 }  // namespace
 
 void check_one_rank_more(Cells& cells) {
   cells.cell("a parameter that one rank alone touches", [&] {
     Chain model(3);
-    FullyShardedDataParallel parallel = sharded(cells, *model);
+    FullyShardedDataParallel parallel = impatient(cells, *model);
     const auto step = [&] {
       const at::Tensor hidden = model->layer(0).forward(at::ones({2, 5}));
       (cells.rank() == 0 ? model->layer(2).forward(hidden) : hidden).sum().backward();
@@ -49,7 +59,7 @@ void check_one_rank_more(Cells& cells) {
 void check_other_units(Cells& cells) {
   cells.cell("ranks that use different units of one size", [&] {
     Chain model(3);
-    FullyShardedDataParallel parallel = sharded(cells, *model);
+    FullyShardedDataParallel parallel = impatient(cells, *model);
     const auto step = [&] {
       const at::Tensor hidden = model->layer(0).forward(at::ones({2, 5}));
       model->layer(cells.rank() == 1 ? 1 : 2).forward(hidden).sum().backward();
@@ -63,7 +73,7 @@ void check_other_units(Cells& cells) {
 void check_other_pass(Cells& cells) {
   cells.cell("a rank that has one pass more than the others", [&] {
     Chain model(2);
-    FullyShardedDataParallel parallel = sharded(cells, *model, {.max_live_units = 1});
+    FullyShardedDataParallel parallel = impatient(cells, *model, 1);
     const auto pass = [&] { model->forward(at::ones({2, 5})).sum().backward(); };
     pass();
     expect_error(cells,

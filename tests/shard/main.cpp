@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
-
 #include "tables.h"
 
 namespace lockstep::shard {
@@ -21,17 +19,10 @@ void check_behaviour(ranks::Cells& cells) {
   check_gathers(cells);
 }
 
-struct Table {
-  void (*check)(ranks::Cells&);
-  milliseconds timeout{60'000};
-};
-
-const std::map<std::string, Table> kTables = {
-    {"--behaviour", {check_behaviour}},
-    {"--memory", {check_memory}},
-    {"--one-rank-more", {check_one_rank_more, milliseconds(2'000)}},
-    {"--other-units", {check_other_units, milliseconds(2'000)}},
-    {"--other-pass", {check_other_pass, milliseconds(2'000)}},
+const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
+    {"--behaviour", check_behaviour},         {"--memory", check_memory},
+    {"--one-rank-more", check_one_rank_more}, {"--other-units", check_other_units},
+    {"--other-pass", check_other_pass},
 };
 
 }  // namespace
@@ -42,8 +33,7 @@ int main(int argc, char** argv) {
   namespace shard = lockstep::shard;
   if (argc == 2)
     if (const auto table = shard::kTables.find(argv[1]); table != shard::kTables.end())
-      return lockstep::ranks::run_cells(
-          lockstep::comm::join_world({.timeout = table->second.timeout}), table->second.check);
+      return lockstep::ranks::run_cells(table->second);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -287,7 +287,7 @@ void check_changes(Cells& cells) {
     }
     cells.expect_usage_error([&] { mean_of(model); }, "gone");
     cells.expect_usage_error([&] { loss.backward(); }, "gone");
-    cells.expect_usage_error([&] { sharded(cells, *model); }, "is sharded already");
+    cells.expect_usage_error([&] { sharded(cells, *model); }, "by a manager that is gone");
   });
   cells.cell("one of SHARD_GRAD_OP is whole and goes on alone", [&] {
     Chain model(2);
