@@ -53,7 +53,7 @@ struct Type<BFloat16> {
 };
 
 template <typename T>
-std::vector<T> values(std::int64_t count, std::uint64_t key) {
+std::vector<T> wide_values(std::int64_t count, std::uint64_t key) {
   std::vector<T> result;
   for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(count); ++i)
     result.push_back(Type<T>::from(1000.0 * Philox::uniform(Philox::words(key, i)[0]) - 500));
@@ -62,15 +62,15 @@ std::vector<T> values(std::int64_t count, std::uint64_t key) {
 
 template <typename T>
 class Unscale : public ::testing::Test {};
-using Types = ::testing::Types<float, double, Float16, BFloat16>;
-TYPED_TEST_SUITE(Unscale, Types);
+using UnscaledTypes = ::testing::Types<float, double, Float16, BFloat16>;
+TYPED_TEST_SUITE(Unscale, UnscaledTypes);
 
 TYPED_TEST(Unscale, DividesEachElement) {
   using T = TypeParam;
   using Scale = typename Type<T>::Scale;
   for (const Scale scale : {Scale(65536), Scale(1), Scale(3), Scale(0.5), Scale(0x1p100)})
     for (const std::int64_t count : {0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 1003}) {
-      const std::vector<T> before = values<T>(count, 1);
+      const std::vector<T> before = wide_values<T>(count, 1);
       std::vector<T> after = before;
       EXPECT_FALSE(unscale(after.data(), count, scale));
       for (std::size_t i = 0; i < before.size(); ++i)
@@ -85,7 +85,7 @@ TYPED_TEST(Unscale, FindsWhatIsNotFiniteInEveryPlace) {
   for (const double bad : {infinity, -infinity, std::nan("")})
     for (std::int64_t count = 1; count <= 70; ++count)
       for (std::int64_t place = 0; place < count; ++place) {
-        std::vector<T> gradient = values<T>(count, 2);
+        std::vector<T> gradient = wide_values<T>(count, 2);
         gradient[static_cast<std::size_t>(place)] = Type<T>::from(bad);
         ASSERT_TRUE(unscale(gradient.data(), count, 1024)) << place << " of " << count;
       }
@@ -102,7 +102,7 @@ TYPED_TEST(Unscale, TheLargestNumberIsFiniteUnlessTheDivisionMakesItInfinite) {
 
 TYPED_TEST(Unscale, LeavesWhatIsBesideItAlone) {
   using T = TypeParam;
-  const std::vector<T> before = values<T>(40, 3);
+  const std::vector<T> before = wide_values<T>(40, 3);
   std::vector<T> after = before;
   after[0] = Type<T>::from(std::nan(""));
   after[38] = Type<T>::from(std::nan(""));
