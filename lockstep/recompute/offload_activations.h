@@ -23,9 +23,9 @@ struct OffloadOptions {
 // Around recompute() it is the function's inputs that wait on the host; in a function that is
 // recomputed, what operators there save is offloaded and not computed again.
 //
-// Copies stand in the streams that compute, which wait for them: about a millisecond for each 25 MB
-// in either direction over PCIe 4. Threading: belongs to the thread it was made on. Failure:
-// UsageError out of backward() where a saved tensor that stayed was changed in place.
+// Copies stand in the streams that compute, which wait for them. Threading: belongs to the thread
+// it was made on. Failure: UsageError out of backward() where a saved tensor that stayed was
+// changed in place.
 class OffloadActivations {
  public:
   explicit OffloadActivations(const OffloadOptions& options = {});

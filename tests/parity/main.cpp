@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world.h>
+
 #include "data_parallel.h"
 #include "sharded.h"
 
@@ -12,6 +14,10 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(parity::check_data_parallel);
   if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0)
     return lockstep::ranks::run_cells(parity::check_some_sharded);
+  if (argc == 2 && std::strcmp(argv[1], "--sharded-tcp") == 0)
+    return lockstep::ranks::run_cells(
+        lockstep::comm::join_world({.backend = "tcp", .timeout = lockstep::milliseconds(60'000)}),
+        parity::check_some_sharded);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded);
   testing::InitGoogleTest(&argc, argv);

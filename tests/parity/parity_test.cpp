@@ -12,6 +12,8 @@ class Parity : public ::testing::TestWithParam<int> {};
 TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
+TEST(ParityOverTcp, OfShards) { ranks::expect_cells_pass(2, {"--sharded-tcp"}); }
+
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 
