@@ -116,12 +116,12 @@ bool has_fused_operator(const at::Tensor& gradient, double scale) {
          std::frexp(scale, &power) == 0.5;
 }
 
-// LibTorch rounds a divisor to the tensor's own type on some devices, and Half has no 65536.
+// LibTorch rounds a divisor to the tensor's own type on some devices, and Half has no 65536. By a
+// number of the host's a GPU does not divide: it multiplies by the inverse.
 void divide_with_operators(const at::Tensor& gradient, double scale) {
-  if (gradient.element_size() < 4)
-    gradient.copy_(gradient.to(at::kFloat).div_(scale));
-  else
-    gradient.div_(scale);
+  const auto wide = gradient.element_size() < 4 ? at::kFloat : gradient.scalar_type();
+  const at::Tensor divisor = at::full({}, scale, gradient.options().dtype(wide));
+  gradient.copy_(gradient.to(wide).div_(divisor));
 }
 
 }  // namespace

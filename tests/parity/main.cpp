@@ -18,6 +18,8 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(
         lockstep::comm::join_world({.backend = "tcp", .timeout = lockstep::milliseconds(60'000)}),
         parity::check_some_sharded);
+  if (argc == 2 && std::strcmp(argv[1], "--sharded-gpu") == 0)
+    return lockstep::ranks::run_cells(parity::check_sharded_on_gpu);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded);
   testing::InitGoogleTest(&argc, argv);

@@ -1,5 +1,6 @@
 // The layout never changes the answer: every strategy against one process, on models nobody tuned
 // it for. Each test launches one job of real processes, whose ranks run all cells.
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <tests/ranks/job.h>
@@ -13,6 +14,11 @@ TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--dat
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
 TEST(ParityOverTcp, OfShards) { ranks::expect_cells_pass(2, {"--sharded-tcp"}); }
+
+TEST(ParityOnGpu, OfShards) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--sharded-gpu"});
+}
 
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};

@@ -199,7 +199,7 @@ double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel
     at::Tensor loss;
     if (count > 0) {
       loss = pass_loss(subject, input, target, spread, rank, pass, division);
-      losses.add_(loss.detach());
+      losses.add_(loss.detach().cpu());
     }
     const bool last = pass + 1 == spread.num_passes();
     std::optional<data_parallel::NoSync> guard;
@@ -217,12 +217,22 @@ std::vector<optim::ParameterGroup> decaying(const Subject& subject) {
   return optim::decay_groups(data_parallel::trained_parameters(*subject.module), kWeightDecay);
 }
 
-void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, const Way& way) {
+// A batch on a device.
+std::pair<at::Tensor, at::Tensor> batch_of(const Subject& subject, std::int64_t num_samples,
+                                           c10::Device device) {
+  const auto [input, target] = subject.make_batch(num_samples);
+  return {input.to(device), target.to(device)};
+}
+
+void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, const Way& way,
+              c10::Device device) {
   // Ranks other than the first start from other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
   torch::manual_seed(7);
   const Subject reference = kind.make();
+  subject.module->to(device);
+  reference.module->to(device);
   if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
   const auto parallel = strategy.wrap(cells, *subject.module, kind);
   const auto optimizer = parallel->make_optimizer(optim::AdamWOptions{}, decaying(subject));
@@ -232,7 +242,7 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Spread spread = spread_of(way, cells.num_ranks(), step);
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
-    const auto [input, target] = reference.make_batch(spread.num_samples());
+    const auto [input, target] = batch_of(reference, spread.num_samples(), device);
     optimizer->zero_grad();
     const double sum =
         distributed_step(cells, subject, *parallel, input, target, step, spread, way.division);
@@ -262,7 +272,7 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
   const c10::NoGradGuard no_grad;
   subject.module->eval();
   reference.module->eval();
-  const auto [input, target] = reference.make_batch(3);
+  const auto [input, target] = batch_of(reference, 3, device);
   cells.expect_same(subject.loss_sum(input, target), reference.loss_sum(input, target),
                     "the loss in evaluation");
 }
@@ -278,7 +288,7 @@ bool is_everyday(const Way& way, int num_ranks) {
          way.name == "by count, clipping";
 }
 
-void check_share(Cells& cells, Share share) {
+void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
   for (const Strategy& strategy : strategies(cells.num_ranks()))
     for (const SubjectKind& kind : subject_kinds())
       for (const Way& way : ways())
@@ -286,12 +296,16 @@ void check_share(Cells& cells, Share share) {
             (!way.recomputes || kind.recomputable) &&
             (share == Share::whole || is_everyday(way, cells.num_ranks())))
           cells.cell(fmt::format("{}, {}, {}", strategy.name, kind.name, way.name),
-                     [&] { run_cell(cells, strategy, kind, way); });
+                     [&] { run_cell(cells, strategy, kind, way, device); });
 }
 
 }  // namespace
 
 void check_sharded(Cells& cells) { check_share(cells, Share::whole); }
 void check_some_sharded(Cells& cells) { check_share(cells, Share::everyday); }
+void check_sharded_on_gpu(Cells& cells) {
+  // Every rank the same one: there may be no other.
+  check_share(cells, Share::everyday, c10::Device(at::kCUDA, 0));
+}
 
 }  // namespace lockstep::parity

@@ -27,9 +27,11 @@ void Cells::expect_same(const at::Tensor& got, const at::Tensor& wanted, const s
     return expect(got.defined() == wanted.defined(),
                   fmt::format("{} is {}defined where {}defined is right", what,
                               got.defined() ? "" : "un", wanted.defined() ? "" : "un"));
-  if (at::equal(got, wanted)) return;
+  const at::Tensor here = got.cpu();
+  const at::Tensor right = wanted.cpu();
+  if (at::equal(here, right)) return;
   expect(false,
-         fmt::format("{} is wrong by up to {}", what, (got - wanted).abs().max().item<double>()));
+         fmt::format("{} is wrong by up to {}", what, (here - right).abs().max().item<double>()));
 }
 
 void Cells::expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what) {

@@ -7,6 +7,9 @@ namespace {
 
 TEST(Sharded, BehaviourOnTwoRanks) { ranks::expect_cells_pass(2, {"--behaviour"}); }
 TEST(Sharded, BehaviourOnThreeRanks) { ranks::expect_cells_pass(3, {"--behaviour"}); }
+TEST(Sharded, PrecisionOnOneRank) { ranks::expect_cells_pass(1, {"--precision"}); }
+TEST(Sharded, PrecisionOnTwoRanks) { ranks::expect_cells_pass(2, {"--precision"}); }
+TEST(Sharded, PrecisionOnThreeRanks) { ranks::expect_cells_pass(3, {"--precision"}); }
 TEST(Sharded, MemoryOnTwoRanks) { ranks::expect_cells_pass(2, {"--memory"}); }
 TEST(Sharded, MemoryOnFourRanks) { ranks::expect_cells_pass(4, {"--memory"}); }
 TEST(Sharded, ARankThatUsesMoreThanOthers) { ranks::expect_cells_pass(2, {"--one-rank-more"}); }

@@ -16,6 +16,8 @@ void check_accumulation(ranks::Cells& cells);
 void check_mistakes(ranks::Cells& cells);
 // What a model and its optimizer are as a whole, written and read.
 void check_state(ranks::Cells& cells);
+// Parameters, gradients and buffers of 16 bits; what a step does with a scaled loss.
+void check_precision(ranks::Cells& cells);
 // What is held, and when.
 void check_memory(ranks::Cells& cells);
 // What is fetched, and when.

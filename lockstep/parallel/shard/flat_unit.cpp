@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/shard/absent_memory.h>
 
@@ -19,25 +20,63 @@ std::vector<std::int64_t> sizes_of(const std::vector<NamedTensor>& parameters) {
   return sizes;
 }
 
-at::TensorOptions options_of(const at::Tensor& tensor, std::optional<c10::Device> device) {
-  return at::TensorOptions().dtype(tensor.scalar_type()).device(device.value_or(tensor.device()));
-}
-
 }  // namespace
 
 FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-                   std::shared_ptr<BufferPool> gathered_memory, std::optional<c10::Device> device)
+                   std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format)
     : name_(std::move(plan.name)),
       parameters_(std::move(plan.parameters)),
       group_(std::move(group)),
       gathered_memory_(std::move(gathered_memory)),
       layout_(sizes_of(parameters_), group_->size()),
+      format_(format),
       is_trained_(parameters_.front().tensor.requires_grad()),
-      flat_(tensor_without_memory({layout_.num_padded()},
-                                  options_of(parameters_.front().tensor, device))) {}
+      flat_(tensor_without_memory({layout_.num_padded()}, options(format.gathered))) {}
+
+at::TensorOptions FlatUnit::options(at::ScalarType type) const {
+  return at::TensorOptions().dtype(type).device(device());
+}
 
 std::int64_t FlatUnit::gathered_bytes() const {
   return layout_.num_padded() * static_cast<std::int64_t>(flat_.element_size());
+}
+
+std::int64_t FlatUnit::device_bytes_at_rest() const {
+  std::int64_t total = residence() == Residence::gathered ? gathered_bytes() : 0;
+  if (part_.device() == device() && !part_.is_alias_of(flat_))
+    total += static_cast<std::int64_t>(part_.nbytes());
+  if (!part_is_sent() && sent_.device() == device() && !sent_.is_alias_of(flat_))
+    total += static_cast<std::int64_t>(sent_.nbytes());
+  return total;
+}
+
+std::int64_t FlatUnit::host_bytes_at_rest() const {
+  if (device().is_cpu()) return 0;
+  std::int64_t total = part_.is_cpu() ? static_cast<std::int64_t>(part_.nbytes()) : 0;
+  if (!part_is_sent() && sent_.is_cpu()) total += static_cast<std::int64_t>(sent_.nbytes());
+  return total;
+}
+
+at::Tensor FlatUnit::new_part(at::ScalarType type, c10::Device place) const {
+  if (place != device()) return device::host_memory(layout_.part_size(), type, device());
+  // Where the transport reaches it.
+  return place.is_cpu() ? group_->allocate({layout_.part_size()}, type)
+                        : at::empty({layout_.part_size()}, options(type));
+}
+
+at::Tensor FlatUnit::mine_of(const at::Tensor& whole) const {
+  const mesh::Interval mine = layout_.part(group_->rank());
+  return whole.narrow(0, mine.begin, mine.size());
+}
+
+void FlatUnit::place_parameter(std::size_t member) const {
+  const at::Tensor& tensor = parameters_[member].tensor;
+  const mesh::Interval range = layout_.range(member);
+  const at::Tensor view = flat_.narrow(0, range.begin, range.size()).view(tensor.sizes());
+  if (has_owner())
+    intercept::place_tagged(tensor, view);
+  else
+    tensor.set_data(view);
 }
 
 void FlatUnit::adopt(comm::Communicator& first_among, const Origin& origin) {
@@ -49,35 +88,42 @@ void FlatUnit::adopt(comm::Communicator& first_among, const Origin& origin) {
   if (residence() == Residence::gathered) {
     // For good, and where the transport reaches it.
     const at::Tensor memory = device().is_cpu()
-                                  ? group_->allocate({layout_.num_padded()}, flat_.scalar_type())
-                                  : at::empty({layout_.num_padded()}, options());
+                                  ? group_->allocate({layout_.num_padded()}, format_.gathered)
+                                  : at::empty({layout_.num_padded()}, options(format_.gathered));
     flat_ = memory;
     is_there_ = true;
   } else {
     take_memory();
   }
-  flat_.narrow(0, layout_.num_elements(), layout_.num_padded() - layout_.num_elements()).zero_();
+  const at::Tensor all = format_.gathered == format_.own
+                             ? flat_
+                             : at::empty({layout_.num_padded()}, options(format_.own));
+  all.narrow(0, layout_.num_elements(), layout_.num_padded() - layout_.num_elements()).zero_();
   for (std::size_t member = 0; member < parameters_.size(); ++member) {
-    const at::Tensor& tensor = parameters_[member].tensor;
     const mesh::Interval range = layout_.range(member);
-    if (first) flat_.narrow(0, range.begin, range.size()).copy_(tensor.detach().reshape({-1}));
-    const at::Tensor view = flat_.narrow(0, range.begin, range.size()).view(tensor.sizes());
-    // What is always there takes no detour.
-    if (residence() == Residence::gathered)
-      tensor.set_data(view);
-    else
-      intercept::place_tagged(tensor, view);
+    if (first)
+      all.narrow(0, range.begin, range.size())
+          .copy_(parameters_[member].tensor.detach().reshape({-1}));
+    place_parameter(member);
   }
-  first_among.broadcast(flat_, 0).wait();
-  const mesh::Interval mine = layout_.part(group_->rank());
-  const at::Tensor in_flat = flat_.narrow(0, mine.begin, mine.size());
-  if (residence() == Residence::gathered) {
-    part_ = in_flat;
+  first_among.broadcast(all, 0).wait();
+
+  const bool always_there = residence() == Residence::gathered;
+  if (always_there && format_.is_one()) {
+    part_ = mine_of(flat_);
   } else {
-    part_ = device().is_cpu() ? group_->allocate({mine.size()}, flat_.scalar_type())
-                              : at::empty({mine.size()}, options());
-    part_.copy_(in_flat);
+    part_ = new_part(format_.own, format_.stepped_on);
+    part_.copy_(mine_of(all));
   }
+  if (format_.sent == format_.own && format_.sent_from == format_.stepped_on)
+    sent_ = part_;
+  else if (always_there && format_.sent == format_.gathered && format_.sent_from == device())
+    sent_ = mine_of(flat_);
+  else
+    sent_ = new_part(format_.sent, format_.sent_from);
+  // Every rank has what it would get from the others.
+  if (!format_.is_one()) flat_.copy_(all.to(format_.sent));
+  part_changed();
 }
 
 at::Tensor FlatUnit::piece(std::size_t member) const {
@@ -105,27 +151,63 @@ void FlatUnit::give_memory_back(bool scrub) {
     flat_.fill_(std::numeric_limits<double>::quiet_NaN());
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
+  incoming_ = at::Tensor();
+  leaving_ = at::Tensor();
   // With no bytes a stray access throws instead of reading what is not there.
   memory->set_nbytes(0);
   is_there_ = false;
 }
 
 comm::Work FlatUnit::gather(const comm::CallOptions& options) {
-  return group_->all_gather(flat_, part_, options);
+  const c10::NoGradGuard no_grad;
+  leaving_ = sent_.device() == device() ? sent_ : sent_.to(device(), /*non_blocking=*/true);
+  if (format_.sent == format_.gathered) return group_->all_gather(flat_, leaving_, options);
+  incoming_ = gathered_memory_ == nullptr
+                  ? at::empty({layout_.num_padded()}, this->options(format_.sent))
+                  : gathered_memory_->take(layout_.num_padded(), this->options(format_.sent));
+  return group_->all_gather(incoming_, leaving_, options);
 }
 
-void FlatUnit::keep_edits() {
-  if (residence() == Residence::gathered) return;
+void FlatUnit::arrived() {
   const c10::NoGradGuard no_grad;
-  const mesh::Interval mine = layout_.part(group_->rank());
-  part_.copy_(flat_.narrow(0, mine.begin, mine.size()));
+  if (incoming_.defined()) flat_.copy_(incoming_);
+  incoming_ = at::Tensor();
+  leaving_ = at::Tensor();
+}
+
+void FlatUnit::part_changed() {
+  const c10::NoGradGuard no_grad;
+  if (!part_is_sent()) sent_.copy_(part_, /*non_blocking=*/true);
+}
+
+// Where the part has more digits than what is gathered, those of elements that nobody has written
+// to are kept.
+void FlatUnit::keep_edits() {
+  if (part_.is_alias_of(flat_)) return;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor now = mine_of(flat_);
+  if (part_is_sent()) {
+    part_.copy_(now);
+    return;
+  }
+  const at::Tensor own = part_.to(device());
+  const at::Tensor before = own.to(format_.sent).to(format_.gathered);
+  part_.copy_(at::where(now == before, own, now.to(format_.own)));
+  part_changed();
+}
+
+at::Tensor FlatUnit::whole() {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor all = at::empty({layout_.num_padded()}, options(format_.own));
+  group_->all_gather(all, part_.to(device())).wait();
+  return all;
 }
 
 void FlatUnit::replace(const at::Tensor& whole) {
   const c10::NoGradGuard no_grad;
-  const mesh::Interval mine = layout_.part(group_->rank());
-  part_.copy_(whole.narrow(0, mine.begin, mine.size()));
-  if (is_there_) flat_.copy_(whole);
+  part_.copy_(mine_of(whole));
+  part_changed();
+  if (is_there_) flat_.copy_(whole.to(format_.sent));
 }
 
 }  // namespace lockstep::shard

@@ -14,6 +14,7 @@
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/parallel/shard/buffer_pool.h>
 #include <lockstep/parallel/shard/flat_layout.h>
+#include <lockstep/parallel/shard/unit_format.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {
@@ -34,8 +35,12 @@ struct Origin {
 };
 
 // Parameters that lie one after the other in one memory. They stay the tensors they were, which the
-// module's members and autograd refer to; only where they lie changes. A sharded unit's memory is
-// taken and given back in place, so that views and what backward saved lead to it, too.
+// module's members and autograd refer to; only where they lie changes, and where the format says so
+// their type. A sharded unit's memory is taken and given back in place, so that views and what
+// backward saved lead to it, too.
+//
+// A rank's part is there up to three times: as the optimizer steps on it, as it is sent to other
+// ranks, and in the gathered memory. Where types and places are the same, so is the memory.
 //
 // Ownership: the memory; shares the parameters. Threading: none of its own.
 class FlatUnit {
@@ -43,18 +48,25 @@ class FlatUnit {
   // The parameters stay where they are until adopt(). A sharded unit takes its memory from
   // `gathered_memory`; of one that is always there it is null.
   FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-           std::shared_ptr<BufferPool> gathered_memory, std::optional<c10::Device> device = {});
+           std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format);
 
   const std::string& name() const { return name_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const FlatLayout& layout() const { return layout_; }
+  const UnitFormat& format() const { return format_; }
   Residence residence() const {
     return gathered_memory_ == nullptr ? Residence::gathered : Residence::sharded;
   }
+  // Whether whoever writes to the parameters has to be heard of: it is not what others read.
+  bool has_owner() const { return residence() == Residence::sharded || !format_.is_one(); }
   bool is_trained() const { return is_trained_; }
-  at::TensorOptions options() const { return flat_.options(); }
-  c10::Device device() const { return flat_.device(); }
+  c10::Device device() const { return format_.device; }
+  // What a flat tensor of another type is made with, where the parameters are.
+  at::TensorOptions options(at::ScalarType type) const;
   std::int64_t gathered_bytes() const;
+  // What a rank holds between steps, on the device and in the host's memory beside it.
+  std::int64_t device_bytes_at_rest() const;
+  std::int64_t host_bytes_at_rest() const;
 
   // Makes the parameters' values those of the first of these ranks and moves them into this memory;
   // what they lay in before is let go. Only that rank asks the origin for them. Every rank calls
@@ -63,9 +75,9 @@ class FlatUnit {
 
   // All of the parameters, [num_padded]; only to be used while is_there().
   const at::Tensor& flat() const { return flat_; }
-  // This rank's part, [part_size]; of a gathered unit, a view of the whole.
+  // This rank's part as the optimizer steps on it, [part_size].
   const at::Tensor& part() const { return part_; }
-  // This rank's part of a parameter, flat.
+  // The same of a parameter, flat.
   at::Tensor piece(std::size_t member) const;
   mesh::Placement placement(std::size_t member) const;
 
@@ -73,23 +85,40 @@ class FlatUnit {
   void take_memory();
   void give_memory_back(bool scrub);
 
-  // Starts to fill the memory with all ranks' parts.
+  // Starts to fill the memory with all ranks' parts; what the caller has waited for is there for
+  // use after arrived().
   comm::Work gather(const comm::CallOptions& options);
+  void arrived();
+
+  // Whoever wrote to part() says so: other ranks are to get it from now on.
+  void part_changed();
   // This rank's part becomes what the gathered memory has there: a caller has written to it.
   void keep_edits();
-  // All of it, [num_padded], from elsewhere.
+
+  // All parts as the optimizer steps on them, [num_padded]. Every rank of the group calls it.
+  at::Tensor whole();
+  // The reverse: all of it from elsewhere.
   void replace(const at::Tensor& whole);
 
  private:
+  bool part_is_sent() const { return sent_.is_same(part_); }
+  at::Tensor new_part(at::ScalarType type, c10::Device place) const;
+  at::Tensor mine_of(const at::Tensor& whole) const;
+  void place_parameter(std::size_t member) const;
+
   std::string name_;
   std::vector<NamedTensor> parameters_;
   std::shared_ptr<comm::Communicator> group_;
   std::shared_ptr<BufferPool> gathered_memory_;
   FlatLayout layout_;
+  UnitFormat format_;
   bool is_trained_;
   bool is_there_ = false;
   at::Tensor flat_;
   at::Tensor part_;
+  at::Tensor sent_;      // [part_size]
+  at::Tensor leaving_;   // a copy of it on the device, while a gather needs it
+  at::Tensor incoming_;  // [num_padded] as sent, where that is not as gathered
 };
 
 }  // namespace lockstep::shard

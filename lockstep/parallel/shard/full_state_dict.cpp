@@ -47,17 +47,14 @@ std::vector<NamedTensor> FullyShardedDataParallel::full_state_dict(
                                                    /*non_blocking=*/false, /*copy=*/true)});
   };
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    const ParameterGatherer::Hold hold(*gatherer_, {unit});
+    const at::Tensor whole = units_[unit]->whole();
     const FlatLayout& layout = units_[unit]->layout();
     const auto& parameters = units_[unit]->parameters();
     for (std::size_t member = 0; member < parameters.size(); ++member)
       keep(parameters[member],
-           units_[unit]
-               ->flat()
-               .narrow(0, layout.range(member).begin, layout.range(member).size())
+           whole.narrow(0, layout.range(member).begin, layout.range(member).size())
                .view(parameters[member].tensor.sizes()));
   }
-  gatherer_->release_all();
   for (const NamedTensor& buffer : buffers_) keep(buffer, buffer.tensor);
   return state;
 }
@@ -83,7 +80,8 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
 
   for (const auto& unit : units_) {
     // Through memory of its own: what is gathered now may be in use.
-    const at::Tensor whole = at::empty({unit->layout().num_padded()}, unit->options());
+    const at::Tensor whole =
+        at::empty({unit->layout().num_padded()}, unit->options(unit->format().own));
     if (first)
       for (std::size_t member = 0; member < unit->parameters().size(); ++member) {
         const mesh::Interval range = unit->layout().range(member);

@@ -11,6 +11,7 @@
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
+#include <lockstep/parallel/shard/low_precision_operators.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
@@ -25,7 +26,8 @@ constexpr double kResidentShare = 0.02;
 
 // Units too small to be worth a message each time they are used: norms and biases outside of the
 // blocks. Together they cost next to nothing.
-std::vector<bool> choose_residents(const std::vector<PlannedUnit>& plans, int num_ranks) {
+std::vector<bool> choose_residents(const std::vector<PlannedUnit>& plans, int num_ranks,
+                                   const CPUOffload& offload) {
   std::int64_t total = 0;
   for (const PlannedUnit& plan : plans) total += plan.num_elements();
   auto allowance = static_cast<std::int64_t>(static_cast<double>(total) * kResidentShare /
@@ -33,7 +35,7 @@ std::vector<bool> choose_residents(const std::vector<PlannedUnit>& plans, int nu
   std::vector<std::size_t> by_size(plans.size());
   std::iota(by_size.begin(), by_size.end(), std::size_t{0});
   std::ranges::stable_sort(by_size, {}, [&](std::size_t i) { return plans[i].num_elements(); });
-  std::vector<bool> resident(plans.size(), num_ranks == 1);
+  std::vector<bool> resident(plans.size(), num_ranks == 1 && !offload.offload_params);
   for (const std::size_t i : by_size) {
     allowance -= plans[i].num_elements();
     if (allowance < 0) break;
@@ -58,6 +60,15 @@ std::int64_t bytes_of(const std::vector<NamedTensor>& tensors) {
   return total;
 }
 
+void convert_buffers(const torch::nn::Module& module, std::optional<at::ScalarType> type) {
+  if (!type) return;
+  for (const auto& part : module.modules()) {
+    if (is_batch_norm(*part)) continue;
+    for (const at::Tensor& buffer : part->buffers(/*recurse=*/false))
+      if (buffer.scalar_type() == at::kFloat) buffer.set_data(buffer.to(*type));
+  }
+}
+
 void check_trained(const torch::nn::Module& module, const std::vector<NamedTensor>& parameters) {
   if (std::ranges::none_of(parameters, [](const auto& p) { return p.tensor.requires_grad(); }))
     throw UsageError("the module '{}' has {} parameters and none of them requires a gradient: "
@@ -79,6 +90,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   if (options_.max_live_units == 0)
     throw UsageError("max_live_units is 0: at least the unit that is used has to be there, and 2 "
                      "let the next one come meanwhile");
+  check(options_.mixed_precision);
+  check(options_.cpu_offload);
+  if (options_.cpu_offload.offload_params && options_.cut == Cut::gradients)
+    throw UsageError("parameters are to be offloaded to the host's memory, and with this strategy "
+                     "they stay on every rank's device: use FULL_SHARD or HYBRID_SHARD");
   intercept::claim_key();
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
   const std::vector<NamedTensor> parameters = all;
@@ -89,36 +105,50 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   check_trained(module, parameters);
   refuse_sharded(module);
 
-  std::vector<PlannedUnit> plans = plan_units(module, options_.units);
+  const bool in_16_bits = computes_in_param_dtype(options_.mixed_precision, device);
+  std::vector<PlannedUnit> plans = plan_units(
+      module, options_.units, in_16_bits ? parameters_of_batch_norms(module) : KeepType());
   gathered_memory_ = std::make_shared<BufferPool>(
       [device](std::int64_t bytes) {
         return at::empty({bytes}, at::dtype(at::kByte).device(device));
       },
       static_cast<std::int64_t>(options_.max_live_units) * largest_bytes(plans));
-  const std::vector<bool> resident = choose_residents(plans, groups_.gather->size());
+  const std::vector<bool> resident =
+      choose_residents(plans, groups_.gather->size(), options_.cpu_offload);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const bool gathered = options_.cut == Cut::gradients || resident[i];
+    const at::Tensor& first = plans[i].parameters.front().tensor;
+    const UnitFormat format = UnitFormat::of(
+        first.scalar_type(), origin.device.value_or(first.device()),
+        plans[i].keeps_type ? MixedPrecision() : options_.mixed_precision, options_.cpu_offload);
     auto unit = std::make_unique<FlatUnit>(std::move(plans[i]), groups_.gather,
-                                           gathered ? nullptr : gathered_memory_, origin.device);
+                                           gathered ? nullptr : gathered_memory_, format);
     unit->adopt(*groups_.all, origin);
     unit->give_memory_back(options_.scrub_freed_memory);
     units_.push_back(std::move(unit));
   }
   for (const NamedTensor& parameter : data_parallel::trained_parameters(module))
     in_model_order_.push_back(find(parameter.name));
+  if (in_16_bits) convert_buffers(module, options_.mixed_precision.buffer_dtype);
   if (!buffers_.empty()) data_parallel::broadcast_from_first(buffers_, *groups_.all);
   gathered_memory_->reset_peaks();
 
   gatherer_ = std::make_shared<ParameterGatherer>(
       units_, ParameterGatherer::Limits{.max_live_units = options_.max_live_units,
                                         .scrub_freed_memory = options_.scrub_freed_memory});
-  for (const auto& unit : units_)
-    if (unit->residence() == Residence::sharded)
+  for (const auto& unit : units_) {
+    if (unit->format().computes_in_other_type()) {
+      if (low_precision_ == nullptr)
+        low_precision_ = std::make_shared<LowPrecisionOperators>(unit->format().gathered);
+      intercept::add_owner(unit->flat().storage(), low_precision_);
+    }
+    if (unit->has_owner())
       intercept::add_owner(unit->flat().storage(), gatherer_,
                            fmt::format("the module '{}' was sharded by a manager that is gone, and "
                                        "its parameters '{}' with it: keep what setup_distributed() "
                                        "returned for as long as the model",
                                        module_name_, unit->name()));
+  }
   sharder_ = GradientSharder::make(
       {.units = units_,
        .gatherer = gatherer_.get(),
@@ -186,6 +216,22 @@ optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm) {
   return optim::clip_to(gradient_norm(pieces, *groups_.reduce), gradients, max_norm);
 }
 
+at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler) {
+  sharder_->check_model();
+  std::vector<optim::NamedParameter> pieces;
+  for (const auto& [unit, member] : in_model_order_) {
+    at::Tensor gradient = sharder_->piece(unit, member);
+    if (!gradient.defined()) continue;
+    optim::NamedParameter piece{units_[unit]->parameters()[member].name,
+                                units_[unit]->piece(member)};
+    piece.tensor.mutable_grad() = std::move(gradient);
+    pieces.push_back(std::move(piece));
+  }
+  at::Tensor overflow = scaler.unscale(pieces).to(units_.front()->device());
+  groups_.all->all_reduce(overflow, comm::ReduceOp::max).wait();
+  return overflow;
+}
+
 at::Tensor FullyShardedDataParallel::full_gradient(const std::string& name) {
   const auto [unit_index, member] = find(name);
   const FlatUnit& unit = *units_[unit_index];
@@ -225,12 +271,12 @@ std::string FullyShardedDataParallel::describe() const { return describe_units(u
 MemoryReport FullyShardedDataParallel::memory_report() const {
   MemoryReport report{.num_parameters = count_parameters(units_),
                       .num_ranks = groups_.gather->size()};
-  for (const auto& unit : units_)
-    report.parameters += unit->residence() == Residence::gathered
-                             ? unit->gathered_bytes()
-                             : static_cast<std::int64_t>(unit->part().nbytes());
-  report.gradients = sharder_->gradient_bytes();
-  report.optimizer = optimizer_bytes_;
+  for (const auto& unit : units_) {
+    report.parameters += unit->device_bytes_at_rest();
+    report.on_host += unit->host_bytes_at_rest();
+  }
+  (sharder_->sums_on_host() ? report.on_host : report.gradients) += sharder_->gradient_bytes();
+  (sharder_->sums_on_host() ? report.on_host : report.optimizer) += optimizer_bytes_;
   report.buffers = bytes_of(buffers_);
   const BufferPool::Usage gathered = gathered_memory_->usage();
   report.gathered_now = gathered.taken_bytes;

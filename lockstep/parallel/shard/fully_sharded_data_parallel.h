@@ -10,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/optim/clip.h>
+#include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/no_sync.h>
@@ -20,6 +21,8 @@
 #include <lockstep/parallel/shard/options.h>
 
 namespace lockstep::shard {
+
+class LowPrecisionOperators;
 
 // Cuts any module's state among ranks, in place and without a wrapper: its forward and its members
 // stay what they are. Weights and buffers become those of the first rank. Parameters become
@@ -63,6 +66,11 @@ class FullyShardedDataParallel {
 
   // As optim::clip_gradients over the whole model; the same bits as without shards.
   optim::ClipResult clip_gradients(double max_norm);
+
+  // Divides every part of every gradient by the scale, once all of a step's passes are done and
+  // before clipping; gives 1 in a tensor of one element where one overflowed on any rank, for
+  // GradScaler::update(), and 0 otherwise.
+  at::Tensor unscale_gradients(optim::GradScaler& scaler);
 
   // The whole gradient of a parameter, on every rank; undefined where there is none.
   at::Tensor full_gradient(const std::string& name);
@@ -113,6 +121,7 @@ class FullyShardedDataParallel {
   std::vector<std::unique_ptr<FlatUnit>> units_;
   std::vector<Place> in_model_order_;  // of the trained parameters
   std::shared_ptr<ParameterGatherer> gatherer_;
+  std::shared_ptr<LowPrecisionOperators> low_precision_;  // where operators compute in 16 bits
   std::shared_ptr<GradientSharder> sharder_;
   std::int64_t optimizer_bytes_ = 0;
 };

@@ -1,8 +1,11 @@
 // What a sharder's ranks send each other in a step: the count, units' gradients, who used what.
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
@@ -13,6 +16,18 @@ namespace {
 
 // Units whose gradients are on their way while the next one's are collected.
 constexpr std::size_t kInFlight = 2;
+
+// Whether a unit's sums come from the ranks in the type and to the place they stay in.
+bool arrives_as_kept(const UnitFormat& format) {
+  return format.reduced == format.own && format.stepped_on == format.device;
+}
+
+at::Tensor new_sums(const FlatUnit& unit) {
+  const UnitFormat& format = unit.format();
+  return format.stepped_on == format.device
+             ? at::empty({unit.layout().part_size()}, unit.options(format.own))
+             : device::host_memory(unit.layout().part_size(), format.own, format.device);
+}
 
 }  // namespace
 
@@ -28,7 +43,8 @@ void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
   UnitState& state = states_[slot.unit];
   if (!state.collected.defined()) {
     while (in_flight_.size() >= kInFlight) settle_oldest();
-    state.collected = buffers_of_gradients_.take(unit.layout().num_padded(), unit.options());
+    state.collected =
+        buffers_of_gradients_.take(unit.layout().num_padded(), unit.options(unit.format().reduced));
   }
   const mesh::Interval range = unit.layout().range(slot.member);
   const at::Tensor place = state.collected.narrow(0, range.begin, range.size());
@@ -53,11 +69,12 @@ void GradientSharder::launch(std::size_t index) {
   UnitState& state = states_[index];
   state.collected.narrow(0, layout.num_elements(), layout.num_padded() - layout.num_elements())
       .zero_();
-  if (!state.sums.defined()) state.sums = at::empty({layout.part_size()}, unit.options());
+  if (!state.sums.defined()) state.sums = new_sums(unit);
   bool adds = false;
   for (const std::size_t slot : state.slots) adds = adds || slots_[slot].adds;
-  if (adds) state.incoming = at::empty_like(state.sums);
-  const at::Tensor& output = adds ? state.incoming : state.sums;
+  if (adds || !arrives_as_kept(unit.format()))
+    state.incoming = at::empty({layout.part_size()}, unit.options(unit.format().reduced));
+  const at::Tensor& output = state.incoming.defined() ? state.incoming : state.sums;
   comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
   const bool divides = groups_.replicas == nullptr && divides_in_flight(unit);
   if (divides && loss_.any()) options.divisor = loss_.divisor();
@@ -103,6 +120,16 @@ void GradientSharder::settle(std::size_t index) {
     arrived.div_(groups_.all->size());
   }
   if (!state.incoming.defined()) return;
+  keep_incoming(state, unit);
+  state.incoming = at::Tensor();
+}
+
+// Some members' sums may be added to what was there before, and others' not.
+void GradientSharder::keep_incoming(UnitState& state, const FlatUnit& unit) {
+  if (std::ranges::none_of(state.slots, [&](std::size_t slot) { return slots_[slot].adds; })) {
+    state.sums.copy_(state.incoming, /*non_blocking=*/true);
+    return;
+  }
   const int rank = groups_.reduce->rank();
   for (const std::size_t slot : state.slots) {
     const std::size_t member = slots_[slot].member;
@@ -111,11 +138,10 @@ void GradientSharder::settle(std::size_t index) {
     const at::Tensor sum = state.sums.narrow(0, offset, size);
     const at::Tensor part = state.incoming.narrow(0, offset, size);
     if (slots_[slot].adds && !absent_->was_zeroed(slot))
-      sum.add_(part);
+      sum.add_(part.to(sum.device()));
     else
       sum.copy_(part);
   }
-  state.incoming = at::Tensor();
 }
 
 // Ends a backward pass, on every rank in the same order: the units that were not complete, who used
@@ -145,6 +171,8 @@ void GradientSharder::finish() {
   groups_.all->all_reduce(used_by).wait();
 
   while (!in_flight_.empty()) settle_oldest();
+  // What goes to the host's memory is read there from now on.
+  if (sums_on_host_) device::wait_for(device());
   if (loss_.any()) loss_.finish();
   hand_out(used_by);
   if (!model_.buffers.empty()) data_parallel::broadcast_from_first(model_.buffers, *groups_.all);

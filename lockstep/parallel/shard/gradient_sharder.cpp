@@ -24,7 +24,10 @@ std::vector<NamedTensor> trained_parameters(std::span<const std::unique_ptr<Flat
 
 std::int64_t largest_bytes(std::span<const std::unique_ptr<FlatUnit>> units) {
   std::int64_t largest = 0;
-  for (const auto& unit : units) largest = std::max(largest, unit->gathered_bytes());
+  for (const auto& unit : units)
+    largest =
+        std::max(largest, unit->layout().num_padded() *
+                              static_cast<std::int64_t>(c10::elementSize(unit->format().reduced)));
   return largest;
 }
 
@@ -63,6 +66,8 @@ GradientSharder::GradientSharder(Model model, Groups groups,
                         .parameter = parameters[member].tensor});
     }
     states_[unit].pending = parameters.size();
+    const UnitFormat& format = model_.units[unit]->format();
+    if (format.stepped_on != format.device) sums_on_host_ = true;
     // Backward meets the last layers first.
     order_.insert(order_.begin(), unit);
   }
@@ -189,8 +194,12 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
     has_plain_gradients_ = true;
   }
   if (!exchange_) {
+    // Added up in the type that they are summed in; autograd adds to what is there.
+    const at::ScalarType summed = model_.units[slot.unit]->format().reduced;
     if (absent)
-      gradient = arrived.clone();
+      gradient = arrived.to(summed, /*non_blocking=*/false, /*copy=*/true);
+    else if (gradient.scalar_type() != summed)
+      gradient = gradient.to(summed);
     else if (!data_parallel::is_sole_user(gradient, arrived))
       gradient = gradient.clone();
     return;

@@ -50,8 +50,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   // Of the last exchange that ended a backward().
   const data_parallel::StepTotals& totals() const { return loss_.totals(); }
 
-  // This rank's part of a parameter's gradient; undefined where it has none. UsageError where it
-  // has yet to be exchanged.
+  // This rank's part of a parameter's gradient, as the optimizer wants it; undefined where it has
+  // none. UsageError where it has yet to be exchanged.
   at::Tensor piece(std::size_t unit, std::size_t member) const;
   // Leaves every gradient undefined.
   void drop_gradients();
@@ -61,6 +61,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
 
   std::int64_t num_exchanges() const { return num_exchanges_; }
   std::int64_t gradient_bytes() const;
+  // Whether they lie in the host's memory, and the parameters do not.
+  bool sums_on_host() const { return sums_on_host_; }
   BufferPool::Usage buffer_usage() const { return buffers_of_gradients_.usage(); }
 
  private:
@@ -79,7 +81,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
     std::size_t pending = 0;
     at::Tensor collected;  // [num_padded] of this rank, until it has left
     at::Tensor sums;       // [part_size], from the first exchange on
-    at::Tensor incoming;   // where it is added to what was there
+    at::Tensor incoming;   // where it does not come as it stays, or is added to what was there
     comm::Work reducing;
     comm::Work over_replicas;
   };
@@ -105,6 +107,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   bool divides_in_flight(const FlatUnit& unit) const;
   void settle_oldest();
   void settle(std::size_t unit);
+  void keep_incoming(UnitState& state, const FlatUnit& unit);
   void hand_out(const at::Tensor& used_by);
 
   Model model_;
@@ -119,7 +122,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   std::vector<std::size_t> ready_order_;  // of this pass
   std::size_t next_ = 0;                  // in order_: to leave
   std::deque<std::size_t> in_flight_;
-  at::Tensor num_ranks_;  // [1] of float64
+  at::Tensor num_ranks_;       // [1] of float64
+  bool sums_on_host_ = false;  // though the parameters are not
   bool exchange_ = true;
   bool in_backward_ = false;          // a gradient has come in this pass
   bool has_plain_gradients_ = false;  // of a caller's own backward(), since the last zeroing

@@ -16,6 +16,9 @@ struct MemoryReport {
   std::int64_t optimizer = 0;
   std::int64_t buffers = 0;
 
+  // Beside it in the host's memory, of what was offloaded: parts, gradients, the optimizer's state.
+  std::int64_t on_host = 0;
+
   // Beyond that while a step runs: gathered units, and gradients on their way.
   std::int64_t gathered_now = 0;
   std::int64_t gathered_peak = 0;

@@ -13,7 +13,9 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
     : group_(group), module_name_(module.name()) {
   refuse_sharded(module);
   for (PlannedUnit& plan : plan_units(module, units)) {
-    units_.push_back(std::make_unique<FlatUnit>(std::move(plan), group, nullptr));
+    const at::Tensor& first = plan.parameters.front().tensor;
+    units_.push_back(std::make_unique<FlatUnit>(
+        std::move(plan), group, nullptr, UnitFormat::of(first.scalar_type(), first.device())));
     units_.back()->adopt(*group);
   }
 }

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#include <lockstep/parallel/shard/cpu_offload.h>
+#include <lockstep/parallel/shard/mixed_precision.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {
@@ -16,6 +18,8 @@ enum class Cut {
 struct Options {
   Cut cut = Cut::gradients_and_parameters;
   UnitPolicy units = {};
+  MixedPrecision mixed_precision = {};
+  CPUOffload cpu_offload = {};
   // Units whose parameters are on a rank at once, the next one's included: the bound on what a rank
   // holds beyond its part. More of them spare gathers where a model goes back and forth.
   std::size_t max_live_units = 2;

@@ -32,9 +32,10 @@ ParameterGatherer::ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> 
                                      Limits limits)
     : units_(units), limits_(limits), states_(units.size()), last_used_(kNone) {
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    if (units[unit]->residence() != Residence::sharded) continue;
+    if (!units[unit]->has_owner()) continue;
     by_memory_[units[unit]->flat().storage().unsafeGetStorageImpl()] = unit;
-    if (units[unit]->is_there()) live_.push_back(unit);
+    if (units[unit]->residence() == Residence::sharded && units[unit]->is_there())
+      live_.push_back(unit);
   }
 }
 
@@ -61,6 +62,7 @@ void ParameterGatherer::make_ready(std::size_t unit) {
     if (!units_[unit]->is_there()) start_gather(unit, comm::Launch::on_wait);
     if (state.arriving) {
       state.work.wait();
+      units_[unit]->arrived();
       state.work = comm::Work();
       state.arriving = false;
     }

@@ -6,6 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/saved_state.h>
 
 namespace lockstep::shard {
 
@@ -18,29 +19,56 @@ struct Part {
   at::Tensor piece;
 };
 
+// What steps on a unit's parts, by itself: the next unit's update runs while this one's result is
+// on its way to a device.
+struct UnitOptimizer {
+  std::size_t unit = 0;
+  std::vector<Part> parts;
+  std::unique_ptr<optim::Optimizer> inner;
+};
+
 class ShardedOptimizer final : public optim::Optimizer {
  public:
-  ShardedOptimizer(SteppedModel model, std::vector<Part> parts,
-                   std::unique_ptr<optim::Optimizer> inner)
-      : model_(std::move(model)), parts_(std::move(parts)), inner_(std::move(inner)) {}
+  ShardedOptimizer(SteppedModel model, std::vector<UnitOptimizer> units)
+      : model_(std::move(model)), units_(std::move(units)) {}
 
   void step(double learning_rate) override {
     model_.check();
-    for (const Part& part : parts_)
-      part.piece.mutable_grad() = model_.gradient(part.unit, part.member);
-    inner_->step(learning_rate);
-    for (const Part& part : parts_) part.piece.mutable_grad() = at::Tensor();
+    // All of them before any is stepped on: one that is missing is told with the model as it was.
+    for (const UnitOptimizer& unit : units_)
+      for (const Part& part : unit.parts)
+        part.piece.mutable_grad() = model_.gradient(part.unit, part.member);
+    for (const UnitOptimizer& unit : units_) {
+      unit.inner->step(learning_rate);
+      for (const Part& part : unit.parts) part.piece.mutable_grad() = at::Tensor();
+      model_.units[unit.unit]->part_changed();
+    }
     model_.after_step();
   }
 
   void zero_grad() override { model_.drop_gradients(); }
-  std::vector<NamedTensor> state() const override { return inner_->state(); }
-  void load_state(const std::vector<NamedTensor>& state) override { inner_->load_state(state); }
+
+  std::vector<NamedTensor> state() const override {
+    std::vector<NamedTensor> all;
+    for (const UnitOptimizer& unit : units_)
+      for (NamedTensor& one : unit.inner->state()) all.push_back(std::move(one));
+    return all;
+  }
+
+  void load_state(const std::vector<NamedTensor>& state) override {
+    // All of it is looked at before anything is changed.
+    std::vector<at::Tensor> matched = optim::match_saved_state(this->state(), state);
+    auto next = matched.begin();
+    for (const UnitOptimizer& unit : units_) {
+      std::vector<NamedTensor> mine = unit.inner->state();
+      for (NamedTensor& one : mine) one.tensor = std::move(*next++);
+      unit.inner->load_state(mine);
+    }
+  }
 
  private:
   SteppedModel model_;
-  std::vector<Part> parts_;
-  std::unique_ptr<optim::Optimizer> inner_;
+  std::vector<UnitOptimizer> units_;
 };
 
 }  // namespace
@@ -55,19 +83,31 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
       parts_of[parameters[member].tensor.unsafeGetTensorImpl()] = {
           unit, member, model.units[unit]->piece(member)};
   }
-  std::vector<Part> parts;
-  for (optim::ParameterGroup& group : groups)
-    for (optim::NamedParameter& parameter : group.parameters) {
+  std::vector<UnitOptimizer> units(model.units.size());
+  std::vector<std::vector<optim::ParameterGroup>> groups_of(model.units.size());
+  for (const optim::ParameterGroup& group : groups) {
+    for (auto& of_unit : groups_of) {
+      of_unit.push_back(group);
+      of_unit.back().parameters.clear();
+    }
+    for (const optim::NamedParameter& parameter : group.parameters) {
       const auto found = parts_of.find(parameter.tensor.unsafeGetTensorImpl());
       if (found == parts_of.end())
         throw UsageError("'{}' is no parameter of '{}': make an optimizer over the parameters of "
                          "the model that wrap_model() returned",
                          parameter.name, model.name);
-      parts.push_back(found->second);
-      parameter.tensor = found->second.piece;
+      const Part& part = found->second;
+      units[part.unit].parts.push_back(part);
+      groups_of[part.unit].back().parameters.push_back({parameter.name, part.piece});
     }
-  return std::make_unique<ShardedOptimizer>(std::move(model), std::move(parts),
-                                            optim::make_optimizer(options, std::move(groups)));
+  }
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    units[unit].unit = unit;
+    std::erase_if(groups_of[unit], [](const auto& group) { return group.parameters.empty(); });
+    units[unit].inner = optim::make_optimizer(options, std::move(groups_of[unit]));
+  }
+  std::erase_if(units, [](const UnitOptimizer& unit) { return unit.parts.empty(); });
+  return std::make_unique<ShardedOptimizer>(std::move(model), std::move(units));
 }
 
 void refresh(std::span<const std::unique_ptr<FlatUnit>> units) {
@@ -80,6 +120,8 @@ void refresh(std::span<const std::unique_ptr<FlatUnit>> units) {
       parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
   for (comm::Work& work : works) work.wait();
+  for (const auto& unit : units)
+    if (unit->is_trained() && unit->residence() == Residence::gathered) unit->arrived();
 }
 
 }  // namespace lockstep::shard

@@ -112,14 +112,15 @@ class Planner {
 };
 
 // One memory holds one dtype on one device, and a frozen parameter has no gradient to wait for.
-std::vector<PlannedUnit> divide_by_kind(PlannedUnit unit) {
+std::vector<PlannedUnit> divide_by_kind(PlannedUnit unit, const KeepType& keep_type) {
   std::vector<PlannedUnit> parts;
   for (NamedTensor& parameter : unit.parameters) {
     const at::Tensor& tensor = parameter.tensor;
+    const bool keeps_type = keep_type.contains(tensor.unsafeGetTensorImpl());
     const auto same_kind = [&](const PlannedUnit& part) {
       const at::Tensor& first = part.parameters.front().tensor;
       return first.scalar_type() == tensor.scalar_type() && first.device() == tensor.device() &&
-             first.requires_grad() == tensor.requires_grad();
+             first.requires_grad() == tensor.requires_grad() && part.keeps_type == keeps_type;
     };
     auto place = std::ranges::find_if(parts, same_kind);
     if (place == parts.end()) {
@@ -127,7 +128,7 @@ std::vector<PlannedUnit> divide_by_kind(PlannedUnit unit) {
       if (!parts.empty())
         name += fmt::format(" ({}{})", c10::toString(tensor.scalar_type()),
                             tensor.requires_grad() ? "" : ", frozen");
-      place = parts.insert(parts.end(), {name, {}});
+      place = parts.insert(parts.end(), {name, {}, keeps_type});
     }
     place->parameters.push_back(std::move(parameter));
   }
@@ -171,12 +172,14 @@ UnitPolicy one_unit() {
   return {.is_unit = [](const std::string&, const Module&) { return true; }};
 }
 
-std::vector<PlannedUnit> plan_units(const Module& module, const UnitPolicy& policy) {
+std::vector<PlannedUnit> plan_units(const Module& module, const UnitPolicy& policy,
+                                    const KeepType& keep_type) {
   Planner planner(policy);
   planner.visit("", module);
   std::vector<PlannedUnit> units;
   for (PlannedUnit& unit : planner.finish())
-    for (PlannedUnit& part : divide_by_kind(std::move(unit))) units.push_back(std::move(part));
+    for (PlannedUnit& part : divide_by_kind(std::move(unit), keep_type))
+      units.push_back(std::move(part));
   return units;
 }
 

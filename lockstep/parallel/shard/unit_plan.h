@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <typeinfo>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -14,10 +15,12 @@
 
 namespace lockstep::shard {
 
-// A unit before it has memory: parameters of one dtype on one device, all of them trained or none.
+// A unit before it has memory: parameters of one dtype on one device, all of them trained or none,
+// all of them to keep their type in mixed precision or none.
 struct PlannedUnit {
   std::string name;
   std::vector<NamedTensor> parameters;
+  bool keeps_type = false;
 
   std::int64_t num_elements() const;
 };
@@ -52,8 +55,12 @@ UnitPolicy units_named(std::vector<std::string> names);
 // The whole model as one.
 UnitPolicy one_unit();
 
+// Parameters that keep their type, by their TensorImpl.
+using KeepType = std::unordered_set<const void*>;
+
 // What is in no module that makes a unit goes, in the model's order, into units of at most the
 // largest one's size, or an eighth of the model where there is none.
-std::vector<PlannedUnit> plan_units(const torch::nn::Module& module, const UnitPolicy& policy);
+std::vector<PlannedUnit> plan_units(const torch::nn::Module& module, const UnitPolicy& policy,
+                                    const KeepType& keep_type = {});
 
 }  // namespace lockstep::shard

@@ -16,7 +16,7 @@ Row row_of(const FlatUnit& unit) {
   const bool sharded = unit.residence() == Residence::sharded;
   return {unit.name() + (unit.is_trained() ? "" : " (frozen)"),
           std::to_string(unit.parameters().size()), std::to_string(unit.layout().num_elements()),
-          c10::toString(c10::typeMetaToScalarType(unit.options().dtype())),
+          c10::toString(unit.format().gathered),
           sharded ? fmt::format("{} on each rank, gathered when used", unit.layout().part_size())
                   : std::string("whole on every rank")};
 }

@@ -1,0 +1,41 @@
+#include <lockstep/parallel/shard/mixed_precision.h>
+
+#include <torch/nn/modules/batchnorm.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::shard {
+
+bool is_batch_norm(const torch::nn::Module& module) {
+  using namespace torch::nn;
+  return dynamic_cast<const BatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const BatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const BatchNorm3dImpl*>(&module) != nullptr;
+}
+
+void check(const MixedPrecision& precision) {
+  const auto check_type = [](const char* name, std::optional<c10::ScalarType> type) {
+    if (!type || *type == c10::kFloat || *type == c10::kHalf || *type == c10::kBFloat16) return;
+    throw UsageError("mixed precision with a {} of {}: Float, Half and BFloat16 can be had", name,
+                     c10::toString(*type));
+  };
+  check_type("param_dtype", precision.param_dtype);
+  check_type("reduce_dtype", precision.reduce_dtype);
+  check_type("buffer_dtype", precision.buffer_dtype);
+}
+
+KeepType parameters_of_batch_norms(const torch::nn::Module& module) {
+  KeepType found;
+  for (const auto& part : module.modules())
+    if (is_batch_norm(*part))
+      for (const at::Tensor& parameter : part->parameters())
+        found.insert(parameter.unsafeGetTensorImpl());
+  return found;
+}
+
+bool computes_in_param_dtype(const MixedPrecision& precision, c10::Device device) {
+  return precision.param_dtype.has_value() &&
+         (precision.compute == Compute::in_param_dtype || !device.is_cpu());
+}
+
+}  // namespace lockstep::shard
