@@ -28,6 +28,12 @@ if(LOCKSTEP_REQUIRE_CUDA AND NOT LOCKSTEP_TORCH_CUDA)
                       "run in a Python environment whose torch has")
 endif()
 
+# For kernels of ours; newer versions of LibTorch have done it already, and all bring the runtime.
+if(LOCKSTEP_TORCH_CUDA)
+  enable_language(CUDA)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+endif()
+
 # Two sets: what instantiates templates of ATen alone takes 2 s, and 5 s with autograd's and torch::nn's
 # (7 s with all of torch/torch.h).
 set(LOCKSTEP_TORCH_HEADERS <ATen/ATen.h>)

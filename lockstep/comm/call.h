@@ -50,7 +50,13 @@ struct Call {
   std::uint64_t flight_entry = 0;  // what to give to the recorder when its state changes
 };
 
-// What a call's sums are divided by in the end. To be asked when the call runs, not before.
-double divisor_of(const Call& call, int num_ranks);
+// UsageError for a divisor (CallOptions) that is none, or whose call divides nothing by it.
+void check_divisor(const at::Tensor& divisor, Operation operation, ReduceOp op, c10::Device device);
+
+// What sums are divided by in the end. To be asked when the call runs, not before.
+double divisor_of(ReduceOp op, const at::Tensor& divisor, int num_ranks);
+inline double divisor_of(const Call& call, int num_ranks) {
+  return divisor_of(call.fingerprint.reduce_op, call.divisor, num_ranks);
+}
 
 }  // namespace lockstep::comm

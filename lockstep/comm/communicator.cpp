@@ -55,21 +55,6 @@ void check_reduction(ReduceOp op, DType dtype, Operation operation) {
                      name(operation), name(dtype));
 }
 
-void check_divisor(const at::Tensor& divisor, const Call& call) {
-  const Operation operation = call.fingerprint.operation;
-  if (call.fingerprint.reduce_op != ReduceOp::mean)
-    throw UsageError("{}: a divisor is for means, this is a {}", name(operation),
-                     name(call.fingerprint.reduce_op));
-  if (!divisor.device().is_cpu() || divisor.scalar_type() != at::kDouble || divisor.numel() != 1)
-    throw UsageError("{}: a divisor is one float64 on the CPU, this one is {} of {} on {}",
-                     name(operation), shape_text(divisor.sizes()),
-                     c10::toString(divisor.scalar_type()), divisor.device().str());
-  if (!call.outputs.front().device().is_cpu())
-    throw UsageError("{}: a divisor is for tensors on the CPU, these are on {}: take the sum and "
-                     "divide it",
-                     name(operation), call.outputs.front().device().str());
-}
-
 std::uint64_t total_elements(const std::vector<at::Tensor>& tensors) {
   std::uint64_t count = 0;
   for (const at::Tensor& tensor : tensors) count += static_cast<std::uint64_t>(tensor.numel());
@@ -134,7 +119,9 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
   Fingerprint& fingerprint = call.fingerprint;
   // Before the call is numbered: a rank that is told of its mistake goes on with the others.
   check_algorithm(fingerprint.operation, options.algorithm);
-  if (options.divisor.defined()) check_divisor(options.divisor, call);
+  if (options.divisor.defined())
+    check_divisor(options.divisor, fingerprint.operation, fingerprint.reduce_op,
+                  call.outputs.empty() ? c10::Device(c10::kCPU) : call.outputs.front().device());
   fingerprint.generation = info_.generation;
   fingerprint.algorithm = options.algorithm;
   if (options.subject >= 0) {

@@ -87,6 +87,11 @@ class Communicator {
   // True where sums come in the canonical order, the same bits for every layout.
   virtual bool canonical_order() const = 0;
 
+  // How many bytes this rank has sent to each rank of the group so far, in messages of the group's
+  // calls, without what the medium adds to them; nothing where the backend leaves that to an engine
+  // that does not say (nccl, mpi, gloo). Groups made by split() count for themselves. Any thread.
+  virtual std::optional<std::vector<std::uint64_t>> sent_bytes() const = 0;
+
   // tensor ← reduction of all ranks' tensors. The list form is one call over all of them, which
   // may have different shapes but one dtype.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::sum, CallOptions options = {},

@@ -2,11 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/algorithms/reduction_tree.h>
-#include <lockstep/comm/codecs/block_quantizer.h>
-#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/block_messages.h>
 
 namespace lockstep::comm {
 
@@ -14,10 +13,7 @@ namespace {
 
 void check_tensor(const at::Tensor& tensor, const char* what) {
   if (!tensor.defined()) throw UsageError("the {} of a quantized collective is undefined", what);
-  if (!tensor.device().is_cpu())
-    throw UsageError("the {} of a quantized collective is on {}: only tensors in the process's "
-                     "memory can be quantized so far",
-                     what, tensor.device().str());
+  check_quantizes_on(tensor.device());
   if (!tensor.is_contiguous())
     throw UsageError("the {} of a quantized collective is not contiguous: pass contiguous()", what);
   const auto type = tensor.scalar_type();
@@ -27,90 +23,187 @@ void check_tensor(const at::Tensor& tensor, const char* what) {
                      what, c10::toString(type));
 }
 
-void check_sizes(const Communicator& group, const char* whole_name, const at::Tensor& whole,
-                 const char* part_name, const at::Tensor& part) {
-  if (whole.numel() != part.numel() * group.size())
+struct Sides {
+  const char* whole_name;
+  const at::Tensor& whole;
+  const char* part_name;
+  const at::Tensor& part;
+};
+
+void check_sides(const Sides& sides, int num_ranks) {
+  check_tensor(sides.whole, sides.whole_name);
+  check_tensor(sides.part, sides.part_name);
+  if (sides.whole.device() != sides.part.device())
+    throw UsageError("a quantized collective has an {} on {} and an {} on {}: one device is needed",
+                     sides.whole_name, sides.whole.device().str(), sides.part_name,
+                     sides.part.device().str());
+  if (sides.whole.numel() != sides.part.numel() * num_ranks)
     throw UsageError("a quantized collective of {} ranks has an {} of {} elements and an {} of {}: "
                      "{} times {} are needed",
-                     group.size(), whole_name, whole.numel(), part_name, part.numel(), group.size(),
-                     part.numel());
+                     num_ranks, sides.whole_name, sides.whole.numel(), sides.part_name,
+                     sides.part.numel(), num_ranks, sides.part.numel());
 }
 
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
-
-// A message of `count` elements for each of some ranks, one after the other. [ranks, bytes]
-at::Tensor messages_for(int num_ranks, std::size_t count, const BlockFormat& format) {
-  return at::empty({num_ranks, static_cast<std::int64_t>(encoded_bytes(count, format))}, at::kByte);
+at::Tensor take(const TakeMemory& memory, std::int64_t bytes, c10::Device device) {
+  if (!memory) return at::empty({bytes}, at::dtype(at::kByte).device(device));
+  at::Tensor taken = memory(bytes);
+  if (!taken.defined() || taken.numel() != bytes || taken.scalar_type() != at::kByte ||
+      taken.device() != device || !taken.is_contiguous() ||
+      reinterpret_cast<std::uintptr_t>(taken.data_ptr()) % 4 != 0) {
+    const std::string given =
+        taken.defined() ? fmt::format("{} {} on {}", taken.numel(),
+                                      c10::toString(taken.scalar_type()), taken.device().str())
+                        : std::string("none");
+    throw UsageError(
+        "the memory for a quantized collective's messages is to be a contiguous tensor "
+        "of {} Byte on {} that begins at a multiple of 4, and what gives it has given "
+        "{}",
+        bytes, device.str(), given);
+  }
+  return taken;
 }
 
-std::byte* message(const at::Tensor& messages, int rank) {
-  return bytes_of(messages) + rank * messages.size(1);
+// [number, bytes]
+at::Tensor take_messages(const TakeMemory& memory, std::int64_t number, std::int64_t count,
+                         const BlockFormat& format, c10::Device device) {
+  const auto bytes =
+      static_cast<std::int64_t>(encoded_bytes(static_cast<std::size_t>(count), format));
+  return take(memory, number * bytes, device).view({number, bytes});
 }
 
-// Elements [rank · count, (rank + 1) · count) of a tensor.
-std::byte* part(const at::Tensor& tensor, int rank, std::size_t count) {
-  return bytes_of(tensor) + static_cast<std::size_t>(rank) * count * tensor.element_size();
-}
+std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
 
-// sums ← the messages of a node's ranks, decoded and added in the tree's order.
-void add_up(const at::Tensor& messages, TreeNode node, const BlockFormat& format,
-            const at::Tensor& sums) {
-  const auto count = static_cast<std::size_t>(sums.numel());
-  if (node.count == 1)
-    return decode_blocks(format, DType::float32, message(messages, node.first), count,
-                         bytes_of(sums));
-  const int left = tree_split(node.count);
-  const TreeNode right{node.first + left, node.count - left};
-  add_up(messages, {node.first, left}, format, sums);
-  if (right.count == 1)
-    return decode_and_add(format, message(messages, right.first), count, sums.data_ptr<float>());
-  const at::Tensor others = at::empty_like(sums);
-  add_up(messages, right, format, others);
-  sums.add_(others);
+// What was made on one stream is read on another: its memory must not be given to someone else
+// before that is done.
+void keep_for_current_stream(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(tensor.device().type());
+  guard.recordDataPtrOnStream(tensor.storage().data_ptr(), guard.getStream(tensor.device()));
 }
 
 }  // namespace
 
-void quantized_all_gather(Communicator& group, const at::Tensor& output, const at::Tensor& input,
-                          const BlockFormat& format) {
-  check_format(format);
-  check_tensor(output, "output");
-  check_tensor(input, "input");
-  check_sizes(group, "output", output, "input", input);
+QuantizedGather::QuantizedGather(Communicator& group, at::Tensor output, const at::Tensor& input,
+                                 const QuantizedGatherOptions& options, Communicator::Where where)
+    : format_(options.format), output_(std::move(output)) {
+  check_format(format_);
+  check_sides({"output", output_, "input", input}, group.size());
   const c10::NoGradGuard no_grad;
-  const auto count = static_cast<std::size_t>(input.numel());
-  const at::Tensor own = messages_for(1, count, format);
-  const at::Tensor all = messages_for(group.size(), count, format);
-  encode_blocks(format, dtype_of(input.scalar_type()), bytes_of(input), count, bytes_of(own));
-  group.all_gather(all, own).wait_on_host();
-  for (int rank = 0; rank < group.size(); ++rank)
-    decode_blocks(format, dtype_of(output.scalar_type()), message(all, rank), count,
-                  part(output, rank, count));
+  messages_ = take_messages(options.memory, group.size(), input.numel(), format_, input.device());
+  const at::Tensor own = messages_.narrow(0, group.rank(), 1);
+  encode_parts(format_, input, {.count = size(input.numel())}, own);
+  work_ = group.all_gather(messages_, own, options.call, where);
 }
 
-void quantized_reduce_scatter(Communicator& group, const at::Tensor& output,
-                              const at::Tensor& input, const QuantizedReduction& reduction) {
-  const BlockFormat& format = reduction.format;
-  check_format(format);
-  if (reduction.op != ReduceOp::sum && reduction.op != ReduceOp::mean)
-    throw UsageError("a quantized reduce_scatter with {} was asked for: it has sum and mean",
-                     name(reduction.op));
-  check_tensor(output, "output");
-  check_tensor(input, "input");
-  check_sizes(group, "input", input, "output", output);
+void QuantizedGather::wait() {
+  if (!messages_.defined()) return;
+  work_.wait();
   const c10::NoGradGuard no_grad;
-  const auto count = static_cast<std::size_t>(output.numel());
-  const at::Tensor sent = messages_for(group.size(), count, format);
-  const at::Tensor received = messages_for(group.size(), count, format);
-  for (int rank = 0; rank < group.size(); ++rank)
-    encode_blocks(format, dtype_of(input.scalar_type()), part(input, rank, count), count,
-                  message(sent, rank));
-  group.all_to_all(received, sent).wait_on_host();
-  const bool in_place = output.scalar_type() == at::kFloat;
-  const at::Tensor sums = in_place ? output.detach() : at::empty(output.sizes(), at::kFloat);
-  add_up(received, {0, group.size()}, format, sums);
-  if (reduction.op == ReduceOp::mean) sums.div_(group.size());
-  if (!in_place) output.copy_(sums);
+  const auto parts = messages_.size(0);
+  decode_sums(format_, messages_, {.parts = size(parts), .count = size(output_.numel() / parts)}, 1,
+              output_);
+  keep_for_current_stream(messages_);
+  messages_ = at::Tensor();
+  output_ = at::Tensor();
+}
+
+NodeGroups split_into_nodes(Communicator& group, int ranks_per_node) {
+  if (ranks_per_node < 1 || group.size() % ranks_per_node != 0)
+    throw UsageError("the {} ranks of the group '{}' cannot be nodes of {} ranks: give a number "
+                     "that divides {}",
+                     group.size(), group.name(), ranks_per_node, group.size());
+  const int node = group.rank() / ranks_per_node;
+  const int place = group.rank() % ranks_per_node;
+  return {.inside = group.split(node, place, group.name() + ".inside_node"),
+          .across = group.split(place, node, group.name() + ".across_nodes")};
+}
+
+QuantizedReduceScatter::QuantizedReduceScatter(Communicator& group, at::Tensor output,
+                                               const at::Tensor& input,
+                                               const QuantizedReductionOptions& options,
+                                               Communicator::Where where)
+    : options_(options), where_(where), num_ranks_(group.size()), output_(std::move(output)) {
+  start(group, 1, input);
+}
+
+QuantizedReduceScatter::QuantizedReduceScatter(const NodeGroups& nodes, at::Tensor output,
+                                               const at::Tensor& input,
+                                               const QuantizedReductionOptions& options,
+                                               Communicator::Where where)
+    : options_(options),
+      where_(where),
+      num_ranks_(nodes.inside->size() * nodes.across->size()),
+      output_(std::move(output)) {
+  // A hop that goes nowhere is left out.
+  if (nodes.inside->size() > 1 && nodes.across->size() > 1) {
+    second_ = nodes.across;
+    start(*nodes.inside, nodes.across->size(), input);
+  } else {
+    start(nodes.inside->size() > 1 ? *nodes.inside : *nodes.across, 1, input);
+  }
+}
+
+void QuantizedReduceScatter::start(Communicator& first, std::int64_t num_nodes,
+                                   const at::Tensor& input) {
+  const BlockFormat& format = options_.format;
+  check_format(format);
+  if (options_.op != ReduceOp::sum && options_.op != ReduceOp::mean)
+    throw UsageError("a quantized reduce_scatter with {} was asked for: it has sum and mean",
+                     name(options_.op));
+  check_sides({"input", input, "output", output_}, num_ranks_);
+  if (options_.call.divisor.defined())
+    check_divisor(options_.call.divisor, Operation::reduce_scatter, options_.op, output_.device());
+  const c10::NoGradGuard no_grad;
+  const std::int64_t count = output_.numel();
+  sent_ = take_messages(options_.memory, num_ranks_, count, format, input.device());
+  received_ = take_messages(options_.memory, num_ranks_, count, format, input.device());
+  // To each place in the node what is for the ranks of that place, node by node.
+  encode_parts(format, input,
+               {.rows = size(num_nodes), .columns = size(first.size()), .count = size(count)},
+               sent_);
+  CallOptions call = options_.call;
+  call.divisor = at::Tensor();
+  work_ = first.all_to_all(received_, sent_, call, where_);
+}
+
+void QuantizedReduceScatter::start_second_hop() {
+  if (second_ == nullptr) return;
+  work_.wait();
+  const c10::NoGradGuard no_grad;
+  const std::int64_t count = output_.numel();
+  const std::int64_t num_nodes = second_->size();
+  // [nodes, count]
+  const at::Tensor sums =
+      take(options_.memory, num_nodes * count * std::int64_t{sizeof(float)}, output_.device())
+          .view(at::kFloat);
+  decode_sums(
+      options_.format, received_,
+      {.terms = size(num_ranks_ / num_nodes), .parts = size(num_nodes), .count = size(count)}, 1,
+      sums);
+  received_ = received_.narrow(0, 0, num_nodes);
+  const at::Tensor sent = sent_.narrow(0, 0, num_nodes);
+  encode_parts(options_.format, sums, {.columns = size(num_nodes), .count = size(count)}, sent);
+  keep_for_current_stream(sums);
+  CallOptions call = options_.call;
+  call.divisor = at::Tensor();
+  work_ = second_->all_to_all(received_, sent, call, where_);
+  second_ = nullptr;
+}
+
+void QuantizedReduceScatter::wait() {
+  if (!received_.defined()) return;
+  start_second_hop();
+  work_.wait();
+  const c10::NoGradGuard no_grad;
+  const double divisor = divisor_of(options_.op, options_.call.divisor, num_ranks_);
+  decode_sums(options_.format, received_,
+              {.terms = size(received_.size(0)), .count = size(output_.numel())},
+              static_cast<float>(divisor), output_);
+  keep_for_current_stream(received_);
+  keep_for_current_stream(sent_);
+  sent_ = at::Tensor();
+  received_ = at::Tensor();
+  output_ = at::Tensor();
 }
 
 }  // namespace lockstep::comm

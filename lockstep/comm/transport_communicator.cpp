@@ -63,6 +63,9 @@ class TransportCommunicator final : public Communicator, public CallRunner {
     return size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
   }
   bool canonical_order() const override { return true; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override {
+    return transport_->sent_bytes();
+  }
 
  private:
   std::shared_ptr<PendingCall> do_start(Call call) override;

@@ -24,6 +24,7 @@ class OneDeviceGroup : public comm::Communicator {
   OneDeviceGroup() : Communicator({}, milliseconds(1000)) {}
   std::string backend() const override { return "one device"; }
   bool canonical_order() const override { return true; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return std::nullopt; }
 
   std::vector<std::pair<at::ScalarType, std::size_t>> calls;  // dtype and number of tensors
 

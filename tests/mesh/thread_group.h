@@ -31,6 +31,7 @@ class ThreadGroup : public comm::Communicator {
 
   std::string backend() const override { return "threads"; }
   bool canonical_order() const override { return false; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return std::nullopt; }
 
   // Splits that this rank has asked for so far.
   int num_splits() const { return num_splits_; }

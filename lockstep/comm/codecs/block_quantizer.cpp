@@ -4,27 +4,16 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/float16.h>
 #include <lockstep/base/simd.h>
+#include <lockstep/comm/codecs/block_scale.h>
 
 namespace lockstep::comm {
 
 namespace {
-
-constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-
-// A float whose last bit counts ones. With a small number added, its low bits are that number,
-// rounded to a whole one.
-constexpr float kRounder = 0x1.8p23f;
-
-// The largest scale that the largest number of times is finite.
-constexpr float largest_scale(int most) {
-  const float scale = std::numeric_limits<float>::max() / static_cast<float>(most);
-  const bool fits = double{scale} * most <= double{std::numeric_limits<float>::max()};
-  return fits ? scale : std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) - 1);
-}
 
 // What is done with a decoded value.
 struct Set {
@@ -128,8 +117,8 @@ template <typename Quantized, typename T>
     std::memset(payload, 0, Quantized::bytes_of(count));
     return std::numeric_limits<float>::quiet_NaN();
   }
-  const float scale = std::clamp(largest / Quantized::kMost, std::numeric_limits<float>::min(),
-                                 largest_scale(Quantized::kMost));
+  const float scale =
+      std::clamp(largest / Quantized::kMost, kSmallestScale, largest_scale(Quantized::kMost));
   Quantized::pack(values, count, 1 / scale, payload);
   return scale;
 }
@@ -150,17 +139,104 @@ template <typename Quantized, typename T>
   }
 }
 
-template <typename Quantized, typename Use, typename T>
+inline float scale_at(const std::byte* scales, std::size_t block) {
+  float scale = 0;
+  std::memcpy(&scale, scales + block * sizeof(scale), sizeof(scale));
+  return scale;
+}
+
+template <typename Quantized, typename T>
 [[gnu::always_inline]] inline void decode(const BlockFormat& format, const std::byte* message,
-                                          std::size_t count, T* out) {
-  const std::byte* next_scale = message + scales_offset(count, format);
-  for (std::size_t begin = 0; begin < count; begin += format.block) {
-    float scale = 0;
-    std::memcpy(&scale, next_scale, sizeof(scale));
-    next_scale += sizeof(scale);
-    Quantized::template unpack<Use>(
+                                          std::size_t count, std::byte* values) {
+  const std::byte* scales = message + scales_offset(count, format);
+  for (std::size_t block = 0, begin = 0; begin < count; ++block, begin += format.block)
+    Quantized::template unpack<Set>(
         reinterpret_cast<const std::uint8_t*>(message) + Quantized::bytes_of(begin),
-        std::min(format.block, count - begin), scale, out + begin);
+        std::min(format.block, count - begin), scale_at(scales, block),
+        reinterpret_cast<T*>(values) + begin);
+}
+
+// Numbers that are added at once: sums of every size that the order asks for stay in the cache.
+constexpr std::size_t kPiece = 256;
+// Up to 2^32 messages.
+constexpr std::size_t kMostPartialSums = 33;
+
+struct PartialSums {
+  alignas(64) float of[kMostPartialSums][kPiece];
+};
+
+struct Place {
+  std::size_t begin;  // of the piece, in the message
+  std::size_t count;
+  std::size_t block;  // whose scale it has
+};
+
+template <typename Quantized, typename Use>
+[[gnu::always_inline]] inline void unpack_piece(const std::byte* message, std::size_t scales,
+                                                const Place& place, float* out) {
+  Quantized::template unpack<Use>(
+      reinterpret_cast<const std::uint8_t*>(message) + Quantized::bytes_of(place.begin),
+      place.count, scale_at(message + scales, place.block), out);
+}
+
+[[gnu::always_inline]] inline void add_to(float* __restrict left, const float* __restrict right,
+                                          std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) left[i] += right[i];
+}
+
+// Where the whole sum comes about: in its place where that has floats.
+[[gnu::always_inline]] inline float* place_of_sum(float* out, PartialSums&) { return out; }
+template <typename T>
+[[gnu::always_inline]] inline float* place_of_sum(T*, PartialSums& partial) {
+  return partial.of[0];
+}
+
+// Two sums over as many messages each become one, as a counter in binary carries; in the end those
+// that are left are added from the right. That is the tree that splits at powers of two.
+template <typename Quantized>
+[[gnu::always_inline]] inline void sum_piece(const Messages& messages, std::size_t scales,
+                                             const Place& place, PartialSums& partial, float* sum) {
+  const auto at = [&](std::size_t depth) { return depth == 0 ? sum : partial.of[depth]; };
+  std::size_t depth = 0;
+  for (std::size_t k = 0; k < messages.number; ++k) {
+    const std::byte* message = messages.first + k * messages.stride;
+    if (k % 2 == 0) {
+      unpack_piece<Quantized, Set>(message, scales, place, at(depth++));
+      continue;
+    }
+    unpack_piece<Quantized, Add>(message, scales, place, at(depth - 1));
+    for (std::size_t pairs = (k + 1) / 2; pairs % 2 == 0; pairs /= 2, --depth)
+      add_to(at(depth - 2), at(depth - 1), place.count);
+  }
+  for (; depth > 1; --depth) add_to(at(depth - 2), at(depth - 1), place.count);
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void finish_piece(const float* sum, std::size_t count, float divisor,
+                                                T* out) {
+  if (divisor != 1)
+    for (std::size_t i = 0; i < count; ++i) Set::apply(sum[i] / divisor, out[i]);
+  else if (!std::is_same_v<T, float>)
+    for (std::size_t i = 0; i < count; ++i) Set::apply(sum[i], out[i]);
+}
+
+template <typename Quantized, typename T>
+[[gnu::always_inline]] inline void decode_sum_of(const BlockFormat& format,
+                                                 const Messages& messages, std::size_t count,
+                                                 float divisor, std::byte* values,
+                                                 PartialSums& partial) {
+  if (messages.number == 1 && divisor == 1)
+    return decode<Quantized, T>(format, messages.first, count, values);
+  const std::size_t scales = scales_offset(count, format);
+  for (std::size_t block = 0; block < num_blocks(count, format); ++block) {
+    const std::size_t end = std::min((block + 1) * format.block, count);
+    for (std::size_t begin = block * format.block; begin < end; begin += kPiece) {
+      const Place place{begin, std::min(kPiece, end - begin), block};
+      T* out = reinterpret_cast<T*>(values) + begin;
+      float* sum = place_of_sum(out, partial);
+      sum_piece<Quantized>(messages, scales, place, partial, sum);
+      finish_piece(sum, place.count, divisor, out);
+    }
   }
 }
 
@@ -176,15 +252,17 @@ template <typename Quantized>
 }
 
 template <typename Quantized>
-[[gnu::always_inline]] inline void decode_type(const BlockFormat& format, DType dtype,
-                                               const std::byte* message, std::size_t count,
-                                               std::byte* out) {
+[[gnu::always_inline]] inline void decode_sum_type(const BlockFormat& format, DType dtype,
+                                                   const Messages& messages, std::size_t count,
+                                                   float divisor, std::byte* values,
+                                                   PartialSums& partial) {
   switch (dtype) {
     case DType::float16:
-      return decode<Quantized, Set>(format, message, count, reinterpret_cast<Float16*>(out));
+      return decode_sum_of<Quantized, Float16>(format, messages, count, divisor, values, partial);
     case DType::bfloat16:
-      return decode<Quantized, Set>(format, message, count, reinterpret_cast<BFloat16*>(out));
-    default: return decode<Quantized, Set>(format, message, count, reinterpret_cast<float*>(out));
+      return decode_sum_of<Quantized, BFloat16>(format, messages, count, divisor, values, partial);
+    default:
+      return decode_sum_of<Quantized, float>(format, messages, count, divisor, values, partial);
   }
 }
 
@@ -206,23 +284,22 @@ LOCKSTEP_SIMD void encode_blocks(const BlockFormat& format, DType dtype, const s
     encode_type<Int4>(format, dtype, values, count, message);
 }
 
-LOCKSTEP_SIMD void decode_blocks(const BlockFormat& format, DType dtype, const std::byte* message,
-                                 std::size_t count, std::byte* values) {
+LOCKSTEP_SIMD void decode_sum(const BlockFormat& format, DType dtype, const Messages& messages,
+                              std::size_t count, float divisor, std::byte* values) {
   check_format(format);
   check_dtype(dtype);
+  LOCKSTEP_CHECK(messages.number > 0 && messages.number >> (kMostPartialSums - 1) == 0,
+                 "a sum of {} messages", messages.number);
+  PartialSums partial;
   if (format.type == QuantizedType::int8)
-    decode_type<Int8>(format, dtype, message, count, values);
+    decode_sum_type<Int8>(format, dtype, messages, count, divisor, values, partial);
   else
-    decode_type<Int4>(format, dtype, message, count, values);
+    decode_sum_type<Int4>(format, dtype, messages, count, divisor, values, partial);
 }
 
-LOCKSTEP_SIMD void decode_and_add(const BlockFormat& format, const std::byte* message,
-                                  std::size_t count, float* sums) {
-  check_format(format);
-  if (format.type == QuantizedType::int8)
-    decode<Int8, Add>(format, message, count, sums);
-  else
-    decode<Int4, Add>(format, message, count, sums);
+void decode_blocks(const BlockFormat& format, DType dtype, const std::byte* message,
+                   std::size_t count, std::byte* values) {
+  decode_sum(format, dtype, {.first = message, .number = 1, .stride = 0}, count, 1, values);
 }
 
 }  // namespace lockstep::comm

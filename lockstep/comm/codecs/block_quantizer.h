@@ -12,7 +12,8 @@
 //   and zeros as payload, so that all of it comes back as nan.
 // - No finite float comes back as inf. A scale is at least the smallest normal float, also in a
 //   block of zeros: magnitudes below half of that come back as 0, and -0 as 0.
-// - The same bits on every CPU and with every instruction set.
+// - The same bits on every CPU, with every instruction set, and on CUDA (block_kernels.h); of a nan
+//   that comes out of a message or a sum, only that it is one.
 //
 // The functions are for any number of threads, on different messages.
 #pragma once
@@ -34,8 +35,16 @@ void encode_blocks(const BlockFormat& format, DType dtype, const std::byte* valu
 void decode_blocks(const BlockFormat& format, DType dtype, const std::byte* message,
                    std::size_t count, std::byte* values);
 
-// sums[i] + x'[i] in place of sums[i], in one pass.
-void decode_and_add(const BlockFormat& format, const std::byte* message, std::size_t count,
-                    float* sums);
+// Messages of equally many elements, `stride` bytes apart.
+struct Messages {
+  const std::byte* first = nullptr;
+  std::size_t number = 0;  // at least 1
+  std::size_t stride = 0;
+};
+
+// What the messages decode to, added as floats in the canonical order
+// (algorithms/reduction_tree.h), divided, and rounded to the type once; in one pass over them.
+void decode_sum(const BlockFormat& format, DType dtype, const Messages& messages, std::size_t count,
+                float divisor, std::byte* values);
 
 }  // namespace lockstep::comm

@@ -28,6 +28,7 @@ class HostCommunicator final : public Communicator {
 
   std::string backend() const override { return backend_; }
   bool canonical_order() const override { return false; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return std::nullopt; }
 
  private:
   std::shared_ptr<PendingCall> do_start(Call call) override;

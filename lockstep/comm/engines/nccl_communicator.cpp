@@ -117,6 +117,7 @@ class NcclCommunicator final : public Communicator {
 
   std::string backend() const override { return "nccl"; }
   bool canonical_order() const override { return false; }
+  std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return std::nullopt; }
 
  private:
   void connect(const Deadline& deadline) {

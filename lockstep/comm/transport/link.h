@@ -2,6 +2,7 @@
 // Transport does the waiting.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
 #include <optional>
@@ -45,6 +46,7 @@ class Link {
 
   // Queues a message; its bytes must stay as they are until sends_done().
   void post_send(const Fingerprint& call, std::span<const std::byte> bytes) {
+    count_sent(bytes.size());
     sends_.push_back({call, bytes, 0, nullptr});
     progress();
   }
@@ -52,6 +54,7 @@ class Link {
   // Queues a message of at most longest_view() that the peer views and may answer in place: when
   // sends_done(), `bytes` are what it left there. Only where can_exchange().
   void post_exchange(const Fingerprint& call, std::span<std::byte> bytes) {
+    count_sent(bytes.size());
     sends_.push_back({call, bytes, 0, bytes.data()});
     progress();
   }
@@ -121,6 +124,10 @@ class Link {
   // "shm" or "tcp".
   virtual const char* kind() const = 0;
 
+  // Bytes of messages, and of answers to exchanges, that have been posted for the peer so far;
+  // without what the medium adds to them. Any thread may ask.
+  std::uint64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
+
  protected:
   struct Send {
     Fingerprint call;
@@ -138,6 +145,11 @@ class Link {
   void check_message(const Fingerprint& mine, std::size_t my_bytes, const Fingerprint& theirs,
                      std::size_t their_bytes) const;
 
+  // Only one thread at a time counts.
+  void count_sent(std::size_t bytes) {
+    sent_bytes_.store(sent_bytes() + bytes, std::memory_order_relaxed);
+  }
+
   bool receiving() const { return view_wanted_ || !receives_.empty(); }
 
   std::deque<Send> sends_;
@@ -147,6 +159,7 @@ class Link {
   int self_;
   int peer_;
   bool view_wanted_ = false;
+  std::atomic<std::uint64_t> sent_bytes_{0};
 };
 
 }  // namespace lockstep::comm

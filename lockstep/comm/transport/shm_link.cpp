@@ -197,7 +197,9 @@ std::optional<View> ShmLink::try_view(const Fingerprint& call, std::size_t bytes
 }
 
 void ShmLink::release_view() {
-  check_still_there(incoming_->slots[received_ % ShmLayout::kSlots]);
+  const ShmSlot& slot = incoming_->slots[received_ % ShmLayout::kSlots];
+  check_still_there(slot);
+  if (slot.exchange != 0) count_sent(slot.message_bytes);
   consume();
 }
 

@@ -76,6 +76,12 @@ std::string Transport::kind() const {
   return tcp ? "tcp" : "shm";
 }
 
+std::vector<std::uint64_t> Transport::sent_bytes() const {
+  std::vector<std::uint64_t> bytes;
+  for (const auto& link : links_) bytes.push_back(link ? link->sent_bytes() : 0);
+  return bytes;
+}
+
 void Transport::begin(const Fingerprint& call, Deadline deadline) {
   call_ = call;
   deadline_ = deadline;

@@ -60,6 +60,8 @@ class Transport {
   const Topology& topology() const { return settings_.topology; }
   SharedHeap& heap() { return *heap_; }
   std::string kind() const;
+  // Bytes of messages sent to each rank so far; 0 to this one. Any thread.
+  std::vector<std::uint64_t> sent_bytes() const;
 
   void begin(const Fingerprint& call, Deadline deadline);
   // Waits until nothing posted is outstanding. A call may do so several times.

@@ -152,17 +152,54 @@ TEST(BlockQuantizer, HasTheBitsOfThePlainLoop) {
   });
 }
 
-TEST(BlockQuantizer, AddsWhatItDecodes) {
-  for_formats([](const BlockFormat& format) {
-    for (const std::size_t count : odd_counts()) {
-      const Bytes message = encode(format, DType::float32, numbers(count, 1));
-      std::vector<float> expected = plain_decode(format, message, count);
-      std::vector<float> sums = numbers(count, 2);
-      for (std::size_t i = 0; i < count; ++i) expected[i] = sums[i] + expected[i];
-      decode_and_add(format, message.data(), count, sums.data());
-      ASSERT_EQ(sums, expected) << count;
+// Messages of `count` numbers, one after the other with a few bytes between.
+struct Row {
+  Row(const BlockFormat& format, std::size_t number, std::size_t count)
+      : stride(encoded_bytes(count, format) + 12), bytes(number * stride) {
+    for (std::size_t k = 0; k < number; ++k) {
+      const Bytes message = encode(format, DType::float32, numbers(count, k + 1));
+      std::copy(message.begin(), message.end(),
+                bytes.begin() + static_cast<std::ptrdiff_t>(k * stride));
+      decoded.push_back(plain_decode(format, message, count));
     }
-  });
+  }
+  Messages messages() const { return {bytes.data(), decoded.size(), stride}; }
+
+  std::size_t stride;
+  Bytes bytes;
+  std::vector<std::vector<float>> decoded;
+};
+
+// The canonical order once more: split at the largest power of two below the count.
+float tree_sum(const std::vector<std::vector<float>>& terms, std::size_t first, std::size_t count,
+               std::size_t i) {
+  if (count == 1) return terms[first][i];
+  std::size_t left = 1;
+  while (left * 2 < count) left *= 2;
+  return tree_sum(terms, first, left, i) + tree_sum(terms, first + left, count - left, i);
+}
+
+TEST(BlockQuantizer, AddsInTheCanonicalOrder) {
+  for (const BlockFormat& format :
+       {BlockFormat{QuantizedType::int8, 256}, BlockFormat{QuantizedType::int4, 256},
+        BlockFormat{QuantizedType::int8, 6}, BlockFormat{QuantizedType::int4, 1000}})
+    for (const std::size_t count : {0, 1, 7, 255, 256, 257, 1003})
+      for (std::size_t number = 1; number <= 17; ++number) {
+        const Row row(format, number, count);
+        for (const float divisor : {1.0f, 3.0f})
+          for (const DType dtype : kDTypes) {
+            std::vector<float> expected(count);
+            for (std::size_t i = 0; i < count; ++i)
+              expected[i] = tree_sum(row.decoded, 0, number, i) / divisor;
+            Bytes values(count * size_of(dtype) + 8, std::byte{0xa5});
+            decode_sum(format, dtype, row.messages(), count, divisor, values.data());
+            EXPECT_TRUE(std::all_of(values.end() - 8, values.end(),
+                                    [](std::byte byte) { return byte == std::byte{0xa5}; }));
+            values.resize(count * size_of(dtype));
+            ASSERT_EQ(values, to_bytes(dtype, expected))
+                << number << " messages of " << count << " to " << name(dtype);
+          }
+      }
 }
 
 TEST(BlockQuantizer, IsWithinHalfAScale) {
@@ -228,8 +265,11 @@ TEST(BlockQuantizer, WhatIsNotFiniteSpoilsItsBlockAndNoOther) {
           const Bytes message = encode(format, dtype, values);
           const std::vector<float> back = decode(format, message, 71);
           const Bytes narrow = decode_bytes(format, dtype, message, 71);
-          std::vector<float> sums(71, 1);
-          decode_and_add(format, message.data(), 71, sums.data());
+          std::vector<float> sums(71);
+          Bytes both = encode(format, dtype, std::vector<float>(71, 1));
+          both.insert(both.end(), message.begin(), message.end());
+          decode_sum(format, DType::float32, {both.data(), 2, message.size()}, 71, 1,
+                     reinterpret_cast<std::byte*>(sums.data()));
           for (std::size_t i = 0; i < 71; ++i) {
             const bool spoilt = i / 32 == place / 32;
             ASSERT_EQ(std::isnan(back[i]), spoilt) << i << " " << place;

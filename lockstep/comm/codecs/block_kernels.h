@@ -1,0 +1,26 @@
+// The codec (block_quantizer.h) on CUDA, for tables of messages: the same bits. In builds whose
+// LibTorch has CUDA.
+//
+// Pointers are to the current device's memory, messages at multiples of 4. What is asked for is put
+// on the stream, and nothing waits; whether it could be started, cudaGetLastError() says.
+#pragma once
+
+#include <cstddef>
+
+#include <lockstep/comm/codecs/block_format.h>
+#include <lockstep/comm/codecs/message_table.h>
+#include <lockstep/comm/types.h>
+
+struct CUstream_st;
+
+namespace lockstep::comm::cuda {
+
+void encode_parts(const BlockFormat& format, DType dtype, const std::byte* values,
+                  const PartTable& table, std::byte* messages, CUstream_st* stream);
+
+// At most kMostTerms.
+constexpr std::size_t kMostTerms = 0xffff;
+void decode_sums(const BlockFormat& format, DType dtype, const std::byte* messages,
+                 const SumTable& table, float divisor, std::byte* values, CUstream_st* stream);
+
+}  // namespace lockstep::comm::cuda
