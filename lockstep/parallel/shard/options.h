@@ -6,6 +6,7 @@
 #include <lockstep/parallel/shard/cpu_offload.h>
 #include <lockstep/parallel/shard/mixed_precision.h>
 #include <lockstep/parallel/shard/unit_plan.h>
+#include <lockstep/parallel/shard/zero_plus_plus.h>
 
 namespace lockstep::shard {
 
@@ -20,6 +21,7 @@ struct Options {
   UnitPolicy units = {};
   MixedPrecision mixed_precision = {};
   CPUOffload cpu_offload = {};
+  ZeroPlusPlusConfig zero_plus_plus = {};
   // Units whose parameters are on a rank at once, the next one's included: the bound on what a rank
   // holds beyond its part. More of them spare gathers where a model goes back and forth.
   std::size_t max_live_units = 2;
