@@ -102,7 +102,7 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
                            : static_cast<double>(spread.num_ranks());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor sum = tree_sum(gradients, i, 0, gradients.size());
-    parameters[i].mutable_grad() = sum.defined() ? sum / divisor : sum;
+    parameters[i].mutable_grad() = sum.defined() ? sum / at::full({}, divisor, sum.options()) : sum;
   }
   return losses;
 }

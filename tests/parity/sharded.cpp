@@ -101,24 +101,30 @@ struct Strategy {
       wrap;
   // Whether a rank may sit a pass out.
   bool idle_ranks = false;
+  // Whether it is another strategy on GPUs alone.
+  bool offloads = false;
 };
 
-shard::Options options_for(const SubjectKind& kind, shard::Cut cut, std::size_t max_live_units) {
+shard::Options options_for(const SubjectKind& kind, shard::Cut cut, std::size_t max_live_units,
+                           const shard::CPUOffload& offload = {}) {
   return {.cut = cut,
           // Where ranks take different branches, whatever one of them uses has to come for all.
           .units = kind.usage == Usage::partial ? shard::one_unit() : shard::UnitPolicy(),
+          .cpu_offload = offload,
           .max_live_units = max_live_units,
           .scrub_freed_memory = true};
 }
 
-Strategy sharded(const std::string& name, shard::Cut cut, std::size_t max_live_units) {
+Strategy sharded(const std::string& name, shard::Cut cut, std::size_t max_live_units,
+                 const shard::CPUOffload& offload = {}) {
   return {.name = name,
           .wrap =
               [=](Cells& cells, torch::nn::Module& module, const SubjectKind& kind) {
                 return std::make_unique<Sharded>(module, shard::shard_over(cells.group()),
-                                                 options_for(kind, cut, max_live_units));
+                                                 options_for(kind, cut, max_live_units, offload));
               },
-          .idle_ranks = cut == shard::Cut::gradients};
+          .idle_ranks = cut == shard::Cut::gradients,
+          .offloads = offload.offload_optimizer};
 }
 
 // Neighbours share a copy.
@@ -143,6 +149,11 @@ std::vector<Strategy> strategies(int num_ranks) {
       sharded("SHARD_GRAD_OP", shard::Cut::gradients, 2),
       sharded("FULL_SHARD", shard::Cut::gradients_and_parameters, 2),
       sharded("FULL_SHARD, one unit at a time", shard::Cut::gradients_and_parameters, 1),
+      // On a CPU all of it is in the host's memory to begin with.
+      sharded("SHARD_GRAD_OP, optimizer offloaded", shard::Cut::gradients, 2,
+              {.offload_optimizer = true}),
+      sharded("FULL_SHARD, all offloaded", shard::Cut::gradients_and_parameters, 2,
+              {.offload_optimizer = true, .offload_params = true}),
   };
   if (num_ranks == 4) all.push_back(hybrid(2));
   return all;
@@ -283,7 +294,8 @@ namespace {
 
 enum class Share { everyday, whole };
 
-bool is_everyday(const Way& way, int num_ranks) {
+bool is_everyday(const Strategy& strategy, const Way& way, int num_ranks, c10::Device device) {
+  if (strategy.offloads && device.is_cpu()) return false;
   return num_ranks <= 2 || way.recomputes || way.name == "uneven accumulation" ||
          way.name == "by count, clipping";
 }
@@ -294,7 +306,7 @@ void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
       for (const Way& way : ways())
         if ((!way.needs_idle_ranks || strategy.idle_ranks) &&
             (!way.recomputes || kind.recomputable) &&
-            (share == Share::whole || is_everyday(way, cells.num_ranks())))
+            (share == Share::whole || is_everyday(strategy, way, cells.num_ranks(), device)))
           cells.cell(fmt::format("{}, {}, {}", strategy.name, kind.name, way.name),
                      [&] { run_cell(cells, strategy, kind, way, device); });
 }

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include <tests/ranks/job.h>
@@ -10,6 +11,10 @@ TEST(Sharded, BehaviourOnThreeRanks) { ranks::expect_cells_pass(3, {"--behaviour
 TEST(Sharded, PrecisionOnOneRank) { ranks::expect_cells_pass(1, {"--precision"}); }
 TEST(Sharded, PrecisionOnTwoRanks) { ranks::expect_cells_pass(2, {"--precision"}); }
 TEST(Sharded, PrecisionOnThreeRanks) { ranks::expect_cells_pass(3, {"--precision"}); }
+TEST(Sharded, OnGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--gpu"});
+}
 TEST(Sharded, MemoryOnTwoRanks) { ranks::expect_cells_pass(2, {"--memory"}); }
 TEST(Sharded, MemoryOnFourRanks) { ranks::expect_cells_pass(4, {"--memory"}); }
 TEST(Sharded, ARankThatUsesMoreThanOthers) { ranks::expect_cells_pass(2, {"--one-rank-more"}); }

@@ -18,6 +18,8 @@ void check_mistakes(ranks::Cells& cells);
 void check_state(ranks::Cells& cells);
 // Parameters, gradients and buffers of 16 bits; what a step does with a scaled loss.
 void check_precision(ranks::Cells& cells);
+// 16 bits, offload and memory, with everything on a GPU that all ranks share.
+void check_gpu(ranks::Cells& cells);
 // What is held, and when.
 void check_memory(ranks::Cells& cells);
 // What is fetched, and when.
