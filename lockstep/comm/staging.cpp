@@ -46,13 +46,14 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
   return host;
 }
 
-void Staging::to_device(const at::Tensor& host, const at::Tensor& tensor) {
+void Staging::to_device(const at::Tensor& from, const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
   // What the caller had enqueued on the tensor must not overtake the result.
   state_->ready.block(state_->side);
-  tensor.copy_(host, /*non_blocking=*/true);
+  tensor.copy_(from, /*non_blocking=*/true);
   keep_for_side_stream(tensor);
+  if (!from.is_cpu()) keep_for_side_stream(from);
 }
 
 // The caller may let go of a tensor while the side stream still works on it: its memory must not be

@@ -21,8 +21,8 @@ class Staging {
   at::Tensor to_host(const at::Tensor& tensor);
   // Room for a result, with the tensor's shape.
   at::Tensor host_like(const at::Tensor& tensor);
-  // Enqueues the copy back; finish() follows the last one.
-  void to_device(const at::Tensor& host, const at::Tensor& tensor);
+  // Enqueues the copy back, or one on the device; finish() follows the last one.
+  void to_device(const at::Tensor& from, const at::Tensor& tensor);
   void finish();
 
   // After finish(): orders the current stream after the copies, or waits for them.

@@ -12,9 +12,11 @@ namespace {
 
 thread_local SavedTensorHooks* innermost = nullptr;
 
+// LibTorch's own engine runs the graph: it may have done so before, and it alone has threads for
+// devices.
 class EngineWithHooks : public torch::autograd::Engine {
  public:
-  // Never destroyed, as it may have threads that wait for work when the process ends.
+  // Never destroyed: nodes may be made until the process ends.
   static Engine& instance() {
     static auto* const engine = new EngineWithHooks;
     return *engine;
@@ -22,6 +24,14 @@ class EngineWithHooks : public torch::autograd::Engine {
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return innermost == nullptr ? nullptr : innermost->make();
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
   }
 };
 
