@@ -107,6 +107,18 @@ void QuantizedGather::wait() {
   output_ = at::Tensor();
 }
 
+at::Tensor quantized_and_back(const at::Tensor& input, at::ScalarType output_type,
+                              const BlockFormat& format) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor output = at::empty(input.sizes(), input.options().dtype(output_type));
+  check_format(format);
+  check_sides({"output", output, "input", input}, 1);
+  const at::Tensor message = take_messages({}, 1, input.numel(), format, input.device());
+  encode_parts(format, input, {.count = size(input.numel())}, message);
+  decode_sums(format, message, {.count = size(input.numel())}, 1, output);
+  return output;
+}
+
 NodeGroups split_into_nodes(Communicator& group, int ranks_per_node) {
   if (ranks_per_node < 1 || group.size() % ranks_per_node != 0)
     throw UsageError("the {} ranks of the group '{}' cannot be nodes of {} ranks: give a number "

@@ -66,6 +66,10 @@ class QuantizedGather {
   Work work_;
 };
 
+// What a gather makes of a rank's own input, in the type of its output.
+at::Tensor quantized_and_back(const at::Tensor& input, at::ScalarType output_type,
+                              const BlockFormat& format = {.type = QuantizedType::int8});
+
 // A group as nodes of equally many ranks each: this rank's node, and the ranks that have its place
 // in every node, in the nodes' order. It is rank across->rank() · inside->size() + inside->rank()
 // of the group.

@@ -15,6 +15,8 @@ TEST(Sharded, OnGpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--gpu"});
 }
+TEST(Sharded, ZeroPlusPlusOnTwoRanks) { ranks::expect_cells_pass(2, {"--zero-plus-plus"}); }
+TEST(Sharded, ZeroPlusPlusOnFourRanks) { ranks::expect_cells_pass(4, {"--zero-plus-plus"}); }
 TEST(Sharded, MemoryOnTwoRanks) { ranks::expect_cells_pass(2, {"--memory"}); }
 TEST(Sharded, MemoryOnFourRanks) { ranks::expect_cells_pass(4, {"--memory"}); }
 TEST(Sharded, ARankThatUsesMoreThanOthers) { ranks::expect_cells_pass(2, {"--one-rank-more"}); }

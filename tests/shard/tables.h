@@ -20,6 +20,8 @@ void check_state(ranks::Cells& cells);
 void check_precision(ranks::Cells& cells);
 // 16 bits, offload and memory, with everything on a GPU that all ranks share.
 void check_gpu(ranks::Cells& cells);
+// ZeRO++: what it sends, and what it makes of the numbers.
+void check_zero_plus_plus(ranks::Cells& cells);
 // What is held, and when.
 void check_memory(ranks::Cells& cells);
 // What is fetched, and when.

@@ -23,7 +23,8 @@ std::vector<std::int64_t> sizes_of(const std::vector<NamedTensor>& parameters) {
 }  // namespace
 
 FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-                   std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format)
+                   std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format,
+                   std::shared_ptr<comm::Communicator> node)
     : name_(std::move(plan.name)),
       parameters_(std::move(plan.parameters)),
       group_(std::move(group)),
@@ -31,7 +32,8 @@ FlatUnit::FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
       layout_(sizes_of(parameters_), group_->size()),
       format_(format),
       is_trained_(parameters_.front().tensor.requires_grad()),
-      flat_(tensor_without_memory({layout_.num_padded()}, options(format.gathered))) {}
+      flat_(tensor_without_memory({layout_.num_padded()}, options(format.gathered))),
+      node_(std::move(node)) {}
 
 at::TensorOptions FlatUnit::options(at::ScalarType type) const {
   return at::TensorOptions().dtype(type).device(device());
@@ -47,6 +49,7 @@ std::int64_t FlatUnit::device_bytes_at_rest() const {
     total += static_cast<std::int64_t>(part_.nbytes());
   if (!part_is_sent() && sent_.device() == device() && !sent_.is_alias_of(flat_))
     total += static_cast<std::int64_t>(sent_.nbytes());
+  if (node_part_.defined()) total += static_cast<std::int64_t>(node_part_.nbytes());
   return total;
 }
 
@@ -151,26 +154,58 @@ void FlatUnit::give_memory_back(bool scrub) {
     flat_.fill_(std::numeric_limits<double>::quiet_NaN());
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
-  incoming_ = at::Tensor();
-  leaving_ = at::Tensor();
   // With no bytes a stray access throws instead of reading what is not there.
   memory->set_nbytes(0);
   is_there_ = false;
 }
 
-comm::Work FlatUnit::gather(const comm::CallOptions& options) {
-  const c10::NoGradGuard no_grad;
-  leaving_ = sent_.device() == device() ? sent_ : sent_.to(device(), /*non_blocking=*/true);
-  if (format_.sent == format_.gathered) return group_->all_gather(flat_, leaving_, options);
-  incoming_ = gathered_memory_ == nullptr
-                  ? at::empty({layout_.num_padded()}, this->options(format_.sent))
-                  : gathered_memory_->take(layout_.num_padded(), this->options(format_.sent));
-  return group_->all_gather(incoming_, leaving_, options);
+at::Tensor FlatUnit::take(std::int64_t elements, at::ScalarType type) const {
+  return gathered_memory_ == nullptr ? at::empty({elements}, options(type))
+                                     : gathered_memory_->take(elements, options(type));
 }
 
-void FlatUnit::arrived() {
+at::Tensor FlatUnit::mine_in_node(const at::Tensor& whole) const {
+  const std::int64_t size = layout_.num_padded() / node_->size();
+  return whole.narrow(0, node_->rank() * size, size);
+}
+
+void FlatUnit::start_gather(const comm::CallOptions& options) {
   const c10::NoGradGuard no_grad;
+  if (node_part_.defined()) {
+    gathering_ = node_->all_gather(flat_, node_part_, options);
+    return;
+  }
+  leaving_ = sent_.device() == device() ? sent_ : sent_.to(device(), /*non_blocking=*/true);
+  if (format_.quantized) {
+    quantized_.emplace(
+        *group_, flat_, leaving_,
+        comm::QuantizedGatherOptions{.call = options, .memory = [this](std::int64_t bytes) {
+                                       return take(bytes, at::kByte);
+                                     }});
+  } else if (format_.sent == format_.gathered) {
+    gathering_ = group_->all_gather(flat_, leaving_, options);
+  } else {
+    incoming_ = take(layout_.num_padded(), format_.sent);
+    gathering_ = group_->all_gather(incoming_, leaving_, options);
+  }
+}
+
+void FlatUnit::finish_gather() {
+  const c10::NoGradGuard no_grad;
+  gathering_.wait();
+  if (quantized_) quantized_->wait();
   if (incoming_.defined()) flat_.copy_(incoming_);
+  if (node_ != nullptr && !node_part_.defined()) node_part_ = mine_in_node(flat_).clone();
+  gathering_ = comm::Work();
+  quantized_.reset();
+  incoming_ = at::Tensor();
+  leaving_ = at::Tensor();
+}
+
+void FlatUnit::abandon_gather() {
+  gathering_.wait_on_host();
+  gathering_ = comm::Work();
+  quantized_.reset();
   incoming_ = at::Tensor();
   leaving_ = at::Tensor();
 }
@@ -178,6 +213,14 @@ void FlatUnit::arrived() {
 void FlatUnit::part_changed() {
   const c10::NoGradGuard no_grad;
   if (!part_is_sent()) sent_.copy_(part_, /*non_blocking=*/true);
+  node_part_ = at::Tensor();
+}
+
+// What a gather makes of this rank's part.
+at::Tensor FlatUnit::as_gathered(const at::Tensor& own) const {
+  const at::Tensor sent = own.to(format_.sent);
+  return format_.quantized ? comm::quantized_and_back(sent, format_.gathered)
+                           : sent.to(format_.gathered);
 }
 
 // Where the part has more digits than what is gathered, those of elements that nobody has written
@@ -186,13 +229,12 @@ void FlatUnit::keep_edits() {
   if (part_.is_alias_of(flat_)) return;
   const c10::NoGradGuard no_grad;
   const at::Tensor now = mine_of(flat_);
-  if (part_is_sent()) {
+  if (format_.is_one() && !format_.quantized) {
     part_.copy_(now);
-    return;
+  } else {
+    const at::Tensor own = part_.to(device());
+    part_.copy_(at::where(now == as_gathered(own), own, now.to(format_.own)));
   }
-  const at::Tensor own = part_.to(device());
-  const at::Tensor before = own.to(format_.sent).to(format_.gathered);
-  part_.copy_(at::where(now == before, own, now.to(format_.own)));
   part_changed();
 }
 

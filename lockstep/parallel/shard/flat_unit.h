@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/comm/quantized.h>
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/parallel/shard/buffer_pool.h>
 #include <lockstep/parallel/shard/flat_layout.h>
@@ -47,8 +48,10 @@ class FlatUnit {
  public:
   // The parameters stay where they are until adopt(). A sharded unit takes its memory from
   // `gathered_memory`; of one that is always there it is null.
+  // Where `node` is given, its ranks keep a copy among them once they have gathered one.
   FlatUnit(PlannedUnit plan, std::shared_ptr<comm::Communicator> group,
-           std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format);
+           std::shared_ptr<BufferPool> gathered_memory, const UnitFormat& format,
+           std::shared_ptr<comm::Communicator> node = nullptr);
 
   const std::string& name() const { return name_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
@@ -85,10 +88,11 @@ class FlatUnit {
   void take_memory();
   void give_memory_back(bool scrub);
 
-  // Starts to fill the memory with all ranks' parts; what the caller has waited for is there for
-  // use after arrived().
-  comm::Work gather(const comm::CallOptions& options);
-  void arrived();
+  // Starts to fill the memory with all ranks' parts, which are there after finish_gather(). Nobody
+  // may have come for them: then they are let go of, once they are here.
+  void start_gather(const comm::CallOptions& options);
+  void finish_gather();
+  void abandon_gather();
 
   // Whoever wrote to part() says so: other ranks are to get it from now on.
   void part_changed();
@@ -102,6 +106,9 @@ class FlatUnit {
 
  private:
   bool part_is_sent() const { return sent_.is_same(part_); }
+  at::Tensor take(std::int64_t elements, at::ScalarType type) const;
+  at::Tensor mine_in_node(const at::Tensor& whole) const;
+  at::Tensor as_gathered(const at::Tensor& own) const;
   at::Tensor new_part(at::ScalarType type, c10::Device place) const;
   at::Tensor mine_of(const at::Tensor& whole) const;
   void place_parameter(std::size_t member) const;
@@ -116,9 +123,18 @@ class FlatUnit {
   bool is_there_ = false;
   at::Tensor flat_;
   at::Tensor part_;
-  at::Tensor sent_;      // [part_size]
-  at::Tensor leaving_;   // a copy of it on the device, while a gather needs it
+  at::Tensor sent_;  // [part_size]
+
+  // Of a gather under way.
+  comm::Work gathering_;
+  std::optional<comm::QuantizedGather> quantized_;
+  at::Tensor leaving_;   // what is sent, on the device
   at::Tensor incoming_;  // [num_padded] as sent, where that is not as gathered
+
+  // This rank's part of the node's copy, of what was gathered last; undefined where parts have
+  // changed since.
+  std::shared_ptr<comm::Communicator> node_;
+  at::Tensor node_part_;
 };
 
 }  // namespace lockstep::shard

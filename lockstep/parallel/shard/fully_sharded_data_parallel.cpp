@@ -103,9 +103,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
       origin.device.value_or(all.empty() ? at::kCPU : all.front().tensor.device());
   data_parallel::check_same_tensors(all, *groups_.all, device);
   check_trained(module, parameters);
+  check_quantizes(options_.zero_plus_plus, parameters);
   refuse_sharded(module);
 
   const bool in_16_bits = computes_in_param_dtype(options_.mixed_precision, device);
+  nodes_ = make_nodes(options_.zero_plus_plus, *groups_.gather, *groups_.reduce);
   std::vector<PlannedUnit> plans = plan_units(
       module, options_.units, in_16_bits ? parameters_of_batch_norms(module) : KeepType());
   gathered_memory_ = std::make_shared<BufferPool>(
@@ -118,11 +120,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const bool gathered = options_.cut == Cut::gradients || resident[i];
     const at::Tensor& first = plans[i].parameters.front().tensor;
-    const UnitFormat format = UnitFormat::of(
+    UnitFormat format = UnitFormat::of(
         first.scalar_type(), origin.device.value_or(first.device()),
         plans[i].keeps_type ? MixedPrecision() : options_.mixed_precision, options_.cpu_offload);
+    format.quantized = options_.zero_plus_plus.quantize_weights && !gathered;
     auto unit = std::make_unique<FlatUnit>(std::move(plans[i]), groups_.gather,
-                                           gathered ? nullptr : gathered_memory_, format);
+                                           gathered ? nullptr : gathered_memory_, format,
+                                           gathered ? nullptr : nodes_.gather);
     unit->adopt(*groups_.all, origin);
     unit->give_memory_back(options_.scrub_freed_memory);
     units_.push_back(std::move(unit));
@@ -152,7 +156,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   sharder_ = GradientSharder::make(
       {.units = units_,
        .gatherer = gatherer_.get(),
-       .buffers = options_.broadcast_buffers ? buffers_ : std::vector<NamedTensor>()},
+       .buffers = options_.broadcast_buffers ? buffers_ : std::vector<NamedTensor>(),
+       .quantize_gradients = options_.zero_plus_plus.quantize_gradients,
+       .nodes = nodes_.reduce},
       groups_, std::move(counted_pass));
   module.register_module(kSaveGuardName, std::make_shared<SaveGuard>(
                                              fmt::format("lockstep::shard, {} units over {} ranks",

@@ -101,6 +101,7 @@ class FullyShardedDataParallel {
   MemoryReport memory_report() const;
 
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
+  const Nodes& nodes() const { return nodes_; }
   const ParameterGatherer& gatherer() const { return *gatherer_; }
   const GradientSharder& gradients() const { return *sharder_; }
 
@@ -115,6 +116,7 @@ class FullyShardedDataParallel {
 
   Groups groups_;
   Options options_;
+  Nodes nodes_;
   std::string module_name_;
   std::vector<NamedTensor> buffers_;
   std::shared_ptr<BufferPool> gathered_memory_;

@@ -75,18 +75,34 @@ void GradientSharder::launch(std::size_t index) {
   if (adds || !arrives_as_kept(unit.format()))
     state.incoming = at::empty({layout.part_size()}, unit.options(unit.format().reduced));
   const at::Tensor& output = state.incoming.defined() ? state.incoming : state.sums;
+  in_flight_.push_back(index);
+  if (model_.quantize_gradients) return launch_quantized(index, output);
   comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
   const bool divides = groups_.replicas == nullptr && divides_in_flight(unit);
   if (divides && loss_.any()) options.divisor = loss_.divisor();
   state.reducing = groups_.reduce->reduce_scatter(
       output, state.collected, divides ? comm::ReduceOp::mean : comm::ReduceOp::sum, options);
-  in_flight_.push_back(index);
+}
+
+void GradientSharder::launch_quantized(std::size_t index, const at::Tensor& output) {
+  UnitState& state = states_[index];
+  const comm::QuantizedReductionOptions options{
+      .call = {.subject = static_cast<std::int32_t>(index)}, .memory = [this](std::int64_t bytes) {
+        return buffers_of_gradients_.take(bytes, at::dtype(at::kByte).device(device()));
+      }};
+  if (model_.nodes.inside != nullptr)
+    state.quantized.emplace(model_.nodes, output, state.collected, options);
+  else
+    state.quantized.emplace(*groups_.reduce, output, state.collected, options);
+  // What is on its way is a copy.
+  state.collected = at::Tensor();
 }
 
 // Whether sums come back divided: a pass over them less. On other devices the count is not known to
 // the host, and a pass costs little.
 bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
-  return unit.device().is_cpu() && (!loss_.any() || loss_.divides_in_flight());
+  return unit.device().is_cpu() && !model_.quantize_gradients &&
+         (!loss_.any() || loss_.divides_in_flight());
 }
 
 void GradientSharder::settle_oldest() {
@@ -99,6 +115,8 @@ void GradientSharder::settle(std::size_t index) {
   const c10::NoGradGuard no_grad;
   const FlatUnit& unit = *model_.units[index];
   UnitState& state = states_[index];
+  if (state.quantized) state.quantized->wait();
+  state.quantized.reset();
   state.reducing.wait();
   state.reducing = comm::Work();
   state.collected = at::Tensor();

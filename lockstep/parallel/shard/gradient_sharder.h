@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/comm/quantized.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/gradient_hook.h>
 #include <lockstep/parallel/shard/absent_gradients.h>
@@ -36,6 +37,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
     std::span<const std::unique_ptr<FlatUnit>> units;
     ParameterGatherer* gatherer;
     std::vector<NamedTensor> buffers;  // broadcast from rank 0 after each exchange
+    bool quantize_gradients = false;
+    comm::NodeGroups nodes = {};  // that they are summed in first, where they are quantized
   };
   static std::shared_ptr<GradientSharder> make(Model model, Groups groups,
                                                data_parallel::CountedPass counted_pass);
@@ -83,6 +86,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
     at::Tensor sums;       // [part_size], from the first exchange on
     at::Tensor incoming;   // where it does not come as it stays, or is added to what was there
     comm::Work reducing;
+    std::optional<comm::QuantizedReduceScatter> quantized;  // instead of it
     comm::Work over_replicas;
   };
 
@@ -103,7 +107,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   void collect(Slot& slot, const at::Tensor& gradient);
   void launch_ready();
   void launch(std::size_t unit);
-  comm::Work average(const at::Tensor& sums, comm::Communicator& group);
+  void launch_quantized(std::size_t unit, const at::Tensor& output);
   bool divides_in_flight(const FlatUnit& unit) const;
   void settle_oldest();
   void settle(std::size_t unit);

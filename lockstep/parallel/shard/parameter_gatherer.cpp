@@ -61,9 +61,7 @@ void ParameterGatherer::make_ready(std::size_t unit) {
   try {
     if (!units_[unit]->is_there()) start_gather(unit, comm::Launch::on_wait);
     if (state.arriving) {
-      state.work.wait();
-      units_[unit]->arrived();
-      state.work = comm::Work();
+      units_[unit]->finish_gather();
       state.arriving = false;
     }
   } catch (const CommError& error) {
@@ -87,9 +85,8 @@ void ParameterGatherer::start_gather(std::size_t unit, comm::Launch launch) {
   live_.push_back(unit);
   peak_live_ = std::max(peak_live_, live_.size());
   ++num_gathers_;
-  State& state = states_[unit];
-  state.work = units_[unit]->gather({.launch = launch, .subject = static_cast<std::int32_t>(unit)});
-  state.arriving = true;
+  units_[unit]->start_gather({.launch = launch, .subject = static_cast<std::int32_t>(unit)});
+  states_[unit].arriving = true;
 }
 
 // For one more.
@@ -126,7 +123,7 @@ void ParameterGatherer::prefetch(std::size_t unit) {
 void ParameterGatherer::release(std::size_t unit) {
   State& state = states_[unit];
   // Nobody has come for it: other ranks' bytes still arrive.
-  if (state.arriving) state.work.wait_on_host();
+  if (state.arriving) units_[unit]->abandon_gather();
   state = {.pins = state.pins};
   units_[unit]->give_memory_back(limits_.scrub_freed_memory);
   std::erase(live_, unit);

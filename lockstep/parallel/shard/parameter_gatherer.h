@@ -9,7 +9,6 @@
 
 #include <c10/util/SmallVector.h>
 
-#include <lockstep/comm/work.h>
 #include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/use_order.h>
@@ -70,8 +69,7 @@ class ParameterGatherer final : public intercept::Owner {
  private:
   struct State {
     std::size_t pins = 0;
-    comm::Work work;        // of a gather
-    bool arriving = false;  // nobody has waited for it yet
+    bool arriving = false;  // nobody has waited for its gather yet
   };
 
   std::size_t unit_of(const at::Tensor& tensor) const;

@@ -16,6 +16,7 @@ struct UnitFormat {
   c10::Device device;       // where operators use them
   c10::Device stepped_on;   // where the optimizer's part is, and its gradient
   c10::Device sent_from;    // where what is sent waits to be
+  bool quantized = false;   // parameters go from rank to rank as int8
 
   // As the parameters are.
   static UnitFormat of(at::ScalarType own, c10::Device device);

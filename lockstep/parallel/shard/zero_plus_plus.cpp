@@ -4,6 +4,18 @@
 
 namespace lockstep::shard {
 
+void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTensor>& parameters) {
+  if (!config.quantize_weights && !config.quantize_gradients) return;
+  for (const auto& [name, tensor] : parameters) {
+    const at::ScalarType type = tensor.scalar_type();
+    if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16)
+      throw UsageError("'{}' is {}, and ZeRO++ quantizes Float, Half and BFloat16: convert the "
+                       "model before wrap_model(), or leave quantize_weights and "
+                       "quantize_gradients out",
+                       name, c10::toString(type));
+  }
+}
+
 Nodes make_nodes(const ZeroPlusPlusConfig& config, comm::Communicator& gather,
                  comm::Communicator& reduce) {
   const int per_node = config.hierarchical_partition;

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
+#include <lockstep/mesh/named_tensor.h>
 
 namespace lockstep::shard {
 
@@ -20,6 +22,9 @@ struct ZeroPlusPlusConfig {
 
   bool has_nodes() const { return hierarchical_partition > 1; }
 };
+
+// UsageError where a parameter's type cannot be quantized.
+void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTensor>& parameters);
 
 // The same ranks as nodes; null where there are none.
 struct Nodes {
