@@ -235,6 +235,38 @@ std::pair<at::Tensor, at::Tensor> batch_of(const Subject& subject, std::int64_t 
   return {input.to(device), target.to(device)};
 }
 
+// What the reference's optimizer steps on: its parameters, or copies of them on the host, where
+// rounding is another.
+class SteppedOn {
+ public:
+  SteppedOn(const Subject& reference, bool on_host)
+      : parameters_(data_parallel::trained_parameters(*reference.module)), tensors_(parameters_) {
+    if (!on_host) return;
+    for (NamedTensor& one : tensors_) one.tensor = one.tensor.detach().cpu();
+  }
+
+  const std::vector<NamedTensor>& tensors() const { return tensors_; }
+
+  void take_gradients() {
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      if (!tensors_[i].tensor.is_same(parameters_[i].tensor)) {
+        const at::Tensor& gradient = parameters_[i].tensor.grad();
+        tensors_[i].tensor.mutable_grad() = gradient.defined() ? gradient.cpu() : gradient;
+      }
+  }
+
+  void give_values() {
+    const c10::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      if (!tensors_[i].tensor.is_same(parameters_[i].tensor))
+        parameters_[i].tensor.copy_(tensors_[i].tensor);
+  }
+
+ private:
+  std::vector<NamedTensor> parameters_;
+  std::vector<NamedTensor> tensors_;
+};
+
 void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, const Way& way,
               c10::Device device) {
   // Ranks other than the first start from other weights, which rank 0's replace.
@@ -247,8 +279,9 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
   if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
   const auto parallel = strategy.wrap(cells, *subject.module, kind);
   const auto optimizer = parallel->make_optimizer(optim::AdamWOptions{}, decaying(subject));
-  const auto reference_optimizer =
-      optim::make_optimizer(optim::AdamWOptions{}, decaying(reference));
+  SteppedOn stepped_on(reference, strategy.offloads && !device.is_cpu());
+  const auto reference_optimizer = optim::make_optimizer(
+      optim::AdamWOptions{}, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
   const auto expected = reference.module->named_parameters();
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Spread spread = spread_of(way, cells.num_ranks(), step);
@@ -260,20 +293,21 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
     const double losses = reference_step(reference, input, target, step, spread, way.division);
     cells.expect(std::abs(sum - losses) <= 1e-12 * std::abs(losses),
                  fmt::format("step {}: the loss is {}, one process's is {}", step, sum, losses));
+    stepped_on.take_gradients();
     if (way.max_norm > 0) {
       const auto got = parallel->clip(way.max_norm);
-      const auto wanted =
-          optim::clip_gradients(data_parallel::trained_parameters(*reference.module), way.max_norm);
+      const auto wanted = optim::clip_gradients(stepped_on.tensors(), way.max_norm);
       cells.expect(
           got.norm == wanted.norm && got.clipped == wanted.clipped,
           fmt::format("step {}: the norm is {}, one process's is {}", step, got.norm, wanted.norm));
       cells.expect(wanted.clipped, "the test's own limit is too high");
     }
-    for (const auto& [name, parameter] : data_parallel::trained_parameters(*reference.module))
+    for (const auto& [name, parameter] : stepped_on.tensors())
       cells.expect_same(parallel->gradient(name), parameter.grad(),
                         fmt::format("step {}: the gradient of {}", step, name));
     optimizer->step(0.01);
     reference_optimizer->step(0.01);
+    stepped_on.give_values();
     const auto buffers = reference.module->named_buffers();
     for (const auto& [name, tensor] : parallel->weights())
       cells.expect_same(tensor, expected.contains(name) ? expected[name] : buffers[name],

@@ -117,6 +117,31 @@ void check_scaled(Cells& cells) {
   });
 }
 
+void check_quantized(Cells& cells) {
+  cells.cell("ZeRO++ trains as floats do", [&] {
+    GpuTraining got(cells, {.mixed_precision = kGpuBf16,
+                            .zero_plus_plus = {.quantize_weights = true,
+                                               .quantize_gradients = true,
+                                               .hierarchical_partition = cells.num_ranks()}});
+    GpuTraining wanted(cells, {});
+    double first = 0;
+    double mine = 0;
+    double other = 0;
+    for (int step = 0; step < 40; ++step) {
+      for (auto [it, value] : {std::pair(&got, &mine), std::pair(&wanted, &other)}) {
+        it->optimizer->zero_grad();
+        const at::Tensor loss = it->loss(cells, 0);
+        *value = loss.item<double>();
+        loss.backward();
+        it->optimizer->step(0.01);
+      }
+      if (step == 0) first = other;
+    }
+    cells.expect(other < 0.1 * first && std::abs(mine - other) < 0.05 * first,
+                 fmt::format("from {} the loss went to {}, with floats to {}", first, mine, other));
+  });
+}
+
 #if defined(LOCKSTEP_COUNTS_DEVICE_MEMORY)
 void check_growth(Cells& cells) {
   for (const CPUOffload& offload : {CPUOffload{}, CPUOffload{.offload_optimizer = true}})
@@ -146,6 +171,7 @@ void check_growth(Cells&) {}
 void check_gpu(Cells& cells) {
   check_parity_in_16_bits(cells);
   check_scaled(cells);
+  check_quantized(cells);
   check_growth(cells);
 }
 

@@ -181,12 +181,16 @@ void GradientSharder::finish() {
     launch_ready();
   }
 
-  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kInt);
-  auto used = host.accessor<std::int32_t, 1>();
+  // In memory from which a device takes it while the host goes on.
+  at::Tensor used_by = at::zeros({static_cast<std::int64_t>(slots_.size())},
+                                 at::dtype(at::kInt).pinned_memory(device().is_cuda()));
+  auto used = used_by.accessor<std::int32_t, 1>();
   for (std::size_t index = 0; index < slots_.size(); ++index)
     used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
-  const at::Tensor used_by = host.to(device());
-  groups_.all->all_reduce(used_by).wait();
+  if (groups_.all->size() > 1) {
+    used_by = used_by.to(device(), /*non_blocking=*/true);
+    groups_.all->all_reduce(used_by).wait();
+  }
 
   while (!in_flight_.empty()) settle_oldest();
   // What goes to the host's memory is read there from now on.
