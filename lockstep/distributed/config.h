@@ -15,6 +15,10 @@
 
 namespace lockstep {
 
+using shard::CPUOffload;
+using shard::MixedPrecision;
+using shard::ZeroPlusPlusConfig;
+
 enum class ParallelMode {
   DDP,   // every rank holds the whole model
   FSDP,  // ranks hold parts of it, as ShardingStrategy says
@@ -44,8 +48,19 @@ struct DistributedConfig {
   // More ranks than GPUs share them, with a warning; or that is an error.
   device::GpuUse gpu_use = device::GpuUse::shared;
   replicate::Options ddp = {};
-  // Of FSDP; what is cut is the strategy's to say.
+  // Of FSDP; what is cut is the strategy's to say. Mixed precision, offload and ZeRO++ are of the
+  // strategies that cut gradients.
   shard::Options fsdp = {};
 };
+
+// What a config cuts: nothing with DDP.
+ShardingStrategy strategy_of(const DistributedConfig& config);
+
+// Whether that strategy takes over a model's parameters unit by unit, so that they need not all be
+// there before.
+bool takes_units(const DistributedConfig& config);
+
+// UsageError where a config asks for what its strategy does not have.
+void check(const DistributedConfig& config);
 
 }  // namespace lockstep

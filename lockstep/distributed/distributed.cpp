@@ -62,6 +62,7 @@ at::Tensor copy_to(c10::Device device, const at::Tensor& host) {
 }  // namespace
 
 DistributedManager setup_distributed(const DistributedConfig& config) {
+  check(config);
   auto device_manager = choose_device(config);
   auto world = comm::join_world({.backend = config.backend, .timeout = config.timeout});
   const LaunchEnvironment job = read_launch_environment();
@@ -87,6 +88,8 @@ const device::DeviceManager& DistributedManager::device_manager() const {
 const std::shared_ptr<comm::Communicator>& DistributedManager::world() const {
   return state_->world;
 }
+
+const DistributedConfig& DistributedManager::config() const { return state_->config; }
 
 mesh::DeviceMesh& DistributedManager::mesh() const { return state_->mesh; }
 

@@ -21,6 +21,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/deferred/construction.h>
+#include <lockstep/device/autocast.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
@@ -30,6 +31,10 @@
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
 namespace lockstep {
+
+using optim::GradScaler;
+// For PyTorch's name: `const lockstep::autocast bf16(at::kCUDA, at::kBFloat16);`
+using autocast = device::Autocast;
 
 // One rank's view of the job. Copies refer to the same one; models stay spread over the ranks for
 // as long as one of the copies lives, and one whose parameters are cut cannot be used after that.
@@ -48,6 +53,8 @@ class DistributedManager {
   c10::Device device() const;
   const device::DeviceManager& device_manager() const;
 
+  // What setup_distributed() was given.
+  const DistributedConfig& config() const;
   const std::shared_ptr<comm::Communicator>& world() const;
   mesh::DeviceMesh& mesh() const;
 
@@ -151,6 +158,18 @@ class DistributedManager {
   template <typename Model>
   optim::ClipResult clip_gradients(const Model& model, double max_norm) {
     return parallel(model).clip_gradients(max_norm);
+  }
+
+  // With a scaled loss (GradScaler), once all of a step's passes are done and before clipping:
+  // divides the gradients by the scale, moves the scale on, and says whether the optimizer is to
+  // step. Not if a gradient overflowed on any rank; all ranks are given the same answer. UsageError
+  // on all of them as GradScaler::update().
+  //
+  //   dist.backward(model, scaler.scale(loss_sum), count);
+  //   if (dist.unscale_gradients(model, scaler)) adamw->step(learning_rate);
+  template <typename Model>
+  [[nodiscard]] bool unscale_gradients(const Model& model, optim::GradScaler& scaler) {
+    return scaler.update(parallel(model).unscale_gradients(scaler));
   }
 
   // The whole gradient of a parameter, on every rank; undefined where there is none. Every rank

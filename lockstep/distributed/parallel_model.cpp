@@ -94,6 +94,11 @@ class Replicated : public ParallelModel {
   optim::ClipResult clip_gradients(double max_norm) override {
     return optim::clip_gradients(names_.trained(), max_norm);
   }
+  at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
+    at::Tensor overflow = scaler.unscale(names_.trained());
+    group_->all_reduce(overflow, comm::ReduceOp::max).wait();
+    return overflow;
+  }
   at::Tensor full_gradient(const std::string& name) override {
     return names_.parameter(name).grad();
   }
@@ -172,6 +177,9 @@ class OptimizerSharded final : public ParallelModel {
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);
   }
+  at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
+    return replicas_.unscale_gradients(scaler);
+  }
   at::Tensor full_gradient(const std::string& name) override {
     return replicas_.full_gradient(name);
   }
@@ -217,6 +225,9 @@ class Sharded final : public ParallelModel {
   optim::ClipResult clip_gradients(double max_norm) override {
     return sharded_.clip_gradients(max_norm);
   }
+  at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
+    return sharded_.unscale_gradients(scaler);
+  }
   at::Tensor full_gradient(const std::string& name) override {
     return sharded_.full_gradient(name);
   }
@@ -244,16 +255,11 @@ class Sharded final : public ParallelModel {
   shard::FullyShardedDataParallel sharded_;
 };
 
-ShardingStrategy strategy_of(const DistributedConfig& config) {
-  return config.mode == ParallelMode::DDP ? ShardingStrategy::NO_SHARD : config.sharding_strategy;
-}
-
 }  // namespace
 
 std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_world_size) {
   const ShardingStrategy strategy = strategy_of(config);
-  const bool replicates =
-      strategy == ShardingStrategy::NO_SHARD || strategy == ShardingStrategy::SHARD_OPTIMIZER;
+  const bool replicates = !takes_units(config);
   if (config.mesh.empty()) {
     if (strategy == ShardingStrategy::HYBRID_SHARD)
       return {{kReplicate, -1}, {kShard, local_world_size}};
@@ -283,12 +289,6 @@ std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_worl
   if (strategy != ShardingStrategy::HYBRID_SHARD && has(kReplicate) && has(kShard))
     throw UsageError("the mesh has the axes {}, but only HYBRID_SHARD uses both", names);
   return config.mesh;
-}
-
-bool takes_units(const DistributedConfig& config) {
-  const ShardingStrategy strategy = strategy_of(config);
-  return strategy == ShardingStrategy::SHARD_GRAD_OP || strategy == ShardingStrategy::FULL_SHARD ||
-         strategy == ShardingStrategy::HYBRID_SHARD;
 }
 
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,

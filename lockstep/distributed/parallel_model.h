@@ -11,6 +11,7 @@
 #include <lockstep/distributed/config.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/optim/clip.h>
+#include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/no_sync.h>
@@ -35,6 +36,8 @@ class ParallelModel {
   virtual std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
   virtual optim::ClipResult clip_gradients(double max_norm) = 0;
+  // 1 in a tensor of one element where a gradient overflowed on any rank, and 0 otherwise.
+  virtual at::Tensor unscale_gradients(optim::GradScaler& scaler) = 0;
   virtual at::Tensor full_gradient(const std::string& name) = 0;
 
   virtual std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) = 0;
@@ -55,10 +58,6 @@ std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::De
                                              const DistributedConfig& config,
                                              const data_parallel::CountedPass& counted_pass,
                                              const shard::Origin& origin = {});
-
-// Whether a config's strategy takes over a model's parameters unit by unit, so that they need not
-// all be there before.
-bool takes_units(const DistributedConfig& config);
 
 // The mesh that a config asks for. UsageError, with the numbers, where its strategy needs an axis
 // that it does not have.

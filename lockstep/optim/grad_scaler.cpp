@@ -1,5 +1,7 @@
 #include <lockstep/optim/grad_scaler.h>
 
+#include <cmath>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
@@ -8,20 +10,48 @@
 
 namespace lockstep::optim {
 
-at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+namespace {
+
+at::Tensor at_least_float(const at::Tensor& loss) {
   if (!loss.defined()) throw UsageError("an undefined loss cannot be scaled");
   const auto type = loss.scalar_type();
   if (!at::isFloatingType(type))
     throw UsageError("a loss that is {} cannot be scaled: backward needs a floating-point one",
                      type_and_shape(loss));
-  return at::mul(type == at::kDouble ? loss : loss.to(at::kFloat), loss_scale());
+  return type == at::kDouble ? loss : loss.to(at::kFloat);
+}
+
+}  // namespace
+
+void GradScaler::set_samples_per_sum(double samples) {
+  if (!(samples > 0) || !std::isfinite(samples))
+    throw UsageError("a loss over {} samples cannot be scaled: give a finite number above 0",
+                     samples);
+  if (unscaled_)
+    throw UsageError("the number of samples of a loss changed between unscale() and update(): set "
+                     "it before the step's first backward()");
+  samples_per_sum_ = samples;
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return at::mul(at_least_float(loss), factor());
+}
+
+at::Tensor GradScaler::scale_gradients_of(const at::Tensor& loss) const {
+  const at::Tensor wide = at_least_float(loss);
+  // A tensor of its own, so that the caller's loss stays without a hook.
+  const at::Tensor scaled = wide.view_as(wide);
+  if (scaled.requires_grad())
+    scaled.register_hook(
+        [factor = factor()](const at::Tensor& gradient) { return gradient * factor; });
+  return scaled;
 }
 
 at::Tensor GradScaler::unscale(const std::vector<NamedParameter>& parameters) {
   if (unscaled_)
     throw UsageError("gradients were unscaled twice in one step: call unscale() once, with all "
                      "parameters, and then update()");
-  at::Tensor overflow = unscale_gradients(parameters, loss_scale());
+  at::Tensor overflow = unscale_gradients(parameters, factor());
   unscaled_ = true;
   return overflow;
 }

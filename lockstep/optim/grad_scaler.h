@@ -34,9 +34,20 @@ class GradScaler {
 
   double loss_scale() const { return scale_.value(); }
 
+  // For losses that are sums: over how many samples, or tokens, they are, the same number on all
+  // ranks and until it is set again between two steps. The scale is then one of their mean, as
+  // DeepSpeed's is, however large a batch is: the sum is multiplied by the scale over this number.
+  // A power of two costs no digits. UsageError where it is no finite number above 0.
+  void set_samples_per_sum(double samples);
+  double samples_per_sum() const { return samples_per_sum_; }
+
   // The loss to call backward() on. A loss of 16 bits becomes Float, which the scaled one fits.
   // UsageError where it is not a floating-point tensor.
   at::Tensor scale(const at::Tensor& loss) const;
+
+  // The same for whoever reads the loss that backward() is called on: it has the loss's own value,
+  // and its gradients are scaled.
+  at::Tensor scale_gradients_of(const at::Tensor& loss) const;
 
   // Divides the gradients by the scale, in place: once for each update(), when all of the step's
   // passes are done and before clipping. Gives 1 in a Float tensor of one element if a gradient is
@@ -62,7 +73,10 @@ class GradScaler {
   void load_state(const std::vector<NamedTensor>& state);
 
  private:
+  double factor() const { return loss_scale() / samples_per_sum_; }
+
   LossScale scale_;
+  double samples_per_sum_ = 1;
   bool unscaled_ = false;
 };
 

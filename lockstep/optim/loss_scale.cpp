@@ -58,8 +58,8 @@ LossScale::LossScale(const LossScaleOptions& options) : options_(options) {
 void LossScale::update(bool overflowed) {
   if (is_fixed()) {
     if (overflowed)
-      log::info("gradients overflow at the fixed loss scale of {}: this step is skipped",
-                state_.scale);
+      log::debug("gradients overflow at the fixed loss scale of {}: this step is skipped",
+                 state_.scale);
     return;
   }
   if (overflowed) {
@@ -78,9 +78,9 @@ void LossScale::shrink() {
   const double minimum = options_.min_loss_scale;
   if (state_.hysteresis > 1) {
     --state_.hysteresis;
-    log::info("gradients overflow at a loss scale of {}: this step is skipped, and the scale is "
-              "halved after {} more",
-              state_.scale, state_.hysteresis);
+    log::debug("gradients overflow at a loss scale of {}: this step is skipped, and the scale is "
+               "halved after {} more",
+               state_.scale, state_.hysteresis);
     return;
   }
   if (state_.scale == minimum)
@@ -89,9 +89,9 @@ void LossScale::shrink() {
                      minimum, kWhatToTry);
   const double before = state_.scale;
   state_.scale = std::max(before / 2, minimum);
-  log::info("gradients overflow at a loss scale of {}: this step is skipped, and the scale is now "
-            "{}",
-            before, state_.scale);
+  log::debug("gradients overflow at a loss scale of {}: this step is skipped, and the scale is now "
+             "{}",
+             before, state_.scale);
   if (state_.scale == minimum)
     log::warn("the loss scale has fallen to its minimum, min_loss_scale = {}; if gradients "
               "overflow again, training ends: {}",

@@ -40,8 +40,8 @@ class LossScale {
   double value() const { return state_.scale; }
 
   // After each step: whether its gradients overflowed on any rank. Such a step is the caller's to
-  // skip: neither weights nor the schedule move. UsageError, with what to try, where the scale
-  // would have to fall below its minimum; the scale is then as before.
+  // skip, and to report: neither weights nor the schedule move. UsageError, with what to try, where
+  // the scale would have to fall below its minimum; the scale is then as before.
   void update(bool overflowed);
 
   const LossScaleState& state() const { return state_; }

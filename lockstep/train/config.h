@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/schedule.h>
 
 namespace lockstep::train {
@@ -108,10 +109,33 @@ struct DdpSection {
 // several groups of ranks.
 enum class Sharding { none, optimizer, gradients, full, hybrid };
 
+constexpr bool cuts_gradients(Sharding sharding) { return sharding >= Sharding::gradients; }
+constexpr bool cuts_parameters(Sharding sharding) { return sharding >= Sharding::full; }
+
+// ZeRO++, by DeepSpeed's names.
+struct ZeroPlusPlusSection {
+  bool quantized_weights = false;
+  bool quantized_gradients = false;
+  std::int64_t hpz_partition_size = 1;  // consecutive ranks that make a node; 1: no nodes
+};
+
+enum class OffloadDevice { none, cpu };
+
 struct ShardingSection {
   Sharding strategy = Sharding::none;
   std::int64_t ranks_per_copy = 0;  // of hybrid; 0: the ranks of a host
   std::int64_t max_live_units = 2;
+  OffloadDevice offload_optimizer = OffloadDevice::none;
+  OffloadDevice offload_param = OffloadDevice::none;
+  ZeroPlusPlusSection zero_plus_plus;
+};
+
+enum class Precision { fp32, bf16, fp16 };
+
+struct PrecisionSection {
+  Precision compute = Precision::fp32;    // bf16.enabled, fp16.enabled
+  optim::LossScaleOptions loss_scale;     // of fp16
+  Precision gradients = Precision::fp32;  // between ranks: communication_data_type
 };
 
 enum class OnNonFiniteLoss { stop, skip };
@@ -140,6 +164,7 @@ struct TrainConfig {
   OnNonFiniteLoss on_non_finite_loss = OnNonFiniteLoss::stop;
   DdpSection ddp;
   ShardingSection sharding;
+  PrecisionSection precision;
   double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;
   std::int64_t timeout_seconds = 600;

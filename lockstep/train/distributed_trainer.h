@@ -78,6 +78,9 @@ class DistributedTrainer {
     return run(dataset(std::move(training)), dataset(std::move(validation)));
   }
 
+  // The job, for what else there is to ask or do: ranks, whole weights.
+  DistributedManager& dist() { return dist_; }
+
   // Of the model's own type; a module that was given by value is a shared_ptr to it.
   const Shared& model() const { return task_->typed_model(); }
 

@@ -42,8 +42,9 @@ double metric_number(const at::Tensor& value, const std::string& name) {
 
 void check_metric_name(const std::string& name, const std::vector<std::string>& taken) {
   static const std::vector<std::string> ours = {
-      "step",    "loss",          "validation_loss",   "learning_rate",
-      "seconds", "gradient_norm", "samples_per_second"};
+      "step",         "loss",          "validation_loss",    "learning_rate",
+      "seconds",      "gradient_norm", "samples_per_second", "loss_scale",
+      "skipped_steps"};
   if (!observe::is_metric_name(name))
     throw UsageError("a metric cannot be called '{}': a name has letters, digits and _ - . / only, "
                      "at most 200 of them",

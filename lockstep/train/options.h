@@ -6,7 +6,10 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/ScalarType.h>
+
 #include <lockstep/observe/loss_curve.h>
+#include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/optim/schedule.h>
@@ -56,6 +59,13 @@ struct TrainerOptions {
   optim::ScheduleOptions schedule = optim::Constant{};
   double gradient_clipping = 0;  // 0: none
   NonFinite on_non_finite = NonFinite::stop;
+
+  // BFloat16 or Half: what operators compute in where that is safe, with weights as they are. For
+  // models whose gradients are not cut among ranks; others have MixedPrecision.
+  std::optional<c10::ScalarType> autocast = {};
+  // Of training in Half, which has one in any case. A step whose gradients overflow is skipped on
+  // all ranks, and is no failure.
+  std::optional<optim::LossScaleOptions> loss_scale = {};
 
   // Steps between validations, besides one at the end. 0: at the end of each epoch.
   std::int64_t validation_interval = 0;

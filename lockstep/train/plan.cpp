@@ -78,6 +78,16 @@ void check_sharding(const ShardingSection& sharding, int world_size) {
         "fsdp.ranks_per_copy is {}, and {} ranks do not divide into groups of so many: "
         "make it a number that {} is a multiple of, or start other ranks",
         sharding.ranks_per_copy, world_size, world_size);
+  // How many ranks of a host hold a copy is found out there.
+  if (sharding.strategy == Sharding::hybrid && sharding.ranks_per_copy == 0) return;
+  const std::int64_t per_copy =
+      sharding.strategy == Sharding::hybrid ? sharding.ranks_per_copy : world_size;
+  if (per_copy % sharding.zero_plus_plus.hpz_partition_size != 0)
+    throw UsageError(
+        "zero_optimization.zero_hpz_partition_size is {}, and the {} ranks that hold a "
+        "copy of the model do not divide into nodes of so many: make it a number that "
+        "{} is a multiple of, or start other ranks",
+        sharding.zero_plus_plus.hpz_partition_size, per_copy, per_copy);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ void Reporter::add_files() {
       observe::CsvFile::Options csv;
       csv.columns = {"loss",          "validation_loss",       "learning_rate",
                      "gradient_norm", rate_name(run_.counted), "seconds"};
+      if (run_.scales_loss) csv.columns.insert(csv.columns.end(), {"loss_scale", "skipped_steps"});
       if (options_.step_times)
         for (const observe::Metric& time : metrics_of({})) csv.columns.push_back(time.name);
       csv.resume_after = resume_after;
@@ -83,6 +84,10 @@ void Reporter::step(std::int64_t step, const StepReport& report) {
       {"gradient_norm", report.gradient_norm},
       {rate_name(run_.counted), recent_.per_second()},
       {"seconds", std::chrono::duration<double>(now - start_).count()}};
+  if (run_.scales_loss) {
+    metrics.push_back({"loss_scale", report.loss_scale});
+    metrics.push_back({"skipped_steps", static_cast<double>(report.skipped_steps)});
+  }
   if (report.times)
     for (const observe::Metric& time : metrics_of(*report.times)) metrics.push_back(time);
   metrics_.record(step, metrics);

@@ -20,6 +20,8 @@ struct StepReport {
   double count = 0;  // tokens or samples of the step
   double gradient_norm = 0;
   double learning_rate = 0;
+  double loss_scale = 0;           // of fp16
+  std::int64_t skipped_steps = 0;  // so far
   std::optional<StepTimes> times;
 };
 
@@ -31,6 +33,7 @@ class Reporter {
     std::int64_t total_steps = 0;
     std::int64_t resumed_after = 0;  // 0: from the start
     Counted counted = Counted::samples;
+    bool scales_loss = false;
   };
 
   Reporter(const TrainerOptions& options, const Run& run);

@@ -11,6 +11,7 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 
 namespace lockstep::train {
@@ -83,6 +84,10 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
   compare("optimizer.params.momentum", now.optimizer.momentum, then.optimizer.momentum);
   compare("gradient_clipping", now.gradient_clipping, then.gradient_clipping);
   compare("model.dropout", now.model.dropout, then.model.dropout);
+  compare("the precision", name_of(now.precision.compute, kPrecisions),
+          name_of(then.precision.compute, kPrecisions));
+  compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
+          name_of(then.precision.gradients, kPrecisions));
   if (now.scheduler.index() != then.scheduler.index()) found.emplace_back("scheduler is another");
   return found;
 }

@@ -35,6 +35,15 @@ ShardingStrategy strategy_of(Sharding sharding) {
   return ShardingStrategy::NO_SHARD;
 }
 
+std::optional<c10::ScalarType> scalar_type_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp32: break;
+    case Precision::bf16: return at::kBFloat16;
+    case Precision::fp16: return at::kHalf;
+  }
+  return std::nullopt;
+}
+
 DistributedConfig distributed_config(const TrainConfig& config) {
   DistributedConfig result;
   result.mode = ParallelMode::FSDP;
@@ -43,6 +52,18 @@ DistributedConfig distributed_config(const TrainConfig& config) {
     result.mesh = {{"dp_replicate", -1},
                    {"dp_shard", static_cast<int>(config.sharding.ranks_per_copy)}};
   result.fsdp.max_live_units = static_cast<std::size_t>(config.sharding.max_live_units);
+  if (cuts_gradients(config.sharding.strategy)) {
+    result.fsdp.mixed_precision = {.param_dtype = scalar_type_of(config.precision.compute),
+                                   .reduce_dtype = scalar_type_of(config.precision.gradients)};
+    result.fsdp.cpu_offload = {
+        .offload_optimizer = config.sharding.offload_optimizer == OffloadDevice::cpu,
+        .offload_params = config.sharding.offload_param == OffloadDevice::cpu};
+    const ZeroPlusPlusSection& zero = config.sharding.zero_plus_plus;
+    result.fsdp.zero_plus_plus = {
+        .quantize_weights = zero.quantized_weights,
+        .quantize_gradients = zero.quantized_gradients,
+        .hierarchical_partition = static_cast<int>(zero.hpz_partition_size)};
+  }
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;
@@ -109,6 +130,16 @@ std::string count_text(std::int64_t count) {
   return std::to_string(count);
 }
 
+// " (FULL_SHARD, bf16)"
+std::string layout_text(const TrainConfig& config) {
+  std::vector<std::string_view> parts;
+  if (config.sharding.strategy != Sharding::none)
+    parts.push_back(name_of(config.sharding.strategy, kShardings));
+  if (config.precision.compute != Precision::fp32)
+    parts.push_back(name_of(config.precision.compute, kPrecisions));
+  return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
+}
+
 // "input.txt read as text, 1.1 M tokens"
 std::string data_text(const data::TokenStream& stream) {
   const data::TokenFormat format = stream.files().front().format();
@@ -117,6 +148,35 @@ std::string data_text(const data::TokenStream& stream) {
   return fmt::format("{}{} read as {}, {} tokens", first,
                      others == 0 ? "" : fmt::format(" and {} more", others),
                      data::token_format_name(format), count_text(stream.size()));
+}
+
+// Where gradients are whole, weights are too, and 16 bits are autocast's; where they are cut, the
+// strategy's.
+void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions& options) {
+  const bool cuts = cuts_gradients(config.sharding.strategy);
+  if (!cuts && device.is_cpu()) return;
+  if (!cuts) options.autocast = scalar_type_of(config.precision.compute);
+  if (config.precision.compute == Precision::fp16) options.loss_scale = config.precision.loss_scale;
+}
+
+// What the config asks for and a CPU has no use for; empty where there is nothing to say.
+std::vector<std::string> said_of_cpus(const TrainConfig& config) {
+  std::vector<std::string> lines;
+  const std::string_view precision = name_of(config.precision.compute, kPrecisions);
+  const std::string_view strategy = name_of(config.sharding.strategy, kShardings);
+  if (config.precision.compute != Precision::fp32)
+    lines.push_back(
+        cuts_gradients(config.sharding.strategy)
+            ? fmt::format("on a CPU {} is what ranks send each other of parameters; operators "
+                          "compute in fp32",
+                          precision)
+            : fmt::format("{} changes nothing on a CPU with {}: parameters are fp32 on every rank, "
+                          "and operators compute in fp32",
+                          precision, strategy));
+  if (config.sharding.offload_optimizer == OffloadDevice::cpu)
+    lines.emplace_back("offload changes nothing on a CPU: the run's state is in the host's memory "
+                       "already");
+  return lines;
 }
 
 // Lines for whoever watches.
@@ -159,24 +219,23 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
     });
   if (config.recomputed_blocks > 0)
     SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
-  const std::string what =
-      fmt::format("{}, {} parameters, {} rank{}{} on {}",
-                  plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
-                  count_text(models::num_parameters(plan.model)), dist.world_size(),
-                  dist.world_size() == 1 ? "" : "s",
-                  config.sharding.strategy == Sharding::none
-                      ? ""
-                      : fmt::format(" ({})", name_of(config.sharding.strategy, kShardings)),
-                  dist.device_manager().name());
+  const std::string what = fmt::format("{}, {} parameters, {} rank{}{} on {}",
+                                       plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+                                       count_text(models::num_parameters(plan.model)),
+                                       dist.world_size(), dist.world_size() == 1 ? "" : "s",
+                                       layout_text(config), dist.device_manager().name());
   say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
   say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
       plan.training.size(), config.data.sequence_length,
       plan.validation ? plan.validation->size() : 0, plan.total_steps,
       std::min(plan.batch.global, plan.training.size()));
+  if (dist.device().is_cpu())
+    for (const std::string& line : said_of_cpus(config)) say("{}", line);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);
+  set_precision(config, dist.device(), options);
   options.progress_fd = output_fd;
   options.title = what;
   double entropy = 0;

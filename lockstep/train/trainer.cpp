@@ -12,6 +12,7 @@
 #include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
+#include <lockstep/train/unsigned_nan.h>
 
 namespace lockstep::train {
 
@@ -61,13 +62,14 @@ data::DataLoader make_loader(const DistributedManager& dist,
                            .device = dist.device()});
 }
 
-// Skipping is for single bad batches: a model that so many in a row cannot move is lost, and would
-// take the place of the checkpoints that are not.
-constexpr int kMostSkipsInARow = 20;
-
-// Which sign a NaN has depends on the processor, and says nothing.
-double unsigned_nan(double value) {
-  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+// fp16 has a loss scale, whether one was asked for or not.
+std::optional<optim::LossScaleOptions> loss_scale_of(const TrainerOptions& options,
+                                                     const DistributedConfig& config) {
+  if (options.loss_scale) return options.loss_scale;
+  const bool half = options.autocast == at::kHalf ||
+                    config.fsdp.mixed_precision.param_dtype == at::kHalf ||
+                    config.fsdp.mixed_precision.reduce_dtype == at::kHalf;
+  return half ? std::optional(optim::LossScaleOptions{}) : std::nullopt;
 }
 
 }  // namespace
@@ -84,18 +86,29 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       training_(std::move(training)),
       validation_(std::move(validation)) {
   if (validation_ != nullptr) check(validation_, "validate on");
+  check_autocast();
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
   optimizer_ =
       dist_.make_optimizer(model_, options_.optimizer, options_.weight_decay, options_.decay_rule);
   schedule_ =
       optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.world_size()));
+  if (const auto scale = loss_scale_of(options_, dist_.config())) loss_scaling_.emplace(*scale);
   count_steps();
   // Each rank's own stream, for modules that draw from LibTorch's generator.
   torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::check_autocast() const {
+  if (!options_.autocast) return;
+  if (takes_units(dist_.config()))
+    throw UsageError("autocast is set, and this job's strategy cuts gradients among ranks: set "
+                     "DistributedConfig::fsdp.mixed_precision.param_dtype instead");
+  // Whether LibTorch has it for this device is told before the first step.
+  const device::Autocast once(dist_.device().type(), *options_.autocast);
+}
 
 // A rank without samples would leave the others waiting for its statistics.
 void Trainer::check_batch_norms() const {
@@ -132,9 +145,11 @@ TrainingResult Trainer::run() {
   resume();
   // A run that was over before has all in its files already.
   if (dist_.is_main() && !finished())
-    reporter_ = std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
-                                                                   .resumed_after = step_,
-                                                                   .counted = task_->counted()});
+    reporter_ = std::make_unique<Reporter>(options_,
+                                           Reporter::Run{.total_steps = total_steps_,
+                                                         .resumed_after = step_,
+                                                         .counted = task_->counted(),
+                                                         .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
   std::int64_t saved_step = step_;
   while (!finished() && result_.end == TrainingResult::End::finished) {
@@ -170,10 +185,16 @@ void Trainer::report(const Step& step) {
     reporter_->note(fmt::format("step {} was skipped on all ranks: there is nothing to learn from, "
                                 "as the loss counts none of its samples",
                                 step_));
+  if (step.skipped == Skipped::overflow)
+    reporter_->note(fmt::format("step {} was skipped on all ranks: gradients overflow at a loss "
+                                "scale of {:g}, which is {:g} now",
+                                step_, step.loss_scale, loss_scaling_->value()));
   reporter_->step(step_, {.loss = step.loss,
                           .count = step.count,
                           .gradient_norm = step.gradient_norm,
                           .learning_rate = step.learning_rate,
+                          .loss_scale = step.loss_scale,
+                          .skipped_steps = result_.skipped_steps,
                           .times = step.times});
 }
 
@@ -214,8 +235,13 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
     if (batch.size() > 0) {
       for (std::int64_t& row : batch.rows) row += pass * global_batch;
       task_->begin(step_, batch.rows);
+      const auto cast = low_precision();
       loss = task_->loss(batch);
     }
+    if (loss_scaling_ && pass == 0)
+      loss_scaling_->begin_step(dist_,
+                                static_cast<double>((stands_in ? 0 : loss.count) * num_passes));
+    if (loss_scaling_ && loss.sum.defined()) loss.sum = loss_scaling_->scale_gradients_of(loss.sum);
     if (stands_in) loss = {.sum = loss.sum * 0, .count = 0};
     end_of(&StepTimes::forward);
     if (pass + 1 < num_passes) {
@@ -240,45 +266,9 @@ bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   return true;
 }
 
-// Loss and norm are the same on every rank, so all of them do the same.
-void Trainer::update(Step& step) {
-  step.learning_rate = schedule_->learning_rate(updates_);
-  if (step.count == 0) {
-    step.skipped = Skipped::nothing_to_learn;
-    ++result_.skipped_steps;
-    return;
-  }
-  const auto clip = dist_.clip_gradients(model_, options_.gradient_clipping);
-  step.gradient_norm = unsigned_nan(clip.norm);
-  if (std::isfinite(step.loss) && clip.finite) {
-    optimizer_->step(step.learning_rate);
-    ++updates_;
-    skips_in_a_row_ = 0;
-    return;
-  }
-  if (options_.on_non_finite == NonFinite::stop || ++skips_in_a_row_ > kMostSkipsInARow) {
-    if (reporter_) reporter_->finish();
-    give_up(step);
-  }
-  step.skipped = Skipped::non_finite;
-  ++result_.skipped_steps;
-}
-
-void Trainer::give_up(const Step& step) const {
-  throw TrainingStopped(fmt::format(
-      "training stopped at step {}: the loss is {} and the gradient norm {}{}. {}. Try a smaller "
-      "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is "
-      "none){}",
-      step_ + 1, step.loss, step.gradient_norm,
-      skips_in_a_row_ == 0
-          ? ""
-          : fmt::format(", and the {} steps before it were skipped", kMostSkipsInARow),
-      result_.checkpoint.empty()
-          ? "No checkpoint was written before it"
-          : fmt::format("The last checkpoint is '{}'", result_.checkpoint.string()),
-      step.learning_rate, options_.gradient_clipping,
-      skips_in_a_row_ == 0 ? ", or on_non_finite_loss \"skip\" where only single batches are bad"
-                           : ""));
+std::optional<device::Autocast> Trainer::low_precision() const {
+  if (!options_.autocast) return std::nullopt;
+  return std::optional<device::Autocast>(std::in_place, dist_.device().type(), *options_.autocast);
 }
 
 void Trainer::validate() {
@@ -294,6 +284,7 @@ void Trainer::validate() {
   while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {
     const bool stands_in = take_stand_in(*batch, *validation_);
     if (batch->size() == 0) continue;
+    const auto cast = low_precision();
     const Evaluation evaluation = task_->evaluate(*batch);
     if (stands_in) continue;
     sums[0] += evaluation.loss.sum.item<double>();

@@ -14,6 +14,7 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/reporter.h>
 #include <lockstep/train/stopped.h>
@@ -66,6 +67,7 @@ class Trainer {
   enum class Skipped {
     no,
     non_finite,
+    overflow,          // of fp16's range
     nothing_to_learn,  // no sample or token of any rank counts
   };
   struct Step {
@@ -73,11 +75,13 @@ class Trainer {
     double count = 0;
     double gradient_norm = 0;
     double learning_rate = 0;
+    double loss_scale = 0;  // of fp16
     std::optional<StepTimes> times;
     Skipped skipped = Skipped::no;
   };
   enum class WhenSavingFails { go_on, stop };
 
+  void check_autocast() const;
   void check_batch_norms() const;
   bool finished() const;
   void count_steps();
@@ -86,11 +90,16 @@ class Trainer {
   Step train_step();
   void run_passes(std::optional<StepTimes>& times);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
-  void update(Step& step);
-  [[noreturn]] void give_up(const Step& step) const;
+  std::optional<device::Autocast> low_precision() const;
   void report(const Step& step);
   void validate();
   bool agree_to_stop(bool wanted) const;
+
+  // trainer_update.cpp
+  void update(Step& step);
+  bool unscale(Step& step);
+  std::string last_checkpoint() const;
+  [[noreturn]] void give_up(const Step& step) const;
 
   // trainer_checkpoints.cpp
   std::optional<FolderLock> open_output() const;
@@ -108,6 +117,7 @@ class Trainer {
   std::shared_ptr<const data::Dataset> validation_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::Schedule> schedule_;
+  std::optional<LossScaling> loss_scaling_;  // of fp16
   std::int64_t total_steps_ = 0;
   std::unique_ptr<Reporter> reporter_;  // of the main rank
 

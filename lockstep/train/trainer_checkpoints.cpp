@@ -86,12 +86,15 @@ void remove_old_or_warn(const std::filesystem::path& folder, int keep_last) {
 
 checkpoint::TrainingState Trainer::state() const {
   const data::SamplerState data = loader_.state();
+  std::map<std::string, double> values;
+  if (loss_scaling_) values = loss_scaling_->values();
+  values["updates"] = static_cast<double>(updates_);
   return {.step = step_,
           .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
           .seed = data.seed,
           .samples_seen = samples_,
           .last_loss = result_.loss,
-          .values = {{"updates", static_cast<double>(updates_)}},
+          .values = std::move(values),
           .config = options_.config,
           .generators = {}};
 }
@@ -153,6 +156,7 @@ void Trainer::restore(const std::filesystem::path& from) {
                      from.string(), updates->second, step_);
   updates_ = static_cast<std::int64_t>(updates->second);
   result_.skipped_steps = step_ - updates_;
+  if (loss_scaling_) loss_scaling_->load(state.values);
   samples_ = state.samples_seen;
   result_.checkpoint = from;
   result_.loss = state.last_loss.value_or(0);

@@ -1,11 +1,23 @@
 // The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
-// with --sharded that of sharded_manager.cpp.
+// with --sharded that of sharded_manager.cpp, with --scaled and a strategy that of scaled_loss.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
 
 #include "manager.h"
+#include "scaled_loss.h"
 #include "sharded_manager.h"
+
+namespace {
+
+lockstep::ShardingStrategy strategy_named(const std::string& name) {
+  using enum lockstep::ShardingStrategy;
+  if (name == "NO_SHARD") return NO_SHARD;
+  if (name == "SHARD_OPTIMIZER") return SHARD_OPTIMIZER;
+  return name == "SHARD_GRAD_OP" ? SHARD_GRAD_OP : FULL_SHARD;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--rank") == 0) {
@@ -20,6 +32,14 @@ int main(int argc, char** argv) {
                                                    .device_type = c10::DeviceType::CPU});
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_sharded_manager(dist, cells); });
+  }
+  if (argc == 3 && std::strcmp(argv[1], "--scaled") == 0) {
+    const auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
+                                                   .sharding_strategy = strategy_named(argv[2]),
+                                                   .timeout = lockstep::milliseconds(30'000),
+                                                   .device_type = c10::DeviceType::CPU});
+    return lockstep::ranks::run_cells(
+        dist.world(), [&](lockstep::ranks::Cells& cells) { check_scaled_loss(dist, cells); });
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -7,6 +7,12 @@ namespace {
 
 TEST(DistributedManager, OnTwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
 TEST(DistributedManager, OfModelsThatAreCut) { ranks::expect_cells_pass(2, {"--sharded"}); }
+TEST(DistributedManager, UnscalesGradientsWithEveryStrategy) {
+  for (const char* strategy : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD"}) {
+    SCOPED_TRACE(strategy);
+    ranks::expect_cells_pass(2, {"--scaled", strategy});
+  }
+}
 TEST(DistributedManager, OnOneRank) { ranks::expect_cells_pass(1, {"--rank"}); }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The test program; with --rank it is one rank of a job that runs the table of ranks.cpp.
+// The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
+// --fsdp that of fsdp_ranks.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -12,6 +13,12 @@ int main(int argc, char** argv) {
       check_two_ranks(dist, cells);
       check_resuming(dist, cells);
     });
+  }
+  if (argc == 2 && std::strcmp(argv[1], "--fsdp") == 0) {
+    const auto dist = lockstep::setup_distributed(
+        {.mode = lockstep::ParallelMode::FSDP, .timeout = lockstep::milliseconds(30'000)});
+    return lockstep::ranks::run_cells(
+        dist.world(), [&](lockstep::ranks::Cells& cells) { check_fsdp(dist, cells); });
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

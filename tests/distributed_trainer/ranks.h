@@ -10,5 +10,7 @@ namespace lockstep {
 void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells);
 // That a run which was interrupted goes on to the bit.
 void check_resuming(const DistributedManager& dist, ranks::Cells& cells);
+// Of a job with ParallelMode::FSDP.
+void check_fsdp(const DistributedManager& dist, ranks::Cells& cells);
 
 }  // namespace lockstep

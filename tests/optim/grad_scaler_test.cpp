@@ -38,6 +38,37 @@ TEST(GradScaler, ScaledAndUnscaledIsTheGradientOfTheLoss) {
   EXPECT_TRUE(same_bits(weight.grad(), expected));
 }
 
+TEST(GradScaler, ScalesGradientsOfALossThatKeepsItsValue) {
+  const GradScaler scaler({.initial_scale_power = 3});
+  const at::Tensor weight = parameter({3}, 1);
+  const at::Tensor expected = snapshot(weight) * 2;
+  const at::Tensor loss = weight.square().sum();
+  const at::Tensor scaled = scaler.scale_gradients_of(loss);
+  EXPECT_TRUE(same_bits(scaled.detach(), loss.detach()));
+  scaled.backward({}, /*retain_graph=*/true);
+  EXPECT_TRUE(same_bits(weight.grad(), expected * 8));
+  weight.mutable_grad() = at::Tensor();
+  loss.backward();
+  EXPECT_TRUE(same_bits(weight.grad(), expected)) << "the caller's own loss is scaled, too";
+  const c10::NoGradGuard no_grad;
+  EXPECT_EQ(scaler.scale_gradients_of(weight.sum()).item<float>(), weight.sum().item<float>());
+}
+
+TEST(GradScaler, ASumOverSamplesIsScaledAsItsMeanIs) {
+  GradScaler scaler({.initial_scale_power = 5});
+  scaler.set_samples_per_sum(8);
+  const at::Tensor weight = parameter({3}, 1);
+  scaler.scale((weight * 3).sum()).backward();
+  EXPECT_TRUE(same_bits(weight.grad(), at::full({3}, 12.0f)));
+  const at::Tensor overflow = scaler.unscale({{"weight", weight}});
+  EXPECT_TRUE(same_bits(weight.grad(), at::full({3}, 3.0f)));
+  EXPECT_EQ(scaler.loss_scale(), 32);
+  EXPECT_THAT(usage_error([&] { scaler.set_samples_per_sum(4); }), HasSubstr("between unscale()"));
+  EXPECT_TRUE(scaler.update(overflow));
+  for (const double wrong : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()})
+    EXPECT_THAT(usage_error([&] { scaler.set_samples_per_sum(wrong); }), HasSubstr("above 0"));
+}
+
 TEST(GradScaler, ALossOfSixteenBitsDoesNotOverflow) {
   const GradScaler scaler;
   for (const auto type : {at::kHalf, at::kBFloat16, at::kFloat}) {

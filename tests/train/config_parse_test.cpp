@@ -32,6 +32,13 @@ const char* const kEverything = R"({
   "on_non_finite_loss": "skip",
   "ddp": {"first_bucket_mb": 0.5, "bucket_mb": 10.0, "find_unused_parameters": false},
   "sharding_strategy": "HYBRID_SHARD", "fsdp": {"max_live_units": 3, "ranks_per_copy": 2},
+  "zero_optimization": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"},
+                        "zero_quantized_weights": true, "zero_quantized_gradients": true,
+                        "zero_hpz_partition_size": 2},
+  "fp16": {"enabled": true, "loss_scale": 128.0, "initial_scale_power": 20,
+           "loss_scale_window": 500, "hysteresis": 3, "consecutive_hysteresis": true,
+           "min_loss_scale": 4.0},
+  "communication_data_type": "bf16",
   "activation_checkpointing": {"ratio": 0.5},
   "device": "cuda", "threads_per_rank": 4
 })";
@@ -178,7 +185,7 @@ TEST(Config, reports_all_mistakes_at_once_in_the_order_of_the_file) {
     "optimizer": {"type": "AdamW",
                   "params": {"lr": -1}},
     "train_batch_size": 8,
-    "fp16": {"enabled": true},
+    "amp": {"enabled": true},
     "seeds": 3
   })";
   EXPECT_EQ(
@@ -191,8 +198,8 @@ TEST(Config, reports_all_mistakes_at_once_in_the_order_of_the_file) {
       "  line 3: model.hidden_size is 100, which 8 heads do not divide: make it 96 or 104, or "
       "change model.num_heads\n"
       "  line 5: optimizer.params.lr is -1: it must be above 0 and at most 1000\n"
-      "  line 7: fp16.enabled is true, but this build trains in fp32 only, not yet in fp16: "
-      "set it to false, or leave the section out\n"
+      "  line 7: amp.enabled is true, but this build has no Apex (bf16 and fp16 are its ways to 16 "
+      "bits): set it to false, or leave the section out\n"
       "  line 8: seeds is no key of a config: did you mean 'seed'?\n"
       "  --set ddp.bucket_mb=big: ddp.bucket_mb is \"big\": it must be a number");
 }

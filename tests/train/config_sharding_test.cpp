@@ -43,10 +43,4 @@ TEST(ShardingKeys, copies_are_of_hybrid_shards_only) {
             "\"HYBRID_SHARD\" has several copies of the model: set that, or remove it");
 }
 
-TEST(ShardingKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
-  EXPECT_EQ(mistake_with({{"/zero_optimization/zero_hpz_partition_size", 8}}),
-            "gpt.json:1: zero_optimization.zero_hpz_partition_size is 8, which this build cannot "
-            "do yet: remove it");
-}
-
 }  // namespace lockstep::train

@@ -18,17 +18,7 @@ struct Switched {
 
 const std::vector<Switched>& switched_sections() {
   static const std::vector<Switched> all = {
-      {"fp16",
-       "trains in fp32 only, not yet in fp16",
-       {"auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-        "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads"}},
-      {"bf16",
-       "trains in fp32 only, not yet in bf16",
-       {"check_grad_overflow", "immediate_grad_update"}},
-      {"bfloat16",
-       "trains in fp32 only, not yet in bf16",
-       {"check_grad_overflow", "immediate_grad_update"}},
-      {"amp", "trains in fp32 only, without Apex", {"opt_level"}},
+      {"amp", "has no Apex (bf16 and fp16 are its ways to 16 bits)", {"opt_level"}},
       {"flops_profiler",
        "does not count floating-point operations yet",
        {"recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
@@ -64,7 +54,6 @@ void read_switched(JsonSection& top, const Switched& one) {
 constexpr std::string_view kForeign[] = {"memory_breakdown",
                                          "prescale_gradients",
                                          "gradient_predivide_factor",
-                                         "communication_data_type",
                                          "seq_parallel_communication_data_type",
                                          "sparse_gradients",
                                          "disable_allgather",
@@ -112,7 +101,6 @@ bool is_default_of(std::string_view key, const JsonNode& node) {
     const auto* integer = std::get_if<std::int64_t>(&node.value);
     return (real != nullptr && *real == 1) || (integer != nullptr && *integer == 1);
   }
-  if (key == "communication_data_type") return node.text() != nullptr && *node.text() == "fp32";
   return false;
 }
 

@@ -31,6 +31,12 @@ inline constexpr Named<Sharding> kShardings[] = {{"NO_SHARD", Sharding::none},
                                                  {"FULL_SHARD", Sharding::full},
                                                  {"HYBRID_SHARD", Sharding::hybrid}};
 
+inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
+                                                           {"cpu", OffloadDevice::cpu}};
+
+inline constexpr Named<Precision> kPrecisions[] = {
+    {"fp32", Precision::fp32}, {"bf16", Precision::bf16}, {"fp16", Precision::fp16}};
+
 inline constexpr Named<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
 

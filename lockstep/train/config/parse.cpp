@@ -36,6 +36,7 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Disk 
   read_optimizer(top, config.optimizer);
   read_scheduler(top, config);
   read_sharding(top, config.sharding);
+  read_precision(top, config.sharding.strategy, config.precision);
   read_recompute(top, config.recomputed_blocks);
   read_foreign(top);
   check_batch(reader, top, config.batch);

@@ -41,6 +41,11 @@ void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& sou
               TrainConfig& config);
 // sharding_strategy, fsdp and zero_optimization.
 void read_sharding(JsonSection& top, ShardingSection& sharding);
+// What zero_optimization says of offload and ZeRO++, after its strategy.
+void read_offload(JsonSection& zero, ShardingSection& sharding);
+void read_zero_plus_plus(JsonSection& zero, ShardingSection& sharding);
+// bf16, fp16 and communication_data_type, after the strategy.
+void read_precision(JsonSection& top, Sharding strategy, PrecisionSection& precision);
 // activation_checkpointing.
 void read_recompute(JsonSection& top, double& recomputed_blocks);
 // DeepSpeed's keys for what Lockstep does not do: accepted where they ask for nothing.

@@ -12,31 +12,6 @@ constexpr std::int64_t kMostRanks = 1 << 24;
 constexpr Sharding kStages[] = {Sharding::none, Sharding::optimizer, Sharding::gradients,
                                 Sharding::full};
 
-// What the section asks for beside its stage.
-void read_offload(JsonSection& zero) {
-  for (const std::string_view key : {"offload_optimizer", "offload_param"}) {
-    JsonSection offload = zero.section(key);
-    std::string device = "none";
-    if (offload.text("device", device) && device != "none")
-      offload.mistake("device", fmt::format("is \"{}\", but this build does not offload: set it to "
-                                            "\"none\", or leave the section out",
-                                            device));
-    constexpr std::string_view settings[] = {"pin_memory",     "nvme_path",  "buffer_count",
-                                             "buffer_size",    "max_in_cpu", "pipeline_read",
-                                             "pipeline_write", "fast_init",  "ratio"};
-    offload.allow(settings);
-  }
-  for (const std::string_view key :
-       {"cpu_offload", "cpu_offload_param", "zero_quantized_weights", "zero_quantized_gradients"})
-    if (const JsonNode* node = zero.find(key); node != nullptr && !node->asks_for_nothing())
-      zero.mistake(key,
-                   fmt::format("is {}, which this build cannot do yet: remove it", node->quoted()));
-  std::int64_t partition = 1;
-  if (zero.integer("zero_hpz_partition_size", partition, 1, kMostRanks) && partition > 1)
-    zero.mistake("zero_hpz_partition_size",
-                 fmt::format("is {}, which this build cannot do yet: remove it", partition));
-}
-
 // How DeepSpeed goes about it: sizes of buckets and the like, which have no counterpart here.
 constexpr std::string_view kSettings[] = {"contiguous_gradients",
                                           "reduce_scatter",
@@ -52,6 +27,15 @@ constexpr std::string_view kSettings[] = {"contiguous_gradients",
                                           "stage3_max_live_parameters",
                                           "stage3_max_reuse_distance",
                                           "stage3_gather_16bit_weights_on_model_save"};
+
+constexpr std::string_view kDependent[] = {"offload_optimizer",
+                                           "offload_param",
+                                           "cpu_offload",
+                                           "cpu_offload_param",
+                                           "cpu_offload_use_pin_memory",
+                                           "zero_quantized_weights",
+                                           "zero_quantized_gradients",
+                                           "zero_hpz_partition_size"};
 
 }  // namespace
 
@@ -78,7 +62,13 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
     else if (!named)
       sharding.strategy = asked;
   }
-  read_offload(zero);
+  // What else depends on a strategy that is not known is not judged.
+  if (!top.has_mistake("sharding_strategy") && !zero.has_mistake("stage")) {
+    read_offload(zero, sharding);
+    read_zero_plus_plus(zero, sharding);
+  } else {
+    zero.allow(kDependent);
+  }
   zero.allow(kSettings);
 }
 

@@ -128,6 +128,26 @@ json sharding_json(const ShardingSection& sharding) {
   return section;
 }
 
+json zero_json(const ShardingSection& sharding) {
+  const ZeroPlusPlusSection& zero = sharding.zero_plus_plus;
+  return {{"offload_optimizer", {{"device", name_of(sharding.offload_optimizer, kOffloadDevices)}}},
+          {"offload_param", {{"device", name_of(sharding.offload_param, kOffloadDevices)}}},
+          {"zero_quantized_weights", zero.quantized_weights},
+          {"zero_quantized_gradients", zero.quantized_gradients},
+          {"zero_hpz_partition_size", zero.hpz_partition_size}};
+}
+
+json fp16_json(const PrecisionSection& precision) {
+  const optim::LossScaleOptions& scale = precision.loss_scale;
+  return {{"enabled", precision.compute == Precision::fp16},
+          {"loss_scale", scale.loss_scale},
+          {"initial_scale_power", scale.initial_scale_power},
+          {"loss_scale_window", scale.loss_scale_window},
+          {"hysteresis", scale.hysteresis},
+          {"consecutive_hysteresis", scale.consecutive_hysteresis},
+          {"min_loss_scale", scale.min_loss_scale}};
+}
+
 }  // namespace
 
 std::string to_json(const TrainConfig& config) {
@@ -159,6 +179,10 @@ std::string to_json(const TrainConfig& config) {
         {"find_unused_parameters", config.ddp.find_unused_parameters}}},
       {"sharding_strategy", name_of(config.sharding.strategy, kShardings)},
       {"fsdp", sharding_json(config.sharding)},
+      {"zero_optimization", zero_json(config.sharding)},
+      {"bf16", {{"enabled", config.precision.compute == Precision::bf16}}},
+      {"fp16", fp16_json(config.precision)},
+      {"communication_data_type", name_of(config.precision.gradients, kPrecisions)},
       {"activation_checkpointing", {{"ratio", config.recomputed_blocks}}},
       {"device", name_of(config.device, kDevices)},
       {"timeout_seconds", config.timeout_seconds},

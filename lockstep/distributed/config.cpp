@@ -1,0 +1,56 @@
+#include <lockstep/distributed/config.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep {
+
+namespace {
+
+const char* name_of(const DistributedConfig& config) {
+  if (config.mode == ParallelMode::DDP) return "DDP";
+  switch (config.sharding_strategy) {
+    case ShardingStrategy::NO_SHARD: return "NO_SHARD";
+    case ShardingStrategy::SHARD_OPTIMIZER: return "SHARD_OPTIMIZER";
+    case ShardingStrategy::SHARD_GRAD_OP: return "SHARD_GRAD_OP";
+    case ShardingStrategy::FULL_SHARD: return "FULL_SHARD";
+    case ShardingStrategy::HYBRID_SHARD: return "HYBRID_SHARD";
+  }
+  return "a strategy without a name";
+}
+
+}  // namespace
+
+ShardingStrategy strategy_of(const DistributedConfig& config) {
+  return config.mode == ParallelMode::DDP ? ShardingStrategy::NO_SHARD : config.sharding_strategy;
+}
+
+bool takes_units(const DistributedConfig& config) {
+  const ShardingStrategy strategy = strategy_of(config);
+  return strategy == ShardingStrategy::SHARD_GRAD_OP || strategy == ShardingStrategy::FULL_SHARD ||
+         strategy == ShardingStrategy::HYBRID_SHARD;
+}
+
+void check(const DistributedConfig& config) {
+  const MixedPrecision& precision = config.fsdp.mixed_precision;
+  const CPUOffload& offload = config.fsdp.cpu_offload;
+  const ZeroPlusPlusConfig& zero = config.fsdp.zero_plus_plus;
+  if (takes_units(config)) {
+    shard::check(precision);
+    shard::check(offload);
+    return;
+  }
+  const auto refuse = [&](const char* option, const char* instead) {
+    throw UsageError(
+        "fsdp.{} is set, but with {} every rank keeps whole Float parameters and gradients, which "
+        "it does not apply to: take SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD (with mode FSDP), or "
+        "leave it out{}",
+        option, name_of(config), instead);
+  };
+  if (precision.param_dtype || precision.reduce_dtype || precision.buffer_dtype)
+    refuse("mixed_precision", " and compute in 16 bits with lockstep::autocast around the forward");
+  if (offload.offload_optimizer || offload.offload_params) refuse("cpu_offload", "");
+  if (zero.quantize_weights || zero.quantize_gradients || zero.has_nodes())
+    refuse("zero_plus_plus", "");
+}
+
+}  // namespace lockstep

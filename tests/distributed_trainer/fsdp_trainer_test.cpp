@@ -1,0 +1,95 @@
+#include <lockstep/train/fsdp_trainer.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/loss.h>
+
+#include <tests/ranks/job.h>
+
+#include "../base/errors.h"
+#include "line.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+const TrainerOptions kOptions = {.epochs = 3,
+                                 .batch_size = 7,
+                                 .optimizer = optim::SGDOptions{},
+                                 .learning_rate = 0.1,
+                                 .progress_fd = -1};
+
+at::Tensor weight(DistributedManager& dist, const auto& model) {
+  return dist.full_state_dict(model).at(0).tensor.cpu();
+}
+
+TEST(FSDPTrainer, JoinsTheJobAndTrainsAsADistributedTrainerDoes) {
+  DistributedTrainer plain(setup_distributed(), Net(), kMean, kOptions);
+  plain.fit(Line(20));
+  FSDPTrainer trainer(Net(), kMean, kOptions);
+  const TrainingResult result = trainer.fit(Line(20), Line(5));
+  EXPECT_TRUE(result.validation_loss);
+  EXPECT_EQ(trainer.dist().config().mode, ParallelMode::FSDP);
+  EXPECT_TRUE(at::equal(weight(trainer.dist(), trainer.model()), plain.model()->layer->weight));
+}
+
+TEST(FSDPTrainer, TakesAStrategyAndItsOptions) {
+  FSDPTrainer trainer(Net(), torch::nn::MSELoss(), kOptions,
+                      {.sharding_strategy = ShardingStrategy::SHARD_GRAD_OP,
+                       .fsdp = {.mixed_precision = {.param_dtype = at::kBFloat16}}});
+  trainer.fit(Line(20));
+  EXPECT_EQ(trainer.dist().config().fsdp.mixed_precision.param_dtype, at::kBFloat16);
+}
+
+// fp16 has a loss scale, whether or not it was asked for: this one would lose its gradients to the
+// first step's overflow if that were an update.
+TEST(FSDPTrainer, InFp16SkipsStepsThatOverflow) {
+  TrainerOptions options = kOptions;
+  options.epochs = 10;
+  options.loss_scale = optim::LossScaleOptions{.initial_scale_power = 127, .hysteresis = 1};
+  FSDPTrainer trainer(Net(), kMean, options,
+                      {.fsdp = {.mixed_precision = {.param_dtype = at::kHalf}}});
+  const TrainingResult result = trainer.fit(Line(20));
+  EXPECT_GT(result.skipped_steps, 0);
+  EXPECT_LT(result.skipped_steps, 10);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_TRUE(at::isfinite(weight(trainer.dist(), trainer.model())).all().item<bool>());
+}
+
+TEST(FSDPTrainer, RefusesAJobOfDdp) {
+  EXPECT_THAT(usage_error([] { FSDPTrainer(setup_distributed(), Net(), kMean, kOptions); }),
+              HasSubstr("was given a job of DDP"));
+}
+
+TEST(FSDPTrainer, AutocastIsForModelsThatAreNotCut) {
+  TrainerOptions options = kOptions;
+  options.autocast = at::kBFloat16;
+  FSDPTrainer trainer(Net(), kMean, options);
+  EXPECT_THAT(usage_error([&] { trainer.fit(Line(20)); }),
+              HasSubstr("set DistributedConfig::fsdp.mixed_precision.param_dtype instead"));
+}
+
+// What operators compute in shows in what they return.
+TEST(DistributedTrainer, WithAutocastComputesInSixteenBitsOnWeightsOfThirtyTwo) {
+  TrainerOptions options = kOptions;
+  options.autocast = at::kBFloat16;
+  int passes = 0;
+  const auto loss = [&](const at::Tensor& output, const at::Tensor& target) {
+    EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+    ++passes;
+    return kMean(output.to(at::kFloat), target);
+  };
+  DistributedTrainer trainer(setup_distributed(), Net(), loss, options);
+  trainer.fit(Line(20), Line(5));
+  EXPECT_GT(passes, 9);
+  EXPECT_EQ(trainer.model()->layer->weight.scalar_type(), at::kFloat);
+  options.autocast = at::kInt;
+  DistributedTrainer wrong(setup_distributed(), Net(), loss, options);
+  EXPECT_THAT(usage_error([&] { wrong.fit(Line(20)); }), HasSubstr("BFloat16 and Half"));
+}
+
+TEST(FSDPTrainer, TwoRanks) { ranks::expect_cells_pass(2, {"--fsdp"}); }
+
+}  // namespace
+}  // namespace lockstep
