@@ -6,15 +6,9 @@
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
-
-namespace {
-
-// Units whose gradients are on their way while the next one's are collected.
-constexpr std::size_t kInFlight = 2;
-
-}  // namespace
 
 // With the count that sums are divided by: on its way before the first unit, it is there when that
 // one is added up.
@@ -27,7 +21,7 @@ void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
   const FlatUnit& unit = *model_.units[slot.unit];
   UnitState& state = states_[slot.unit];
   if (!state.collected.defined()) {
-    while (in_flight_.size() >= kInFlight) settle_oldest();
+    while (in_flight_.size() >= kGradientsInFlight) settle_oldest();
     state.collected = buffers_of_gradients_.take(unit.layout().num_padded(), unit.options());
   }
   const mesh::Interval range = unit.layout().range(slot.member);
