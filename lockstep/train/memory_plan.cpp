@@ -197,6 +197,9 @@ std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
     return fmt::format("this will fit tightly: a step takes {} on {}, and {}",
                        plan::bytes_text(static_cast<double>(estimate.peak)), ranks, has);
   const std::vector<std::string> ways = plan.ways_to_fit(choice, there);
+  MemoryPlan::Choice alone = choice;
+  alone.num_ranks = 1;
+  const bool fits_alone = there.num_ranks_sharing > 1 && plan.estimate(alone).peak <= there.bytes;
   throw UsageError(
       "the model has {:.3g} parameters, and a step with {} takes {} on {} ({}), but {}. {} "
       "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}. 'lockstep plan "
@@ -206,7 +209,7 @@ std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
       ways.empty() ? "No other way of training this model fits there: make"
                    : fmt::format("What would fit: {}. Otherwise make", fmt::join(ways, "; or ")),
       plan.model().hidden_size, plan.model().num_layers,
-      there.num_ranks_sharing > 1 ? ", or start fewer ranks here" : "");
+      fits_alone ? ", or start fewer ranks here" : "");
 }
 
 }  // namespace lockstep::train
