@@ -7,6 +7,7 @@
 #include <lockstep/device/host.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/models/config.h>
+#include <lockstep/train/memory_plan.h>
 
 namespace lockstep::cli {
 
@@ -15,7 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kMiB = 1 << 20;
-constexpr double kGiB = 1 << 30;
 
 // Of the optimizer, for each parameter.
 double state_bytes(const train::OptimizerSection& optimizer) {
@@ -29,41 +29,13 @@ void check_device(const train::TrainConfig& config) {
                      "or look at CUDA_VISIBLE_DEVICES and at what lockstep check says");
 }
 
-// Of the model's state on one rank, for each parameter: weight, gradient and the optimizer's, whole
-// or in parts.
-double bytes_a_parameter(const train::TrainConfig& config, int num_ranks) {
-  const auto& sharding = config.sharding;
-  const double parts = sharding.strategy == train::Sharding::hybrid && sharding.ranks_per_copy > 0
-                           ? static_cast<double>(sharding.ranks_per_copy)
-                           : num_ranks;
-  const double state = state_bytes(config.optimizer);
-  switch (sharding.strategy) {
-    case train::Sharding::none: break;
-    case train::Sharding::optimizer: return 8 + state / parts;
-    case train::Sharding::gradients: return 4 + (4 + state) / parts;
-    case train::Sharding::full:
-    case train::Sharding::hybrid: return (8 + state) / parts;
-  }
-  return 8 + state;
-}
-
-// This much is needed whatever the batch.
+// On a GPU its ranks look for themselves, and they are who says that it is tight.
 void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
   if (config.device != train::DeviceChoice::cpu && elastic::num_visible_gpus() > 0) return;
-  const std::int64_t num_parameters = models::num_parameters(plan.model);
-  const double needed_a_rank =
-      bytes_a_parameter(config, num_ranks) * static_cast<double>(num_parameters);
-  const auto there = static_cast<double>(device::Host().memory().total_bytes);
-  if (there == 0 || needed_a_rank * num_ranks <= there) return;  // 0: the kernel does not say
-  const bool can_cut = num_ranks > 1 && config.sharding.strategy != train::Sharding::full;
-  throw UsageError(
-      "the model has {:.3g} parameters, which with gradients and the optimizer's state are {:.1f} "
-      "GiB on each of {} rank{}, and this host lets them have {:.1f} GiB together: make "
-      "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}{}",
-      static_cast<double>(num_parameters), needed_a_rank / kGiB, num_ranks,
-      num_ranks == 1 ? "" : "s", there / kGiB, plan.model.hidden_size, plan.model.num_layers,
-      can_cut ? ", set sharding_strategy to \"FULL_SHARD\"" : "",
-      num_ranks == 1 ? "" : ", or start fewer ranks");
+  train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
+  const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
+  train::judge_memory(memory, memory.configured(num_ranks, num_ranks),
+                      {.bytes = there, .num_ranks_sharing = num_ranks, .what = "this host"});
 }
 
 // Only what one checkpoint takes: those before it may make room.

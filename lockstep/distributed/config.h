@@ -12,6 +12,7 @@
 #include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/parallel/replicate/options.h>
 #include <lockstep/parallel/shard/options.h>
+#include <lockstep/parallel/shard/strategy.h>
 
 namespace lockstep {
 
@@ -22,15 +23,6 @@ using shard::ZeroPlusPlusConfig;
 enum class ParallelMode {
   DDP,   // every rank holds the whole model
   FSDP,  // ranks hold parts of it, as ShardingStrategy says
-};
-
-// What is cut among ranks. The answer is the same with each of them.
-enum class ShardingStrategy {
-  NO_SHARD,         // nothing: as DDP
-  SHARD_OPTIMIZER,  // the optimizer's state: ZeRO-1
-  SHARD_GRAD_OP,    // and gradients: ZeRO-2
-  FULL_SHARD,       // and parameters: ZeRO-3
-  HYBRID_SHARD,  // all of it among the ranks of the axis dp_shard, with copies along dp_replicate
 };
 
 struct DistributedConfig {

@@ -47,8 +47,10 @@ at::Tensor readable(const at::Tensor& tensor) {
   return lies_well ? tensor : tensor.contiguous();
 }
 
-// [batch, heads, length, head_dim] in the memory of [batch, length, heads, head_dim].
+// [batch, heads, length, head_dim] in the memory of [batch, length, heads, head_dim]. No view in
+// autograd's eyes: a result that is one and saved for backward stays when it is to be recomputed.
 at::Tensor empty_by_position(const at::Tensor& like) {
+  const at::AutoDispatchBelowADInplaceOrView not_tracked;
   return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)},
                    at::TensorOptions(at::kFloat))
       .transpose(1, 2);

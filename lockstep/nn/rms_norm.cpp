@@ -10,7 +10,9 @@ RMSNormImpl::RMSNormImpl(std::int64_t width, double eps)
 at::Tensor RMSNormImpl::forward(const at::Tensor& x) {
   const auto type = x.scalar_type();
   const auto wide = type == at::kHalf || type == at::kBFloat16 ? x.to(at::kFloat) : x;
-  const auto inverse = wide.square().mean(-1, /*keepdim=*/true).add_(eps_).rsqrt_();
+  // Their mean: mean() itself keeps all of them for backward (LibTorch 1.13).
+  const auto sum = wide.square().sum(-1, /*keepdim=*/true);
+  const auto inverse = sum.div_(x.size(-1)).add_(eps_).rsqrt_();
   return (wide * inverse).to(type) * weight;
 }
 

@@ -1,10 +1,10 @@
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
-#include <cmath>
 #include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/recompute/block_places.h>
+#include <lockstep/recompute/share_of_blocks.h>
 
 namespace lockstep {
 
@@ -53,12 +53,10 @@ SelectiveGradientCheckpointing::SelectiveGradientCheckpointing(torch::nn::Module
         "the model has no Sequential, ModuleList or BlockList with several blocks of one type: say "
         "what its blocks are, by wrap_activation_checkpointing(model, policy)");
   num_blocks_ = blocks.size();
-  num_recomputed_ =
-      static_cast<std::size_t>(std::lround(ratio * static_cast<double>(blocks.size())));
+  num_recomputed_ = activations::num_recomputed(num_blocks_, ratio);
   std::vector<activations::BlockPlace> chosen;
   for (std::size_t i = 0; i < num_blocks_; ++i)
-    if ((i + 1) * num_recomputed_ / num_blocks_ > i * num_recomputed_ / num_blocks_)
-      chosen.push_back(blocks[i]);
+    if (activations::is_recomputed(i, num_blocks_, ratio)) chosen.push_back(blocks[i]);
   set_recomputed(chosen);
 }
 

@@ -181,9 +181,16 @@ struct ConfigSource {
 // UsageError naming every mistake, each with its line or flag.
 TrainConfig parse_config(std::string_view text, const ConfigSource& source);
 
-// The same for a file, and checks that the files it names can be read and its output written.
+// What is known of the files that a config names.
+enum class NamedFiles {
+  checked,  // they can be read, and the output written
+  unknown,  // for whoever plans a run whose data is elsewhere
+};
+
+// The same for a file.
 TrainConfig load_config(const std::filesystem::path& path,
-                        const std::vector<std::string>& overrides = {});
+                        const std::vector<std::string>& overrides = {},
+                        NamedFiles files = NamedFiles::checked);
 
 // The whole config with every default written out; parse_config of it gives the same config.
 std::string to_json(const TrainConfig& config);

@@ -31,7 +31,8 @@ std::shared_ptr<const data::TokenStream> open_stream(
       data::TokenStream::open(paths, format_of(section.format)));
 }
 
-models::ModelConfig model_of(const ModelSection& section, const data::TokenStream& stream,
+// `data_vocabulary` is that of the data, where the config has none.
+models::ModelConfig model_of(const ModelSection& section, std::int64_t data_vocabulary,
                              std::int64_t sequence_length) {
   if (!section.from.empty()) {
     auto config = models::read_model_config(section.from);
@@ -40,7 +41,7 @@ models::ModelConfig model_of(const ModelSection& section, const data::TokenStrea
   }
   return models::resolved(
       {.family = section.family == ModelFamily::gpt2 ? models::Family::gpt2 : models::Family::llama,
-       .vocab_size = section.vocab_size > 0 ? section.vocab_size : stream.max_token() + 1,
+       .vocab_size = section.vocab_size > 0 ? section.vocab_size : data_vocabulary,
        .hidden_size = section.hidden_size,
        .num_layers = section.num_layers,
        .num_heads = section.num_heads,
@@ -105,11 +106,12 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
     training = split.train;
     validation = split.validation;
   }
-  RunPlan plan{.model = model_of(config.model, *stream, config.data.sequence_length),
-               .training = std::move(training),
-               .validation = std::move(validation),
-               .batch = resolve_batch(config, world_size),
-               .schedule = config.scheduler};
+  RunPlan plan{
+      .model = model_of(config.model, stream->max_token() + 1, config.data.sequence_length),
+      .training = std::move(training),
+      .validation = std::move(validation),
+      .batch = resolve_batch(config, world_size),
+      .schedule = config.scheduler};
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
                      "data.sequence_length smaller{}",
@@ -131,6 +133,21 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
   check_vocabulary(*stream, plan.model);
   if (plan.validation) check_vocabulary(plan.validation->stream(), plan.model);
   return plan;
+}
+
+models::ModelConfig plan_model(const TrainConfig& config) {
+  std::int64_t vocabulary = 0;
+  if (config.model.from.empty() && config.model.vocab_size == 0) {
+    try {
+      vocabulary = open_stream(config.data.train, config.data)->max_token() + 1;
+    } catch (const UsageError& error) {
+      throw UsageError(
+          "model.vocab_size is not set, and the data that tells it cannot be read: {}. "
+          "Or set it",
+          error.what());
+    }
+  }
+  return model_of(config.model, vocabulary, config.data.sequence_length);
 }
 
 double unigram_entropy(const data::TokenStream& stream) {

@@ -27,6 +27,10 @@ struct RunPlan {
 // numbers fit together. UsageError with what does not, the numbers and the way out.
 RunPlan plan_run(const TrainConfig& config, int world_size);
 
+// The model alone. The data is opened only where the config leaves the size of the vocabulary to
+// it; UsageError where it is not there either.
+models::ModelConfig plan_model(const TrainConfig& config);
+
 // In nats: the loss of a model that knows how often each token comes, and nothing else. Looks at
 // the first 16 Mi tokens.
 double unigram_entropy(const data::TokenStream& stream);

@@ -5,6 +5,7 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/is_there.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
@@ -14,6 +15,7 @@
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
+#include <lockstep/train/memory_plan.h>
 #include <lockstep/train/plan.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -23,17 +25,6 @@
 namespace lockstep::train {
 
 namespace {
-
-ShardingStrategy strategy_of(Sharding sharding) {
-  switch (sharding) {
-    case Sharding::none: break;
-    case Sharding::optimizer: return ShardingStrategy::SHARD_OPTIMIZER;
-    case Sharding::gradients: return ShardingStrategy::SHARD_GRAD_OP;
-    case Sharding::full: return ShardingStrategy::FULL_SHARD;
-    case Sharding::hybrid: return ShardingStrategy::HYBRID_SHARD;
-  }
-  return ShardingStrategy::NO_SHARD;
-}
 
 std::optional<c10::ScalarType> scalar_type_of(Precision precision) {
   switch (precision) {
@@ -179,6 +170,17 @@ std::vector<std::string> said_of_cpus(const TrainConfig& config) {
   return lines;
 }
 
+// What there is for this rank's tensors, with those of others.
+MemoryThere memory_there(const DistributedManager& dist) {
+  const device::DeviceManager& device = dist.device_manager();
+  const int num_ranks = read_launch_environment().local_world_size;
+  const bool on_cpu = dist.device().is_cpu();
+  const int num_devices = on_cpu ? 1 : std::max(1, device.num_devices());
+  return {.bytes = static_cast<std::int64_t>(device.memory().total_bytes),
+          .num_ranks_sharing = (num_ranks + num_devices - 1) / num_devices,
+          .what = on_cpu ? "this host" : device.name()};
+}
+
 // Lines for whoever watches.
 class Speaker {
  public:
@@ -204,9 +206,15 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   const Speaker say(dist, output_fd);
   const RunPlan plan = plan_run(config, dist.world_size());
   std::vector<std::string> changed;
+  std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
     changed = check_resume(config, plan, FileCheck::none);
+    MemoryPlan memory(config, plan.model,
+                      dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);
+    memory_note = judge_memory(
+        memory, memory.configured(dist.world_size(), read_launch_environment().local_world_size),
+        memory_there(dist));
     return std::string();
   });
 
@@ -232,6 +240,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       std::min(plan.batch.global, plan.training.size()));
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
+  if (!memory_note.empty()) say("{}", memory_note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/parallel/shard/flat_layout.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
 namespace {
@@ -36,7 +37,7 @@ TEST(FlatLayout, EveryElementHasOnePlace) {
       const FlatLayout layout(sizes, num_ranks);
       EXPECT_EQ(layout.num_padded(), layout.part_size() * num_ranks);
       EXPECT_GE(layout.num_padded(), layout.num_elements());
-      EXPECT_LT(layout.num_padded(), layout.num_elements() + num_ranks * FlatLayout::kAlignment);
+      EXPECT_LT(layout.num_padded(), layout.num_elements() + num_ranks * kPartAlignment);
       std::int64_t begin = 0;
       for (std::size_t member = 0; member < sizes.size(); ++member) {
         EXPECT_EQ(layout.range(member), (Interval{begin, begin + sizes[member]}));

@@ -5,39 +5,34 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/parallel/shard/idle_buffers.h>
+
 namespace lockstep::shard {
+
+namespace {
+
+struct NumBytes {
+  std::int64_t operator()(const at::Tensor& buffer) const { return buffer.numel(); }
+};
+
+}  // namespace
 
 struct BufferPool::Shared {
   const std::int64_t limit_bytes;
   std::mutex mutex;
-  std::vector<at::Tensor> idle;  // smallest first
+  IdleBuffers<at::Tensor, NumBytes> idle;
   Usage usage;
   bool closed = false;  // the pool is gone
 
-  // The smallest that is large enough, unless most of it would lie idle.
-  at::Tensor find(std::int64_t bytes) {
-    const auto found = std::ranges::find_if(
-        idle, [&](const at::Tensor& buffer) { return buffer.numel() >= bytes; });
-    if (found == idle.end() || found->numel() / 4 * 3 > bytes) return {};
-    at::Tensor buffer = std::move(*found);
-    idle.erase(found);
-    return buffer;
-  }
-
   void make_room(std::int64_t bytes) {
-    while (!idle.empty() && usage.held_bytes + bytes > limit_bytes) {
-      usage.held_bytes -= idle.back().numel();
-      idle.pop_back();
-    }
+    usage.held_bytes -= idle.free(usage.held_bytes + bytes - limit_bytes);
   }
 
   void take_back(at::Tensor buffer) {
     const std::lock_guard lock(mutex);
     usage.taken_bytes -= buffer.numel();
     if (closed) return;
-    const auto place = std::ranges::find_if(
-        idle, [&](const at::Tensor& other) { return other.numel() >= buffer.numel(); });
-    idle.insert(place, std::move(buffer));
+    idle.add(std::move(buffer));
     make_room(0);
   }
 };
@@ -64,13 +59,13 @@ BufferPool::BufferPool(Allocate allocate, std::int64_t limit_bytes)
 BufferPool::~BufferPool() {
   const std::lock_guard lock(shared_->mutex);
   shared_->closed = true;
-  shared_->idle.clear();
+  shared_->idle = {};
 }
 
 c10::DataPtr BufferPool::take(std::int64_t bytes) {
   const std::lock_guard lock(shared_->mutex);
   Usage& usage = shared_->usage;
-  at::Tensor buffer = shared_->find(bytes);
+  at::Tensor buffer = shared_->idle.take(bytes).value_or(at::Tensor());
   if (!buffer.defined()) {
     shared_->make_room(bytes);
     buffer = allocate_(bytes);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <lockstep/parallel/shard/unit_sizes.h>
+
 namespace lockstep::shard {
 
 FlatLayout::FlatLayout(std::span<const std::int64_t> sizes, int num_ranks) : num_ranks_(num_ranks) {
@@ -10,8 +12,7 @@ FlatLayout::FlatLayout(std::span<const std::int64_t> sizes, int num_ranks) : num
     ranges_.push_back({next, next + size});
     next += size;
   }
-  const std::int64_t even = (next + num_ranks - 1) / num_ranks;
-  part_ = (even + kAlignment - 1) / kAlignment * kAlignment;
+  part_ = shard::part_size(next, num_ranks);
 }
 
 mesh::Interval FlatLayout::piece(std::size_t member, int rank) const {

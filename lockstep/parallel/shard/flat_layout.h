@@ -13,9 +13,6 @@ namespace lockstep::shard {
 // equal and begin where vectors and cache lines do. A value; offsets and sizes are in elements.
 class FlatLayout {
  public:
-  // What a part's size is a multiple of.
-  static constexpr std::int64_t kAlignment = 16;
-
   FlatLayout(std::span<const std::int64_t> sizes, int num_ranks);
 
   std::size_t num_members() const { return ranges_.size(); }

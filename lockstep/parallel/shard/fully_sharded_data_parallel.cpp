@@ -1,7 +1,6 @@
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -15,34 +14,12 @@
 #include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 #include <lockstep/parallel/shard/unit_table.h>
 
 namespace lockstep::shard {
 
 namespace {
-
-// What stays on every rank may cost a rank so much of what its parts do: a half of a percent.
-constexpr double kResidentShare = 0.02;
-
-// Units too small to be worth a message each time they are used: norms and biases outside of the
-// blocks. Together they cost next to nothing.
-std::vector<bool> choose_residents(const std::vector<PlannedUnit>& plans, int num_ranks,
-                                   const CPUOffload& offload) {
-  std::int64_t total = 0;
-  for (const PlannedUnit& plan : plans) total += plan.num_elements();
-  auto allowance = static_cast<std::int64_t>(static_cast<double>(total) * kResidentShare /
-                                             static_cast<double>(num_ranks));
-  std::vector<std::size_t> by_size(plans.size());
-  std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-  std::ranges::stable_sort(by_size, {}, [&](std::size_t i) { return plans[i].num_elements(); });
-  std::vector<bool> resident(plans.size(), num_ranks == 1 && !offload.offload_params);
-  for (const std::size_t i : by_size) {
-    allowance -= plans[i].num_elements();
-    if (allowance < 0) break;
-    resident[i] = true;
-  }
-  return resident;
-}
 
 std::int64_t largest_bytes(const std::vector<PlannedUnit>& plans) {
   std::int64_t largest = 0;
@@ -115,8 +92,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
         return at::empty({bytes}, at::dtype(at::kByte).device(device));
       },
       static_cast<std::int64_t>(options_.max_live_units) * largest_bytes(plans));
-  const std::vector<bool> resident =
-      choose_residents(plans, groups_.gather->size(), options_.cpu_offload);
+  std::vector<std::int64_t> sizes;
+  for (const PlannedUnit& plan : plans) sizes.push_back(plan.num_elements());
+  const int num_parts = groups_.gather->size();
+  const std::vector<bool> resident = options_.cpu_offload.offload_params
+                                         ? small_units(sizes, num_parts)
+                                         : choose_residents(sizes, num_parts);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const bool gathered = options_.cut == Cut::gradients || resident[i];
     const at::Tensor& first = plans[i].parameters.front().tensor;

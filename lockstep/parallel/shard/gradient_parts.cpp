@@ -9,13 +9,11 @@
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
 
 namespace {
-
-// Units whose gradients are on their way while the next one's are collected.
-constexpr std::size_t kInFlight = 2;
 
 // Whether a unit's sums come from the ranks in the type and to the place they stay in.
 bool arrives_as_kept(const UnitFormat& format) {
@@ -42,7 +40,7 @@ void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
   const FlatUnit& unit = *model_.units[slot.unit];
   UnitState& state = states_[slot.unit];
   if (!state.collected.defined()) {
-    while (in_flight_.size() >= kInFlight) settle_oldest();
+    while (in_flight_.size() >= kGradientsInFlight) settle_oldest();
     state.collected =
         buffers_of_gradients_.take(unit.layout().num_padded(), unit.options(unit.format().reduced));
   }

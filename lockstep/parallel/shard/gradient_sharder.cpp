@@ -6,13 +6,11 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
 
 namespace {
-
-// Units whose gradients are collected or on their way at once.
-constexpr std::int64_t kGradientBuffers = 3;
 
 std::vector<NamedTensor> trained_parameters(std::span<const std::unique_ptr<FlatUnit>> units) {
   std::vector<NamedTensor> all;

@@ -11,6 +11,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
 
@@ -62,23 +63,15 @@ class Planner {
   std::vector<PlannedUnit> finish() {
     std::int64_t largest = 0;
     for (const PlannedUnit& unit : units_) largest = std::max(largest, unit.num_elements());
-    if (units_.empty()) {
-      std::int64_t total = 0;
-      for (const NamedTensor& parameter : left_over_) total += parameter.tensor.numel();
-      largest = total / 8;
-    }
+    std::vector<std::int64_t> sizes;
+    for (const NamedTensor& parameter : left_over_) sizes.push_back(parameter.tensor.numel());
+    const std::vector<std::size_t> groups = group_left_over(sizes, largest);
     std::vector<PlannedUnit> rest;
-    std::int64_t size = 0;
-    for (NamedTensor& parameter : left_over_) {
-      const std::int64_t count = parameter.tensor.numel();
-      if (rest.empty() || size + count > largest) {
-        rest.push_back({parameter.name, {}});
-        size = 0;
-      }
-      size += count;
+    for (std::size_t i = 0; i < left_over_.size(); ++i) {
+      if (groups[i] == rest.size()) rest.push_back({left_over_[i].name, {}});
       if (!rest.back().parameters.empty())
         rest.back().name = rest.back().parameters.front().name + " …";
-      rest.back().parameters.push_back(std::move(parameter));
+      rest.back().parameters.push_back(std::move(left_over_[i]));
     }
     units_.insert(units_.begin(), std::make_move_iterator(rest.begin()),
                   std::make_move_iterator(rest.end()));

@@ -7,8 +7,6 @@ namespace lockstep::train {
 
 namespace {
 
-enum class Disk { look, ignore };
-
 void check_batch(JsonReader& reader, JsonSection& top, const BatchSection& batch) {
   for (const std::string_view key :
        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
@@ -22,7 +20,7 @@ void check_batch(JsonReader& reader, JsonSection& top, const BatchSection& batch
     reader.mistake_about("train_batch_size", wrong);
 }
 
-TrainConfig read_config(std::string_view text, const ConfigSource& source, Disk disk) {
+TrainConfig read_config(std::string_view text, const ConfigSource& source, NamedFiles files) {
   JsonNode root = parse_json(text, source.name);
   for (const std::string& assignment : source.overrides) apply_override(root, assignment);
   JsonReader reader(root, source.name);
@@ -40,7 +38,7 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Disk 
   read_recompute(top, config.recomputed_blocks);
   read_foreign(top);
   check_batch(reader, top, config.batch);
-  if (disk == Disk::look) check_files(reader, config);
+  if (files == NamedFiles::checked) check_files(reader, config);
   reader.finish();
   return config;
 }
@@ -48,11 +46,11 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Disk 
 }  // namespace
 
 TrainConfig parse_config(std::string_view text, const ConfigSource& source) {
-  return read_config(text, source, Disk::ignore);
+  return read_config(text, source, NamedFiles::unknown);
 }
 
 TrainConfig load_config(const std::filesystem::path& path,
-                        const std::vector<std::string>& overrides) {
+                        const std::vector<std::string>& overrides, NamedFiles files) {
   std::error_code unknown;
   const auto kind = std::filesystem::status(path, unknown).type();
   using Kind = std::filesystem::file_type;
@@ -62,9 +60,8 @@ TrainConfig load_config(const std::filesystem::path& path,
                      path.string(), kind == Kind::directory ? "a folder" : "no plain file");
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-  return read_config(text,
-                     {.name = path.string(), .folder = path.parent_path(), .overrides = overrides},
-                     Disk::look);
+  return read_config(
+      text, {.name = path.string(), .folder = path.parent_path(), .overrides = overrides}, files);
 }
 
 }  // namespace lockstep::train

@@ -1,0 +1,15 @@
+// What is cut among ranks.
+#pragma once
+
+namespace lockstep {
+
+// The answer is the same with each of them.
+enum class ShardingStrategy {
+  NO_SHARD,         // nothing: as DDP
+  SHARD_OPTIMIZER,  // the optimizer's state: ZeRO-1
+  SHARD_GRAD_OP,    // and gradients: ZeRO-2
+  FULL_SHARD,       // and parameters: ZeRO-3
+  HYBRID_SHARD,  // all of it among the ranks of the axis dp_shard, with copies along dp_replicate
+};
+
+}  // namespace lockstep

@@ -1,0 +1,164 @@
+#include <lockstep/plan/layers.h>
+
+#include <algorithm>
+
+namespace lockstep::plan {
+
+namespace {
+
+using Value = Tape::Value;
+
+constexpr std::int64_t kFloat = 4;
+
+// A block of scores of nn::attention on one thread.
+constexpr std::int64_t kScores = std::int64_t{64} * 512 * kFloat;
+
+// Logits that nn::linear_cross_entropy has at once.
+constexpr std::int64_t kLogitsCpu = 16 << 20;
+constexpr std::int64_t kLogitsGpu = 256 << 20;
+
+}  // namespace
+
+std::size_t Layers::parameter(std::int64_t num_elements) {
+  parameters_.push_back({.num_elements = num_elements, .block = block_});
+  return tape_.add_parameter(num_elements * terms_.element_bytes);
+}
+
+Linear Layers::linear(std::int64_t in, std::int64_t out, HasBias bias) {
+  Linear layer{.in = in, .out = out, .parameters = {parameter(in * out)}};
+  if (bias == HasBias::yes) layer.parameters.push_back(parameter(out));
+  return layer;
+}
+
+Norm Layers::layer_norm(std::int64_t width) {
+  const std::size_t weight = parameter(width);
+  return {.kind = Norm::Kind::layer, .parameters = {weight, parameter(width)}};
+}
+
+Norm Layers::rms_norm(std::int64_t width) {
+  return {.kind = Norm::Kind::rms, .parameters = {parameter(width)}};
+}
+
+Embedding Layers::embedding(std::int64_t rows, std::int64_t width) {
+  return {.rows = rows, .width = width, .weight = parameter(rows * width)};
+}
+
+Value Layers::apply(const Linear& layer, const Value& x) {
+  return tape_.apply({.inputs = {x},
+                      .bytes = x.bytes / layer.in * layer.out,
+                      .saved = {x.memory},
+                      .parameters = layer.parameters,
+                      .read_again = {layer.parameters.front()}});
+}
+
+Value Layers::apply(const Norm& layer, const Value& x) {
+  if (layer.kind == Norm::Kind::rms) return rms(layer, x);
+  return tape_.apply({.inputs = {x},
+                      .bytes = x.bytes,
+                      .saved = {x.memory},
+                      .statistics = 2 * terms_.num_tokens * kFloat,  // means and deviations
+                      .parameters = layer.parameters,
+                      .read_again = {layer.parameters.front()}});
+}
+
+Value Layers::to_type(const Value& x, std::int64_t element_bytes) {
+  if (element_bytes == terms_.element_bytes) return x;
+  return tape_.apply({.inputs = {x}, .bytes = x.bytes / terms_.element_bytes * element_bytes});
+}
+
+// nn::RMSNorm is written in LibTorch's operators.
+Value Layers::rms(const Norm& layer, const Value& x) {
+  const Value wide = to_type(x, kFloat);
+  const std::int64_t number = terms_.num_tokens * kFloat;  // one for each token
+  const Value square = tape_.apply({.inputs = {wide},
+                                    .bytes = wide.bytes,
+                                    .saved = {wide.memory},
+                                    .backward_scratch = 2 * wide.bytes});
+  // Its gradient is one number for each token, too, looked at as many.
+  const Value sum = tape_.apply({.inputs = {square}, .bytes = number, .gradients = {number}});
+  // In place.
+  Value inverse = tape_.apply({.inputs = {sum}, .saved = {sum.memory}});
+  inverse.memory = sum.memory;
+  inverse.bytes = number;
+  Value normal = tape_.apply({.inputs = {wide, inverse},
+                              .bytes = wide.bytes,
+                              .saved = {wide.memory, inverse.memory},
+                              .backward_scratch = wide.bytes});  // before it is summed
+  if (x.bytes != wide.bytes) normal = tape_.apply({.inputs = {normal}, .bytes = x.bytes});
+  return tape_.apply({.inputs = {normal},
+                      .bytes = x.bytes,
+                      .saved = {normal.memory},
+                      .parameters = layer.parameters,
+                      .read_again = layer.parameters,
+                      .backward_scratch = x.bytes});
+}
+
+Value Layers::look_up(const Embedding& layer, std::int64_t num_tokens) {
+  return tape_.apply({.inputs = {},
+                      .bytes = num_tokens * layer.width * terms_.element_bytes,
+                      .parameters = {layer.weight}});
+}
+
+Value Layers::attention(const Value& q, const Value& k, const Value& v, std::int64_t num_heads) {
+  Value keys = k, values = v;
+  if (!terms_.ours && k.bytes != q.bytes) {
+    keys = tape_.apply({.inputs = {k}, .bytes = q.bytes});
+    values = tape_.apply({.inputs = {v}, .bytes = q.bytes});
+  }
+  return tape_.apply({.inputs = {q, keys, values},
+                      .bytes = q.bytes,
+                      .saved = {q.memory, keys.memory, values.memory},
+                      .saves_result = true,
+                      .statistics = terms_.num_tokens * num_heads * kFloat,
+                      .forward_scratch = terms_.ours ? kScores : 0,
+                      .backward_scratch = terms_.ours ? 2 * kScores : 0});
+}
+
+// Four products and two sums of one half each, in float.
+Value Layers::rotary(const Value& x) {
+  const std::int64_t wide = x.bytes / terms_.element_bytes * kFloat;
+  const std::int64_t scratch = 3 * wide + (wide == x.bytes ? 0 : wide);
+  return tape_.apply(
+      {.inputs = {x}, .bytes = x.bytes, .forward_scratch = scratch, .backward_scratch = scratch});
+}
+
+Value Layers::gelu(const Value& x) {
+  return tape_.apply({.inputs = {x}, .bytes = x.bytes, .saved = {x.memory}});
+}
+
+Value Layers::silu_multiply(const Value& gate, const Value& up) {
+  Value open = gate;
+  if (!terms_.ours)
+    open = tape_.apply({.inputs = {gate}, .bytes = gate.bytes, .saved = {gate.memory}});
+  return tape_.apply({.inputs = {open, up}, .bytes = up.bytes, .saved = {open.memory, up.memory}});
+}
+
+// The mask is drawn again in backward. On a GPU it is made of whole tensors of 64-bit numbers.
+Value Layers::dropout(const Value& x, double p) {
+  if (p == 0) return x;
+  const std::int64_t mask = x.bytes / terms_.element_bytes * (terms_.ours ? kFloat : 6 * 8);
+  return tape_.apply(
+      {.inputs = {x}, .bytes = x.bytes, .forward_scratch = mask, .backward_scratch = mask});
+}
+
+// Gradients are computed in forward, from a block of logits at a time, and scaled in backward.
+Value Layers::linear_cross_entropy(const Value& hidden, const Embedding& head) {
+  const std::int64_t rows = terms_.num_tokens;
+  const std::int64_t at_once = std::min(
+      rows,
+      std::max<std::int64_t>(1, (terms_.ours ? kLogitsCpu : kLogitsGpu) / (head.rows * kFloat)));
+  const std::int64_t logits = at_once * head.rows;
+  const std::int64_t weight = head.rows * head.width;
+  const bool narrow = terms_.element_bytes != kFloat;
+  std::int64_t scratch = logits * terms_.element_bytes + rows * 3 * kFloat;
+  if (!terms_.ours) scratch += logits * kFloat;  // their logarithms
+  if (narrow) scratch += logits * (kFloat + terms_.element_bytes) + weight * terms_.element_bytes;
+  return tape_.apply({.inputs = {hidden},
+                      .bytes = kFloat,
+                      .statistics = hidden.bytes + weight * kFloat,
+                      .parameters = {head.weight},
+                      .forward_scratch = scratch,
+                      .backward_scratch = narrow ? weight * kFloat : 0});
+}
+
+}  // namespace lockstep::plan

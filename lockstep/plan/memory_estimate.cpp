@@ -1,0 +1,180 @@
+#include <lockstep/plan/memory_estimate.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/plan/pooled_units.h>
+
+namespace lockstep::plan {
+
+namespace {
+
+constexpr std::int64_t kFloat = 4;
+
+void check(const MemoryOptions& options) {
+  if (options.num_ranks < 1)
+    throw UsageError("the number of ranks is {}: give at least 1", options.num_ranks);
+  if (options.ranks_per_copy < 0 ||
+      (options.ranks_per_copy > 0 && options.num_ranks % options.ranks_per_copy != 0))
+    throw UsageError("{} ranks do not divide into groups of {} that hold a copy of the model each: "
+                     "give a number that {} is a multiple of",
+                     options.num_ranks, options.ranks_per_copy, options.num_ranks);
+  if (options.max_live_units < 1 || options.accumulation < 1 || options.state_bytes < 0)
+    throw UsageError("max_live_units is {}, the accumulated micro-batches are {} and the "
+                     "optimizer's bytes for each parameter {}: give at least 1, 1 and 0",
+                     options.max_live_units, options.accumulation, options.state_bytes);
+  const bool cuts_parameters = options.strategy == ShardingStrategy::FULL_SHARD ||
+                               options.strategy == ShardingStrategy::HYBRID_SHARD;
+  if (options.offload == Offload::optimizer_and_parameters && !cuts_parameters)
+    throw UsageError(
+        "parameters are offloaded where they are cut, and {} does not cut them: choose "
+        "FULL_SHARD, or offload the optimizer alone",
+        name_of(options.strategy));
+}
+
+// One model under one strategy.
+class Accountant {
+ public:
+  Accountant(const ModelSizes& model, const StepTrace& trace, const MemoryOptions& options)
+      : model_(model), trace_(trace), options_(options) {
+    using enum ShardingStrategy;
+    cuts_parameters_ = options.strategy == FULL_SHARD || options.strategy == HYBRID_SHARD;
+    cuts_gradients_ = cuts_parameters_ || options.strategy == SHARD_GRAD_OP;
+    cuts_optimizer_ = cuts_gradients_ || options.strategy == SHARD_OPTIMIZER;
+    num_parts_ = options.strategy == HYBRID_SHARD && options.ranks_per_copy > 0
+                     ? options.ranks_per_copy
+                     : options.num_ranks;
+    std::vector<std::int64_t> sizes;
+    for (const Unit& unit : model.units) sizes.push_back(unit.num_elements);
+    resident_ = cuts_parameters_ ? shard::choose_residents(sizes, num_parts_)
+                                 : std::vector<bool>(sizes.size(), true);
+  }
+
+  MemoryEstimate estimate() {
+    for (std::size_t i = 0; i < model_.units.size(); ++i) add_unit(i);
+    estimate_.buffers = model_.buffer_bytes;
+    estimate_.activations = trace_.peak_bytes();
+    if (cuts_parameters_) estimate_.gathered = gathered();
+    if (cuts_gradients_) estimate_.gradients_on_their_way = on_their_way();
+    estimate_.peak = peak();
+    return estimate_;
+  }
+
+ private:
+  using Unit = ModelSizes::Unit;
+
+  bool is_narrow() const { return options_.precision != Precision::fp32; }
+  // Of an element that operators read, and of its gradient as autograd computes it.
+  std::int64_t computed_bytes(const Unit& unit) const {
+    return is_narrow() ? bytes_of(options_.precision) : unit.element_bytes;
+  }
+  // Of a gradient that is summed over ranks: never in 16 bits.
+  std::int64_t summed_bytes(const Unit& unit) const {
+    return is_narrow() ? kFloat : unit.element_bytes;
+  }
+  std::int64_t part(const Unit& unit) const {
+    return shard::part_size(unit.num_elements, num_parts_);
+  }
+  std::int64_t padded(const Unit& unit) const {
+    return cuts_optimizer_ ? part(unit) * num_parts_ : unit.num_elements;
+  }
+
+  void add_unit(std::size_t index) {
+    const Unit& unit = model_.units[index];
+    if (resident_[index])
+      estimate_.weights += padded(unit) * computed_bytes(unit);
+    else
+      (options_.offload == Offload::optimizer_and_parameters ? estimate_.host_weights
+                                                             : estimate_.weights) +=
+          part(unit) * computed_bytes(unit);
+    if (!unit.trained) return;
+    const std::int64_t whole = unit.num_elements * computed_bytes(unit);
+    if (cuts_gradients_) estimate_.gradients += part(unit) * summed_bytes(unit);
+    if (!cuts_gradients_ || options_.accumulation > 1) estimate_.gradients += whole;
+    const std::int64_t stepped_on =
+        cuts_optimizer_ ? std::min(part(unit), unit.num_elements) : unit.num_elements;
+    if (options_.offload == Offload::none)
+      estimate_.optimizer += stepped_on * (options_.state_bytes + (is_narrow() ? kFloat : 0));
+    else
+      estimate_.host_optimizer += stepped_on * (options_.state_bytes + kFloat);
+  }
+
+  std::int64_t gathered() const {
+    std::vector<MovedUnit> units;
+    std::int64_t largest = 0;
+    for (std::size_t i = 0; i < model_.units.size(); ++i) {
+      const Unit& unit = model_.units[i];
+      units.push_back({.moved = !resident_[i], .bytes = padded(unit) * computed_bytes(unit)});
+      largest = std::max(largest, unit.num_elements * computed_bytes(unit));
+    }
+    return peak_of_gathered(model_, trace_, units, options_.max_live_units,
+                            options_.max_live_units * largest);
+  }
+
+  std::int64_t on_their_way() const {
+    std::vector<MovedUnit> units;
+    std::int64_t largest = 0;
+    for (const Unit& unit : model_.units) {
+      units.push_back({.moved = unit.trained, .bytes = padded(unit) * summed_bytes(unit)});
+      largest = std::max(largest, units.back().bytes);
+    }
+    return peak_of_gradients(model_, trace_, units, shard::kGradientBuffers * largest);
+  }
+
+  // Walks through a step with what is there all the time, and gradients as they come.
+  std::int64_t peak() const {
+    std::int64_t whole_gradients = 0;
+    for (const Unit& unit : model_.units)
+      if (unit.trained) whole_gradients += unit.num_elements * computed_bytes(unit);
+    const bool stay_whole = !cuts_gradients_;
+    // Of the micro-batch before, or in buckets.
+    const bool there_from_the_start =
+        options_.accumulation > 1 || (stay_whole && options_.device == Device::gpu);
+    const std::int64_t rest = estimate_.weights + estimate_.optimizer + estimate_.buffers +
+                              estimate_.gathered + estimate_.gradients_on_their_way +
+                              estimate_.gradients -
+                              (stay_whole || options_.accumulation > 1 ? whole_gradients : 0);
+    std::int64_t gradients = there_from_the_start ? whole_gradients : 0;
+    std::int64_t most = 0;
+    for (const StepTrace::Event& event : trace_.events) {
+      most = std::max(most, event.peak_bytes + gradients);
+      if (event.kind != StepTrace::Kind::gradient || !stay_whole || there_from_the_start) continue;
+      const ModelSizes::Parameter& parameter = model_.parameters[event.parameter];
+      gradients += parameter.num_elements * computed_bytes(model_.units[parameter.unit]);
+    }
+    return rest + std::max(most, trace_.peak_bytes_after + gradients);
+  }
+
+  const ModelSizes& model_;
+  const StepTrace& trace_;
+  const MemoryOptions& options_;
+  bool cuts_parameters_ = false;
+  bool cuts_gradients_ = false;
+  bool cuts_optimizer_ = false;
+  int num_parts_ = 1;
+  std::vector<bool> resident_;
+  MemoryEstimate estimate_;
+};
+
+}  // namespace
+
+const char* name_of(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::NO_SHARD: return "NO_SHARD";
+    case ShardingStrategy::SHARD_OPTIMIZER: return "SHARD_OPTIMIZER";
+    case ShardingStrategy::SHARD_GRAD_OP: return "SHARD_GRAD_OP";
+    case ShardingStrategy::FULL_SHARD: return "FULL_SHARD";
+    case ShardingStrategy::HYBRID_SHARD: return "HYBRID_SHARD";
+  }
+  return "unknown";
+}
+
+MemoryEstimate estimate_memory(const ModelSizes& model, const StepTrace& trace,
+                               const MemoryOptions& options) {
+  check(options);
+  return Accountant(model, trace, options).estimate();
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,66 @@
+// What a rank's memory holds while a model trains, for each strategy and any number of ranks.
+#pragma once
+
+#include <cstdint>
+
+#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/plan/device.h>
+#include <lockstep/plan/model_sizes.h>
+#include <lockstep/plan/precision.h>
+#include <lockstep/plan/step_trace.h>
+
+namespace lockstep::plan {
+
+// What is kept in the host's memory in place of the device's.
+enum class Offload : std::uint8_t {
+  none,
+  optimizer,                 // its state, with the weights that it steps on
+  optimizer_and_parameters,  // and the parts of parameters that are cut
+};
+
+struct MemoryOptions {
+  ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
+  int num_ranks = 1;
+  int ranks_per_copy = 0;  // of HYBRID_SHARD; 0: all of them
+  Precision precision = Precision::fp32;
+  Offload offload = Offload::none;
+  std::int64_t state_bytes = 8;     // the optimizer's for each parameter: Adam 8, momentum 4
+  std::int64_t max_live_units = 2;  // shard::Options
+  std::int64_t accumulation = 1;    // micro-batches of a step
+  Device device = Device::cpu;
+};
+
+// In bytes, on each rank. Tensors are counted, and nothing else: not LibTorch's libraries, a GPU's
+// context, or what an allocator keeps in reserve.
+struct MemoryEstimate {
+  // The most that each takes in a step.
+  std::int64_t weights = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer = 0;  // with the fp32 weights of a 16-bit model
+  std::int64_t gathered = 0;   // units of parameters, beyond a rank's parts
+  std::int64_t gradients_on_their_way = 0;
+  std::int64_t activations = 0;
+  std::int64_t buffers = 0;
+
+  // The most at once: less than their sum where activations go while gradients come.
+  std::int64_t peak = 0;
+
+  // Of the host, where something is offloaded.
+  std::int64_t host_weights = 0;
+  std::int64_t host_optimizer = 0;
+
+  std::int64_t host() const { return host_weights + host_optimizer; }
+};
+
+// UsageError, with the numbers, for options that make no sense.
+MemoryEstimate estimate_memory(const ModelSizes& model, const StepTrace& trace,
+                               const MemoryOptions& options);
+
+// "FULL_SHARD" and the like.
+const char* name_of(ShardingStrategy strategy);
+
+inline constexpr ShardingStrategy kStrategies[] = {
+    ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER, ShardingStrategy::SHARD_GRAD_OP,
+    ShardingStrategy::FULL_SHARD, ShardingStrategy::HYBRID_SHARD};
+
+}  // namespace lockstep::plan

@@ -1,0 +1,215 @@
+#include <lockstep/train/memory_plan.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/plan/bytes_text.h>
+#include <lockstep/train/config/batch.h>
+
+namespace lockstep::train {
+
+namespace {
+
+constexpr double kTight = 0.9;
+
+// Of the optimizer, for each parameter.
+std::int64_t state_bytes(const OptimizerSection& optimizer) {
+  if (optimizer.type != OptimizerType::sgd) return 8;
+  return optimizer.momentum > 0 ? 4 : 0;
+}
+
+// "weights 26.1 GiB, gradients 26.1 GiB, …", without what is nothing.
+std::string parts_text(const plan::MemoryEstimate& estimate) {
+  std::string text;
+  const auto add = [&](const char* what, std::int64_t bytes) {
+    if (bytes > 0)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", what,
+                          plan::bytes_text(static_cast<double>(bytes)));
+  };
+  add("weights", estimate.weights);
+  add("gradients", estimate.gradients);
+  add("optimizer", estimate.optimizer);
+  add("units in flight", estimate.gathered + estimate.gradients_on_their_way);
+  add("activations", estimate.activations);
+  return text;
+}
+
+// Those that leave less on a rank, the least change first.
+std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice) {
+  using enum ShardingStrategy;
+  std::vector<ShardingStrategy> further;
+  if (choice.num_ranks == 1) return further;
+  for (const ShardingStrategy strategy : {SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD})
+    if (strategy > choice.strategy || (strategy == FULL_SHARD && choice.strategy == HYBRID_SHARD))
+      further.push_back(strategy);
+  return further;
+}
+
+// What is chosen otherwise, in the config's words.
+std::string difference_text(const MemoryPlan::Choice& from, const MemoryPlan::Choice& to) {
+  std::vector<std::string> parts;
+  if (to.strategy != from.strategy)
+    parts.push_back(fmt::format("sharding_strategy \"{}\"", plan::name_of(to.strategy)));
+  if (to.recomputed_blocks != from.recomputed_blocks)
+    parts.push_back(fmt::format("activation_checkpointing.ratio {}", to.recomputed_blocks));
+  if (to.micro_batch != from.micro_batch)
+    parts.push_back(
+        fmt::format("train_micro_batch_size_per_gpu {} with {} gradient_accumulation_steps",
+                    to.micro_batch, to.accumulation));
+  if (to.num_ranks != from.num_ranks) parts.push_back(fmt::format("{} ranks", to.num_ranks));
+  return fmt::format("{}", fmt::join(parts, " and "));
+}
+
+}  // namespace
+
+ShardingStrategy strategy_of(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::none: break;
+    case Sharding::optimizer: return ShardingStrategy::SHARD_OPTIMIZER;
+    case Sharding::gradients: return ShardingStrategy::SHARD_GRAD_OP;
+    case Sharding::full: return ShardingStrategy::FULL_SHARD;
+    case Sharding::hybrid: return ShardingStrategy::HYBRID_SHARD;
+  }
+  return ShardingStrategy::NO_SHARD;
+}
+
+Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes) {
+  if (peak_bytes > there_bytes) return Fit::not_at_all;
+  return static_cast<double>(peak_bytes) > kTight * static_cast<double>(there_bytes) ? Fit::tightly
+                                                                                     : Fit::well;
+}
+
+MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
+                       plan::Precision precision, plan::Offload offload)
+    : config_(std::move(config)),
+      model_(models::resolved(model)),
+      device_(device),
+      precision_(precision),
+      offload_(offload) {}
+
+MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
+  const Batch batch = resolve_batch(config_, num_ranks);
+  return {.strategy = strategy_of(config_.sharding.strategy),
+          .num_ranks = num_ranks,
+          .ranks_per_host = ranks_per_host,
+          .micro_batch = batch.micro,
+          .accumulation = batch.accumulation,
+          .recomputed_blocks = config_.recomputed_blocks};
+}
+
+const plan::DescribedModel& MemoryPlan::described(const Choice& choice) {
+  const std::pair key(choice.micro_batch, choice.recomputed_blocks);
+  const auto found = described_.find(key);
+  if (found != described_.end()) return found->second;
+  return described_[key] = plan::describe(model_, {.micro_batch = choice.micro_batch,
+                                                   .sequence_length = config_.data.sequence_length,
+                                                   .recomputed_blocks = choice.recomputed_blocks,
+                                                   .precision = precision_,
+                                                   .device = device_});
+}
+
+plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
+  const auto& [sizes, trace] = described(choice);
+  const bool cuts = choice.strategy == ShardingStrategy::FULL_SHARD ||
+                    choice.strategy == ShardingStrategy::HYBRID_SHARD;
+  int ranks_per_copy = static_cast<int>(config_.sharding.ranks_per_copy);
+  if (ranks_per_copy == 0) ranks_per_copy = choice.ranks_per_host;
+  // Where ranks do not divide into groups of so many, into ones that they do divide into.
+  if (ranks_per_copy > 0) ranks_per_copy = std::gcd(ranks_per_copy, choice.num_ranks);
+  return plan::estimate_memory(
+      sizes, trace,
+      {.strategy = choice.strategy,
+       .num_ranks = choice.num_ranks,
+       .ranks_per_copy = ranks_per_copy,
+       .precision = precision_,
+       .offload = offload_ == plan::Offload::optimizer_and_parameters && !cuts
+                      ? plan::Offload::optimizer
+                      : offload_,
+       .state_bytes = state_bytes(config_.optimizer),
+       .max_live_units = config_.sharding.max_live_units,
+       .accumulation = choice.accumulation,
+       .device = device_});
+}
+
+std::vector<std::string> MemoryPlan::ways_to_fit(const Choice& choice, const MemoryThere& there) {
+  std::vector<std::string> ways;
+  const auto offer = [&](const Choice& other) {
+    const std::int64_t peak = estimate(other).peak;
+    if (peak > there.for_each_rank()) return false;
+    ways.push_back(fmt::format("{} ({})", difference_text(choice, other),
+                               plan::bytes_text(static_cast<double>(peak))));
+    return true;
+  };
+  // One change, then two of them, then all three; nothing that has more of them than were enough.
+  constexpr unsigned kCut = 1, kRecompute = 2, kSmallBatch = 4;
+  std::vector<unsigned> enough;
+  for (const unsigned changes :
+       {kCut, kRecompute, kSmallBatch, kCut | kRecompute, kCut | kSmallBatch,
+        kRecompute | kSmallBatch, kCut | kRecompute | kSmallBatch}) {
+    if (std::ranges::any_of(enough, [&](unsigned less) { return (changes & less) == less; }))
+      continue;
+    Choice other = choice;
+    if ((changes & kRecompute) != 0) other.recomputed_blocks = 1;
+    if ((changes & kSmallBatch) != 0) {
+      other.micro_batch = 1;
+      other.accumulation = choice.accumulation * choice.micro_batch;
+    }
+    if ((changes & kCut) == 0) {
+      if (other != choice && offer(other)) enough.push_back(changes);
+      continue;
+    }
+    for (const ShardingStrategy strategy : cuts_beyond(choice)) {
+      other.strategy = strategy;
+      if (!offer(other)) continue;
+      enough.push_back(changes);
+      break;
+    }
+  }
+  // More ranks on one host have less of its memory each.
+  if (!ways.empty() || there.num_ranks_sharing > 1) return ways;
+  constexpr int kMostRanks = 1 << 16;
+  for (const double recomputed : {choice.recomputed_blocks, 1.0}) {
+    Choice many = choice;
+    many.strategy = ShardingStrategy::FULL_SHARD;
+    many.recomputed_blocks = recomputed;
+    for (many.num_ranks = 2; many.num_ranks <= kMostRanks; many.num_ranks *= 2)
+      if (many.num_ranks > choice.num_ranks && offer(many)) return ways;
+  }
+  return ways;
+}
+
+std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
+                         const MemoryThere& there) {
+  if (there.bytes == 0) return "";  // nobody knows
+  const plan::MemoryEstimate estimate = plan.estimate(choice);
+  const Fit fits = fit(estimate.peak, there.for_each_rank());
+  if (fits == Fit::well) return "";
+  const std::string ranks = choice.num_ranks == 1
+                                ? std::string("one rank")
+                                : fmt::format("each of {} ranks", choice.num_ranks);
+  const std::string has = fmt::format(
+      "{} has {}{}", there.what, plan::bytes_text(static_cast<double>(there.bytes)),
+      there.num_ranks_sharing == 1 ? "" : fmt::format(" for {} of them", there.num_ranks_sharing));
+  if (fits == Fit::tightly)
+    return fmt::format("this will fit tightly: a step takes {} on {}, and {}",
+                       plan::bytes_text(static_cast<double>(estimate.peak)), ranks, has);
+  const std::vector<std::string> ways = plan.ways_to_fit(choice, there);
+  MemoryPlan::Choice alone = choice;
+  alone.num_ranks = 1;
+  const bool fits_alone = there.num_ranks_sharing > 1 && plan.estimate(alone).peak <= there.bytes;
+  throw UsageError(
+      "the model has {:.3g} parameters, and a step with {} takes {} on {} ({}), but {}. {} "
+      "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}. 'lockstep plan "
+      "memory' shows every strategy",
+      static_cast<double>(models::num_parameters(plan.model())), plan::name_of(choice.strategy),
+      plan::bytes_text(static_cast<double>(estimate.peak)), ranks, parts_text(estimate), has,
+      ways.empty() ? "No other way of training this model fits there: make"
+                   : fmt::format("What would fit: {}. Otherwise make", fmt::join(ways, "; or ")),
+      plan.model().hidden_size, plan.model().num_layers,
+      fits_alone ? ", or start fewer ranks here" : "");
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,45 @@
+// The models whose memory is measured, each with a loss over a batch of its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/models/config.h>
+#include <lockstep/plan/language_model.h>
+
+namespace lockstep::plan::testing {
+
+struct Subject {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;  // of a micro-batch that it makes
+};
+
+struct NamedSubject {
+  std::string name;
+  std::function<Subject()> make;
+};
+
+// Layers of torch::nn, as users write them.
+NamedSubject mlp();
+NamedSubject lstm();
+// With frozen and shared weights, buffers, and a batch that outweighs the parameters.
+NamedSubject odd();
+
+// A language model of ours, and its step in numbers.
+struct LanguageSubject {
+  std::string name;
+  models::ModelConfig config;
+  LanguageModelStep step;
+
+  NamedSubject subject() const;
+  DescribedModel described() const { return describe(config, step); }
+};
+
+LanguageSubject gpt();
+LanguageSubject llama();
+
+}  // namespace lockstep::plan::testing

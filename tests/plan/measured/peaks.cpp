@@ -1,0 +1,174 @@
+#include "peaks.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/optim/clip.h>
+#include <lockstep/optim/parameter_group.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
+#include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+#include <lockstep/parallel/shard/optimizer_shards.h>
+#include <lockstep/plan/measured/live_bytes.h>
+#include <lockstep/plan/measured/trace_step.h>
+
+#include "models.h"
+
+namespace lockstep::plan::testing {
+
+namespace {
+
+using ranks::Cells;
+
+constexpr double kTolerance = 0.05;
+
+// A model that is spread over ranks by one of the strategies.
+class Spread {
+ public:
+  Spread(torch::nn::Module& module, const Cells& cells, const MemoryOptions& options)
+      : trained_(data_parallel::trained_parameters(module)) {
+    auto groups = optim::decay_groups(trained_, 0.1);
+    using enum ShardingStrategy;
+    if (options.strategy == NO_SHARD || options.strategy == SHARD_OPTIMIZER) {
+      if (options.strategy == SHARD_OPTIMIZER)
+        shards_ = std::make_unique<shard::OptimizerShards>(module, cells.group());
+      replicas_ = std::make_unique<replicate::DistributedDataParallel>(module, cells.group());
+      optimizer_ = shards_ ? shards_->make_optimizer(optim::AdamWOptions{}, std::move(groups))
+                           : optim::make_optimizer(optim::AdamWOptions{}, std::move(groups));
+      return;
+    }
+    const auto cut = options.strategy == SHARD_GRAD_OP ? shard::Cut::gradients
+                                                       : shard::Cut::gradients_and_parameters;
+    sharded_ = std::make_unique<shard::FullyShardedDataParallel>(
+        module, groups_of(cells, options),
+        shard::Options{.cut = cut,
+                       .max_live_units = static_cast<std::size_t>(options.max_live_units)});
+    optimizer_ = sharded_->make_optimizer(optim::AdamWOptions{}, std::move(groups));
+  }
+
+  void step(const std::function<at::Tensor()>& loss, std::int64_t accumulation) {
+    optimizer_->zero_grad();
+    for (std::int64_t pass = 1; pass < accumulation; ++pass) {
+      const auto local = sharded_ ? sharded_->no_sync() : replicas_->no_sync();
+      backward(loss());
+    }
+    backward(loss());
+    if (sharded_)
+      sharded_->clip_gradients(1.0);
+    else
+      optim::clip_gradients(trained_, 1.0);
+    optimizer_->step(0.001);
+  }
+
+  // What lies in memory that the ranks share, which no allocator of LibTorch's has seen.
+  std::int64_t shared_bytes() const {
+    if (sharded_) {
+      const MemoryReport report = sharded_->memory_report();
+      return report.parameters + report.gradients_on_their_way_peak;
+    }
+    return shards_ ? shards_->memory_report().parameters : 0;
+  }
+
+ private:
+  using MemoryReport = shard::MemoryReport;
+
+  static shard::Groups groups_of(const Cells& cells, const MemoryOptions& options) {
+    const int size = options.ranks_per_copy;
+    if (options.strategy != ShardingStrategy::HYBRID_SHARD || size == cells.num_ranks())
+      return shard::shard_over(cells.group());
+    return shard::shard_over(cells.group(),
+                             cells.group()->split(cells.rank() / size, cells.rank(), "copy"),
+                             cells.group()->split(cells.rank() % size, cells.rank(), "replicas"));
+  }
+
+  void backward(const at::Tensor& loss) {
+    if (sharded_)
+      sharded_->backward(loss, 1);
+    else
+      replicas_->backward(loss, 1);
+  }
+
+  std::vector<NamedTensor> trained_;
+  std::unique_ptr<shard::OptimizerShards> shards_;
+  std::unique_ptr<replicate::DistributedDataParallel> replicas_;
+  std::unique_ptr<shard::FullyShardedDataParallel> sharded_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+std::int64_t measured_peak(const Cells& cells, const NamedSubject& subject,
+                           const MemoryOptions& options) {
+  LiveBytes live(at::kCPU);
+  const Subject made = subject.make();
+  Spread spread(*made.module, cells, options);
+  live.reset_peak();
+  for (int step = 0; step < 3; ++step) spread.step(made.loss, options.accumulation);
+  return live.peak() + spread.shared_bytes();
+}
+
+void check_peak(Cells& cells, const NamedSubject& subject, const DescribedModel& model,
+                MemoryOptions options) {
+  options.num_ranks = cells.num_ranks();
+  if (options.strategy == ShardingStrategy::HYBRID_SHARD)
+    options.ranks_per_copy = cells.num_ranks() % 2 == 0 ? cells.num_ranks() / 2 : 1;
+  cells.cell(
+      fmt::format("{} with {}, {} live units, {} micro-batches", subject.name,
+                  name_of(options.strategy), options.max_live_units, options.accumulation),
+      [&] {
+        const std::int64_t estimated = estimate_memory(model.sizes, model.trace, options).peak;
+        const std::int64_t measured = measured_peak(cells, subject, options);
+        const double off = static_cast<double>(estimated) / static_cast<double>(measured) - 1;
+        cells.expect(std::abs(off) <= kTolerance,
+                     fmt::format("estimated {} bytes, measured {}: {:+.1f} %", estimated, measured,
+                                 100 * off));
+      });
+}
+
+void check_strategies(Cells& cells, const NamedSubject& subject, const DescribedModel& model,
+                      const MemoryOptions& options = {}) {
+  for (const ShardingStrategy strategy : kStrategies) {
+    MemoryOptions changed = options;
+    changed.strategy = strategy;
+    check_peak(cells, subject, model, changed);
+  }
+}
+
+DescribedModel traced(const NamedSubject& subject) {
+  const Subject made = subject.make();
+  return {sizes_of(*made.module), trace_step(*made.module, made.loss)};
+}
+
+}  // namespace
+
+void check_peaks(Cells& cells) {
+  // Ranks share the cores of a host.
+  at::set_num_threads(1);
+  check_strategies(cells, mlp(), traced(mlp()));
+  check_strategies(cells, gpt().subject(), gpt().described());
+  // Other numbers of ranks show other parts, and nothing else.
+  if (cells.num_ranks() != 2) return;
+  check_strategies(cells, lstm(), traced(lstm()));
+  check_strategies(cells, odd(), traced(odd()));
+  check_strategies(cells, llama().subject(), llama().described());
+
+  LanguageSubject large_batch = gpt();
+  large_batch.name = "GPT of a large batch";
+  large_batch.step.micro_batch = 10;
+  check_strategies(cells, large_batch.subject(), large_batch.described());
+  LanguageSubject recomputed = large_batch;
+  recomputed.name = "GPT, recomputed";
+  recomputed.step.recomputed_blocks = 1;
+  check_strategies(cells, recomputed.subject(), recomputed.described());
+  LanguageSubject large_vocabulary = llama();
+  large_vocabulary.name = "Llama of a large vocabulary";
+  large_vocabulary.config.vocab_size = 6000;
+  large_vocabulary.config.tie_embeddings = true;
+  check_strategies(cells, large_vocabulary.subject(), large_vocabulary.described());
+
+  check_strategies(cells, mlp(), traced(mlp()), {.accumulation = 2});
+  for (const std::int64_t live : {1, 3})
+    check_peak(cells, gpt().subject(), gpt().described(),
+               {.strategy = ShardingStrategy::FULL_SHARD, .max_live_units = live});
+}
+
+}  // namespace lockstep::plan::testing

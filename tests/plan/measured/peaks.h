@@ -1,0 +1,10 @@
+// Estimates against what ranks hold when they train.
+#pragma once
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep::plan::testing {
+
+void check_peaks(ranks::Cells& cells);
+
+}  // namespace lockstep::plan::testing

@@ -1,0 +1,14 @@
+#include <gtest/gtest.h>
+
+#include <tests/ranks/job.h>
+
+namespace lockstep::plan {
+namespace {
+
+TEST(Peaks, OfOneRank) { ranks::expect_cells_pass(1, {"--peaks"}); }
+TEST(Peaks, OfTwoRanks) { ranks::expect_cells_pass(2, {"--peaks"}); }
+TEST(Peaks, OfThreeRanks) { ranks::expect_cells_pass(3, {"--peaks"}); }
+TEST(Peaks, OfFourRanks) { ranks::expect_cells_pass(4, {"--peaks"}); }
+
+}  // namespace
+}  // namespace lockstep::plan

@@ -1,0 +1,140 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/plan/memory_estimate.h>
+
+namespace lockstep::plan {
+namespace {
+
+using enum ShardingStrategy;
+using Kind = StepTrace::Kind;
+
+constexpr std::int64_t kUnit = 1 << 20;  // elements
+constexpr std::int64_t kPsi = 8 * kUnit;
+
+// Eight units of one parameter each, read forwards and backwards.
+ModelSizes model() {
+  ModelSizes sizes;
+  for (std::size_t i = 0; i < 8; ++i) {
+    sizes.units.push_back({.num_elements = kUnit});
+    sizes.parameters.push_back({.num_elements = kUnit, .unit = i});
+  }
+  sizes.buffer_bytes = 1000;
+  return sizes;
+}
+
+// Activations are most in the middle, where no gradient has come.
+StepTrace trace(std::int64_t activations = 100) {
+  StepTrace trace;
+  for (std::size_t i = 0; i < 8; ++i) trace.events.push_back({Kind::use, i, 0});
+  trace.events.push_back({Kind::use, 7, activations});
+  for (std::size_t i = 8; i-- > 0;) {
+    trace.events.push_back({Kind::use, i, 0});
+    trace.events.push_back({Kind::gradient, i, 0});
+  }
+  return trace;
+}
+
+MemoryEstimate of(const MemoryOptions& options, std::int64_t activations = 100) {
+  return estimate_memory(model(), trace(activations), options);
+}
+
+TEST(MemoryEstimate, CutsWhatTheStrategyCuts) {
+  constexpr int kRanks = 4;
+  struct Case {
+    ShardingStrategy strategy;
+    std::int64_t weights, gradients, optimizer;
+  };
+  for (const auto& [strategy, weights, gradients, optimizer] :
+       {Case{NO_SHARD, 4 * kPsi, 4 * kPsi, 8 * kPsi},
+        Case{SHARD_OPTIMIZER, 4 * kPsi, 4 * kPsi, 8 * kPsi / kRanks},
+        Case{SHARD_GRAD_OP, 4 * kPsi, 4 * kPsi / kRanks, 8 * kPsi / kRanks},
+        Case{FULL_SHARD, 4 * kPsi / kRanks, 4 * kPsi / kRanks, 8 * kPsi / kRanks}}) {
+    const MemoryEstimate estimate = of({.strategy = strategy, .num_ranks = kRanks});
+    EXPECT_EQ(estimate.weights, weights) << name_of(strategy);
+    EXPECT_EQ(estimate.gradients, gradients) << name_of(strategy);
+    EXPECT_EQ(estimate.optimizer, optimizer) << name_of(strategy);
+    EXPECT_EQ(estimate.buffers, 1000);
+    EXPECT_EQ(estimate.activations, 100);
+  }
+}
+
+TEST(MemoryEstimate, HoldsAFewUnitsInFlight) {
+  for (const std::int64_t live : {1, 2, 3, 5}) {
+    const auto estimate = of({.strategy = FULL_SHARD, .num_ranks = 4, .max_live_units = live});
+    EXPECT_EQ(estimate.gathered, live * 4 * kUnit);
+  }
+  EXPECT_EQ(of({.strategy = FULL_SHARD, .num_ranks = 4}).gradients_on_their_way, 2 * 4 * kUnit);
+  EXPECT_EQ(of({.strategy = SHARD_GRAD_OP, .num_ranks = 4}).gathered, 0);
+  EXPECT_EQ(of({.strategy = SHARD_OPTIMIZER, .num_ranks = 4}).gradients_on_their_way, 0);
+}
+
+TEST(MemoryEstimate, IsWhatIsThereAtOnce) {
+  // Gradients come when activations have gone, unless there are some before.
+  constexpr std::int64_t kMany = 100 * kPsi;
+  EXPECT_EQ(of({}).peak, 16 * kPsi + 1000);
+  EXPECT_EQ(of({}, kMany).peak, 12 * kPsi + 1000 + kMany);
+  EXPECT_EQ(of({.accumulation = 2}, kMany).peak, 16 * kPsi + 1000 + kMany);
+  EXPECT_EQ(of({.device = Device::gpu}, kMany).peak, 16 * kPsi + 1000 + kMany);
+  const auto full = of({.strategy = FULL_SHARD, .num_ranks = 8}, kMany);
+  EXPECT_EQ(full.peak, 16 * kPsi / 8 + 4 * 4 * kUnit + 1000 + kMany);
+  // Without communication, gradients are whole.
+  const auto accumulated = of({.strategy = FULL_SHARD, .num_ranks = 8, .accumulation = 2}, kMany);
+  EXPECT_EQ(accumulated.peak, full.peak + 4 * kPsi);
+  EXPECT_EQ(accumulated.gradients, full.gradients + 4 * kPsi);
+}
+
+TEST(MemoryEstimate, OfAHybridIsThatOfOneCopy) {
+  const auto hybrid = of({.strategy = HYBRID_SHARD, .num_ranks = 16, .ranks_per_copy = 4});
+  const auto full = of({.strategy = FULL_SHARD, .num_ranks = 4});
+  EXPECT_EQ(hybrid.peak, full.peak);
+  EXPECT_EQ(hybrid.weights, full.weights);
+}
+
+TEST(MemoryEstimate, LeavesFrozenParametersWithoutState) {
+  ModelSizes sizes = model();
+  for (std::size_t i = 0; i < 6; ++i) sizes.units[i].trained = false;
+  const auto estimate = estimate_memory(sizes, trace(), {});
+  EXPECT_EQ(estimate.weights, 4 * kPsi);
+  EXPECT_EQ(estimate.gradients, 4 * kPsi / 4);
+  EXPECT_EQ(estimate.optimizer, 8 * kPsi / 4);
+}
+
+TEST(MemoryEstimate, OfSixteenBits) {
+  const auto whole = of({.precision = Precision::bf16});
+  EXPECT_EQ(whole.weights, 2 * kPsi);
+  EXPECT_EQ(whole.gradients, 2 * kPsi);
+  EXPECT_EQ(whole.optimizer, 12 * kPsi);
+  const auto full = of({.strategy = FULL_SHARD, .num_ranks = 8, .precision = Precision::bf16});
+  EXPECT_EQ(full.weights, 2 * kPsi / 8);
+  EXPECT_EQ(full.gradients, 4 * kPsi / 8);  // summed in fp32
+  EXPECT_EQ(full.optimizer, 12 * kPsi / 8);
+  EXPECT_EQ(full.gathered, 2 * 2 * kUnit);
+}
+
+TEST(MemoryEstimate, OnTheHost) {
+  const auto optimizer = of({.strategy = SHARD_GRAD_OP,
+                             .num_ranks = 8,
+                             .precision = Precision::bf16,
+                             .offload = Offload::optimizer});
+  EXPECT_EQ(optimizer.optimizer, 0);
+  EXPECT_EQ(optimizer.host(), 12 * kPsi / 8);
+  const auto both = of({.strategy = FULL_SHARD,
+                        .num_ranks = 8,
+                        .precision = Precision::bf16,
+                        .offload = Offload::optimizer_and_parameters});
+  EXPECT_EQ(both.weights, 0);
+  EXPECT_EQ(both.host(), 14 * kPsi / 8);
+}
+
+TEST(MemoryEstimate, RefusesNonsense) {
+  EXPECT_THROW(of({.num_ranks = 0}), UsageError);
+  EXPECT_THROW(of({.strategy = HYBRID_SHARD, .num_ranks = 6, .ranks_per_copy = 4}), UsageError);
+  EXPECT_THROW(of({.max_live_units = 0}), UsageError);
+  EXPECT_THROW(of({.accumulation = 0}), UsageError);
+  EXPECT_THROW(of({.offload = Offload::optimizer_and_parameters}), UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep::plan

@@ -1,0 +1,124 @@
+// A config's memory, and what would fit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/train/memory_plan.h>
+
+#include "tests/base/errors.h"
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+TrainConfig config() {
+  TrainConfig config;
+  config.data.sequence_length = 128;
+  config.batch.global = 16;
+  return config;
+}
+
+MemoryPlan plan_of(const TrainConfig& config) {
+  return MemoryPlan(config,
+                    {.family = models::Family::gpt2,
+                     .vocab_size = 256,
+                     .hidden_size = 256,
+                     .num_layers = 8,
+                     .num_heads = 4},
+                    plan::Device::cpu);
+}
+
+TEST(RunMemory, FollowsTheConfig) {
+  TrainConfig changed = config();
+  const std::int64_t plain = plan_of(changed).estimate(plan_of(changed).configured(2)).peak;
+  const auto peak = [&] {
+    MemoryPlan plan = plan_of(changed);
+    return plan.estimate(plan.configured(2)).peak;
+  };
+  changed.recomputed_blocks = 1;
+  EXPECT_LT(peak(), plain);
+  changed = config();
+  changed.optimizer.type = OptimizerType::sgd;
+  EXPECT_LT(peak(), plain);
+  changed = config();
+  changed.batch.accumulation = 8;
+  EXPECT_LT(peak(), plain);
+  changed = config();
+  changed.sharding.strategy = Sharding::full;
+  const std::int64_t full = peak();
+  EXPECT_LT(full, plain);
+  changed.sharding.max_live_units = 6;
+  EXPECT_GT(peak(), full);
+  changed.sharding = {.strategy = Sharding::hybrid, .ranks_per_copy = 1};
+  EXPECT_GT(peak(), full);
+}
+
+TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
+  MemoryPlan plan = plan_of(config());
+  EXPECT_EQ(plan.configured(1).micro_batch, 16);
+  EXPECT_EQ(plan.configured(4).micro_batch, 4);
+  EXPECT_LT(plan.estimate(plan.configured(4)).activations,
+            plan.estimate(plan.configured(1)).activations / 3);
+  EXPECT_THROW(plan.configured(3), UsageError);
+}
+
+// Each way that is offered does fit, and without it the run would not.
+TEST(RunMemory, WaysToFit) {
+  MemoryPlan plan = plan_of(config());
+  const auto choice = plan.configured(2);
+  const std::int64_t peak = plan.estimate(choice).peak;
+  EXPECT_THAT(
+      plan.ways_to_fit(choice, {.bytes = peak - 1}),
+      ElementsAre(HasSubstr("\"SHARD_OPTIMIZER\""), HasSubstr("activation_checkpointing.ratio 1"),
+                  HasSubstr("train_micro_batch_size_per_gpu 1 with 8")));
+  const auto hard = plan.ways_to_fit(choice, {.bytes = peak / 3});
+  EXPECT_THAT(hard, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("\"FULL_SHARD\""),
+                                                     HasSubstr("activation_checkpointing")))));
+
+  // Where all of that is done, more ranks help, if each has memory of its own.
+  TrainConfig frugal = config();
+  frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
+  frugal.sharding.strategy = Sharding::full;
+  frugal.recomputed_blocks = 1;
+  plan = plan_of(frugal);
+  const std::int64_t least = plan.estimate(plan.configured(2)).peak;
+  EXPECT_THAT(plan.ways_to_fit(plan.configured(2), {.bytes = least - 1}),
+              ElementsAre(HasSubstr("4 ranks")));
+  EXPECT_THAT(
+      plan.ways_to_fit(plan.configured(2), {.bytes = 2 * least - 2, .num_ranks_sharing = 2}),
+      IsEmpty());
+}
+
+TEST(RunMemory, IsJudgedBeforeTraining) {
+  MemoryPlan plan = plan_of(config());
+  const auto choice = plan.configured(2);
+  const std::int64_t peak = plan.estimate(choice).peak;
+  EXPECT_EQ(judge_memory(plan, choice, {.bytes = 2 * peak}), "");
+  EXPECT_EQ(judge_memory(plan, choice, {.bytes = 0}), "");
+  EXPECT_THAT(judge_memory(plan, choice, {.bytes = peak + kMiB, .what = "a GPU"}),
+              AllOf(HasSubstr("tightly"), HasSubstr("a GPU has"), HasSubstr("MiB")));
+  EXPECT_THAT(judge_memory(plan, choice, {.bytes = 2 * peak + kMiB, .num_ranks_sharing = 2}),
+              HasSubstr("for 2 of them"));
+  const auto refusal = [&](const MemoryThere& there) {
+    return usage_error([&] { judge_memory(plan, choice, there); });
+  };
+  EXPECT_THAT(refusal({.bytes = peak - kMiB, .what = "a GPU"}),
+              AllOf(HasSubstr("NO_SHARD"), HasSubstr("each of 2 ranks"), HasSubstr("a GPU has"),
+                    HasSubstr("What would fit: sharding_strategy \"SHARD_OPTIMIZER\""),
+                    HasSubstr("model.hidden_size (it is 256)")));
+  EXPECT_THAT(refusal({.bytes = kMiB, .num_ranks_sharing = 2}),
+              AllOf(HasSubstr("No other way"), Not(HasSubstr("fewer ranks"))));
+  EXPECT_THAT(refusal({.bytes = peak + kMiB, .num_ranks_sharing = 2}),
+              HasSubstr("or start fewer ranks here"));
+}
+
+}  // namespace
+}  // namespace lockstep::train
