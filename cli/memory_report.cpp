@@ -127,8 +127,11 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
   const auto config =
       train::load_config(settings.config, settings.overrides, train::NamedFiles::unknown);
   const plan::Device device = parse_device(settings.device, config.device);
-  MemoryPlan memory(config, train::plan_model(config), device,
-                    plan::precision_named(settings.precision), parse_offload(settings.offload));
+  MemoryPlan memory(
+      config, train::plan_model(config), device,
+      settings.precision.empty() ? train::precision_of(config)
+                                 : plan::precision_named(settings.precision),
+      settings.offload.empty() ? train::offload_of(config) : parse_offload(settings.offload));
   const int ranks_per_host =
       parse_integer(settings.ranks_per_host, "--ranks-per-host", 1, kMostRanks);
   MemoryReport report;
@@ -181,7 +184,9 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
 
 MemoryReport memory_of_parameters(const MemorySettings& settings) {
   const double parameters = parse_parameters(settings.parameters);
-  const plan::Offload offload = parse_offload(settings.offload);
+  const std::string precision = settings.precision.empty() ? "fp32" : settings.precision;
+  const plan::Offload offload =
+      settings.offload.empty() ? plan::Offload::none : parse_offload(settings.offload);
   const int ranks_per_host =
       parse_integer(settings.ranks_per_host, "--ranks-per-host", 1, kMostRanks);
   MemoryReport report;
@@ -191,7 +196,7 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
     for (const ShardingStrategy strategy : plan::kStrategies) {
       const bool hybrid = strategy == ShardingStrategy::HYBRID_SHARD;
       const auto states =
-          plan::estimate_memory(parameters / 1e9, settings.precision,
+          plan::estimate_memory(parameters / 1e9, precision,
                                 {.strategy = strategy,
                                  .num_ranks = hybrid ? std::min(ranks, ranks_per_host) : ranks,
                                  .offload = offload});
@@ -206,7 +211,7 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
     }
   judge(report);
   report.about = fmt::format("{} parameters, {}, Adam: weights, gradients and optimizer alone\n",
-                             count_text(parameters), settings.precision);
+                             count_text(parameters), precision);
   report.notes.push_back("Activations and units in flight come on top: a config tells how much.");
   if (report.device_bytes) report.notes.push_back(what_fits(report));
   return report;

@@ -18,8 +18,8 @@ struct MemorySettings {
   std::string ranks_per_host = "8";
   std::string device_memory;
   std::string device;
-  std::string precision = "fp32";
-  std::string offload = "none";
+  std::string precision;  // where not given, the config's, or fp32
+  std::string offload;    // where not given, the config's, or none
   std::string parameters;
 };
 

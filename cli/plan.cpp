@@ -32,9 +32,9 @@ std::optional<Flags> parse_plan_flags(Arguments arguments) {
   app.add_option("--device-memory", settings.device_memory,
                  "what a rank has: 80GiB, 24GB; says what fits into it");
   app.add_option("--device", settings.device, "cpu or gpu (as the config says)");
-  app.add_option("--precision", settings.precision, "fp32, bf16 or fp16 (fp32)");
+  app.add_option("--precision", settings.precision, "fp32, bf16 or fp16 (as the config says)");
   app.add_option("--offload", settings.offload,
-                 "to the host: none, optimizer, or parameters with it (none)");
+                 "to the host: none, optimizer, or parameters with it (as the config says)");
   app.add_option("--params", settings.parameters,
                  "a number of parameters, 7e9 or 7B, in place of a config");
   app.add_option("--set", settings.overrides,

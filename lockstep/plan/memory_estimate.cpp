@@ -65,12 +65,22 @@ class Accountant {
  private:
   using Unit = ModelSizes::Unit;
 
-  bool is_narrow() const { return options_.precision != Precision::fp32; }
-  // Of an element that operators read, and of its gradient as autograd computes it.
+  // Whether ranks send each other parameters of 16 bits: where they are whole on every rank,
+  // autocast does without.
+  bool is_narrow() const { return cuts_gradients_ && options_.precision != Precision::fp32; }
+  bool on_gpu() const { return options_.device == Device::gpu; }
+  bool uses_autocast() const {
+    return on_gpu() && !cuts_gradients_ && options_.precision != Precision::fp32;
+  }
+  // Of an element that operators read: CPUs have no fast product of 16 bits.
   std::int64_t computed_bytes(const Unit& unit) const {
+    return is_narrow() && on_gpu() ? bytes_of(options_.precision) : unit.element_bytes;
+  }
+  // Of an element that a rank sends.
+  std::int64_t sent_bytes(const Unit& unit) const {
     return is_narrow() ? bytes_of(options_.precision) : unit.element_bytes;
   }
-  // Of a gradient that is summed over ranks: never in 16 bits.
+  // Of a gradient that is summed over ranks or over passes: never in 16 bits.
   std::int64_t summed_bytes(const Unit& unit) const {
     return is_narrow() ? kFloat : unit.element_bytes;
   }
@@ -83,19 +93,28 @@ class Accountant {
 
   void add_unit(std::size_t index) {
     const Unit& unit = model_.units[index];
-    if (resident_[index])
+    const bool offloads = options_.offload != Offload::none;
+    if (resident_[index]) {
       estimate_.weights += padded(unit) * computed_bytes(unit);
-    else
+      // What is sent is a part of it, unless that has another type.
+      if (sent_bytes(unit) != computed_bytes(unit))
+        estimate_.weights += part(unit) * sent_bytes(unit);
+    } else {
       (options_.offload == Offload::optimizer_and_parameters ? estimate_.host_weights
                                                              : estimate_.weights) +=
-          part(unit) * computed_bytes(unit);
+          part(unit) * sent_bytes(unit);
+    }
+    // The copies that it makes in a pass.
+    if (uses_autocast()) estimate_.weights += unit.num_elements * bytes_of(options_.precision);
     if (!unit.trained) return;
-    const std::int64_t whole = unit.num_elements * computed_bytes(unit);
-    if (cuts_gradients_) estimate_.gradients += part(unit) * summed_bytes(unit);
-    if (!cuts_gradients_ || options_.accumulation > 1) estimate_.gradients += whole;
+    if (cuts_gradients_)
+      (offloads ? estimate_.host_optimizer : estimate_.gradients) +=
+          part(unit) * summed_bytes(unit);
+    if (!cuts_gradients_ || options_.accumulation > 1)
+      estimate_.gradients += unit.num_elements * summed_bytes(unit);
     const std::int64_t stepped_on =
         cuts_optimizer_ ? std::min(part(unit), unit.num_elements) : unit.num_elements;
-    if (options_.offload == Offload::none)
+    if (!offloads)
       estimate_.optimizer += stepped_on * (options_.state_bytes + (is_narrow() ? kFloat : 0));
     else
       estimate_.host_optimizer += stepped_on * (options_.state_bytes + kFloat);
@@ -109,8 +128,10 @@ class Accountant {
       units.push_back({.moved = !resident_[i], .bytes = padded(unit) * computed_bytes(unit)});
       largest = std::max(largest, unit.num_elements * computed_bytes(unit));
     }
-    return peak_of_gathered(model_, trace_, units, options_.max_live_units,
-                            options_.max_live_units * largest);
+    const std::int64_t peak = peak_of_gathered(model_, trace_, units, options_.max_live_units,
+                                               options_.max_live_units * largest);
+    // On a CPU a unit comes in 16 bits, and is made wider then.
+    return is_narrow() && !on_gpu() ? peak + largest / kFloat * bytes_of(options_.precision) : peak;
   }
 
   std::int64_t on_their_way() const {
@@ -127,7 +148,7 @@ class Accountant {
   std::int64_t peak() const {
     std::int64_t whole_gradients = 0;
     for (const Unit& unit : model_.units)
-      if (unit.trained) whole_gradients += unit.num_elements * computed_bytes(unit);
+      if (unit.trained) whole_gradients += unit.num_elements * summed_bytes(unit);
     const bool stay_whole = !cuts_gradients_;
     // Of the micro-batch before, or in buckets.
     const bool there_from_the_start =
@@ -142,7 +163,7 @@ class Accountant {
       most = std::max(most, event.peak_bytes + gradients);
       if (event.kind != StepTrace::Kind::gradient || !stay_whole || there_from_the_start) continue;
       const ModelSizes::Parameter& parameter = model_.parameters[event.parameter];
-      gradients += parameter.num_elements * computed_bytes(model_.units[parameter.unit]);
+      gradients += parameter.num_elements * summed_bytes(model_.units[parameter.unit]);
     }
     return rest + std::max(most, trace_.peak_bytes_after + gradients);
   }

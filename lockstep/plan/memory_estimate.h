@@ -14,7 +14,7 @@ namespace lockstep::plan {
 // What is kept in the host's memory in place of the device's.
 enum class Offload : std::uint8_t {
   none,
-  optimizer,                 // its state, with the weights that it steps on
+  optimizer,                 // its state, with the weights that it steps on and their gradients
   optimizer_and_parameters,  // and the parts of parameters that are cut
 };
 
@@ -22,6 +22,7 @@ struct MemoryOptions {
   ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
   int num_ranks = 1;
   int ranks_per_copy = 0;  // of HYBRID_SHARD; 0: all of them
+  // What operators compute in on a GPU, and what ranks send each other of parameters that are cut.
   Precision precision = Precision::fp32;
   Offload offload = Offload::none;
   std::int64_t state_bytes = 8;     // the optimizer's for each parameter: Adam 8, momentum 4
@@ -34,7 +35,7 @@ struct MemoryOptions {
 // context, or what an allocator keeps in reserve.
 struct MemoryEstimate {
   // The most that each takes in a step.
-  std::int64_t weights = 0;
+  std::int64_t weights = 0;  // with the copies that autocast makes
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;  // with the fp32 weights of a 16-bit model
   std::int64_t gathered = 0;   // units of parameters, beyond a rank's parts

@@ -82,13 +82,33 @@ Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes) {
                                                                                      : Fit::well;
 }
 
+plan::Precision precision_of(const TrainConfig& config) {
+  switch (config.precision.compute) {
+    case Precision::fp32: break;
+    case Precision::bf16: return plan::Precision::bf16;
+    case Precision::fp16: return plan::Precision::fp16;
+  }
+  return plan::Precision::fp32;
+}
+
+plan::Offload offload_of(const TrainConfig& config) {
+  if (config.sharding.offload_param == OffloadDevice::cpu)
+    return plan::Offload::optimizer_and_parameters;
+  return config.sharding.offload_optimizer == OffloadDevice::cpu ? plan::Offload::optimizer
+                                                                 : plan::Offload::none;
+}
+
+MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device)
+    : MemoryPlan(config, model, device, precision_of(config), offload_of(config)) {}
+
 MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
                        plan::Precision precision, plan::Offload offload)
     : config_(std::move(config)),
       model_(models::resolved(model)),
       device_(device),
       precision_(precision),
-      offload_(offload) {}
+      // There is nowhere to take it from.
+      offload_(device == plan::Device::cpu ? plan::Offload::none : offload) {}
 
 MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
   const Batch batch = resolve_batch(config_, num_ranks);
@@ -104,11 +124,13 @@ const plan::DescribedModel& MemoryPlan::described(const Choice& choice) {
   const std::pair key(choice.micro_batch, choice.recomputed_blocks);
   const auto found = described_.find(key);
   if (found != described_.end()) return found->second;
-  return described_[key] = plan::describe(model_, {.micro_batch = choice.micro_batch,
-                                                   .sequence_length = config_.data.sequence_length,
-                                                   .recomputed_blocks = choice.recomputed_blocks,
-                                                   .precision = precision_,
-                                                   .device = device_});
+  return described_[key] = plan::describe(
+             model_,
+             {.micro_batch = choice.micro_batch,
+              .sequence_length = config_.data.sequence_length,
+              .recomputed_blocks = choice.recomputed_blocks,
+              .precision = device_ == plan::Device::cpu ? plan::Precision::fp32 : precision_,
+              .device = device_});
 }
 
 plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {

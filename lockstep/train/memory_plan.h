@@ -15,6 +15,8 @@
 namespace lockstep::train {
 
 ShardingStrategy strategy_of(Sharding sharding);
+plan::Precision precision_of(const TrainConfig& config);
+plan::Offload offload_of(const TrainConfig& config);
 
 // What there is to train in.
 struct MemoryThere {
@@ -35,9 +37,10 @@ Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes);
 // A config's memory on any number of ranks, and with some of its choices changed.
 class MemoryPlan {
  public:
+  MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device);
+  // With another precision and offload than the config's.
   MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
-             plan::Precision precision = plan::Precision::fp32,
-             plan::Offload offload = plan::Offload::none);
+             plan::Precision precision, plan::Offload offload);
 
   // What can be chosen otherwise without another model or another answer.
   struct Choice {

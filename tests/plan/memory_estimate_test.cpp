@@ -101,31 +101,47 @@ TEST(MemoryEstimate, LeavesFrozenParametersWithoutState) {
   EXPECT_EQ(estimate.optimizer, 8 * kPsi / 4);
 }
 
-TEST(MemoryEstimate, OfSixteenBits) {
-  const auto whole = of({.precision = Precision::bf16});
-  EXPECT_EQ(whole.weights, 2 * kPsi);
-  EXPECT_EQ(whole.gradients, 2 * kPsi);
-  EXPECT_EQ(whole.optimizer, 12 * kPsi);
-  const auto full = of({.strategy = FULL_SHARD, .num_ranks = 8, .precision = Precision::bf16});
+TEST(MemoryEstimate, OfSixteenBitsOnAGpu) {
+  // Autocast's copies, beside weights that stay as they are.
+  const auto whole = of({.precision = Precision::bf16, .device = Device::gpu});
+  EXPECT_EQ(whole.weights, (4 + 2) * kPsi);
+  EXPECT_EQ(whole.gradients, 4 * kPsi);
+  EXPECT_EQ(whole.optimizer, 8 * kPsi);
+  const auto full = of({.strategy = FULL_SHARD,
+                        .num_ranks = 8,
+                        .precision = Precision::bf16,
+                        .device = Device::gpu});
   EXPECT_EQ(full.weights, 2 * kPsi / 8);
   EXPECT_EQ(full.gradients, 4 * kPsi / 8);  // summed in fp32
   EXPECT_EQ(full.optimizer, 12 * kPsi / 8);
   EXPECT_EQ(full.gathered, 2 * 2 * kUnit);
 }
 
+TEST(MemoryEstimate, OfSixteenBitsOnACpu) {
+  const auto whole = of({.precision = Precision::bf16});
+  EXPECT_EQ(whole.peak, of({}).peak);
+  const auto full = of({.strategy = FULL_SHARD, .num_ranks = 8, .precision = Precision::bf16});
+  EXPECT_EQ(full.weights, 2 * kPsi / 8);
+  EXPECT_EQ(full.optimizer, 12 * kPsi / 8);
+  EXPECT_EQ(full.gathered, 2 * 4 * kUnit + 2 * kUnit);
+}
+
 TEST(MemoryEstimate, OnTheHost) {
   const auto optimizer = of({.strategy = SHARD_GRAD_OP,
                              .num_ranks = 8,
                              .precision = Precision::bf16,
-                             .offload = Offload::optimizer});
+                             .offload = Offload::optimizer,
+                             .device = Device::gpu});
   EXPECT_EQ(optimizer.optimizer, 0);
-  EXPECT_EQ(optimizer.host(), 12 * kPsi / 8);
+  EXPECT_EQ(optimizer.gradients, 0);
+  EXPECT_EQ(optimizer.host(), 16 * kPsi / 8);
   const auto both = of({.strategy = FULL_SHARD,
                         .num_ranks = 8,
                         .precision = Precision::bf16,
-                        .offload = Offload::optimizer_and_parameters});
+                        .offload = Offload::optimizer_and_parameters,
+                        .device = Device::gpu});
   EXPECT_EQ(both.weights, 0);
-  EXPECT_EQ(both.host(), 14 * kPsi / 8);
+  EXPECT_EQ(both.host(), 18 * kPsi / 8);
 }
 
 TEST(MemoryEstimate, RefusesNonsense) {

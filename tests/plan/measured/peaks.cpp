@@ -43,6 +43,7 @@ class Spread {
     sharded_ = std::make_unique<shard::FullyShardedDataParallel>(
         module, groups_of(cells, options),
         shard::Options{.cut = cut,
+                       .mixed_precision = precision_of(options),
                        .max_live_units = static_cast<std::size_t>(options.max_live_units)});
     optimizer_ = sharded_->make_optimizer(optim::AdamWOptions{}, std::move(groups));
   }
@@ -72,6 +73,11 @@ class Spread {
 
  private:
   using MemoryReport = shard::MemoryReport;
+
+  static shard::MixedPrecision precision_of(const MemoryOptions& options) {
+    if (options.precision == Precision::fp32) return {};
+    return {.param_dtype = at::kBFloat16};
+  }
 
   static shard::Groups groups_of(const Cells& cells, const MemoryOptions& options) {
     const int size = options.ranks_per_copy;
@@ -112,8 +118,9 @@ void check_peak(Cells& cells, const NamedSubject& subject, const DescribedModel&
   if (options.strategy == ShardingStrategy::HYBRID_SHARD)
     options.ranks_per_copy = cells.num_ranks() % 2 == 0 ? cells.num_ranks() / 2 : 1;
   cells.cell(
-      fmt::format("{} with {}, {} live units, {} micro-batches", subject.name,
-                  name_of(options.strategy), options.max_live_units, options.accumulation),
+      fmt::format("{} with {} in {}, {} live units, {} micro-batches", subject.name,
+                  name_of(options.strategy), name_of(options.precision), options.max_live_units,
+                  options.accumulation),
       [&] {
         const std::int64_t estimated = estimate_memory(model.sizes, model.trace, options).peak;
         const std::int64_t measured = measured_peak(cells, subject, options);
@@ -166,6 +173,9 @@ void check_peaks(Cells& cells) {
   check_strategies(cells, large_vocabulary.subject(), large_vocabulary.described());
 
   check_strategies(cells, mlp(), traced(mlp()), {.accumulation = 2});
+  for (const auto strategy : {ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD})
+    check_peak(cells, gpt().subject(), gpt().described(),
+               {.strategy = strategy, .precision = Precision::bf16});
   for (const std::int64_t live : {1, 3})
     check_peak(cells, gpt().subject(), gpt().described(),
                {.strategy = ShardingStrategy::FULL_SHARD, .max_live_units = live});
