@@ -117,6 +117,8 @@ class QuantizedReduceScatter {
   // make it in the same order. Does nothing a second time, or where there is one hop.
   void start_second_hop();
 
+  // Whether the hop that it is in would not be waited for.
+  bool hop_done() const { return work_.done(); }
   bool done() const { return second_ == nullptr && work_.done(); }
   void wait();
 

@@ -48,8 +48,12 @@ class Accountant {
                      : options.num_ranks;
     std::vector<std::int64_t> sizes;
     for (const Unit& unit : model.units) sizes.push_back(unit.num_elements);
-    resident_ = cuts_parameters_ ? shard::choose_residents(sizes, num_parts_)
-                                 : std::vector<bool>(sizes.size(), true);
+    if (!cuts_parameters_)
+      resident_.assign(sizes.size(), true);
+    else if (options.offload == Offload::optimizer_and_parameters)
+      resident_ = shard::small_units(sizes, num_parts_);
+    else
+      resident_ = shard::choose_residents(sizes, num_parts_);
   }
 
   MemoryEstimate estimate() {
@@ -130,8 +134,15 @@ class Accountant {
     }
     const std::int64_t peak = peak_of_gathered(model_, trace_, units, options_.max_live_units,
                                                options_.max_live_units * largest);
+    // A copy of the model in each node, cut among its ranks, from the first gather of a step on.
+    std::int64_t in_node = 0;
+    if (options_.ranks_per_node > 1)
+      for (const MovedUnit& unit : units)
+        if (unit.moved) in_node += unit.bytes / options_.ranks_per_node;
     // On a CPU a unit comes in 16 bits, and is made wider then.
-    return is_narrow() && !on_gpu() ? peak + largest / kFloat * bytes_of(options_.precision) : peak;
+    const std::int64_t wider =
+        is_narrow() && !on_gpu() ? largest / kFloat * bytes_of(options_.precision) : 0;
+    return peak + wider + in_node;
   }
 
   std::int64_t on_their_way() const {

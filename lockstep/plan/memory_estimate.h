@@ -28,6 +28,7 @@ struct MemoryOptions {
   std::int64_t state_bytes = 8;     // the optimizer's for each parameter: Adam 8, momentum 4
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
+  int ranks_per_node = 0;           // that keep a copy among them (hpZ); 0: none do
   Device device = Device::cpu;
 };
 

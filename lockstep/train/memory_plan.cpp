@@ -153,6 +153,8 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
        .state_bytes = state_bytes(config_.optimizer),
        .max_live_units = config_.sharding.max_live_units,
        .accumulation = choice.accumulation,
+       .ranks_per_node =
+           cuts ? static_cast<int>(config_.sharding.zero_plus_plus.hpz_partition_size) : 0,
        .device = device_});
 }
 

@@ -57,4 +57,12 @@ void check_metric_name(const std::string& name, const std::vector<std::string>& 
     throw UsageError("there are two metrics called '{}': give each a name of its own", name);
 }
 
+at::Tensor widened(const at::Tensor& output, const at::Tensor& target) {
+  const auto is_narrow = [](const at::Tensor& tensor) {
+    return tensor.defined() &&
+           (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+  };
+  return is_narrow(output) && !is_narrow(target) ? output.to(at::kFloat) : output;
+}
+
 }  // namespace lockstep::train

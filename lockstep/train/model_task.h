@@ -26,6 +26,9 @@ double metric_number(const at::Tensor& value, const std::string& name);
 // UsageError where a metric's name is empty or stands for something else in the run's files.
 void check_metric_name(const std::string& name, const std::vector<std::string>& taken);
 
+// What a model that computes in 16 bits returned, in the 32 that losses and targets are of.
+at::Tensor widened(const at::Tensor& output, const at::Tensor& target);
+
 // Model is a module holder or a shared_ptr; its forward() takes a batch's input and returns
 // anything, which the loss and the metrics are given together with the batch's target.
 template <typename Model>
@@ -78,7 +81,9 @@ class ModelTask : public Task {
  private:
   Output forward(const data::Batch& batch) {
     at::Tensor input = batch.input;
-    return model_->forward(input);
+    Output output = model_->forward(input);
+    if constexpr (std::is_same_v<Output, at::Tensor>) return widened(output, batch.target);
+    return output;
   }
 
   Model model_;

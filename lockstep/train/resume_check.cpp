@@ -88,6 +88,10 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
           name_of(then.precision.compute, kPrecisions));
   compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
           name_of(then.precision.gradients, kPrecisions));
+  compare("zero_quantized_weights", now.sharding.zero_plus_plus.quantized_weights,
+          then.sharding.zero_plus_plus.quantized_weights);
+  compare("zero_quantized_gradients", now.sharding.zero_plus_plus.quantized_gradients,
+          then.sharding.zero_plus_plus.quantized_gradients);
   if (now.scheduler.index() != then.scheduler.index()) found.emplace_back("scheduler is another");
   return found;
 }

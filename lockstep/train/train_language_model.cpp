@@ -147,7 +147,9 @@ void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions
   const bool cuts = cuts_gradients(config.sharding.strategy);
   if (!cuts && device.is_cpu()) return;
   if (!cuts) options.autocast = scalar_type_of(config.precision.compute);
-  if (config.precision.compute == Precision::fp16) options.loss_scale = config.precision.loss_scale;
+  if (config.precision.compute == Precision::fp16 ||
+      (cuts && config.precision.gradients == Precision::fp16))
+    options.loss_scale = config.precision.loss_scale;
 }
 
 // What the config asks for and a CPU has no use for; empty where there is nothing to say.

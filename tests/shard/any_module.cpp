@@ -251,6 +251,38 @@ void check_shapes(Cells& cells) {
     weight.set_data(weight.detach().contiguous());
     twins.train(forward_loss);
   });
+  cells.cell("a parameter inside of a unit that one rank alone uses", [&] {
+    struct GatedImpl : nn::Module {
+      nn::Linear layer{4, 4};
+      at::Tensor gate = register_parameter("gate", at::ones({4}));
+      GatedImpl() { register_module("layer", layer); }
+      at::Tensor forward(const at::Tensor& hidden, bool gated) {
+        const at::Tensor output = at::tanh(layer(hidden));
+        return gated ? output * gate : output;
+      }
+    };
+    struct GatesImpl : nn::Module {
+      nn::ModuleList blocks;
+      GatesImpl() {
+        register_module("blocks", blocks);
+        for (int i = 0; i < 7; ++i) blocks->push_back(std::make_shared<GatedImpl>());
+      }
+    };
+    GatesImpl model;
+    FullyShardedDataParallel parallel(model, shard_over(cells.group()), scrubbed());
+    const auto optimizer = adamw(parallel, model);
+    for (int step = 0; step < 3; ++step) {
+      optimizer->zero_grad();
+      at::Tensor hidden = input_of(cells, step, 4);
+      for (std::size_t i = 0; i < 7; ++i)
+        hidden = model.blocks->ptr<GatedImpl>(i)->forward(hidden, i != 5 || cells.rank() == 0);
+      hidden.pow(2).mean().backward();
+      for (const char* name : {"blocks.5.gate", "blocks.4.gate"})
+        cells.expect(parallel.full_gradient(name).abs().sum().item<float>() > 0,
+                     std::string(name) + " has no gradient");
+      optimizer->step(0.01);
+    }
+  });
   cells.cell("a recomputed layer: a backward inside of the backward", [&] {
     Twins<Chain>(cells, three_layers, kOneAtATime).train([](Chain& model, const at::Tensor& input) {
       const at::Tensor hidden = at::tanh(model->layer(0).forward(input));

@@ -227,19 +227,23 @@ void check_gradients_in_16_bits(Cells& cells) {
     cells.expect(differs, "gradients did not lose a digit, so did not travel in 16 bits");
   });
   cells.cell("passes that are not exchanged add up in 32 bits", [&] {
-    // A sum that 16 bits would lose: 256 + 1 is 256 there.
-    Chain model = seeded_chain(1);
-    FullyShardedDataParallel parallel(*model, shard_over(cells.group()), with(kBf16Compute));
-    const auto pass = [&](double factor) {
-      (model->layer(0).bias.to(at::kFloat).sum() * factor).backward();
-    };
-    {
-      const auto here = parallel.no_sync();
-      pass(256);
-      for (int i = 0; i < 3; ++i) pass(1);
+    // A sum that 16 bits would lose: 256 + 1 is 256 there. Nor is it rounded before it is sent.
+    MixedPrecision precision = kBf16Compute;
+    for (const auto reduce : {at::kFloat, at::kBFloat16}) {
+      precision.reduce_dtype = reduce;
+      Chain model = seeded_chain(1);
+      FullyShardedDataParallel parallel(*model, shard_over(cells.group()), with(precision));
+      const auto pass = [&](double factor) {
+        (model->layer(0).bias.to(at::kFloat).sum() * factor).backward();
+      };
+      {
+        const auto here = parallel.no_sync();
+        pass(256);
+        for (int i = 0; i < 3; ++i) pass(1);
+      }
+      pass(1);
+      cells.expect_same(parallel.full_gradient("layers.0.bias"), at::full({5}, 260.0), "the sum");
     }
-    pass(1);
-    cells.expect_same(parallel.full_gradient("layers.0.bias"), at::full({5}, 260.0), "the sum");
   });
 }
 
@@ -327,6 +331,8 @@ void check_choices(Cells& cells) {
                              "param_dtype of Double");
     cells.expect_usage_error([&] { wrap({.mixed_precision = {.reduce_dtype = at::kInt}}); },
                              "reduce_dtype of Int");
+    cells.expect_usage_error([&] { wrap({.mixed_precision = {.buffer_dtype = at::kHalf}}); },
+                             "give both");
     cells.expect_usage_error([&] { wrap({.cpu_offload = {.offload_params = true}}); },
                              "set offload_optimizer as well");
     cells.expect_usage_error(

@@ -77,11 +77,18 @@ void check_weights(Cells& cells) {
     {
       const c10::NoGradGuard no_grad;
       it.model->layer(1).weight.select(0, 2).fill_(0.5);
+      // After which blocks have other scales than those that were gathered.
+      it.model->layer(1).weight.select(0, 4).fill_(9);
+      it.model->layer(1).bias.zero_();
     }
     const auto after = it.parallel.full_state_dict({.rank0_only = false});
     for (std::size_t i = 0; i < before.size(); ++i) {
       const at::Tensor wanted = before[i].tensor.clone();
-      if (before[i].name == "layers.1.weight") wanted.select(0, 2).fill_(0.5);
+      if (before[i].name == "layers.1.weight") {
+        wanted.select(0, 2).fill_(0.5);
+        wanted.select(0, 4).fill_(9);
+      }
+      if (before[i].name == "layers.1.bias") wanted.zero_();
       cells.expect_same(after[i].tensor, wanted, before[i].name);
     }
   });
@@ -197,6 +204,13 @@ void check_nodes(Cells& cells) {
         fmt::format("hierarchical_partition of 3 among {} ranks", cells.num_ranks()));
     cells.expect_usage_error([&] { PlusPlusTraining(cells, {.hierarchical_partition = -1}); },
                              "hierarchical_partition of -1");
+    Chain whole(2);
+    cells.expect_usage_error(
+        [&] {
+          FullyShardedDataParallel(*whole, shard_over(cells.group()),
+                                   {.cut = Cut::gradients, .zero_plus_plus = kQuantizedWeights});
+        },
+        "use FULL_SHARD");
     Chain doubles(2);
     doubles->to(at::kDouble);
     cells.expect_usage_error(

@@ -49,7 +49,6 @@ std::int64_t FlatUnit::device_bytes_at_rest() const {
     total += static_cast<std::int64_t>(part_.nbytes());
   if (!part_is_sent() && sent_.device() == device() && !sent_.is_alias_of(flat_))
     total += static_cast<std::int64_t>(sent_.nbytes());
-  if (node_part_.defined()) total += static_cast<std::int64_t>(node_part_.nbytes());
   return total;
 }
 
@@ -154,6 +153,7 @@ void FlatUnit::give_memory_back(bool scrub) {
     flat_.fill_(std::numeric_limits<double>::quiet_NaN());
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
+  as_edited_ = at::Tensor();
   // With no bytes a stray access throws instead of reading what is not there.
   memory->set_nbytes(0);
   is_there_ = false;
@@ -195,7 +195,11 @@ void FlatUnit::finish_gather() {
   gathering_.wait();
   if (quantized_) quantized_->wait();
   if (incoming_.defined()) flat_.copy_(incoming_);
-  if (node_ != nullptr && !node_part_.defined()) node_part_ = mine_in_node(flat_).clone();
+  as_edited_ = at::Tensor();
+  if (node_ != nullptr && !node_part_.defined()) {
+    node_part_ = take(layout_.num_padded() / node_->size(), format_.gathered);
+    node_part_.copy_(mine_in_node(flat_));
+  }
   gathering_ = comm::Work();
   quantized_.reset();
   incoming_ = at::Tensor();
@@ -203,6 +207,8 @@ void FlatUnit::finish_gather() {
 }
 
 void FlatUnit::abandon_gather() {
+  // Decoded into memory that is about to go: messages may be used again once that is on its way.
+  if (quantized_) quantized_->wait();
   gathering_.wait_on_host();
   gathering_ = comm::Work();
   quantized_.reset();
@@ -233,7 +239,9 @@ void FlatUnit::keep_edits() {
     part_.copy_(now);
   } else {
     const at::Tensor own = part_.to(device());
-    part_.copy_(at::where(now == as_gathered(own), own, now.to(format_.own)));
+    const at::Tensor before = as_edited_.defined() ? as_edited_ : as_gathered(own);
+    part_.copy_(at::where(now == before, own, now.to(format_.own)));
+    as_edited_ = now.clone();
   }
   part_changed();
 }

@@ -131,6 +131,9 @@ class FlatUnit {
   at::Tensor leaving_;   // what is sent, on the device
   at::Tensor incoming_;  // [num_padded] as sent, where that is not as gathered
 
+  // This rank's part of the gathered memory after the last edit of a caller's, since it came.
+  at::Tensor as_edited_;
+
   // This rank's part of the node's copy, of what was gathered last; undefined where parts have
   // changed since.
   std::shared_ptr<comm::Communicator> node_;

@@ -69,6 +69,13 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
                      "let the next one come meanwhile");
   check(options_.mixed_precision);
   check(options_.cpu_offload);
+  if (options_.zero_plus_plus.quantize_weights && options_.cut == Cut::gradients)
+    throw UsageError("ZeRO++ is to quantize weights when they are gathered, and with this strategy "
+                     "they stay on every rank: use FULL_SHARD or HYBRID_SHARD");
+  if (options_.zero_plus_plus.has_nodes() && options_.cut == Cut::gradients &&
+      !options_.zero_plus_plus.quantize_gradients)
+    throw UsageError("ZeRO++ is to keep a copy of the model in each node, and with this strategy "
+                     "every rank has one: use FULL_SHARD or HYBRID_SHARD");
   if (options_.cpu_offload.offload_params && options_.cut == Cut::gradients)
     throw UsageError("parameters are to be offloaded to the host's memory, and with this strategy "
                      "they stay on every rank's device: use FULL_SHARD or HYBRID_SHARD");
@@ -86,7 +93,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   const bool in_16_bits = computes_in_param_dtype(options_.mixed_precision, device);
   nodes_ = make_nodes(options_.zero_plus_plus, *groups_.gather, *groups_.reduce);
   std::vector<PlannedUnit> plans = plan_units(
-      module, options_.units, in_16_bits ? parameters_of_batch_norms(module) : KeepType());
+      module, options_.units,
+      options_.mixed_precision.param_dtype ? parameters_of_batch_norms(module) : KeepType());
   gathered_memory_ = std::make_shared<BufferPool>(
       [device](std::int64_t bytes) {
         return at::empty({bytes}, at::dtype(at::kByte).device(device));
@@ -171,7 +179,7 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
-       .check = [this] { sharder_->check_model(); },
+       .check = [this] { check_step(); },
        .gradient = [this](std::size_t unit,
                           std::size_t member) { return sharder_->piece(unit, member); },
        .drop_gradients = [this] { sharder_->drop_gradients(); },
@@ -179,6 +187,14 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
       options, std::move(groups));
   optimizer_bytes_ += bytes_of(optimizer->state());
   return optimizer;
+}
+
+void FullyShardedDataParallel::check_step() const {
+  sharder_->check_model();
+  if (gatherer_->is_held())
+    throw UsageError("step() while full_parameters() holds the parameters of '{}', which would "
+                     "stay as they were: end that first",
+                     module_name_);
 }
 
 void FullyShardedDataParallel::after_step() {
@@ -200,7 +216,8 @@ optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm) {
   }
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : pieces) gradients.push_back(piece.values);
-  return optim::clip_to(gradient_norm(pieces, *groups_.reduce), gradients, max_norm);
+  return optim::clip_to(gradient_norm(pieces, *groups_.reduce, units_.front()->device()), gradients,
+                        max_norm);
 }
 
 at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler) {

@@ -112,6 +112,7 @@ class FullyShardedDataParallel {
   };
 
   Place find(const std::string& name) const;
+  void check_step() const;
   void after_step();
 
   Groups groups_;

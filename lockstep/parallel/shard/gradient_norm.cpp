@@ -44,11 +44,12 @@ Interval continuation(const GradientPiece& piece, int rank) {
 // Elements that ranks send to those before them, parameter by parameter.
 class Continuations {
  public:
-  Continuations(const std::vector<GradientPiece>& pieces, comm::Communicator& group)
+  Continuations(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
+                c10::Device exchange_on)
       : from_(static_cast<std::size_t>(group.size())) {
     std::vector<std::vector<at::Tensor>> to(from_.size());
     std::vector<std::int64_t> sizes(from_.size());
-    const at::TensorOptions options = pieces.front().values.options().dtype(at::kDouble);
+    const at::TensorOptions options = at::dtype(at::kDouble).device(exchange_on);
     for (const GradientPiece& piece : pieces) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const Interval part = continuation(piece, rank);
@@ -64,11 +65,13 @@ class Continuations {
     }
     std::vector<at::Tensor> inputs, outputs;
     for (std::size_t rank = 0; rank < from_.size(); ++rank) {
-      inputs.push_back(to[rank].empty() ? at::empty({0}, options) : at::cat(to[rank]));
+      inputs.push_back(to[rank].empty() ? at::empty({0}, options)
+                                        : at::cat(to[rank]).to(exchange_on));
       outputs.push_back(at::empty({sizes[rank]}, options));
-      from_[rank].values = outputs.back();
     }
     group.all_to_all(outputs, inputs).wait();
+    for (std::size_t rank = 0; rank < from_.size(); ++rank)
+      from_[rank].values = outputs[rank].to(pieces.front().values.device());
   }
 
   // The next elements that a rank has sent.
@@ -106,10 +109,11 @@ void add_own_blocks(const GradientPiece& piece, int rank, Continuations& continu
 
 }  // namespace
 
-double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicator& group) {
+double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
+                     c10::Device exchange_on) {
   if (pieces.empty()) return 0;
   const c10::NoGradGuard no_grad;
-  Continuations continuations(pieces, group);
+  Continuations continuations(pieces, group, exchange_on);
   std::vector<at::Tensor> blocks;
   for (const GradientPiece& piece : pieces)
     add_own_blocks(piece, group.rank(), continuations, blocks);
@@ -117,7 +121,7 @@ double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicato
 
   // Every rank's sums, in the order of parameters and ranks.
   std::vector<at::Tensor> all;
-  const auto options = at::dtype(at::kDouble).device(pieces.front().values.device());
+  const auto options = at::dtype(at::kDouble).device(exchange_on);
   for (int rank = 0; rank < group.size(); ++rank) {
     std::int64_t count = 0;
     for (const GradientPiece& piece : pieces) {

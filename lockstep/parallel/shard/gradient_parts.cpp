@@ -1,9 +1,12 @@
 // What a sharder's ranks send each other in a step: the count, units' gradients, who used what.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
 #include <lockstep/parallel/data_parallel/agreed_order.h>
@@ -14,6 +17,10 @@
 namespace lockstep::shard {
 
 namespace {
+
+// Sums that are on their way are there in less; the first of them may take a connection.
+constexpr milliseconds kPatience{2'000};
+constexpr std::chrono::microseconds kPoll{20};
 
 // Whether a unit's sums come from the ranks in the type and to the place they stay in.
 bool arrives_as_kept(const UnitFormat& format) {
@@ -40,7 +47,7 @@ void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
   const FlatUnit& unit = *model_.units[slot.unit];
   UnitState& state = states_[slot.unit];
   if (!state.collected.defined()) {
-    while (in_flight_.size() >= kGradientsInFlight) settle_oldest();
+    while (in_flight_.size() >= kGradientsInFlight && oldest_has_come()) settle_oldest();
     state.collected =
         buffers_of_gradients_.take(unit.layout().num_padded(), unit.options(unit.format().reduced));
   }
@@ -103,6 +110,54 @@ bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
          (!loss_.any() || loss_.divides_in_flight());
 }
 
+// Bounds what is on its way. A rank that has no gradient for some parameter of a unit sends that
+// one at the end of its pass, and gets there with the help of others: whoever waits for it here
+// waits for itself. So nobody waits for long, and nobody does again.
+bool GradientSharder::oldest_has_come() {
+  // Streams wait there, not the host.
+  if (groups_.reduce->backend() == "nccl") return true;
+  const Deadline end = Deadline::after(kPatience);
+  while (!advance(in_flight_.front())) {
+    if (!patient_) return false;
+    if (end.passed())
+      patient_ = false;
+    else
+      std::this_thread::sleep_for(kPoll);
+  }
+  return true;
+}
+
+// Does what can be done without waiting, in the order of units; true where nothing is left.
+bool GradientSharder::advance(std::size_t index) {
+  UnitState& state = states_[index];
+  if (state.quantized) {
+    if (!state.quantized->hop_done()) return false;
+    state.quantized->start_second_hop();
+    if (!state.quantized->done()) return false;
+  } else if (!state.reducing.done()) {
+    return false;
+  }
+  if (groups_.replicas == nullptr) return true;
+  add_replicas(index);
+  return state.over_replicas->done();
+}
+
+// Over the copies of the model, once the sums of this one are there.
+void GradientSharder::add_replicas(std::size_t index) {
+  UnitState& state = states_[index];
+  if (state.over_replicas) return;
+  if (state.quantized) state.quantized->wait();
+  state.reducing.wait();
+  const bool divides = divides_in_flight(*model_.units[index]);
+  // The count is another group's, whose calls this one does not wait for.
+  if (loss_.any()) loss_.finish();
+  comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
+  if (divides) options.divisor = loss_.any() ? loss_.divisor() : num_ranks_;
+  const at::Tensor& sums = state.incoming.defined() ? state.incoming : state.sums;
+  state.over_replicas = groups_.replicas->all_reduce(
+      sums, divides ? comm::ReduceOp::mean : comm::ReduceOp::sum, options);
+}
+
 void GradientSharder::settle_oldest() {
   settle(in_flight_.front());
   in_flight_.pop_front();
@@ -114,21 +169,17 @@ void GradientSharder::settle(std::size_t index) {
   const FlatUnit& unit = *model_.units[index];
   UnitState& state = states_[index];
   if (state.quantized) state.quantized->wait();
-  state.quantized.reset();
   state.reducing.wait();
+  if (groups_.replicas != nullptr) {
+    add_replicas(index);
+    state.over_replicas->wait();
+  }
+  state.quantized.reset();
   state.reducing = comm::Work();
+  state.over_replicas.reset();
   state.collected = at::Tensor();
   at::Tensor& arrived = state.incoming.defined() ? state.incoming : state.sums;
   const bool divides = divides_in_flight(unit);
-  if (groups_.replicas != nullptr) {
-    // The count is another group's, whose calls this one does not wait for.
-    if (loss_.any()) loss_.finish();
-    comm::CallOptions options{.subject = static_cast<std::int32_t>(index)};
-    if (divides) options.divisor = loss_.any() ? loss_.divisor() : num_ranks_;
-    groups_.replicas
-        ->all_reduce(arrived, divides ? comm::ReduceOp::mean : comm::ReduceOp::sum, options)
-        .wait();
-  }
   if (!divides && loss_.any()) {
     loss_.finish();
     loss_.divide(arrived);

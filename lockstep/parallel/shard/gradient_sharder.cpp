@@ -192,8 +192,8 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
     has_plain_gradients_ = true;
   }
   if (!exchange_) {
-    // Added up in the type that they are summed in; autograd adds to what is there.
-    const at::ScalarType summed = model_.units[slot.unit]->format().reduced;
+    // Added up in the optimizer's type; autograd adds to what is there.
+    const at::ScalarType summed = model_.units[slot.unit]->format().own;
     if (absent)
       gradient = arrived.to(summed, /*non_blocking=*/false, /*copy=*/true);
     else if (gradient.scalar_type() != summed)
@@ -203,9 +203,9 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
     return;
   }
   if (!in_backward_) {
+    if (!is_counted_pass()) check_model();
     in_backward_ = true;
     if (!is_counted_pass()) {
-      check_model();
       begin();
       torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
         if (const auto sharder = weak.lock()) {
@@ -245,7 +245,12 @@ at::Tensor GradientSharder::piece(std::size_t unit, std::size_t member) const {
 
 void GradientSharder::drop_gradients() {
   const std::lock_guard lock(mutex_);
-  for (Slot& slot : slots_) slot.parameter.mutable_grad() = at::Tensor();
+  for (Slot& slot : slots_) {
+    slot.parameter.mutable_grad() = at::Tensor();
+    // Of passes that were not exchanged, and never will be.
+    slot.used = slot.adds = false;
+  }
+  loss_.clear();
 }
 
 std::int64_t GradientSharder::gradient_bytes() const {

@@ -87,7 +87,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
     at::Tensor incoming;   // where it does not come as it stays, or is added to what was there
     comm::Work reducing;
     std::optional<comm::QuantizedReduceScatter> quantized;  // instead of it
-    comm::Work over_replicas;
+    std::optional<comm::Work> over_replicas;                // once it has started
   };
 
   GradientSharder(Model model, Groups groups, data_parallel::CountedPass counted_pass);
@@ -109,6 +109,9 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   void launch(std::size_t unit);
   void launch_quantized(std::size_t unit, const at::Tensor& output);
   bool divides_in_flight(const FlatUnit& unit) const;
+  bool oldest_has_come();
+  bool advance(std::size_t unit);
+  void add_replicas(std::size_t unit);
   void settle_oldest();
   void settle(std::size_t unit);
   void keep_incoming(UnitState& state, const FlatUnit& unit);
@@ -132,6 +135,7 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   bool in_backward_ = false;          // a gradient has come in this pass
   bool has_plain_gradients_ = false;  // of a caller's own backward(), since the last zeroing
   bool broken_ = false;               // a backward() here ended in an exception
+  bool patient_ = true;               // sums have come when they were waited for, so far
   bool order_known_ = false;
   std::int64_t num_exchanges_ = 0;
   data_parallel::CountedLoss loss_;

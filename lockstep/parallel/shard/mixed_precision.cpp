@@ -22,6 +22,10 @@ void check(const MixedPrecision& precision) {
   check_type("param_dtype", precision.param_dtype);
   check_type("reduce_dtype", precision.reduce_dtype);
   check_type("buffer_dtype", precision.buffer_dtype);
+  if (precision.buffer_dtype && !precision.param_dtype)
+    throw UsageError(
+        "mixed precision with a buffer_dtype and no param_dtype: buffers are of another "
+        "type where operators compute in param_dtype; give both");
 }
 
 KeepType parameters_of_batch_norms(const torch::nn::Module& module) {

@@ -75,13 +75,15 @@ std::string find_fault(const std::vector<NamedTensor>& parts, const Places& plac
 at::Tensor gather_pieces(const at::Tensor& mine, const FlatUnit& unit, std::size_t member,
                          comm::Communicator& group) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor whole = at::empty(unit.parameters()[member].tensor.sizes(), mine.options());
+  // Where the group's backend takes it: what was offloaded goes there for the while.
+  const at::Tensor here = mine.to(unit.device());
+  const at::Tensor whole = at::empty(unit.parameters()[member].tensor.sizes(), here.options());
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group.size(); ++rank) {
     const mesh::Interval piece = unit.layout().piece(member, rank);
     parts.push_back(whole.view({-1}).narrow(0, piece.begin, piece.size()));
   }
-  group.all_gather(parts, mine).wait();
+  group.all_gather(parts, here).wait();
   return whole;
 }
 

@@ -85,7 +85,14 @@ void ParameterGatherer::start_gather(std::size_t unit, comm::Launch launch) {
   live_.push_back(unit);
   peak_live_ = std::max(peak_live_, live_.size());
   ++num_gathers_;
-  units_[unit]->start_gather({.launch = launch, .subject = static_cast<std::int32_t>(unit)});
+  try {
+    units_[unit]->start_gather({.launch = launch, .subject = static_cast<std::int32_t>(unit)});
+  } catch (...) {
+    // As where memory for messages runs out: nothing has come, and nobody must take it for there.
+    units_[unit]->give_memory_back(limits_.scrub_freed_memory);
+    std::erase(live_, unit);
+    throw;
+  }
   states_[unit].arriving = true;
 }
 
@@ -145,6 +152,11 @@ void ParameterGatherer::release_all() {
     else
       release(live_[i]);
   }
+}
+
+bool ParameterGatherer::is_held() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(states_, [](const State& state) { return state.pins > 0; });
 }
 
 void ParameterGatherer::start_step() {

@@ -63,6 +63,9 @@ class ParameterGatherer final : public intercept::Owner {
   // The next step begins: its first unit is on its way before anyone asks.
   void start_step();
 
+  // Whether somebody holds a unit.
+  bool is_held() const;
+
   std::int64_t num_gathers() const { return num_gathers_; }
   std::size_t peak_live_units() const { return peak_live_; }
 

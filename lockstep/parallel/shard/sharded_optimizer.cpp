@@ -58,6 +58,11 @@ class ShardedOptimizer final : public optim::Optimizer {
   void load_state(const std::vector<NamedTensor>& state) override {
     // All of it is looked at before anything is changed.
     std::vector<at::Tensor> matched = optim::match_saved_state(this->state(), state);
+    const std::vector<NamedTensor> known = this->state();
+    for (std::size_t i = 0; i < known.size(); ++i)
+      if (known[i].tensor.dim() == 0 && matched[i].item<std::int64_t>() < 0)
+        throw UsageError("the saved state has {} as {}: a count from 0 is needed",
+                         matched[i].item<std::int64_t>(), known[i].name);
     auto next = matched.begin();
     for (const UnitOptimizer& unit : units_) {
       std::vector<NamedTensor> mine = unit.inner->state();
@@ -83,6 +88,10 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
       parts_of[parameters[member].tensor.unsafeGetTensorImpl()] = {
           unit, member, model.units[unit]->piece(member)};
   }
+  std::vector<optim::NamedParameter> all;
+  for (const optim::ParameterGroup& group : groups)
+    all.insert(all.end(), group.parameters.begin(), group.parameters.end());
+  optim::check_distinct(all);
   std::vector<UnitOptimizer> units(model.units.size());
   std::vector<std::vector<optim::ParameterGroup>> groups_of(model.units.size());
   for (const optim::ParameterGroup& group : groups) {

@@ -10,9 +10,9 @@ namespace {
 constexpr std::int64_t kMostRanks = 1 << 24;
 
 // Memory is pinned where there is a GPU. The others are about disks.
-constexpr std::string_view kSettings[] = {"nvme_path",  "buffer_count",  "buffer_size",
-                                          "max_in_cpu", "pipeline_read", "pipeline_write",
-                                          "fast_init",  "super_offload", "cpuadam_cores_perc"};
+constexpr std::string_view kSettings[] = {"nvme_path",  "buffer_count",      "buffer_size",
+                                          "max_in_cpu", "pipeline_read",     "pipeline_write",
+                                          "fast_init",  "cpuadam_cores_perc"};
 
 void read_device(JsonSection& offload, OffloadDevice& device) {
   if (const JsonNode* node = offload.find("device");

@@ -161,8 +161,9 @@ TEST_P(QuantizedReductions, AreOnTheirWayUntilWaitedFor) {
       for (std::size_t i = 0; i < counts.size(); ++i) {
         reductions[i].wait();
         reductions[i].wait();
-        EXPECT_TRUE(reductions[i].done());
+        // Which waits for the device.
         EXPECT_TRUE(same(outputs[i], summed_over_nodes(group, 2, counts[i])));
+        EXPECT_TRUE(reductions[i].done());
       }
     });
 }
