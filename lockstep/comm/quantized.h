@@ -117,8 +117,8 @@ class QuantizedReduceScatter {
   // make it in the same order. Does nothing a second time, or where there is one hop.
   void start_second_hop();
 
-  // Whether the hop that it is in would not be waited for.
-  bool hop_done() const { return work_.done(); }
+  // Whether start_second_hop() and then wait() would return at once.
+  bool ready() const { return work_.ready(); }
   bool done() const { return second_ == nullptr && work_.done(); }
   void wait();
 

@@ -23,6 +23,8 @@ void TransportCall::let_go() noexcept {
 
 bool TransportCall::done() const { return executor_->done(*this) && arrived(); }
 
+bool TransportCall::ready() const { return executor_->done(*this); }
+
 void TransportCall::wait() {
   wait_for_job(Deadline::never());
   if (staging_) staging_->order_current_stream();

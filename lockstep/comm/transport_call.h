@@ -30,6 +30,7 @@ class TransportCall final : public Job, public PendingCall {
                 Call call, std::unique_ptr<Staging> staging);
 
   bool done() const override;
+  bool ready() const override;
   void wait() override;
   void wait_on_host(Deadline deadline) override;
 

@@ -15,6 +15,9 @@ class PendingCall {
   // True once it has finished or failed; never blocks.
   virtual bool done() const = 0;
 
+  // True once wait() would not block this thread; never blocks.
+  virtual bool ready() const { return done(); }
+
   // Blocks until it has finished; throws what it failed with, or CommError (timeout) at the
   // deadline or at the call's own, whichever comes first. At the waiter's deadline the call goes on
   // (shm, tcp) or, where the engine cannot leave it (gloo, mpi, nccl), ends with its group.
@@ -33,6 +36,9 @@ class Work {
   explicit Work(std::shared_ptr<PendingCall> call) : call_(std::move(call)) {}
 
   bool done() const { return call_ == nullptr || call_->done(); }
+
+  // Whether wait() would return at once: on a device that is before the result is there.
+  bool ready() const { return call_ == nullptr || call_->ready(); }
 
   // Orders the current stream after the call: what is enqueued on it later sees the result. On CPU,
   // where there is no stream, it blocks until the result is there.

@@ -39,6 +39,8 @@ class DeviceCall final : public PendingCall {
     finished_.record(stream);
   }
 
+  // Streams wait for each other.
+  bool ready() const override { return true; }
   bool done() const override {
     if (call_->done()) return true;
     if (!finished_.query()) return false;

@@ -114,8 +114,6 @@ bool GradientSharder::divides_in_flight(const FlatUnit& unit) const {
 // one at the end of its pass, and gets there with the help of others: whoever waits for it here
 // waits for itself. So nobody waits for long, and nobody does again.
 bool GradientSharder::oldest_has_come() {
-  // Streams wait there, not the host.
-  if (groups_.reduce->backend() == "nccl") return true;
   const Deadline end = Deadline::after(kPatience);
   while (!advance(in_flight_.front())) {
     if (!patient_) return false;
@@ -131,15 +129,15 @@ bool GradientSharder::oldest_has_come() {
 bool GradientSharder::advance(std::size_t index) {
   UnitState& state = states_[index];
   if (state.quantized) {
-    if (!state.quantized->hop_done()) return false;
+    if (!state.quantized->ready()) return false;
     state.quantized->start_second_hop();
-    if (!state.quantized->done()) return false;
-  } else if (!state.reducing.done()) {
+    if (!state.quantized->ready()) return false;
+  } else if (!state.reducing.ready()) {
     return false;
   }
   if (groups_.replicas == nullptr) return true;
   add_replicas(index);
-  return state.over_replicas->done();
+  return state.over_replicas->ready();
 }
 
 // Over the copies of the model, once the sums of this one are there.
