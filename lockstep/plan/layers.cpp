@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
+#include <lockstep/plan/precision.h>
+
 namespace lockstep::plan {
 
 namespace {
 
 using Value = Tape::Value;
-
-constexpr std::int64_t kFloat = 4;
 
 // A block of scores of nn::attention on one thread.
 constexpr std::int64_t kScores = std::int64_t{64} * 512 * kFloat;

@@ -11,8 +11,6 @@ namespace lockstep::plan {
 
 namespace {
 
-constexpr std::int64_t kFloat = 4;
-
 void check(const MemoryOptions& options) {
   if (options.num_ranks < 1)
     throw UsageError("the number of ranks is {}: give at least 1", options.num_ranks);

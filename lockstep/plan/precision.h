@@ -8,6 +8,9 @@ namespace lockstep::plan {
 
 enum class Precision : std::uint8_t { fp32, bf16, fp16 };
 
+// Of what is never in 16 bits.
+inline constexpr std::int64_t kFloat = 4;
+
 inline constexpr std::int64_t bytes_of(Precision precision) {
   return precision == Precision::fp32 ? 4 : 2;
 }
