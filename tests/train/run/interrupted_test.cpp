@@ -20,7 +20,7 @@ constexpr milliseconds kLong(60'000);
 // Long enough to be ended in its middle.
 struct LongTraining : Training {
   LongTraining() {
-    set("/model/dropout", 0.1).set("/max_steps", 200).set("/optimizer/params/lr", 1e-3);
+    set("/model/dropout", 0.1).set("/max_steps", 500).set("/optimizer/params/lr", 1e-3);
   }
 };
 
@@ -42,10 +42,10 @@ TEST(Interrupted, GoesOnToTheBit) {
   LongTraining training;
   training.train(2, "whole");
   const auto whole = training.losses("whole");
-  ASSERT_EQ(whole.size(), 200u);
+  ASSERT_EQ(whole.size(), 500u);
 
   Launched run = training.start(2);
-  ASSERT_TRUE(run.says("step 10/200")) << run.error();
+  ASSERT_TRUE(run.says("step 10/500")) << run.error();
   run.kill(SIGINT);
   EXPECT_EQ(run.wait(kLong), 130) << run.error();
   EXPECT_TRUE(run.all_gone(milliseconds(5000)));
@@ -55,7 +55,7 @@ TEST(Interrupted, GoesOnToTheBit) {
   EXPECT_THAT(run.error(), Not(HasSubstr("failed"))) << "it did as it was told";
   const auto part = training.losses();
   ASSERT_GE(part.size(), 10u);
-  ASSERT_LT(part.size(), 200u) << "it was not ended in its middle";
+  ASSERT_LT(part.size(), 500u) << "it was not ended in its middle";
   EXPECT_THAT(training.checkpoint().string(), HasSubstr(std::to_string(part.size())));
   fs::copy(training.output(), training.output("elsewhere"), fs::copy_options::recursive);
 
@@ -65,7 +65,7 @@ TEST(Interrupted, GoesOnToTheBit) {
 
   training.train(1, "elsewhere");
   const auto elsewhere = training.losses("elsewhere");
-  ASSERT_EQ(elsewhere.size(), 200u);
+  ASSERT_EQ(elsewhere.size(), 500u);
   for (const auto& [step, loss] : whole)
     EXPECT_NEAR(elsewhere.at(step), loss, 1e-3 * loss) << "step " << step;
 }
