@@ -75,6 +75,9 @@ TEST_F(PlanCommand, TellsOfAHugeModelInATable) {
 }
 
 TEST_F(PlanCommand, TakesNoMemoryOfItsOwn) {
+#ifdef LOCKSTEP_SANITIZED
+  GTEST_SKIP() << "sanitizers take memory of their own";
+#endif
   // Less than a thousandth of a layer of this model.
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_DATA, &before), 0);
