@@ -8,6 +8,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/device/host_memory.h>
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
@@ -117,10 +118,17 @@ bool GradientSharder::oldest_has_come() {
   const Deadline end = Deadline::after(kPatience);
   while (!advance(in_flight_.front())) {
     if (!patient_) return false;
-    if (end.passed())
+    if (end.passed()) {
       patient_ = false;
-    else
+      log::warn(
+          "gradients of the unit '{}' were not summed {} s after this rank had them: other "
+          "ranks are slow, or have no gradient for some of its parameters. From now on this "
+          "rank does not wait for them within a pass, and may hold the gradients of all units "
+          "at once",
+          model_.units[in_flight_.front()]->name(), kPatience.count() / 1000);
+    } else {
       std::this_thread::sleep_for(kPoll);
+    }
   }
   return true;
 }
