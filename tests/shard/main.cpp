@@ -13,6 +13,7 @@ namespace {
 void check_behaviour(ranks::Cells& cells) {
   check_gradient_norm(cells);
   check_any_module(cells);
+  check_any_program(cells);
   check_accumulation(cells);
   check_mistakes(cells);
   check_state(cells);

@@ -8,8 +8,9 @@ namespace lockstep::shard {
 
 // Norms of gradients that are cut at awkward places.
 void check_gradient_norm(ranks::Cells& cells);
-// Models and programs that nobody had in mind.
+// Models that nobody had in mind, and what programs do with them.
 void check_any_module(ranks::Cells& cells);
+void check_any_program(ranks::Cells& cells);
 // Gradients over several passes, zeroed in every way there is.
 void check_accumulation(ranks::Cells& cells);
 // Mistakes of the caller's: each is told on every rank.
