@@ -79,11 +79,11 @@ TEST_P(QuantizedGathers, AreOnTheirWayUntilWaitedFor) {
       two->wait();
       QuantizedGather moved = std::move(one);
       moved.wait();
-      EXPECT_TRUE(moved.done());
       one.wait();  // NOLINT(bugprone-use-after-move): there is nothing left to wait for
       other.wait();
       EXPECT_TRUE(same(ones, at::full({4}, 3.0f)));
       EXPECT_TRUE(same(first, gathered(group, 500, {})));
+      EXPECT_TRUE(moved.done());  // on a device that is when its results can be read
       EXPECT_TRUE(same(second, gathered(group, 33, {}, at::kFloat, at::kBFloat16)));
     });
 }

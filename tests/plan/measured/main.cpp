@@ -1,4 +1,5 @@
-// The test program; with --peaks it is one rank of a job that runs the table of peaks.cpp.
+// The test program; with --peaks or --peaks-gpu it is one rank of a job that runs a table of
+// peaks.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,8 @@
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--peaks") == 0)
     return lockstep::ranks::run_cells(lockstep::plan::testing::check_peaks);
+  if (argc == 2 && std::strcmp(argv[1], "--peaks-gpu") == 0)
+    return lockstep::ranks::run_cells(lockstep::plan::testing::check_peaks_on_gpu);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -18,6 +18,15 @@ namespace {
 
 namespace nn = torch::nn;
 
+// A batch is made where the model is.
+c10::Device device_of(const nn::Module& module) { return module.parameters().front().device(); }
+
+at::TensorOptions numbers(const nn::Module& module) { return at::device(device_of(module)); }
+
+at::TensorOptions indices(const nn::Module& module) {
+  return at::dtype(at::kLong).device(device_of(module));
+}
+
 struct Mlp : nn::Module {
   nn::ModuleList layers;
   nn::Linear head;
@@ -70,10 +79,11 @@ struct Odd : nn::Module {
 NamedSubject mlp() {
   return {"MLP", [] {
             const auto module = std::make_shared<Mlp>();
-            return Subject{module, [module] {
-                             const auto y = module->forward(at::randn({200, 400}));
-                             return at::cross_entropy_loss(y, at::randint(10, {200}, at::kLong));
-                           }};
+            return Subject{
+                module, [module] {
+                  const auto y = module->forward(at::randn({200, 400}, numbers(*module)));
+                  return at::cross_entropy_loss(y, at::randint(10, {200}, indices(*module)));
+                }};
           }};
 }
 
@@ -81,7 +91,7 @@ NamedSubject lstm() {
   return {"LSTM", [] {
             const auto module = std::make_shared<Reader>();
             return Subject{module, [module] {
-                             const auto tokens = at::randint(1000, {6, 20}, at::kLong);
+                             const auto tokens = at::randint(1000, {6, 20}, indices(*module));
                              return at::cross_entropy_loss(module->forward(tokens).flatten(0, 1),
                                                            tokens.flatten());
                            }};
@@ -91,9 +101,10 @@ NamedSubject lstm() {
 NamedSubject odd() {
   return {"frozen and shared weights", [] {
             const auto module = std::make_shared<Odd>();
-            return Subject{module, [module] {
-                             return module->forward(at::randn({800, 40})).pow(2).mean();
-                           }};
+            return Subject{
+                module, [module] {
+                  return module->forward(at::randn({800, 40}, numbers(*module))).pow(2).mean();
+                }};
           }};
 }
 
@@ -105,9 +116,9 @@ NamedSubject LanguageSubject::subject() const {
             std::vector<std::int64_t> rows(static_cast<std::size_t>(step.micro_batch));
             std::iota(rows.begin(), rows.end(), 0);
             return Subject{model, [model, step, rows] {
-                             const auto tokens =
-                                 at::randint(model->config().vocab_size,
-                                             {step.micro_batch, step.sequence_length}, at::kLong);
+                             const auto tokens = at::randint(
+                                 model->config().vocab_size,
+                                 {step.micro_batch, step.sequence_length}, indices(*model));
                              const auto targets = tokens.clone();
                              model->set_random_position(0, rows);
                              return model->loss(tokens, targets).sum;

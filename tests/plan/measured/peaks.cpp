@@ -1,9 +1,12 @@
 #include "peaks.h"
 
+#include <optional>
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/device/autocast.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
@@ -27,7 +30,7 @@ constexpr double kTolerance = 0.05;
 class Spread {
  public:
   Spread(torch::nn::Module& module, const Cells& cells, const MemoryOptions& options)
-      : trained_(data_parallel::trained_parameters(module)) {
+      : trained_(data_parallel::trained_parameters(module)), options_(options) {
     auto groups = optim::decay_groups(trained_, 0.1);
     using enum ShardingStrategy;
     if (options.strategy == NO_SHARD || options.strategy == SHARD_OPTIMIZER) {
@@ -44,6 +47,7 @@ class Spread {
         module, groups_of(cells, options),
         shard::Options{.cut = cut,
                        .mixed_precision = precision_of(options),
+                       .cpu_offload = offload_of(options),
                        .max_live_units = static_cast<std::size_t>(options.max_live_units)});
     optimizer_ = sharded_->make_optimizer(optim::AdamWOptions{}, std::move(groups));
   }
@@ -52,9 +56,9 @@ class Spread {
     optimizer_->zero_grad();
     for (std::int64_t pass = 1; pass < accumulation; ++pass) {
       const auto local = sharded_ ? sharded_->no_sync() : replicas_->no_sync();
-      backward(loss());
+      backward(computed(loss));
     }
-    backward(loss());
+    backward(computed(loss));
     if (sharded_)
       sharded_->clip_gradients(1.0);
     else
@@ -64,6 +68,7 @@ class Spread {
 
   // What lies in memory that the ranks share, which no allocator of LibTorch's has seen.
   std::int64_t shared_bytes() const {
+    if (options_.device == Device::gpu) return 0;
     if (sharded_) {
       const MemoryReport report = sharded_->memory_report();
       return report.parameters + report.gradients_on_their_way_peak;
@@ -77,6 +82,19 @@ class Spread {
   static shard::MixedPrecision precision_of(const MemoryOptions& options) {
     if (options.precision == Precision::fp32) return {};
     return {.param_dtype = at::kBFloat16};
+  }
+
+  static shard::CPUOffload offload_of(const MemoryOptions& options) {
+    return {.offload_optimizer = options.offload != Offload::none,
+            .offload_params = options.offload == Offload::optimizer_and_parameters};
+  }
+
+  // As Trainer does: where parameters are whole, 16 bits on a GPU are autocast's.
+  at::Tensor computed(const std::function<at::Tensor()>& loss) const {
+    std::optional<device::Autocast> bf16;
+    if (options_.precision != Precision::fp32 && options_.device == Device::gpu && !sharded_)
+      bf16.emplace(at::kCUDA, at::kBFloat16);
+    return loss();
   }
 
   static shard::Groups groups_of(const Cells& cells, const MemoryOptions& options) {
@@ -96,6 +114,7 @@ class Spread {
   }
 
   std::vector<NamedTensor> trained_;
+  MemoryOptions options_;
   std::unique_ptr<shard::OptimizerShards> shards_;
   std::unique_ptr<replicate::DistributedDataParallel> replicas_;
   std::unique_ptr<shard::FullyShardedDataParallel> sharded_;
@@ -104,8 +123,11 @@ class Spread {
 
 std::int64_t measured_peak(const Cells& cells, const NamedSubject& subject,
                            const MemoryOptions& options) {
-  LiveBytes live(at::kCPU);
+  const c10::Device device =
+      options.device == Device::gpu ? c10::Device(at::kCUDA, 0) : c10::Device(at::kCPU);
+  LiveBytes live(device);
   const Subject made = subject.make();
+  made.module->to(device);
   Spread spread(*made.module, cells, options);
   live.reset_peak();
   for (int step = 0; step < 3; ++step) spread.step(made.loss, options.accumulation);
@@ -118,9 +140,9 @@ void check_peak(Cells& cells, const NamedSubject& subject, const DescribedModel&
   if (options.strategy == ShardingStrategy::HYBRID_SHARD)
     options.ranks_per_copy = cells.num_ranks() % 2 == 0 ? cells.num_ranks() / 2 : 1;
   cells.cell(
-      fmt::format("{} with {} in {}, {} live units, {} micro-batches", subject.name,
-                  name_of(options.strategy), name_of(options.precision), options.max_live_units,
-                  options.accumulation),
+      fmt::format("{} with {} in {}, offload {}, {} live units, {} micro-batches", subject.name,
+                  name_of(options.strategy), name_of(options.precision),
+                  static_cast<int>(options.offload), options.max_live_units, options.accumulation),
       [&] {
         const std::int64_t estimated = estimate_memory(model.sizes, model.trace, options).peak;
         const std::int64_t measured = measured_peak(cells, subject, options);
@@ -179,6 +201,28 @@ void check_peaks(Cells& cells) {
   for (const std::int64_t live : {1, 3})
     check_peak(cells, gpt().subject(), gpt().described(),
                {.strategy = ShardingStrategy::FULL_SHARD, .max_live_units = live});
+}
+
+void check_peaks_on_gpu(Cells& cells) {
+  for (const Precision precision : {Precision::fp32, Precision::bf16})
+    for (LanguageSubject model : {gpt(), llama()}) {
+      model.config.hidden_size = 512;
+      model.config.intermediate_size = 2048;
+      model.config.vocab_size = 4096;
+      model.config.max_positions = model.step.sequence_length = 256;
+      model.step.device = Device::gpu;
+      model.step.precision = precision;
+      const MemoryOptions options = {.precision = precision, .device = Device::gpu};
+      // The memory that cuBLAS keeps for itself is there from its first product on.
+      measured_peak(cells, model.subject(), options);
+      check_strategies(cells, model.subject(), model.described(), options);
+      for (const Offload offload : {Offload::optimizer, Offload::optimizer_and_parameters}) {
+        MemoryOptions offloaded = options;
+        offloaded.strategy = ShardingStrategy::FULL_SHARD;
+        offloaded.offload = offload;
+        check_peak(cells, model.subject(), model.described(), offloaded);
+      }
+    }
 }
 
 }  // namespace lockstep::plan::testing
