@@ -33,18 +33,16 @@ checkpoint::StoredForms stored_forms(const models::ModelConfig& config) {
   };
 }
 
-void load_weights(models::LanguageModel& model, const std::filesystem::path& folder) {
+void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
+                  const std::filesystem::path& folder) {
   const checkpoint::SafetensorsFolder files(folder);
-  const models::ModelConfig& config = model.config();
   // Files of models without their output layer leave out the first word of each name.
   std::map<std::string, std::string> file_names;
   for (const checkpoint::StoredTensor& tensor : files.tensors())
     if (const auto parameter = models::parameter_of(config, tensor.name()))
       file_names[*parameter] = tensor.name();
-  std::vector<NamedTensor> targets;
-  for (const auto& item : model.named_parameters()) targets.push_back({item.key(), item.value()});
   checkpoint::load_tensors_into(
-      files, targets,
+      files, weights,
       {.conversion = checkpoint::Conversion::floating,
        .skipped = [&](const std::string& name) { return !models::parameter_of(config, name); },
        .stored =
@@ -54,6 +52,12 @@ void load_weights(models::LanguageModel& model, const std::filesystem::path& fol
                  .name = found == file_names.end() ? models::file_name_of(name) : found->second,
                  .transposed = models::stored_transposed(config, name)};
            }});
+}
+
+void load_weights(models::LanguageModel& model, const std::filesystem::path& folder) {
+  std::vector<NamedTensor> weights;
+  for (const auto& item : model.named_parameters()) weights.push_back({item.key(), item.value()});
+  load_weights(model.config(), weights, folder);
 }
 
 }  // namespace lockstep::train

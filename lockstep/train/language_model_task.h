@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include <lockstep/models/language_model.h>
 #include <lockstep/train/task.h>
@@ -33,8 +34,11 @@ class LanguageModelTask : public Task {
 // How the weights of such a model lie in a file of Hugging Face's.
 checkpoint::StoredForms stored_forms(const models::ModelConfig& config);
 
-// Fills a model with the weights of a checkpoint or another folder of Hugging Face's, whatever
-// floating type they have. UsageError naming what does not fit.
+// Reads the weights of such a model, which are all in `weights` by their names, from a checkpoint
+// or another folder of Hugging Face's, whatever floating type they have there. UsageError naming
+// what does not fit.
+void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
+                  const std::filesystem::path& folder);
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
 
 }  // namespace lockstep::train

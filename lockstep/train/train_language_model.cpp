@@ -183,6 +183,29 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .what = on_cpu ? "this host" : device.name()};
 }
 
+// Spread over the ranks; none of them has ever all of it where the strategy cuts it.
+std::shared_ptr<models::LanguageModel> make_model(const TrainConfig& config,
+                                                  const models::ModelConfig& sizes,
+                                                  DistributedManager& dist) {
+  const auto make = [&] {
+    const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
+    if (config.recomputed_blocks > 0)
+      SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
+    return model;
+  };
+  const auto model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
+  if (config.model.from.empty()) return model;
+  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
+  const std::vector<NamedTensor> weights = dist.full_state_dict(model);
+  on_main_rank(dist, [&] {
+    verify_recorded_files(config.model.from);
+    load_weights(sizes, weights, config.model.from);
+    return std::string();
+  });
+  dist.load_full_state_dict(model, weights);
+  return model;
+}
+
 // Lines for whoever watches.
 class Speaker {
  public:
@@ -220,15 +243,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
     return std::string();
   });
 
-  const auto model = models::make_model(plan.model, static_cast<std::uint64_t>(config.seed));
-  if (!config.model.from.empty())
-    on_main_rank(dist, [&] {
-      verify_recorded_files(config.model.from);
-      load_weights(*model, config.model.from);
-      return std::string();
-    });
-  if (config.recomputed_blocks > 0)
-    SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
+  const auto model = make_model(config, plan.model, dist);
   const std::string what = fmt::format("{}, {} parameters, {} rank{}{} on {}",
                                        plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
                                        count_text(models::num_parameters(plan.model)),
