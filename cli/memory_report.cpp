@@ -107,6 +107,15 @@ std::string what_fits(const MemoryReport& report) {
                       : fmt::format("Into {} a rank fit, on so many ranks: {}.", there, text);
 }
 
+void note_what_stays(MemoryReport& report, plan::Offload offload) {
+  std::vector<const char*> whole;
+  for (const ShardingStrategy strategy : plan::kStrategies)
+    if (!plan::can_offload(strategy, offload)) whole.push_back(plan::name_of(strategy));
+  if (!whole.empty())
+    report.notes.push_back(
+        fmt::format("Left out {}: what is offloaded must be cut.", fmt::join(whole, ", ")));
+}
+
 // "2 sequences", or "4, 2 and 1 sequences (on 1, 2 and 4 ranks)".
 std::string batch_text(const std::map<int, std::int64_t>& by_ranks) {
   const std::int64_t first = by_ranks.begin()->second;
@@ -152,8 +161,10 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
     micro_batches[ranks] = choice.micro_batch;
     last = choice;
     for (const ShardingStrategy strategy : plan::kStrategies) {
+      if (!plan::can_offload(strategy, memory.offload())) continue;
       MemoryPlan::Choice row = choice;
       row.strategy = strategy;
+      row.offload = memory.offload();
       report.rows.push_back({.num_ranks = ranks,
                              .strategy = strategy,
                              .estimate = memory.estimate(row),
@@ -169,7 +180,9 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
                   memory.sizes(*last).units.size(), plan::name_of(memory.precision()),
                   device == plan::Device::cpu ? "CPUs" : "GPUs", batch_text(micro_batches),
                   config.data.sequence_length);
-  report.notes.insert(report.notes.begin(), "* is the config's own strategy.");
+  if (std::ranges::any_of(report.rows, &MemoryRow::marked))
+    report.notes.insert(report.notes.begin(), "* is the config's own strategy.");
+  note_what_stays(report, memory.offload());
   if (!report.device_bytes) return report;
   report.notes.push_back(what_fits(report));
   if (train::fit(memory.estimate(*last).peak, *report.device_bytes) == Fit::not_at_all) {
@@ -194,6 +207,7 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
     report.device_bytes = plan::parse_bytes(settings.device_memory, "--device-memory");
   for (const int ranks : parse_ranks(settings.ranks))
     for (const ShardingStrategy strategy : plan::kStrategies) {
+      if (!plan::can_offload(strategy, offload)) continue;
       const bool hybrid = strategy == ShardingStrategy::HYBRID_SHARD;
       const auto states =
           plan::estimate_memory(parameters / 1e9, precision,
@@ -213,6 +227,7 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
   report.about = fmt::format("{} parameters, {}, Adam: weights, gradients and optimizer alone\n",
                              count_text(parameters), precision);
   report.notes.push_back("Activations and units in flight come on top: a config tells how much.");
+  note_what_stays(report, offload);
   if (report.device_bytes) report.notes.push_back(what_fits(report));
   return report;
 }

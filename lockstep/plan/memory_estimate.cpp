@@ -23,13 +23,14 @@ void check(const MemoryOptions& options) {
     throw UsageError("max_live_units is {}, the accumulated micro-batches are {} and the "
                      "optimizer's bytes for each parameter {}: give at least 1, 1 and 0",
                      options.max_live_units, options.accumulation, options.state_bytes);
-  const bool cuts_parameters = options.strategy == ShardingStrategy::FULL_SHARD ||
-                               options.strategy == ShardingStrategy::HYBRID_SHARD;
-  if (options.offload == Offload::optimizer_and_parameters && !cuts_parameters)
-    throw UsageError(
-        "parameters are offloaded where they are cut, and {} does not cut them: choose "
-        "FULL_SHARD, or offload the optimizer alone",
-        name_of(options.strategy));
+  if (can_offload(options.strategy, options.offload)) return;
+  if (options.offload == Offload::optimizer)
+    throw UsageError("the optimizer is offloaded where gradients are cut, and {} does not cut "
+                     "them: choose SHARD_GRAD_OP or FULL_SHARD",
+                     name_of(options.strategy));
+  throw UsageError("parameters are offloaded where they are cut, and {} does not cut them: choose "
+                   "FULL_SHARD, or offload the optimizer alone",
+                   name_of(options.strategy));
 }
 
 // One model under one strategy.
@@ -199,6 +200,12 @@ const char* name_of(ShardingStrategy strategy) {
     case ShardingStrategy::HYBRID_SHARD: return "HYBRID_SHARD";
   }
   return "unknown";
+}
+
+bool can_offload(ShardingStrategy strategy, Offload offload) {
+  using enum ShardingStrategy;
+  if (offload == Offload::none || strategy == FULL_SHARD || strategy == HYBRID_SHARD) return true;
+  return offload == Offload::optimizer && strategy == SHARD_GRAD_OP;
 }
 
 MemoryEstimate estimate_memory(const ModelSizes& model, const StepTrace& trace,

@@ -18,6 +18,9 @@ enum class Offload : std::uint8_t {
   optimizer_and_parameters,  // and the parts of parameters that are cut
 };
 
+// Whether a strategy can: what is offloaded is cut.
+bool can_offload(ShardingStrategy strategy, Offload offload);
+
 struct MemoryOptions {
   ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
   int num_ranks = 1;

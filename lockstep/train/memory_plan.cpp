@@ -1,6 +1,7 @@
 #include <lockstep/train/memory_plan.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include <spdlog/fmt/ranges.h>
@@ -37,13 +38,16 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
   return text;
 }
 
-// Those that leave less on a rank, the least change first.
-std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice) {
+// Those that leave less on a rank, or let the host have it, the least change first.
+std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice, plan::Offload offload) {
   using enum ShardingStrategy;
   std::vector<ShardingStrategy> further;
-  if (choice.num_ranks == 1) return further;
+  // One rank has no other to leave anything to.
+  if (choice.num_ranks == 1 && offload == plan::Offload::none) return further;
   for (const ShardingStrategy strategy : {SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD})
-    if (strategy > choice.strategy || (strategy == FULL_SHARD && choice.strategy == HYBRID_SHARD))
+    if ((strategy > choice.strategy ||
+         (strategy == FULL_SHARD && choice.strategy == HYBRID_SHARD)) &&
+        plan::can_offload(strategy, offload))
       further.push_back(strategy);
   return further;
 }
@@ -59,6 +63,8 @@ std::string difference_text(const MemoryPlan::Choice& from, const MemoryPlan::Ch
     parts.push_back(
         fmt::format("train_micro_batch_size_per_gpu {} with {} gradient_accumulation_steps",
                     to.micro_batch, to.accumulation));
+  if (to.offload != from.offload)
+    parts.emplace_back("zero_optimization.offload_optimizer.device \"cpu\"");
   if (to.num_ranks != from.num_ranks) parts.push_back(fmt::format("{} ranks", to.num_ranks));
   return fmt::format("{}", fmt::join(parts, " and "));
 }
@@ -107,17 +113,18 @@ MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Devi
       model_(models::resolved(model)),
       device_(device),
       precision_(precision),
-      // There is nowhere to take it from.
       offload_(device == plan::Device::cpu ? plan::Offload::none : offload) {}
 
 MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
   const Batch batch = resolve_batch(config_, num_ranks);
-  return {.strategy = strategy_of(config_.sharding.strategy),
+  const ShardingStrategy strategy = strategy_of(config_.sharding.strategy);
+  return {.strategy = strategy,
           .num_ranks = num_ranks,
           .ranks_per_host = ranks_per_host,
           .micro_batch = batch.micro,
           .accumulation = batch.accumulation,
-          .recomputed_blocks = config_.recomputed_blocks};
+          .recomputed_blocks = config_.recomputed_blocks,
+          .offload = plan::can_offload(strategy, offload_) ? offload_ : plan::Offload::none};
 }
 
 const plan::DescribedModel& MemoryPlan::described(const Choice& choice) {
@@ -147,9 +154,7 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
        .num_ranks = choice.num_ranks,
        .ranks_per_copy = ranks_per_copy,
        .precision = precision_,
-       .offload = offload_ == plan::Offload::optimizer_and_parameters && !cuts
-                      ? plan::Offload::optimizer
-                      : offload_,
+       .offload = choice.offload,
        .state_bytes = state_bytes(config_.optimizer),
        .max_live_units = config_.sharding.max_live_units,
        .accumulation = choice.accumulation,
@@ -161,18 +166,19 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
 std::vector<std::string> MemoryPlan::ways_to_fit(const Choice& choice, const MemoryThere& there) {
   std::vector<std::string> ways;
   const auto offer = [&](const Choice& other) {
-    const std::int64_t peak = estimate(other).peak;
-    if (peak > there.for_each_rank()) return false;
+    const plan::MemoryEstimate taken = estimate(other);
+    if (taken.peak > there.for_each_rank() || !there.has_room_on_host(taken)) return false;
     ways.push_back(fmt::format("{} ({})", difference_text(choice, other),
-                               plan::bytes_text(static_cast<double>(peak))));
+                               plan::bytes_text(static_cast<double>(taken.peak))));
     return true;
   };
-  // One change, then two of them, then all three; nothing that has more of them than were enough.
-  constexpr unsigned kCut = 1, kRecompute = 2, kSmallBatch = 4;
+  // One change, then two of them, and so on; nothing that has more of them than were enough.
+  constexpr unsigned kCut = 1, kRecompute = 2, kSmallBatch = 4, kOffload = 8;
+  std::vector<unsigned> orders(16);
+  std::iota(orders.begin(), orders.end(), 0u);
+  std::ranges::stable_sort(orders, {}, [](unsigned changes) { return std::popcount(changes); });
   std::vector<unsigned> enough;
-  for (const unsigned changes :
-       {kCut, kRecompute, kSmallBatch, kCut | kRecompute, kCut | kSmallBatch,
-        kRecompute | kSmallBatch, kCut | kRecompute | kSmallBatch}) {
+  for (const unsigned changes : orders) {
     if (std::ranges::any_of(enough, [&](unsigned less) { return (changes & less) == less; }))
       continue;
     Choice other = choice;
@@ -181,11 +187,16 @@ std::vector<std::string> MemoryPlan::ways_to_fit(const Choice& choice, const Mem
       other.micro_batch = 1;
       other.accumulation = choice.accumulation * choice.micro_batch;
     }
+    if ((changes & kOffload) != 0) {
+      if (device_ == plan::Device::cpu || choice.offload != plan::Offload::none) continue;
+      other.offload = plan::Offload::optimizer;
+    }
     if ((changes & kCut) == 0) {
-      if (other != choice && offer(other)) enough.push_back(changes);
+      if (other != choice && plan::can_offload(other.strategy, other.offload) && offer(other))
+        enough.push_back(changes);
       continue;
     }
-    for (const ShardingStrategy strategy : cuts_beyond(choice)) {
+    for (const ShardingStrategy strategy : cuts_beyond(choice, other.offload)) {
       other.strategy = strategy;
       if (!offer(other)) continue;
       enough.push_back(changes);
@@ -205,10 +216,23 @@ std::vector<std::string> MemoryPlan::ways_to_fit(const Choice& choice, const Mem
   return ways;
 }
 
+bool MemoryThere::has_room_on_host(const plan::MemoryEstimate& estimate) const {
+  return host_bytes == 0 || estimate.host() <= host_bytes / num_ranks_on_host;
+}
+
 std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
                          const MemoryThere& there) {
   if (there.bytes == 0) return "";  // nobody knows
   const plan::MemoryEstimate estimate = plan.estimate(choice);
+  if (!there.has_room_on_host(estimate))
+    throw UsageError(
+        "the model has {:.3g} parameters, of which each of this host's {} ranks keeps {} in its "
+        "memory, where the optimizer is offloaded to, but the host has {}. Spread the ranks over "
+        "more hosts, take zero_optimization.offload_optimizer and offload_param away where "
+        "devices have room, or make the model smaller",
+        static_cast<double>(models::num_parameters(plan.model())), there.num_ranks_on_host,
+        plan::bytes_text(static_cast<double>(estimate.host())),
+        plan::bytes_text(static_cast<double>(there.host_bytes)));
   const Fit fits = fit(estimate.peak, there.for_each_rank());
   if (fits == Fit::well) return "";
   const std::string ranks = choice.num_ranks == 1

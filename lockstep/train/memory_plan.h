@@ -23,8 +23,12 @@ struct MemoryThere {
   std::int64_t bytes = 0;
   int num_ranks_sharing = 1;         // ranks of one host share its memory
   std::string what = "this device";  // for messages
+  // For what is offloaded; 0: nobody knows.
+  std::int64_t host_bytes = 0;
+  int num_ranks_on_host = 1;
 
   std::int64_t for_each_rank() const { return bytes / num_ranks_sharing; }
+  bool has_room_on_host(const plan::MemoryEstimate& estimate) const;
 };
 
 enum class Fit : std::uint8_t {
@@ -50,10 +54,12 @@ class MemoryPlan {
     std::int64_t micro_batch = 1;
     std::int64_t accumulation = 1;
     double recomputed_blocks = 0;
+    plan::Offload offload = plan::Offload::none;
 
     bool operator==(const Choice&) const = default;
   };
-  // As the config says. UsageError where its batch does not divide among so many ranks.
+  // As the config says; without offload where its strategy has none. UsageError where its batch
+  // does not divide among so many ranks.
   Choice configured(int num_ranks, int ranks_per_host = 0) const;
 
   plan::MemoryEstimate estimate(const Choice& choice);
@@ -65,6 +71,8 @@ class MemoryPlan {
 
   const models::ModelConfig& model() const { return model_; }
   plan::Precision precision() const { return precision_; }
+  // What was asked for. Always none on CPUs, where there is nothing to take it from.
+  plan::Offload offload() const { return offload_; }
 
  private:
   const plan::DescribedModel& described(const Choice& choice);
@@ -79,7 +87,8 @@ class MemoryPlan {
 };
 
 // Empty where a run fits well; a line to say where it fits tightly. UsageError where it does not
-// fit: what it takes, what there is, and what would fit.
+// fit, on the device or, where it is offloaded, on the host: what it takes, what there is, and what
+// would fit.
 std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
                          const MemoryThere& there);
 

@@ -180,7 +180,9 @@ MemoryThere memory_there(const DistributedManager& dist) {
   const int num_devices = on_cpu ? 1 : std::max(1, device.num_devices());
   return {.bytes = static_cast<std::int64_t>(device.memory().total_bytes),
           .num_ranks_sharing = (num_ranks + num_devices - 1) / num_devices,
-          .what = on_cpu ? "this host" : device.name()};
+          .what = on_cpu ? "this host" : device.name(),
+          .host_bytes = static_cast<std::int64_t>(device.host_memory().total_bytes),
+          .num_ranks_on_host = num_ranks};
 }
 
 // Spread over the ranks; none of them has ever all of it where the strategy cuts it.

@@ -150,6 +150,8 @@ TEST(MemoryEstimate, RefusesNonsense) {
   EXPECT_THROW(of({.max_live_units = 0}), UsageError);
   EXPECT_THROW(of({.accumulation = 0}), UsageError);
   EXPECT_THROW(of({.offload = Offload::optimizer_and_parameters}), UsageError);
+  EXPECT_THROW(of({.strategy = ShardingStrategy::SHARD_OPTIMIZER, .offload = Offload::optimizer}),
+               UsageError);
 }
 
 }  // namespace

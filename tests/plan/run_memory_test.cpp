@@ -26,14 +26,14 @@ TrainConfig config() {
   return config;
 }
 
-MemoryPlan plan_of(const TrainConfig& config) {
+MemoryPlan plan_of(const TrainConfig& config, plan::Device device = plan::Device::cpu) {
   return MemoryPlan(config,
                     {.family = models::Family::gpt2,
                      .vocab_size = 256,
                      .hidden_size = 256,
                      .num_layers = 8,
                      .num_heads = 4},
-                    plan::Device::cpu);
+                    device);
 }
 
 TEST(RunMemory, FollowsTheConfig) {
@@ -95,6 +95,45 @@ TEST(RunMemory, WaysToFit) {
   EXPECT_THAT(
       plan.ways_to_fit(plan.configured(2), {.bytes = 2 * least - 2, .num_ranks_sharing = 2}),
       IsEmpty());
+}
+
+// On a GPU also what its host can take.
+TEST(RunMemory, OffloadIsAWayToFit) {
+  TrainConfig frugal = config();
+  frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
+  frugal.sharding.strategy = Sharding::full;
+  frugal.recomputed_blocks = 1;
+  MemoryPlan plan = plan_of(frugal, plan::Device::gpu);
+  const auto choice = plan.configured(1);
+  const std::int64_t peak = plan.estimate(choice).peak;
+  EXPECT_THAT(plan.ways_to_fit(choice, {.bytes = peak - 1}),
+              ElementsAre(HasSubstr("offload_optimizer.device \"cpu\"")));
+  EXPECT_THAT(plan.ways_to_fit(choice, {.bytes = peak - 1, .host_bytes = kMiB}),
+              Each(Not(HasSubstr("offload"))));
+  EXPECT_THAT(plan_of(frugal).ways_to_fit(choice, {.bytes = peak / 2}),
+              Each(Not(HasSubstr("offload"))));
+
+  // What has nothing to offload must cut first.
+  frugal.sharding.strategy = Sharding::none;
+  plan = plan_of(frugal, plan::Device::gpu);
+  EXPECT_THAT(plan.ways_to_fit(plan.configured(1), {.bytes = peak - 1}),
+              ElementsAre(AllOf(HasSubstr("\"SHARD_GRAD_OP\""), HasSubstr("offload"))));
+}
+
+TEST(RunMemory, OfTheHostIsJudgedWhereItIsUsed) {
+  TrainConfig offloaded = config();
+  offloaded.sharding = {.strategy = Sharding::full, .offload_optimizer = OffloadDevice::cpu};
+  MemoryPlan plan = plan_of(offloaded, plan::Device::gpu);
+  const auto choice = plan.configured(2);
+  const std::int64_t peak = plan.estimate(choice).peak;
+  const std::int64_t host = plan.estimate(choice).host();
+  EXPECT_GT(host, 0);
+  const auto there = [&](std::int64_t host_bytes) {
+    return MemoryThere{.bytes = 2 * peak, .host_bytes = host_bytes, .num_ranks_on_host = 2};
+  };
+  EXPECT_EQ(judge_memory(plan, choice, there(2 * host)), "");
+  EXPECT_THAT(usage_error([&] { judge_memory(plan, choice, there(2 * host - 2)); }),
+              AllOf(HasSubstr("this host's 2 ranks"), HasSubstr("offload_optimizer")));
 }
 
 TEST(RunMemory, IsJudgedBeforeTraining) {
