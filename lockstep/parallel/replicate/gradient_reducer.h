@@ -3,16 +3,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/named_tensor.h>
-#include <lockstep/parallel/data_parallel/counted_loss.h>
-#include <lockstep/parallel/data_parallel/gradient_hook.h>
+#include <lockstep/parallel/data_parallel/gradient_exchange.h>
 #include <lockstep/parallel/replicate/options.h>
 
 namespace lockstep::replicate {
@@ -27,14 +24,10 @@ using data_parallel::StepTotals;
 // where autograd put them; on other devices, and for a hook, they become views of a bucket's
 // memory.
 //
-// Passes come in two kinds: the caller's own loss.backward(), at whose end the mean over the ranks
-// is taken, and backward(loss_sum, count) here. A graph that runs another backward inside its own
-// (reentrant checkpoints) exchanges once in the second, and at the end of each in the first.
+// A rank without samples calls backward() with an undefined loss.
 //
-// Ownership: shares the parameters, keeps their accumulators alive; its hooks do nothing once it is
-// gone. Threading: backward passes one at a time, on any threads of autograd.
-// Failure: UsageError and CommError come out of the backward() during which they happen.
-class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
+// Ownership: shares the parameters, keeps their accumulators alive.
+class GradientReducer final : public data_parallel::GradientExchange {
  public:
   struct Tensors {
     std::vector<NamedTensor> trained;  // distinct parameters that require gradients
@@ -45,21 +38,9 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
                                                std::shared_ptr<comm::Communicator> group,
                                                Options options, CountedPass counted_pass);
 
-  // Whether backward passes exchange gradients at their end, or add to what is there.
-  void set_exchange(bool on);
-  bool exchange() const { return exchange_; }
-
-  // Backward of a loss that is a sum over `count` samples: the exchange divides the summed
-  // gradients by the samples of all ranks, and of all passes since the last exchange, and not by
-  // the number of ranks. All ranks do this in a step, or none; a rank without samples with an
-  // undefined loss.
-  void backward(const at::Tensor& loss_sum, std::int64_t count);
-
-  // Of the last exchange that ended a backward().
-  const StepTotals& totals() const { return loss_.totals(); }
+  void check_model() const override;
 
   std::size_t num_buckets() const { return buckets_.size(); }
-  std::int64_t num_exchanges() const { return num_exchanges_; }
 
  private:
   struct Slot {
@@ -86,20 +67,12 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   GradientReducer(Tensors tensors, std::shared_ptr<comm::Communicator> group, Options options,
                   CountedPass counted_pass);
 
-  void install_hooks();
-  void on_gradient(std::size_t index, const at::Tensor& arrived);
-  void check_gradient(const Slot& slot) const;
-  void check_model() const;
-  void check_usable() const;
-  void check_zeroed() const;
-  bool is_counted_pass() const { return counted_pass_->load() == this; }
-  bool divides_by_count() const { return loss_.any(); }
-  c10::Device device() const;
+  void on_gradient(std::size_t index, const at::Tensor& arrived) override;
+  void check_zeroed() const override;
 
-  // gradient_exchange.cpp
+  // gradient_buckets.cpp
   void build_buckets(const std::vector<std::size_t>& order);
-  void begin();
-  void finish();
+  void finish() override;
   bool needs_memory(const at::Tensor& parameter) const;
   void place(Slot& slot);
   void launch_ready();
@@ -112,23 +85,14 @@ class GradientReducer : public std::enable_shared_from_this<GradientReducer> {
   void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
   void learn_order(bool had_gradients);
 
-  std::shared_ptr<comm::Communicator> group_;
   Options options_;
-  CountedPass counted_pass_;
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
-  std::mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
   std::size_t next_bucket_ = 0;           // to leave
   std::vector<std::size_t> ready_order_;  // of this pass
-  bool exchange_ = true;
-  bool in_backward_ = false;          // a gradient has come in this pass
-  bool has_plain_gradients_ = false;  // of a caller's own backward(), since the last exchange
-  bool broken_ = false;               // a backward() here ended in an exception
   bool order_known_ = false;
-  std::int64_t num_exchanges_ = 0;
-  data_parallel::CountedLoss loss_;  // of backward() since the last exchange
 };
 
 }  // namespace lockstep::replicate

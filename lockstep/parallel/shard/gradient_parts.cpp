@@ -37,12 +37,6 @@ at::Tensor new_sums(const FlatUnit& unit) {
 
 }  // namespace
 
-// With the count that sums are divided by: on its way before the first unit, it is there when that
-// one is added up.
-void GradientSharder::begin() {
-  if (loss_.any()) loss_.exchange(*groups_.all);
-}
-
 void GradientSharder::collect(Slot& slot, const at::Tensor& gradient) {
   const c10::NoGradGuard no_grad;
   const FlatUnit& unit = *model_.units[slot.unit];
@@ -221,7 +215,6 @@ void GradientSharder::keep_incoming(UnitState& state, const FlatUnit& unit) {
 // what, the buffers.
 void GradientSharder::finish() {
   const c10::NoGradGuard no_grad;
-  const bool had_gradients = std::exchange(in_backward_, false);
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
     if (slot.ready) continue;
@@ -257,7 +250,7 @@ void GradientSharder::finish() {
 
   for (const std::size_t unit : order_) states_[unit].pending = states_[unit].slots.size();
   next_ = 0;
-  loss_.clear();
+  const bool had_gradients = end_step();
   if (!order_known_) {
     if (const auto agreed =
             data_parallel::agree_on_order(ready_order_, had_gradients, *groups_.all, device())) {
@@ -266,7 +259,6 @@ void GradientSharder::finish() {
     }
   }
   ready_order_.clear();
-  ++num_exchanges_;
 }
 
 // Says of each parameter whether it has a gradient now: where a rank used it, or it had one before.

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/shard/unit_sizes.h>
@@ -35,15 +34,16 @@ std::shared_ptr<GradientSharder> GradientSharder::make(Model model, Groups group
                                                        data_parallel::CountedPass counted_pass) {
   std::shared_ptr<GradientSharder> sharder(
       new GradientSharder(std::move(model), std::move(groups), std::move(counted_pass)));
-  sharder->install_hooks();
+  for (std::size_t index = 0; index < sharder->slots_.size(); ++index)
+    sharder->slots_[index].hook = sharder->hear_of(sharder->slots_[index].parameter, index);
   return sharder;
 }
 
 GradientSharder::GradientSharder(Model model, Groups groups,
                                  data_parallel::CountedPass counted_pass)
-    : model_(std::move(model)),
+    : GradientExchange(groups.all, model.units.front()->device(), std::move(counted_pass)),
+      model_(std::move(model)),
       groups_(std::move(groups)),
-      counted_pass_(std::move(counted_pass)),
       buffers_of_gradients_(
           [group = groups_.reduce, device = model_.units.front()->device()](std::int64_t bytes) {
             return device.is_cpu() ? group->allocate({bytes}, at::kByte)
@@ -71,49 +71,6 @@ GradientSharder::GradientSharder(Model model, Groups groups,
   }
 }
 
-void GradientSharder::install_hooks() {
-  for (std::size_t index = 0; index < slots_.size(); ++index)
-    slots_[index].hook = std::make_unique<data_parallel::GradientHook>(
-        slots_[index].parameter, [weak = weak_from_this(), index](const at::Tensor& arrived) {
-          if (const auto sharder = weak.lock()) sharder->on_gradient(index, arrived);
-        });
-}
-
-void GradientSharder::set_exchange(bool on) {
-  const std::lock_guard lock(mutex_);
-  exchange_ = on;
-}
-
-void GradientSharder::backward(const at::Tensor& loss_sum, std::int64_t count) {
-  {
-    const std::lock_guard lock(mutex_);
-    check_usable();
-    check_model();
-    if (!loss_.any()) {
-      check_zeroed();
-      has_plain_gradients_ = false;
-    }
-    loss_.add(loss_sum, count, device());
-    // Until this pass has ended well: what was counted and sent cannot be taken back.
-    broken_ = true;
-    if (exchange_) begin();
-  }
-  if (loss_sum.defined() && loss_sum.requires_grad()) {
-    const data_parallel::CountedPassGuard pass(counted_pass_, this);
-    loss_sum.backward();
-  }
-  const std::lock_guard lock(mutex_);
-  if (exchange_) finish();
-  broken_ = false;
-}
-
-void GradientSharder::check_usable() const {
-  if (broken_)
-    throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
-                     "samples are counted and its gradients are not: start the ranks anew from a "
-                     "checkpoint");
-}
-
 void GradientSharder::check_model() const {
   for (const auto& unit : model_.units)
     for (const auto& [name, parameter] : unit->parameters()) {
@@ -135,16 +92,12 @@ void GradientSharder::check_model() const {
                        slot.name);
 }
 
-// Before the first counted pass of a step: what is left of the step before would be added to, and
-// gradients of mean losses to those of summed ones.
+// What is left of the step before would be added to, and gradients of mean losses to those of
+// summed ones.
 void GradientSharder::check_zeroed() const {
   for (std::size_t index = 0; index < slots_.size(); ++index)
     if (absent_->is_in(index, slots_[index].parameter) && !absent_->was_zeroed(index))
-      throw UsageError("the gradient of '{}' is still that of {}: call zero_grad() between steps",
-                       slots_[index].name,
-                       has_plain_gradients_ ? "a loss.backward() before this backward(model, "
-                                              "loss_sum, count), and they do not add up"
-                                            : "the step before");
+      refuse_unzeroed(slots_[index].name);
 }
 
 // Before the first plain pass after counted ones.
@@ -157,41 +110,24 @@ void GradientSharder::check_not_counted() const {
                        slots_[index].name);
 }
 
-void GradientSharder::check_gradient(const Slot& slot, const at::Tensor& gradient) const {
-  if (gradient.layout() != at::kStrided)
-    throw UsageError("the gradient of '{}' is sparse, which cannot be summed over ranks: make it "
-                     "dense (for an Embedding, sparse(false))",
-                     slot.name);
-  if (const void* const other = counted_pass_->load(); other != nullptr && other != this)
-    throw UsageError("the gradient of '{}' came in a backward(model, loss_sum, count) of another "
-                     "model, whose samples it would not be divided by: register both in one module "
-                     "and wrap that",
-                     slot.name);
-  if (!is_counted_pass() && loss_.any())
-    throw UsageError("the gradient of '{}' came in a loss.backward() after a backward(model, "
-                     "loss_sum, count) of the same step, and they do not add up: use one of them",
-                     slot.name);
-  if (gradient.requires_grad())
-    throw UsageError("the gradient of '{}' is itself part of a graph (create_graph), which a "
-                     "sharded model cannot follow through its sums: use torch::autograd::grad() "
-                     "for it",
-                     slot.name);
-}
-
 void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) {
-  const std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
   at::Tensor& gradient = slot.parameter.mutable_grad();
   // Where the sums of an exchange are added to, autograd has put nothing in place.
   const bool absent = absent_->is_in(index, slot.parameter);
-  check_gradient(slot, absent ? arrived : gradient);
+  check_gradient(slot.name, absent ? arrived : gradient);
+  if ((absent ? arrived : gradient).requires_grad())
+    throw UsageError("the gradient of '{}' is itself part of a graph (create_graph), which a "
+                     "sharded model cannot follow through its sums: use torch::autograd::grad() "
+                     "for it",
+                     slot.name);
   slot.used = true;
   if (absent) slot.adds = true;
   if (!is_counted_pass() && !has_plain_gradients_) {
     check_not_counted();
     has_plain_gradients_ = true;
   }
-  if (!exchange_) {
+  if (!exchange()) {
     // Added up in the optimizer's type; autograd adds to what is there.
     const at::ScalarType summed = model_.units[slot.unit]->format().own;
     if (absent)
@@ -202,23 +138,8 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
       gradient = gradient.clone();
     return;
   }
-  if (!in_backward_) {
-    if (!is_counted_pass()) check_model();
-    in_backward_ = true;
-    if (!is_counted_pass()) {
-      begin();
-      torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-        if (const auto sharder = weak.lock()) {
-          const std::lock_guard finishing(sharder->mutex_);
-          sharder->finish();
-        }
-      });
-    }
-  }
-  if (slot.ready)
-    throw UsageError("the gradient of '{}' came twice in one backward pass, or the pass before "
-                     "ended in an exception: start the ranks anew from a checkpoint",
-                     slot.name);
+  enter_pass();
+  if (slot.ready) refuse_second(slot.name);
   collect(slot, absent ? arrived : gradient);
   gradient = at::Tensor();
   launch_ready();

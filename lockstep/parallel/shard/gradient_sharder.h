@@ -3,15 +3,14 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
-#include <lockstep/parallel/data_parallel/counted_loss.h>
-#include <lockstep/parallel/data_parallel/gradient_hook.h>
+#include <lockstep/parallel/data_parallel/gradient_exchange.h>
 #include <lockstep/parallel/shard/absent_gradients.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/groups.h>
@@ -25,13 +24,10 @@ namespace lockstep::shard {
 // the first step, and from then on the one in which the first rank's were complete. A parameter
 // without a gradient adds nothing; one that no rank has a gradient for gets none.
 //
-// Passes come in two kinds, as for data parallelism without shards: the caller's own
-// loss.backward(), at whose end the mean over the ranks is taken, and backward(loss_sum, count).
+// Every rank computes in a backward(loss_sum, count): other ranks' gathers need it.
 //
-// Ownership: not the units and the gatherer, which outlive it; shares the parameters. Its hooks do
-// nothing once it is gone. Threading: backward passes one at a time, on any threads of autograd.
-// Failure: UsageError and CommError come out of the backward() during which they happen.
-class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
+// Ownership: not the units and the gatherer, which outlive it; shares the parameters.
+class GradientSharder final : public data_parallel::GradientExchange {
  public:
   struct Model {
     std::span<const std::unique_ptr<FlatUnit>> units;
@@ -43,26 +39,14 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   static std::shared_ptr<GradientSharder> make(Model model, Groups groups,
                                                data_parallel::CountedPass counted_pass);
 
-  // Whether backward passes exchange gradients at their end, or add to what is on the rank.
-  void set_exchange(bool on);
-  bool exchange() const { return exchange_; }
-
-  // As replicate::GradientReducer's, but that every rank computes: other ranks' gathers need it.
-  void backward(const at::Tensor& loss_sum, std::int64_t count);
-
-  // Of the last exchange that ended a backward().
-  const data_parallel::StepTotals& totals() const { return loss_.totals(); }
-
   // This rank's part of a parameter's gradient, as the optimizer wants it; undefined where it has
   // none. UsageError where it has yet to be exchanged.
   at::Tensor piece(std::size_t unit, std::size_t member) const;
   // Leaves every gradient undefined.
   void drop_gradients();
 
-  // What would otherwise train on each rank by itself, unnoticed: UsageError.
-  void check_model() const;
+  void check_model() const override;
 
-  std::int64_t num_exchanges() const { return num_exchanges_; }
   std::int64_t gradient_bytes() const;
   // Whether they lie in the host's memory, and the parameters do not.
   bool sums_on_host() const { return sums_on_host_; }
@@ -91,19 +75,13 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   };
 
   GradientSharder(Model model, Groups groups, data_parallel::CountedPass counted_pass);
-  void install_hooks();
 
-  void on_gradient(std::size_t index, const at::Tensor& arrived);
-  void check_gradient(const Slot& slot, const at::Tensor& gradient) const;
-  void check_usable() const;
-  void check_zeroed() const;
+  void on_gradient(std::size_t index, const at::Tensor& arrived) override;
+  void check_zeroed() const override;
   void check_not_counted() const;
-  bool is_counted_pass() const { return counted_pass_->load() == this; }
-  c10::Device device() const { return slots_.front().parameter.device(); }
 
   // gradient_parts.cpp
-  void begin();
-  void finish();
+  void finish() override;
   void collect(Slot& slot, const at::Tensor& gradient);
   void launch_ready();
   void launch(std::size_t unit);
@@ -119,10 +97,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
 
   Model model_;
   Groups groups_;
-  data_parallel::CountedPass counted_pass_;
   BufferPool buffers_of_gradients_;
   std::shared_ptr<AbsentGradients> absent_;
-  std::mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<UnitState> states_;         // of every unit, trained or not
   std::vector<std::size_t> order_;        // units in the order in which they leave
@@ -131,14 +107,8 @@ class GradientSharder : public std::enable_shared_from_this<GradientSharder> {
   std::deque<std::size_t> in_flight_;
   at::Tensor num_ranks_;       // [1] of float64
   bool sums_on_host_ = false;  // though the parameters are not
-  bool exchange_ = true;
-  bool in_backward_ = false;          // a gradient has come in this pass
-  bool has_plain_gradients_ = false;  // of a caller's own backward(), since the last zeroing
-  bool broken_ = false;               // a backward() here ended in an exception
-  bool patient_ = true;               // sums have come when they were waited for, so far
+  bool patient_ = true;        // sums have come when they were waited for, so far
   bool order_known_ = false;
-  std::int64_t num_exchanges_ = 0;
-  data_parallel::CountedLoss loss_;
 };
 
 }  // namespace lockstep::shard

@@ -1,4 +1,4 @@
-// What a reducer's ranks send each other in a step: the count, the buckets, who used what.
+// What a reducer's ranks send each other in a step: buckets of gradients, who used what, buffers.
 #include <numeric>
 
 #include <ATen/ATen.h>
@@ -77,7 +77,7 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
     const at::Tensor& first = slots_[members.front()].parameter;
     for (const std::size_t index : members) slots_[index].bucket = bucket.content.index;
     if (!needs_memory(first)) continue;
-    bucket.content.flat = first.is_cpu() ? group_->allocate({total}, first.scalar_type())
+    bucket.content.flat = first.is_cpu() ? group().allocate({total}, first.scalar_type())
                                          : at::empty({total}, first.options());
     std::int64_t offset = 0;
     for (const std::size_t index : members) {
@@ -95,12 +95,6 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
     }
   }
   buckets_ = std::move(buckets);
-}
-
-// Starts an exchange with the count that its sums are divided by: on its way before the first
-// bucket, it is there when that one is added up.
-void GradientReducer::begin() {
-  if (divides_by_count()) loss_.exchange(*group_);
 }
 
 // A GPU's collectives want one long array, and a hook is promised one. Between CPUs the copies that
@@ -142,14 +136,14 @@ void GradientReducer::launch_ready() {
 
 void GradientReducer::launch(Bucket& bucket) {
   if (options_.comm_hook) {
-    bucket.complete = options_.comm_hook(bucket.content, *group_);
+    bucket.complete = options_.comm_hook(bucket.content, group());
     return;
   }
   const bool divided = divided_in_flight();
   comm::CallOptions options;
   if (divided && divides_by_count()) options.divisor = loss_.divisor();
   const comm::ReduceOp op = divided ? comm::ReduceOp::mean : comm::ReduceOp::sum;
-  bucket.work = group_->all_reduce(memory_of(bucket), op, options);
+  bucket.work = group().all_reduce(memory_of(bucket), op, options);
 }
 
 // Where a bucket's sums come to be.
@@ -180,7 +174,7 @@ void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
                   "find_unused_parameters",
                   list_names(names));
   // The others wait for buckets that will not come.
-  group_->abort(reason);
+  group().abort(reason);
   throw UsageError(reason);
 }
 
@@ -205,14 +199,13 @@ void GradientReducer::finish() {
   complete_buckets();
   hand_out(without_gradient, used_by);
   if (options_.broadcast_buffers && !buffers_.empty())
-    data_parallel::broadcast_from_first(buffers_, *group_);
+    data_parallel::broadcast_from_first(buffers_, group());
 
   for (Slot& slot : slots_) slot.ready = slot.used = false;
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
-  const bool had_gradients = std::exchange(in_backward_, false);
   has_plain_gradients_ = false;
-  loss_.clear();
+  const bool had_gradients = end_step();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
   for (Slot& slot : slots_) {
@@ -220,7 +213,6 @@ void GradientReducer::finish() {
     slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
     if (gradient.defined()) slot.version = gradient._version();
   }
-  ++num_exchanges_;
 }
 
 // On how many ranks each parameter was used: one small message. Undefined where nobody asks.
@@ -231,7 +223,7 @@ at::Tensor GradientReducer::exchange_usage() {
   for (std::size_t index = 0; index < slots_.size(); ++index)
     used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
   const at::Tensor used_by = host.to(device());
-  group_->all_reduce(used_by).wait();
+  group().all_reduce(used_by).wait();
   return used_by;
 }
 
@@ -250,7 +242,7 @@ void GradientReducer::complete_buckets() {
       if (divides_by_count())
         loss_.divide(sums);
       else
-        sums.div_(group_->size());
+        sums.div_(group().size());
     }
   }
 }
@@ -270,7 +262,7 @@ void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
 }
 
 void GradientReducer::learn_order(bool had_gradients) {
-  const auto agreed = data_parallel::agree_on_order(ready_order_, had_gradients, *group_, device());
+  const auto agreed = data_parallel::agree_on_order(ready_order_, had_gradients, group(), device());
   if (!agreed) return;
   build_buckets(*agreed);
   order_known_ = true;

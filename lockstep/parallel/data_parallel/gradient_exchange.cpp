@@ -1,0 +1,114 @@
+#include <lockstep/parallel/data_parallel/gradient_exchange.h>
+
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::data_parallel {
+
+GradientExchange::GradientExchange(std::shared_ptr<comm::Communicator> group, c10::Device device,
+                                   CountedPass counted_pass)
+    : group_(std::move(group)), device_(device), counted_pass_(std::move(counted_pass)) {}
+
+std::unique_ptr<GradientHook> GradientExchange::hear_of(const at::Tensor& parameter,
+                                                        std::size_t index) {
+  return std::make_unique<GradientHook>(
+      parameter, [weak = weak_from_this(), index](const at::Tensor& arrived) {
+        if (const auto self = weak.lock()) {
+          const std::lock_guard lock(self->mutex_);
+          self->on_gradient(index, arrived);
+        }
+      });
+}
+
+void GradientExchange::set_exchange(bool on) {
+  const std::lock_guard lock(mutex_);
+  exchange_ = on;
+}
+
+void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_)
+      throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
+                       "samples are counted and its gradients are not: start the ranks anew from a "
+                       "checkpoint");
+    check_model();
+    if (!divides_by_count()) {
+      check_zeroed();
+      has_plain_gradients_ = false;
+    }
+    loss_.add(loss_sum, count, device_);
+    // Until this pass has ended well: what was counted and sent cannot be taken back.
+    broken_ = true;
+    if (exchange_) begin();
+  }
+  if (loss_sum.defined() && loss_sum.requires_grad()) {
+    // Not by a callback of autograd's: that comes at the end of whichever backward the first
+    // gradient came from, which may be one inside of this.
+    const CountedPassGuard pass(counted_pass_, this);
+    loss_sum.backward();
+  }
+  const std::lock_guard lock(mutex_);
+  if (exchange_) finish();
+  broken_ = false;
+}
+
+// The count that sums are divided by is on its way before the first of them, and there when that
+// one is added up.
+void GradientExchange::begin() {
+  if (divides_by_count()) loss_.exchange(*group_);
+}
+
+void GradientExchange::enter_pass() {
+  if (in_backward_) return;
+  if (!is_counted_pass()) check_model();
+  in_backward_ = true;
+  if (is_counted_pass()) return;
+  begin();
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      const std::lock_guard lock(self->mutex_);
+      self->finish();
+    }
+  });
+}
+
+bool GradientExchange::end_step() {
+  loss_.clear();
+  ++num_exchanges_;
+  return std::exchange(in_backward_, false);
+}
+
+void GradientExchange::check_gradient(const std::string& name, const at::Tensor& gradient) const {
+  if (gradient.layout() != at::kStrided)
+    throw UsageError("the gradient of '{}' is sparse, which cannot be summed over ranks: make it "
+                     "dense (for an Embedding, sparse(false))",
+                     name);
+  if (const void* const other = counted_pass_->load(); other != nullptr && other != this)
+    throw UsageError("the gradient of '{}' came in a backward(model, loss_sum, count) of another "
+                     "model, whose samples it would not be divided by: register both in one module "
+                     "and wrap that",
+                     name);
+  if (!is_counted_pass() && divides_by_count())
+    throw UsageError("the gradient of '{}' came in a loss.backward() after a backward(model, "
+                     "loss_sum, count) of the same step, and they do not add up: use one of them",
+                     name);
+}
+
+void GradientExchange::refuse_unzeroed(const std::string& name) const {
+  throw UsageError("the gradient of '{}' is still that of {}: call zero_grad() between steps", name,
+                   has_plain_gradients_ ? "a loss.backward() before this backward(model, "
+                                          "loss_sum, count), and they do not add up"
+                                        : "the step before");
+}
+
+void GradientExchange::refuse_second(const std::string& name) {
+  throw UsageError("the gradient of '{}' came twice in one backward pass, or the pass before ended "
+                   "in an exception: start the ranks anew from a checkpoint",
+                   name);
+}
+
+}  // namespace lockstep::data_parallel

@@ -1,0 +1,97 @@
+// When gradients are exchanged: at the end of which backward passes, and over how many samples.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/data_parallel/counted_loss.h>
+#include <lockstep/parallel/data_parallel/gradient_hook.h>
+
+namespace lockstep::data_parallel {
+
+// Passes come in two kinds: the caller's own loss.backward(), at whose end the mean over the ranks
+// is taken, and backward(loss_sum, count) here. A graph that runs another backward inside its own
+// (reentrant checkpoints) exchanges once in the second, and at the end of each in the first. What
+// the ranks send each other is for those to say that derive from this.
+//
+// Ownership: its hooks do nothing once it is gone. Threading: backward passes one at a time, on any
+// threads of autograd. Failure: UsageError and CommError come out of the backward() during which
+// they happen.
+class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
+ public:
+  virtual ~GradientExchange() = default;
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
+
+  // Whether backward passes exchange gradients at their end, or add to what is on the rank.
+  void set_exchange(bool on);
+  bool exchange() const { return exchange_; }
+
+  // Backward of a loss that is a sum over `count` samples: the exchange divides the summed
+  // gradients by the samples of all ranks, and of all passes since the last exchange, and not by
+  // the number of ranks. All ranks do this in a step, or none.
+  void backward(const at::Tensor& loss_sum, std::int64_t count);
+
+  // Of the last exchange that ended a backward().
+  const StepTotals& totals() const { return loss_.totals(); }
+  std::int64_t num_exchanges() const { return num_exchanges_; }
+
+  // UsageError for what was done to the model that would train it on each rank by itself,
+  // unnoticed.
+  virtual void check_model() const = 0;
+
+ protected:
+  // All ranks' group, and where the parameters are.
+  GradientExchange(std::shared_ptr<comm::Communicator> group, c10::Device device,
+                   CountedPass counted_pass);
+
+  // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
+  std::unique_ptr<GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
+
+  // What follows is called with the mutex locked.
+  virtual void on_gradient(std::size_t index, const at::Tensor& arrived) = 0;
+  // Ends an exchange; calls end_step().
+  virtual void finish() = 0;
+  // Before the first counted pass of a step: UsageError, by refuse_unzeroed(), for a gradient that
+  // is left of what was before.
+  virtual void check_zeroed() const = 0;
+
+  // UsageError for a gradient that cannot be summed over ranks, or not with others of its step.
+  void check_gradient(const std::string& name, const at::Tensor& gradient) const;
+  [[noreturn]] void refuse_unzeroed(const std::string& name) const;
+  [[noreturn]] static void refuse_second(const std::string& name);
+
+  // A gradient has come in a pass that exchanges: at the first of them the exchange begins, where
+  // it is the caller's own pass.
+  void enter_pass();
+  bool is_counted_pass() const { return counted_pass_->load() == this; }
+  bool divides_by_count() const { return loss_.any(); }
+  // The exchange is over. Returns whether a gradient had come in its pass.
+  bool end_step();
+
+  comm::Communicator& group() const { return *group_; }
+  c10::Device device() const { return device_; }
+
+  std::mutex mutex_;
+  CountedLoss loss_;                  // of backward() since the last exchange
+  bool in_backward_ = false;          // a gradient has come in this pass, which exchanges
+  bool has_plain_gradients_ = false;  // of a caller's own backward(), not zeroed since
+
+ private:
+  void begin();
+
+  std::shared_ptr<comm::Communicator> group_;
+  c10::Device device_;
+  CountedPass counted_pass_;
+  bool exchange_ = true;
+  bool broken_ = false;  // a backward() here ended in an exception
+  std::int64_t num_exchanges_ = 0;
+};
+
+}  // namespace lockstep::data_parallel
