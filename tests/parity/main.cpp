@@ -14,9 +14,9 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(parity::check_data_parallel);
   if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0)
     return lockstep::ranks::run_cells(parity::check_some_sharded);
-  if (argc == 2 && std::strcmp(argv[1], "--sharded-tcp") == 0)
+  if (argc == 3 && std::strcmp(argv[1], "--sharded-over") == 0)
     return lockstep::ranks::run_cells(
-        lockstep::comm::join_world({.backend = "tcp", .timeout = lockstep::milliseconds(60'000)}),
+        lockstep::comm::join_world({.backend = argv[2], .timeout = lockstep::milliseconds(60'000)}),
         parity::check_some_sharded);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-gpu") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded_on_gpu);

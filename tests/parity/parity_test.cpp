@@ -1,7 +1,11 @@
 // The layout never changes the answer: every strategy against one process, on models nobody tuned
 // it for. Each test launches one job of real processes, whose ranks run all cells.
+#include <algorithm>
+
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
+
+#include <lockstep/comm/engines/engines.h>
 
 #include <tests/ranks/job.h>
 
@@ -13,7 +17,15 @@ class Parity : public ::testing::TestWithParam<int> {};
 TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
-TEST(ParityOverTcp, OfShards) { ranks::expect_cells_pass(2, {"--sharded-tcp"}); }
+// On two ranks there is one order to add in, whoever adds.
+class ParityOver : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(ParityOver, OfShards) {
+  const auto engines = comm::engines::available_engines();
+  if (GetParam() != std::string("tcp") && std::ranges::find(engines, GetParam()) == engines.end())
+    GTEST_SKIP() << "this build has no " << GetParam();
+  ranks::expect_cells_pass(2, {"--sharded-over", GetParam()});
+}
 
 TEST(ParityOnGpu, OfShards) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
@@ -25,6 +37,8 @@ class WholeParity : public ::testing::TestWithParam<int> {};
 
 TEST_P(WholeParity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded-whole"}); }
 
+INSTANTIATE_TEST_SUITE_P(Transports, ParityOver, ::testing::Values("tcp", "gloo"),
+                         [](const auto& info) { return std::string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Whole, WholeParity, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4),

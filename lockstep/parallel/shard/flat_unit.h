@@ -93,6 +93,8 @@ class FlatUnit {
   void start_gather(const comm::CallOptions& options);
   void finish_gather();
   void abandon_gather();
+  // Whether all of it is here, or has failed.
+  bool gather_is_over() const { return gathering_.done() && (!quantized_ || quantized_->done()); }
 
   // Whoever wrote to part() says so: other ranks are to get it from now on.
   void part_changed();

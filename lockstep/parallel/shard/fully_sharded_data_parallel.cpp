@@ -154,7 +154,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
                                                          units_.size(), groups_.gather->size())));
 }
 
-FullyShardedDataParallel::~FullyShardedDataParallel() = default;
+FullyShardedDataParallel::~FullyShardedDataParallel() {
+  // The next step's first unit, which no rank is going to use. Not for ever: others may be gone.
+  constexpr milliseconds kPatience{2'000};
+  if (std::uncaught_exceptions() == 0) gatherer_->await_arrivals(Deadline::after(kPatience));
+}
 
 void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {
   data_parallel::check_counted_loss(loss_sum, count);

@@ -1,7 +1,9 @@
 #include <lockstep/parallel/shard/parameter_gatherer.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include <lockstep/base/error.h>
 
@@ -152,6 +154,16 @@ void ParameterGatherer::release_all() {
     else
       release(live_[i]);
   }
+}
+
+void ParameterGatherer::await_arrivals(Deadline deadline) const {
+  constexpr std::chrono::microseconds kPoll{50};
+  const std::lock_guard lock(mutex_);
+  const auto is_on_its_way = [&](std::size_t unit) {
+    return states_[unit].arriving && !units_[unit]->gather_is_over();
+  };
+  while (std::ranges::any_of(live_, is_on_its_way) && !deadline.passed())
+    std::this_thread::sleep_for(kPoll);
 }
 
 bool ParameterGatherer::is_held() const {

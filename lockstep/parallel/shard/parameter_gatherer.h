@@ -9,6 +9,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/use_order.h>
@@ -62,6 +63,10 @@ class ParameterGatherer final : public intercept::Owner {
   void release_all();
   // The next step begins: its first unit is on its way before anyone asks.
   void start_step();
+
+  // Waits for what is on its way, until the deadline: where a group ends with a call under way, it
+  // ends as it does for a fault.
+  void await_arrivals(Deadline deadline) const;
 
   // Whether somebody holds a unit.
   bool is_held() const;
