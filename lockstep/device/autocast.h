@@ -32,7 +32,7 @@ class Autocast {
   Autocast(c10::DeviceType device, c10::ScalarType dtype, CastCache cache = CastCache::kept);
 
   // Switches it off: for what must not lose precision within a region that has it on.
-  static Autocast off(c10::DeviceType device);
+  [[nodiscard]] static Autocast off(c10::DeviceType device);
 
   ~Autocast();
   Autocast(const Autocast&) = delete;

@@ -8,7 +8,7 @@ namespace {
 
 const char* name_of(const DistributedConfig& config) {
   if (config.mode == ParallelMode::DDP) return "DDP";
-  switch (config.sharding_strategy) {
+  switch (strategy_of(config)) {
     case ShardingStrategy::NO_SHARD: return "NO_SHARD";
     case ShardingStrategy::SHARD_OPTIMIZER: return "SHARD_OPTIMIZER";
     case ShardingStrategy::SHARD_GRAD_OP: return "SHARD_GRAD_OP";
@@ -21,7 +21,9 @@ const char* name_of(const DistributedConfig& config) {
 }  // namespace
 
 ShardingStrategy strategy_of(const DistributedConfig& config) {
-  return config.mode == ParallelMode::DDP ? ShardingStrategy::NO_SHARD : config.sharding_strategy;
+  return config.mode == ParallelMode::DDP
+             ? ShardingStrategy::NO_SHARD
+             : config.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
 }
 
 bool takes_units(const DistributedConfig& config) {
@@ -31,6 +33,10 @@ bool takes_units(const DistributedConfig& config) {
 }
 
 void check(const DistributedConfig& config) {
+  if (config.mode == ParallelMode::DDP && config.sharding_strategy &&
+      *config.sharding_strategy != ShardingStrategy::NO_SHARD)
+    throw UsageError("a sharding_strategy is given, and the mode is DDP, in which every rank holds "
+                     "the whole model: set .mode = ParallelMode::FSDP, too");
   const MixedPrecision& precision = config.fsdp.mixed_precision;
   const CPUOffload& offload = config.fsdp.cpu_offload;
   const ZeroPlusPlusConfig& zero = config.fsdp.zero_plus_plus;

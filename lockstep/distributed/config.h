@@ -27,7 +27,8 @@ enum class ParallelMode {
 
 struct DistributedConfig {
   ParallelMode mode = ParallelMode::DDP;
-  ShardingStrategy sharding_strategy = ShardingStrategy::FULL_SHARD;  // of FSDP
+  // Of FSDP, and FULL_SHARD where it is not given.
+  std::optional<ShardingStrategy> sharding_strategy = {};
   // The axes over the ranks, slowest first; one size may be -1. Where not given, one axis over all
   // of them, or for HYBRID_SHARD a copy of the model on each host.
   std::vector<mesh::Axis> mesh = {};

@@ -98,6 +98,12 @@ void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& mod
   if (find(module.get()) != nullptr)
     throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
                      module->name());
+  for (const auto& item : module->named_parameters())
+    for (const State::Wrapped& other : state_->models)
+      if (other.parallel->names().has(item.value()))
+        throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
+                         "whole model, once",
+                         item.key(), module->name());
   // Asked here, as a model without tensors does not say on which device ranks could agree.
   const bool empty = module->parameters().empty() && module->buffers().empty();
   if (const double num_empty = sum(empty ? 1 : 0); num_empty > 0)
@@ -171,7 +177,10 @@ ParallelModel* DistributedManager::find(const torch::nn::Module* module) const {
 
 ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Module>& module) {
   if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
-  if (auto* const found = find(module.get())) return *found;
+  if (auto* const found = find(module.get())) {
+    found->names().check_unchanged(*module);
+    return *found;
+  }
   throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
                    module->name());
 }

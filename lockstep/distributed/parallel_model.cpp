@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/state_match.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
@@ -15,64 +16,6 @@ namespace {
 
 constexpr const char* kReplicate = "dp_replicate";
 constexpr const char* kShard = "dp_shard";
-
-// Shared weights under each of their names, which a checkpoint of the module has.
-class Names {
- public:
-  explicit Names(const torch::nn::Module& module)
-      : parameters_(module.named_parameters()), buffers_(module.named_buffers()) {}
-
-  // `distinct` has one of each.
-  std::vector<NamedTensor> all(const std::vector<NamedTensor>& distinct) const {
-    std::vector<NamedTensor> result;
-    for (const auto* tensors : {&parameters_, &buffers_})
-      for (const auto& item : *tensors)
-        for (const auto& [name, tensor] : distinct)
-          if ((*tensors).contains(name) && (*tensors)[name].is_same(item.value())) {
-            result.push_back({item.key(), tensor});
-            break;
-          }
-    return result;
-  }
-
-  // The reverse.
-  std::vector<NamedTensor> distinct(const std::vector<NamedTensor>& all) const {
-    std::vector<NamedTensor> result;
-    std::vector<NamedTensor> known = data_parallel::distinct_tensors(parameters_);
-    for (NamedTensor& buffer : data_parallel::distinct_tensors(buffers_))
-      known.push_back(std::move(buffer));
-    for (const NamedTensor& given : all) {
-      const bool alias = (parameters_.contains(given.name) || buffers_.contains(given.name)) &&
-                         std::ranges::none_of(
-                             known, [&](const NamedTensor& one) { return one.name == given.name; });
-      if (!alias) result.push_back(given);
-    }
-    return result;
-  }
-
-  std::vector<NamedTensor> tensors() const {
-    std::vector<NamedTensor> result;
-    for (const auto* list : {&parameters_, &buffers_})
-      for (const auto& item : *list) result.push_back({item.key(), item.value()});
-    return result;
-  }
-
-  std::vector<NamedTensor> trained() const {
-    std::vector<NamedTensor> result = data_parallel::distinct_tensors(parameters_);
-    std::erase_if(result, [](const NamedTensor& one) { return !one.tensor.requires_grad(); });
-    return result;
-  }
-
-  const at::Tensor& parameter(const std::string& name) const {
-    if (!parameters_.contains(name))
-      throw UsageError("the model has no parameter '{}'; named_parameters() lists them", name);
-    return parameters_[name];
-  }
-
- private:
-  torch::OrderedDict<std::string, at::Tensor> parameters_;
-  torch::OrderedDict<std::string, at::Tensor> buffers_;
-};
 
 // Every rank has everything.
 class Replicated : public ParallelModel {
@@ -89,7 +32,8 @@ class Replicated : public ParallelModel {
 
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return optim::make_optimizer(options, std::move(groups));
+    return optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
+                          optimizer_bytes_);
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     return optim::clip_gradients(names_.trained(), max_norm);
@@ -105,15 +49,17 @@ class Replicated : public ParallelModel {
 
   // The model's own tensors: no copies.
   std::vector<NamedTensor> full_state_dict(const StateDictOptions&) override {
-    return names_.tensors();
+    return names_.all();
   }
   void load_full_state_dict(const std::vector<NamedTensor>& state) override {
     const c10::NoGradGuard no_grad;
+    const std::vector<NamedTensor> wanted = names_.distinct();
+    const std::vector<NamedTensor> given = names_.with_first_names(state);
+    check_state("state", wanted, given);
     if (group_->rank() == 0)
-      for (const auto& [name, tensor] : names_.tensors())
-        for (const NamedTensor& given : state)
-          if (given.name == name && !given.tensor.is_same(tensor)) tensor.copy_(given.tensor);
-    data_parallel::broadcast_from_first(names_.tensors(), *group_);
+      for (const auto& [name, tensor] : data_parallel::by_name(given))
+        if (const at::Tensor& mine = names_.tensor(name); !tensor.is_same(mine)) mine.copy_(tensor);
+    data_parallel::broadcast_from_first(wanted, *group_);
   }
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
                                                 const StateDictOptions&) override {
@@ -121,9 +67,14 @@ class Replicated : public ParallelModel {
   }
   void load_full_optimizer_state(optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state) override {
-    std::vector<NamedTensor> received = group_->rank() == 0 ? state : optimizer.state();
-    data_parallel::broadcast_from_first(received, *group_,
-                                        names_.tensors().front().tensor.device());
+    std::vector<NamedTensor> received = optimizer.state();
+    check_state("optimizer's state", received, state);
+    // In this optimizer's order on every rank: the list may have another.
+    if (group_->rank() == 0) {
+      const auto given = data_parallel::by_name(state);
+      for (auto& [name, tensor] : received) tensor = given.at(name).to(tensor.scalar_type());
+    }
+    data_parallel::broadcast_from_first(received, *group_, device());
     optimizer.load_state(received);
   }
 
@@ -134,26 +85,39 @@ class Replicated : public ParallelModel {
                        group_->size());
   }
   MemoryReport memory_report() const override {
-    MemoryReport report{.num_parameters = num_parameters()};
-    for (const NamedTensor& one : names_.trained()) {
+    MemoryReport report{.num_parameters = num_parameters(), .optimizer = *optimizer_bytes_};
+    for (const NamedTensor& one : names_.distinct_parameters()) {
       report.parameters += static_cast<std::int64_t>(one.tensor.nbytes());
       if (one.tensor.grad().defined())
         report.gradients += static_cast<std::int64_t>(one.tensor.grad().nbytes());
     }
+    for (const NamedTensor& one : names_.distinct_buffers())
+      report.buffers += static_cast<std::int64_t>(one.tensor.nbytes());
     return report;
   }
-
- protected:
-  std::int64_t num_parameters() const {
-    std::int64_t total = 0;
-    for (const NamedTensor& one : names_.trained()) total += one.tensor.numel();
-    return total;
-  }
-
-  Names names_;
-  std::shared_ptr<comm::Communicator> group_;
+  const TensorNames& names() const override { return names_; }
 
  private:
+  std::int64_t num_parameters() const {
+    std::int64_t total = 0;
+    for (const NamedTensor& one : names_.distinct_parameters()) total += one.tensor.numel();
+    return total;
+  }
+  c10::Device device() const { return names_.all().front().tensor.device(); }
+
+  // Every rank calls it, and looks at the first one's list.
+  void check_state(const char* what, const std::vector<NamedTensor>& wanted,
+                   const std::vector<NamedTensor>& given) const {
+    std::string fault;
+    if (group_->rank() == 0) fault = data_parallel::state_fault(wanted, given);
+    data_parallel::refuse_together(
+        fault.empty() ? "" : fmt::format("the {} does not fit this model: {}", what, fault),
+        *group_, device());
+  }
+
+  TensorNames names_;
+  std::shared_ptr<comm::Communicator> group_;
+  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
   replicate::DistributedDataParallel parallel_;
 };
 
@@ -172,7 +136,7 @@ class OptimizerSharded final : public ParallelModel {
   const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return shards_.make_optimizer(options, std::move(groups));
+    return shards_.make_optimizer(options, names().renamed(std::move(groups)));
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);
@@ -200,7 +164,12 @@ class OptimizerSharded final : public ParallelModel {
   std::shared_ptr<void> full_parameters() override { return nullptr; }
   bool every_rank_computes() const override { return false; }
   std::string describe() const override { return shards_.describe(); }
-  MemoryReport memory_report() const override { return shards_.memory_report(); }
+  MemoryReport memory_report() const override {
+    MemoryReport report = shards_.memory_report();
+    report.buffers = replicas_.memory_report().buffers;
+    return report;
+  }
+  const TensorNames& names() const override { return replicas_.names(); }
 
  private:
   shard::OptimizerShards shards_;  // first: moves the parameters that the other hooks into
@@ -220,7 +189,7 @@ class Sharded final : public ParallelModel {
   const data_parallel::StepTotals& totals() const override { return sharded_.totals(); }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return sharded_.make_optimizer(options, std::move(groups));
+    return sharded_.make_optimizer(options, names_.renamed(std::move(groups)));
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     return sharded_.clip_gradients(max_norm);
@@ -229,13 +198,13 @@ class Sharded final : public ParallelModel {
     return sharded_.unscale_gradients(scaler);
   }
   at::Tensor full_gradient(const std::string& name) override {
-    return sharded_.full_gradient(name);
+    return sharded_.full_gradient(names_.first_name(name));
   }
   std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) override {
-    return names_.all(sharded_.full_state_dict(options));
+    return names_.with_every_name(sharded_.full_state_dict(options));
   }
   void load_full_state_dict(const std::vector<NamedTensor>& state) override {
-    sharded_.load_full_state_dict(names_.distinct(state));
+    sharded_.load_full_state_dict(names_.with_first_names(state));
   }
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
                                                 const StateDictOptions& options) override {
@@ -245,13 +214,21 @@ class Sharded final : public ParallelModel {
                                  const std::vector<NamedTensor>& state) override {
     sharded_.load_full_optimizer_state(optimizer, state);
   }
-  std::shared_ptr<void> full_parameters() override { return sharded_.full_parameters(); }
+  std::shared_ptr<void> full_parameters() override {
+    // What was written to them meanwhile lasts, through whatever it was written.
+    using Hold = shard::ParameterGatherer::Hold;
+    return std::shared_ptr<Hold>(sharded_.full_parameters().release(), [](Hold* hold) {
+      const std::unique_ptr<Hold> owned(hold);
+      hold->keep_edits();
+    });
+  }
   bool every_rank_computes() const override { return sharded_.every_rank_computes(); }
   std::string describe() const override { return sharded_.describe(); }
   MemoryReport memory_report() const override { return sharded_.memory_report(); }
+  const TensorNames& names() const override { return names_; }
 
  private:
-  Names names_;
+  TensorNames names_;
   shard::FullyShardedDataParallel sharded_;
 };
 

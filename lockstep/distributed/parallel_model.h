@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/tensor_names.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
@@ -51,6 +52,9 @@ class ParallelModel {
   virtual bool every_rank_computes() const = 0;
   virtual std::string describe() const = 0;
   virtual MemoryReport memory_report() const = 0;
+
+  // As they were when it was made.
+  virtual const TensorNames& names() const = 0;
 };
 
 // Spreads a module over the ranks of a mesh that axes_for() describes.

@@ -118,6 +118,13 @@ MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Devi
 MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
   const Batch batch = resolve_batch(config_, num_ranks);
   const ShardingStrategy strategy = strategy_of(config_.sharding.strategy);
+  const auto divides = [&](const char* key, std::int64_t size) {
+    if (size > 1 && num_ranks % size != 0)
+      throw UsageError("{} is {}, which {} ranks do not divide into", key, size, num_ranks);
+  };
+  divides("fsdp.ranks_per_copy", config_.sharding.ranks_per_copy);
+  divides("zero_optimization.zero_hpz_partition_size",
+          config_.sharding.zero_plus_plus.hpz_partition_size);
   return {.strategy = strategy,
           .num_ranks = num_ranks,
           .ranks_per_host = ranks_per_host,

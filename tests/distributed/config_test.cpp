@@ -50,6 +50,13 @@ TEST(Config, WhatAStrategyWithWholeGradientsDoesNotHaveIsRefused) {
   }
 }
 
+TEST(Config, AStrategyNeedsItsMode) {
+  EXPECT_THAT(usage_error([] { check({.sharding_strategy = ShardingStrategy::SHARD_OPTIMIZER}); }),
+              HasSubstr("ParallelMode::FSDP"));
+  check({.sharding_strategy = ShardingStrategy::NO_SHARD});
+  EXPECT_EQ(strategy_of({.mode = ParallelMode::FSDP}), ShardingStrategy::FULL_SHARD);
+}
+
 TEST(Config, IsCheckedBeforeTheJobIsJoined) {
   DistributedConfig ddp;
   ddp.fsdp = kHalf;

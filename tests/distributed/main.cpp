@@ -1,9 +1,12 @@
 // The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
-// with --sharded that of sharded_manager.cpp, with --scaled and a strategy that of scaled_loss.cpp.
+// with --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp,
+// with
+// --scaled and a strategy that of scaled_loss.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
 
+#include "every_strategy.h"
 #include "manager.h"
 #include "scaled_loss.h"
 #include "sharded_manager.h"
@@ -33,6 +36,8 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_sharded_manager(dist, cells); });
   }
+  if (argc == 2 && std::strcmp(argv[1], "--every-strategy") == 0)
+    return lockstep::ranks::run_cells(lockstep::check_every_strategy);
   if (argc == 3 && std::strcmp(argv[1], "--scaled") == 0) {
     const auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
                                                    .sharding_strategy = strategy_named(argv[2]),

@@ -7,6 +7,9 @@ namespace {
 
 TEST(DistributedManager, OnTwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
 TEST(DistributedManager, OfModelsThatAreCut) { ranks::expect_cells_pass(2, {"--sharded"}); }
+TEST(DistributedManager, MeansTheSameWithEveryStrategy) {
+  ranks::expect_cells_pass(2, {"--every-strategy"});
+}
 TEST(DistributedManager, UnscalesGradientsWithEveryStrategy) {
   for (const char* strategy : {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD"}) {
     SCOPED_TRACE(strategy);

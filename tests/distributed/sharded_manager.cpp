@@ -106,6 +106,7 @@ void check_describing(DistributedManager& dist, Cells& cells) {
          {"blocks.0", "blocks.2", "on each rank, gathered when used", "230200 parameters in all"})
       cells.expect(text.find(part) != text.npos, fmt::format("'{}' is not in\n{}", part, text));
     train(dist, model, 1);
+    const auto adamw = dist.make_optimizer(model, optim::AdamWOptions{});
     const MemoryReport report = dist.memory_report(model);
     cells.expect(report.num_ranks == cells.num_ranks(), "the number of ranks");
     const double wanted = 16.0 * static_cast<double>(report.num_parameters) / cells.num_ranks();

@@ -68,6 +68,11 @@ TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
   EXPECT_LT(plan.estimate(plan.configured(4)).activations,
             plan.estimate(plan.configured(1)).activations / 3);
   EXPECT_THROW(plan.configured(3), UsageError);
+  TrainConfig odd = config();
+  odd.sharding = {.strategy = Sharding::hybrid, .ranks_per_copy = 3};
+  EXPECT_THAT(usage_error([&] { plan_of(odd).configured(4); }), HasSubstr("ranks_per_copy is 3"));
+  odd.sharding = {.strategy = Sharding::full, .zero_plus_plus = {.hpz_partition_size = 3}};
+  EXPECT_THAT(usage_error([&] { plan_of(odd).configured(4); }), HasSubstr("partition_size is 3"));
 }
 
 // Each way that is offered does fit, and without it the run would not.

@@ -3,36 +3,14 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <spdlog/fmt/ranges.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/state_match.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
 namespace lockstep::shard {
-
-namespace {
-
-std::string shape_of(const at::Tensor& tensor) {
-  return fmt::format("[{}]", fmt::join(tensor.sizes().begin(), tensor.sizes().end(), ", "));
-}
-
-// What the first rank's list is wrong in; empty where it fits.
-std::string find_fault(const std::vector<NamedTensor>& wanted,
-                       std::map<std::string, at::Tensor> given) {
-  for (const auto& [name, tensor] : wanted) {
-    const auto found = given.find(name);
-    if (found == given.end()) return fmt::format("'{}' is missing", name);
-    if (!found->second.defined() || found->second.sizes() != tensor.sizes())
-      return fmt::format("'{}' is of shape {}, the model's of {}", name,
-                         found->second.defined() ? shape_of(found->second) : "none",
-                         shape_of(tensor));
-    given.erase(found);
-  }
-  return given.empty() ? "" : fmt::format("'{}' is not the model's", given.begin()->first);
-}
-
-}  // namespace
 
 std::vector<NamedTensor> FullyShardedDataParallel::full_state_dict(
     const StateDictOptions& options) {
@@ -63,20 +41,16 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
   const c10::NoGradGuard no_grad;
   sharder_->check_model();
   const bool first = groups_.all->rank() == 0;
-  std::map<std::string, at::Tensor> given;
-  if (first)
-    for (const auto& [name, tensor] : state) given[name] = tensor;
-
   std::vector<NamedTensor> wanted;
   for (const auto& unit : units_)
     wanted.insert(wanted.end(), unit->parameters().begin(), unit->parameters().end());
   wanted.insert(wanted.end(), buffers_.begin(), buffers_.end());
-  std::string fault = first ? find_fault(wanted, given) : "";
-  if (fault.empty() && first && given.size() != state.size())
-    fault = fmt::format("it has {} tensors of {} names", state.size(), given.size());
+  const std::string fault = first ? data_parallel::state_fault(wanted, state) : "";
   data_parallel::refuse_together(
       fault.empty() ? "" : fmt::format("the state is not that of '{}': {}", module_name_, fault),
       *groups_.all, units_.front()->device());
+  std::map<std::string, at::Tensor> given;
+  if (first) given = data_parallel::by_name(state);
 
   for (const auto& unit : units_) {
     // Through memory of its own: what is gathered now may be in use.

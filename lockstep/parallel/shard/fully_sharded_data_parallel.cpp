@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
+#include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
@@ -14,6 +15,7 @@
 #include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
+#include <lockstep/parallel/shard/shared_memory_check.h>
 #include <lockstep/parallel/shard/unit_sizes.h>
 #include <lockstep/parallel/shard/unit_table.h>
 
@@ -82,6 +84,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   intercept::claim_key();
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
   const std::vector<NamedTensor> parameters = all;
+  // What is both moves as a parameter does.
+  std::erase_if(buffers_, [&](const NamedTensor& buffer) {
+    return std::ranges::any_of(
+        parameters, [&](const NamedTensor& one) { return one.tensor.is_same(buffer.tensor); });
+  });
   all.insert(all.end(), buffers_.begin(), buffers_.end());
   const c10::Device device =
       origin.device.value_or(all.empty() ? at::kCPU : all.front().tensor.device());
@@ -89,6 +96,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   check_trained(module, parameters);
   check_quantizes(options_.zero_plus_plus, parameters);
   refuse_sharded(module);
+  data_parallel::refuse_together(shared_memory_fault(parameters), *groups_.all, device);
 
   const bool in_16_bits = computes_in_param_dtype(options_.mixed_precision, device);
   nodes_ = make_nodes(options_.zero_plus_plus, *groups_.gather, *groups_.reduce);
@@ -149,9 +157,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
        .quantize_gradients = options_.zero_plus_plus.quantize_gradients,
        .nodes = nodes_.reduce},
       groups_, std::move(counted_pass));
-  module.register_module(kSaveGuardName, std::make_shared<SaveGuard>(
-                                             fmt::format("lockstep::shard, {} units over {} ranks",
-                                                         units_.size(), groups_.gather->size())));
+  guard_saving(module, groups_.gather->size());
 }
 
 FullyShardedDataParallel::~FullyShardedDataParallel() {
@@ -186,11 +192,13 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
        .check = [this] { check_step(); },
        .gradient = [this](std::size_t unit,
                           std::size_t member) { return sharder_->piece(unit, member); },
-       .drop_gradients = [this] { sharder_->drop_gradients(); },
+       .drop_gradients =
+           [this](std::span<const SteppedModel::Member> members) {
+             sharder_->drop_gradients(members);
+           },
        .after_step = [this] { after_step(); }},
       options, std::move(groups));
-  optimizer_bytes_ += bytes_of(optimizer->state());
-  return optimizer;
+  return optim::counted(std::move(optimizer), optimizer_bytes_);
 }
 
 void FullyShardedDataParallel::check_step() const {
@@ -250,7 +258,8 @@ at::Tensor FullyShardedDataParallel::full_gradient(const std::string& name) {
 
 std::vector<NamedTensor> FullyShardedDataParallel::full_optimizer_state(
     const optim::Optimizer& optimizer, const StateDictOptions& options) {
-  return gather_state(optimizer.state(), units_, *groups_.reduce, options);
+  return gather_state(optimizer.state(), units_, *groups_.reduce, options,
+                      groups_.all->rank() == 0);
 }
 
 void FullyShardedDataParallel::load_full_optimizer_state(optim::Optimizer& optimizer,
@@ -284,7 +293,7 @@ MemoryReport FullyShardedDataParallel::memory_report() const {
     report.on_host += unit->host_bytes_at_rest();
   }
   (sharder_->sums_on_host() ? report.on_host : report.gradients) += sharder_->gradient_bytes();
-  (sharder_->sums_on_host() ? report.on_host : report.optimizer) += optimizer_bytes_;
+  (sharder_->sums_on_host() ? report.on_host : report.optimizer) += *optimizer_bytes_;
   report.buffers = bytes_of(buffers_);
   const BufferPool::Usage gathered = gathered_memory_->usage();
   report.gathered_now = gathered.taken_bytes;

@@ -126,7 +126,8 @@ class FullyShardedDataParallel {
   std::shared_ptr<ParameterGatherer> gatherer_;
   std::shared_ptr<LowPrecisionOperators> low_precision_;  // where operators compute in 16 bits
   std::shared_ptr<GradientSharder> sharder_;
-  std::int64_t optimizer_bytes_ = 0;
+  // Of those that there are.
+  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace lockstep::shard

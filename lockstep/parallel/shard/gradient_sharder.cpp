@@ -164,14 +164,16 @@ at::Tensor GradientSharder::piece(std::size_t unit, std::size_t member) const {
   return sum;
 }
 
-void GradientSharder::drop_gradients() {
+void GradientSharder::drop_gradients(std::span<const SteppedModel::Member> members) {
   const std::lock_guard lock(mutex_);
-  for (Slot& slot : slots_) {
+  for (const auto& [unit, member] : members) {
+    if (states_[unit].slots.empty()) continue;
+    Slot& slot = slots_[states_[unit].slots[member]];
     slot.parameter.mutable_grad() = at::Tensor();
     // Of passes that were not exchanged, and never will be.
     slot.used = slot.adds = false;
   }
-  loss_.clear();
+  if (std::ranges::none_of(slots_, &Slot::used)) loss_.clear();
 }
 
 std::int64_t GradientSharder::gradient_bytes() const {

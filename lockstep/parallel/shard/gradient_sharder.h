@@ -15,6 +15,7 @@
 #include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/groups.h>
 #include <lockstep/parallel/shard/parameter_gatherer.h>
+#include <lockstep/parallel/shard/sharded_optimizer.h>
 
 namespace lockstep::shard {
 
@@ -42,8 +43,8 @@ class GradientSharder final : public data_parallel::GradientExchange {
   // This rank's part of a parameter's gradient, as the optimizer wants it; undefined where it has
   // none. UsageError where it has yet to be exchanged.
   at::Tensor piece(std::size_t unit, std::size_t member) const;
-  // Leaves every gradient undefined.
-  void drop_gradients();
+  // Leaves these gradients undefined.
+  void drop_gradients(std::span<const SteppedModel::Member> members);
 
   void check_model() const override;
 

@@ -1,8 +1,12 @@
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/counted_optimizer.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
+#include <lockstep/parallel/shard/shared_memory_check.h>
 #include <lockstep/parallel/shard/unit_table.h>
 
 namespace lockstep::shard {
@@ -12,6 +16,10 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
                                  const UnitPolicy& units)
     : group_(group), module_name_(module.name()) {
   refuse_sharded(module);
+  const auto parameters = data_parallel::distinct_tensors(module.named_parameters());
+  if (!parameters.empty())
+    data_parallel::refuse_together(shared_memory_fault(parameters), *group,
+                                   parameters.front().tensor.device());
   for (PlannedUnit& plan : plan_units(module, units)) {
     const at::Tensor& first = plan.parameters.front().tensor;
     units_.push_back(std::make_unique<FlatUnit>(
@@ -33,21 +41,18 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
          return gradient.reshape({-1}).narrow(0, piece.begin, piece.size());
        },
        .drop_gradients =
-           [this] {
-             for (const auto& unit : units_)
-               for (const NamedTensor& parameter : unit->parameters())
-                 parameter.tensor.mutable_grad() = at::Tensor();
+           [this](std::span<const SteppedModel::Member> members) {
+             for (const auto& [unit, member] : members)
+               units_[unit]->parameters()[member].tensor.mutable_grad() = at::Tensor();
            },
        .after_step = [this] { refresh(units_); }},
       options, std::move(groups));
-  for (const NamedTensor& tensor : optimizer->state())
-    optimizer_bytes_ += static_cast<std::int64_t>(tensor.tensor.nbytes());
-  return optimizer;
+  return optim::counted(std::move(optimizer), optimizer_bytes_);
 }
 
 std::vector<NamedTensor> OptimizerShards::full_optimizer_state(const optim::Optimizer& optimizer,
                                                                const StateDictOptions& options) {
-  return gather_state(optimizer.state(), units_, *group_, options);
+  return gather_state(optimizer.state(), units_, *group_, options, group_->rank() == 0);
 }
 
 void OptimizerShards::load_full_optimizer_state(optim::Optimizer& optimizer,
@@ -74,7 +79,7 @@ MemoryReport OptimizerShards::memory_report() const {
       if (parameter.tensor.grad().defined())
         report.gradients += static_cast<std::int64_t>(parameter.tensor.grad().nbytes());
   }
-  report.optimizer = optimizer_bytes_;
+  report.optimizer = *optimizer_bytes_;
   return report;
 }
 

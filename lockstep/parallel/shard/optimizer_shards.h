@@ -46,7 +46,8 @@ class OptimizerShards {
   std::shared_ptr<comm::Communicator> group_;
   std::string module_name_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
-  std::int64_t optimizer_bytes_ = 0;
+  // Of those that there are.
+  std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 
 }  // namespace lockstep::shard

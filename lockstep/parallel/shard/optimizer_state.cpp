@@ -89,9 +89,10 @@ at::Tensor gather_pieces(const at::Tensor& mine, const FlatUnit& unit, std::size
 
 std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
                                       std::span<const std::unique_ptr<FlatUnit>> units,
-                                      comm::Communicator& group, const StateDictOptions& options) {
+                                      comm::Communicator& group, const StateDictOptions& options,
+                                      bool is_first) {
   const Places places(units);
-  const bool wanted = !options.rank0_only || group.rank() == 0;
+  const bool wanted = !options.rank0_only || is_first;
   std::vector<NamedTensor> all;
   for (const NamedTensor& part : parts) {
     const auto place = places.find(part);

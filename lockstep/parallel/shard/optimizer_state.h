@@ -24,10 +24,11 @@ at::Tensor gather_pieces(const at::Tensor& mine, const FlatUnit& unit, std::size
                          comm::Communicator& group);
 
 // What Optimizer::state() is of the whole parameters. One tensor is gathered at a time. Every rank
-// of the group that holds the parts calls it.
+// of the group that holds the parts calls it; `is_first` says which of all ranks is rank 0.
 std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
                                       std::span<const std::unique_ptr<FlatUnit>> units,
-                                      comm::Communicator& group, const StateDictOptions& options);
+                                      comm::Communicator& group, const StateDictOptions& options,
+                                      bool is_first);
 
 // The reverse: from the first of all ranks, into each rank's parts; other ranks' lists are not
 // looked at. `rank` is this one's among those that hold the parts. UsageError on all ranks where

@@ -8,22 +8,23 @@
 
 namespace lockstep::shard {
 
-// A child that a sharded module gets: torch::save() and torch::load() ask all children whether they
-// are in the file, and this one answers with a UsageError that says what to call. It has no
-// parameters; printed, it says how the module is sharded.
+// A child that torch::save() and torch::load() ask, as they do all children, whether it is in the
+// file, and that answers with a UsageError that says what to call. It has no parameters; printed,
+// it says how the module is sharded.
 class SaveGuard final : public torch::nn::Module {
  public:
-  explicit SaveGuard(std::string summary) : summary_(std::move(summary)) {}
+  explicit SaveGuard(int num_parts) : num_parts_(num_parts) {}
 
   bool is_serializable() const override;
   void pretty_print(std::ostream& stream) const override;
 
  private:
-  std::string summary_;
+  int num_parts_;
 };
 
-// The child's name.
-inline constexpr const char* kSaveGuardName = "sharding";
+// Gives every module that holds parameters such a child, itself or somewhere below it: where it can
+// be, a module that has no children of its own, whose code does not go through them.
+void guard_saving(torch::nn::Module& module, int num_parts);
 
 // UsageError where a module or a part of it is sharded already, or it is part of one whose
 // parameters are.

@@ -46,7 +46,13 @@ class ShardedOptimizer final : public optim::Optimizer {
     model_.after_step();
   }
 
-  void zero_grad() override { model_.drop_gradients(); }
+  // Those of its own parameters: others may be another optimizer's.
+  void zero_grad() override {
+    std::vector<SteppedModel::Member> mine;
+    for (const UnitOptimizer& unit : units_)
+      for (const Part& part : unit.parts) mine.push_back({part.unit, part.member});
+    model_.drop_gradients(mine);
+  }
 
   std::vector<NamedTensor> state() const override {
     std::vector<NamedTensor> all;

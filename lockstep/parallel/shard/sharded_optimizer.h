@@ -13,13 +13,19 @@ namespace lockstep::shard {
 
 // What it has to know of the model whose parts it steps on, which outlives it.
 struct SteppedModel {
+  struct Member {
+    std::size_t unit = 0;
+    std::size_t member = 0;
+  };
+
   std::string name;
   std::span<const std::unique_ptr<FlatUnit>> units;
   // UsageError where a step would go wrong.
   std::function<void()> check;
   // This rank's part of a parameter's gradient, flat; undefined where it has none.
   std::function<at::Tensor(std::size_t unit, std::size_t member)> gradient;
-  std::function<void()> drop_gradients;
+  // Leaves these gradients undefined.
+  std::function<void(std::span<const Member> members)> drop_gradients;
   // The parts have changed: parameters that are there have to be brought up to date.
   std::function<void()> after_step;
 };

@@ -37,11 +37,30 @@ struct UnitPolicy {
   std::int64_t min_num_params = 0;
 };
 
-// Modules of these types: FSDP's transformer policy.
+namespace internal {
+
+// What a holder (TORCH_MODULE) holds, or the type itself.
+template <typename Module>
+struct Held {
+  using Type = Module;
+};
+template <typename Holder>
+requires requires { typename Holder::ContainedType; }
+struct Held<Holder> {
+  using Type = typename Holder::ContainedType;
+};
+
+}  // namespace internal
+
+// Modules of these types, or of what these hold: FSDP's transformer policy.
 template <typename... Modules>
 UnitPolicy units_of_types() {
+  static_assert(
+      (std::is_base_of_v<torch::nn::Module, typename internal::Held<Modules>::Type> && ...),
+      "these are types of modules, or of holders of modules (TORCH_MODULE)");
   return {.is_unit = [](const std::string&, const torch::nn::Module& module) {
-    return ((dynamic_cast<const Modules*>(&module) != nullptr) || ...);
+    return ((dynamic_cast<const typename internal::Held<Modules>::Type*>(&module) != nullptr) ||
+            ...);
   }};
 }
 
