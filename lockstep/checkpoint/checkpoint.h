@@ -22,11 +22,11 @@ inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kGeneratorFile = "rng.safetensors";
 
 struct CheckpointContents {
-  std::span<const NamedTensor> model;
-  std::span<const NamedTensor> optimizer;
-  TrainingState state;                       // its step names the checkpoint
-  std::map<std::string, std::string> files;  // file name to text: config.json
-  StoredForms stored;                        // of the model's tensors
+  std::span<const NamedTensor> model = {};
+  std::span<const NamedTensor> optimizer = {};
+  TrainingState state = {};                       // its step names the checkpoint
+  std::map<std::string, std::string> files = {};  // file name to text: config.json
+  StoredForms stored = {};                        // of the model's tensors
 };
 
 // One process writes; the others wait for it (a barrier is the caller's). Returns where it is,

@@ -23,15 +23,16 @@ struct DataPosition {
 
 struct TrainingState {
   std::int64_t step = 0;  // done so far
-  DataPosition data;
+  DataPosition data = {};
   std::uint64_t seed = 0;
   std::int64_t samples_seen = 0;  // by all ranks, in all epochs
-  std::optional<double> last_loss;
-  std::map<std::string, double> values;  // whatever else has to go on: how many updates were made
-  std::string config;                    // the run's resolved JSON, as it is
+  std::optional<double> last_loss = {};
+  std::map<std::string, double> values =
+      {};                   // whatever else has to go on: how many updates were made
+  std::string config = {};  // the run's resolved JSON, as it is
   // The bytes of random number generators: "cpu", "cuda" (generators.h), and whatever else the
   // caller has, such as "rank1/cpu". Kept beside state.json, in rng.safetensors.
-  std::map<std::string, std::vector<std::byte>> generators;
+  std::map<std::string, std::vector<std::byte>> generators = {};
 
   bool operator==(const TrainingState&) const = default;
 };

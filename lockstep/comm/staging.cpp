@@ -8,23 +8,29 @@
 
 namespace lockstep::comm {
 
-struct Staging::State {
-  explicit State(c10::Device on)
-      : device(on),
-        guard(on.type()),
-        side(guard.getStreamFromGlobalPool(on)),
-        ready(on.type()),
-        done(on.type()) {}
+c10::Stream StagingStreams::on(c10::Device device) {
+  const std::lock_guard lock(mutex_);
+  for (const c10::Stream& stream : streams_)
+    if (stream.device() == device) return stream;
+  streams_.push_back(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  return streams_.back();
+}
 
-  c10::Device device;
+struct Staging::State {
+  explicit State(c10::Stream side)
+      : guard(side.device_type()),
+        side(side),
+        ready(side.device_type()),
+        done(side.device_type()) {}
+
   c10::impl::VirtualGuardImpl guard;
   c10::Stream side;
   c10::Event ready;
   c10::Event done;
 };
 
-Staging::Staging(c10::Device device) : state_(std::make_unique<State>(device)) {
-  state_->ready.record(state_->guard.getStream(device));
+Staging::Staging(c10::Stream side) : state_(std::make_unique<State>(side)) {
+  state_->ready.record(state_->guard.getStream(side.device()));
 }
 
 Staging::~Staging() = default;
@@ -65,7 +71,7 @@ void Staging::keep_for_side_stream(const at::Tensor& tensor) {
 void Staging::finish() { state_->done.record(state_->side); }
 
 void Staging::order_current_stream() {
-  state_->done.block(state_->guard.getStream(state_->device));
+  state_->done.block(state_->guard.getStream(state_->side.device()));
 }
 
 bool Staging::arrived() const { return state_->done.query(); }

@@ -3,18 +3,31 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 namespace lockstep::comm {
 
-// Follows one call's tensors from the device to the host and back, on a stream of its own. Made in
-// the caller's thread, used in the one that runs the call.
+// The streams on which the calls of one group copy, one for each device: results arrive in the order
+// of the calls, so that whoever has waited for one has all before it, too. Thread-safe.
+class StagingStreams {
+ public:
+  c10::Stream on(c10::Device device);
+
+ private:
+  std::mutex mutex_;
+  std::vector<c10::Stream> streams_;
+};
+
+// Follows one call's tensors from the device to the host and back, beside the caller's stream. Made
+// in the caller's thread, used in the one that runs the call.
 class Staging {
  public:
   // Remembers the point in the current stream after which the tensors hold their values.
-  explicit Staging(c10::Device device);
+  explicit Staging(c10::Stream side);
   ~Staging();
 
   // Waits for that point, and copies.

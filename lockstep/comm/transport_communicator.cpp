@@ -91,6 +91,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   TransportOptions options_;
   std::unique_ptr<Transport> transport_;
   std::vector<std::byte> packed_;
+  StagingStreams staging_streams_;
   std::shared_ptr<Executor> executor_;
 };
 
@@ -111,7 +112,7 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
                                                        : at::Tensor();
   std::unique_ptr<Staging> staging;
   if (sample.defined() && !sample.device().is_cpu())
-    staging = std::make_unique<Staging>(sample.device());
+    staging = std::make_unique<Staging>(staging_streams_.on(sample.device()));
   const Launch launch = call.launch;
   auto pending = std::make_shared<TransportCall>(*this, executor_, name(), std::move(call),
                                                  std::move(staging));

@@ -34,7 +34,7 @@ struct DataLoaderOptions {
   bool pin_memory = false;
   // Where batches are put; the CPU where not given. For a GPU they are pinned, and the copy runs
   // along on the current stream.
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device = {};
 };
 
 // The batches of one rank, in the sampler's order. All ranks get equally many: one that has no

@@ -10,6 +10,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/base/held_module.h>
 #include <lockstep/recompute/recompute.h>
 
 namespace lockstep {
@@ -30,7 +31,7 @@ class BlockListImpl : public torch::nn::ModuleListImpl {
   // forward(inputs…) of block i.
   template <typename Block, typename... Inputs>
   auto call(std::size_t i, const Inputs&... inputs) {
-    auto block = ptr<Block>(i);
+    auto block = ptr<held_module<Block>>(i);
     TORCH_CHECK(block, "block ", i, " of the list is of another type than the one it is called as");
     if (!recomputes(i)) return block->forward(inputs...);
     return activations::recompute_in({.snapshot = snapshot_}, std::move(block), inputs...);

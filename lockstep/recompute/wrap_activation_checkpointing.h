@@ -4,8 +4,11 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <type_traits>
 
 #include <torch/nn/module.h>
+
+#include <lockstep/base/held_module.h>
 
 namespace lockstep {
 
@@ -21,8 +24,10 @@ struct Policy {
 
 template <typename... Blocks>
 Policy blocks_of() {
+  static_assert((std::is_base_of_v<torch::nn::Module, held_module<Blocks>> && ...),
+                "these are types of modules, or of their holders (TORCH_MODULE)");
   return {.is_block = [](const std::string&, const torch::nn::Module& module) {
-    return (... || (dynamic_cast<const Blocks*>(&module) != nullptr));
+    return (... || (dynamic_cast<const held_module<Blocks>*>(&module) != nullptr));
   }};
 }
 

@@ -5,7 +5,7 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/engines/engines.h>
+#include <lockstep/comm/world.h>
 
 #include <tests/ranks/job.h>
 
@@ -17,19 +17,24 @@ class Parity : public ::testing::TestWithParam<int> {};
 TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
+bool is_built(const std::string& backend) {
+  const auto all = comm::available_backends();
+  return std::ranges::find(all, backend) != all.end();
+}
+
 // On two ranks there is one order to add in, whoever adds.
 class ParityOver : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ParityOver, OfShards) {
-  const auto engines = comm::engines::available_engines();
-  if (GetParam() != std::string("tcp") && std::ranges::find(engines, GetParam()) == engines.end())
-    GTEST_SKIP() << "this build has no " << GetParam();
+  if (!is_built(GetParam())) GTEST_SKIP() << "this build has no " << GetParam();
   ranks::expect_cells_pass(2, {"--sharded-over", GetParam()});
 }
 
 TEST(ParityOnGpu, OfShards) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--sharded-gpu"});
+  // One rank, as NCCL wants a GPU for each.
+  if (is_built("nccl")) ranks::expect_cells_pass(1, {"--sharded-over", "nccl"});
 }
 
 // What Parity leaves out.

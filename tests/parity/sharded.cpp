@@ -220,8 +220,9 @@ double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel
     else
       loss.backward();
   }
-  cells.group()->all_reduce(losses).wait();
-  return losses.item<double>();
+  const at::Tensor sum = losses.to(input.device());
+  cells.group()->all_reduce(sum).wait();
+  return sum.item<double>();
 }
 
 std::vector<optim::ParameterGroup> decaying(const Subject& subject) {

@@ -76,7 +76,7 @@ class Stack : public torch::nn::Module {
   at::Tensor forward(at::Tensor x) {
     for (std::size_t i = 0; i < blocks->size(); ++i) {
       if constexpr (std::is_same_v<List, BlockList>)
-        x = blocks->template call<BlockImpl>(i, x);
+        x = blocks->template call<Block>(i, x);
       else
         x = blocks[i]->template as<Block>()->forward(x);
     }
@@ -114,7 +114,7 @@ TEST(WrapActivationCheckpointing, RecomputesBlocksOfASequential) {
   EXPECT_EQ(runs, (std::vector{2, 2, 2, 2}));
 
   auto model = blocks_and_head(4);
-  EXPECT_EQ(wrap_activation_checkpointing(*model, blocks_of<BlockImpl>()), 4u);
+  EXPECT_EQ(wrap_activation_checkpointing(*model, blocks_of<Block>()), 4u);
   expect_equal(expected, trained(model, 4));
   EXPECT_EQ(runs, (std::vector{4, 4, 4, 4}));
 }

@@ -186,10 +186,10 @@ TEST(UnitPlan, DtypesAndFrozenPartsAreKeptApart) {
 
 TEST(UnitPlan, ByType) {
   const Outline model(1);
-  const auto units = planned(*model, units_of_types<nn::LinearImpl, nn::EmbeddingImpl>());
+  const auto units = planned(*model, units_of_types<nn::Linear, nn::EmbeddingImpl>());
   EXPECT_THAT(units, IsSupersetOf({Names{"words.weight"}, Names{"head.weight"},
                                    Names{"blocks.0.0.weight", "blocks.0.0.bias"}}));
-  expect_sound(*model, units_of_types<nn::LinearImpl, nn::EmbeddingImpl>());
+  expect_sound(*model, units_of_types<nn::Linear, nn::Embedding>());
   // No module of that type: leftovers all.
   expect_sound(*model, units_of_types<nn::BatchNorm1dImpl>());
 }

@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <typeinfo>
 #include <unordered_set>
 #include <vector>
 
 #include <torch/nn/module.h>
 
+#include <lockstep/base/held_module.h>
 #include <lockstep/mesh/named_tensor.h>
 
 namespace lockstep::shard {
@@ -37,30 +39,13 @@ struct UnitPolicy {
   std::int64_t min_num_params = 0;
 };
 
-namespace internal {
-
-// What a holder (TORCH_MODULE) holds, or the type itself.
-template <typename Module>
-struct Held {
-  using Type = Module;
-};
-template <typename Holder>
-requires requires { typename Holder::ContainedType; }
-struct Held<Holder> {
-  using Type = typename Holder::ContainedType;
-};
-
-}  // namespace internal
-
 // Modules of these types, or of what these hold: FSDP's transformer policy.
 template <typename... Modules>
 UnitPolicy units_of_types() {
-  static_assert(
-      (std::is_base_of_v<torch::nn::Module, typename internal::Held<Modules>::Type> && ...),
-      "these are types of modules, or of holders of modules (TORCH_MODULE)");
+  static_assert((std::is_base_of_v<torch::nn::Module, held_module<Modules>> && ...),
+                "these are types of modules, or of their holders (TORCH_MODULE)");
   return {.is_unit = [](const std::string&, const torch::nn::Module& module) {
-    return ((dynamic_cast<const typename internal::Held<Modules>::Type*>(&module) != nullptr) ||
-            ...);
+    return ((dynamic_cast<const held_module<Modules>*>(&module) != nullptr) || ...);
   }};
 }
 
