@@ -33,8 +33,10 @@ void Construction::run(const std::function<void()>& make) {
   const auto forget = [](Contents& contents) { contents.forget_unneeded(); };
   try {
     const FactoryScope scope(*recorder_);
+    const auto watched =
+        recorder_->with_contents([](Contents& contents) { return contents.watch(); });
     make();
-    recorder_->with_contents([](Contents& contents) { contents.check_touched(); });
+    recorder_->with_contents([](Contents& contents) { contents.check_touches(); });
   } catch (...) {
     recorder_->with_contents(forget);
     throw;

@@ -77,9 +77,12 @@ class Construction {
   // Calls make() and returns what it returned. May be called several times.
   //
   // Failure: what make() throws, after which all is as it was before, but for generators.
-  // UsageError inside of another construct() on the same thread, and where make() read or wrote
-  // values through a pointer (data_ptr, accessor) which had been put off; to write to a tensor that
-  // is new or all zeros is fine.
+  // UsageError inside of another construct() on the same thread, and, when make() has returned,
+  // where it read or wrote values through a pointer (data_ptr, accessor) which had been put off,
+  // whatever has become of the tensor since; of two constructors at once, both may hear of it. To
+  // read or write a tensor through a pointer is fine while nothing happened to it yet, while it is
+  // all zeros (zeros, full with 0, copies of such), and where its values are there: while
+  // materialised, and once it is an ordinary one.
   template <typename Make>
   auto construct(Make&& make) {
     using Made = std::decay_t<std::invoke_result_t<Make>>;

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/deferred/replay.h>
@@ -22,10 +23,13 @@ constexpr auto kGone =
 at::Tensor Contents::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                           const std::shared_ptr<intercept::Owner>& owner) {
   const auto type = c10::scalarTypeToTypeMeta(dtype);
-  const std::size_t bytes = at::detail::computeStorageNbytes(sizes, strides, type.itemsize());
-  c10::Storage storage = make_storage(bytes, account_);
+  const auto memory = std::make_shared<Memory>();
+  memory->bytes = at::detail::computeStorageNbytes(sizes, strides, type.itemsize());
+  memory->sizes = sizes.vec();
+  memory->dtype = dtype;
+  c10::Storage storage = make_storage(memory, account_, touches_);
   if (!storage) return {};
-  memories_.push_back(place_of(storage)->memory());
+  memories_.push_back(memory);
   intercept::add_owner(storage, owner, kGone);
   const auto keys = c10::DispatchKeySet(c10::DispatchKey::CPU).add(intercept::kKey);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, type);
@@ -52,8 +56,10 @@ LivingMemories Contents::all() const {
 
 void Contents::hold(const LivingMemories& memories) {
   LivingMemories empty;
-  for (const LivingMemory& living : memories)
-    if (living.memory->holders == 0) empty.push_back(living);
+  for (const LivingMemory& living : memories) {
+    heed_touch(living);
+    if (living.memory->holders == 0 && !living.memory->plain) empty.push_back(living);
+  }
   for (const LivingMemory& living : empty) place_of(living.storage)->take();
   try {
     std::vector<const Memory*> targets;
@@ -81,23 +87,32 @@ void Contents::leave_to_tensors(const LivingMemory& living) {
   intercept::remove_owner(living.storage, &owner_);
 }
 
-void Contents::take_as_it_is_if_touched(const LivingMemory& living) {
-  if (living.memory->holders > 0 || !log_.is_blank(*living.memory)) return;
+void Contents::heed_touch(const LivingMemory& living) {
   Place& place = *place_of(living.storage);
-  if (!place.touched()) return;
-  place.take();
-  leave_to_tensors(living);
+  if (living.memory->holders > 0 || !place.touched()) return;
+  if (living.memory->blank) {
+    place.take();
+    leave_to_tensors(living);
+  } else {
+    touches_->note(living.memory);
+    place.wipe();
+  }
 }
 
-void Contents::check_touched() {
-  for (const LivingMemory& living : all()) {
-    take_as_it_is_if_touched(living);
-    if (!living.memory->plain && place_of(living.storage)->touched())
-      throw UsageError("the constructor used the memory of a tensor of {} bytes through a pointer "
-                       "(data_ptr or an accessor), where its values had been put off: use "
-                       "LibTorch's operators on it, or construct the model plainly",
-                       living.memory->bytes);
-  }
+std::unique_ptr<WatchedConstructor> Contents::watch() {
+  // What was done before is none of the constructor's.
+  for (const LivingMemory& living : all()) heed_touch(living);
+  return std::make_unique<WatchedConstructor>(touches_);
+}
+
+void Contents::check_touches() {
+  for (const LivingMemory& living : all()) heed_touch(living);
+  if (const auto touched = touches_->first())
+    throw UsageError(
+        "the constructor used values through a pointer (data_ptr or an accessor) which had been "
+        "put off, those of a tensor of type {} and shape [{}]: use LibTorch's operators on it, or "
+        "construct the model plainly",
+        c10::toString(touched->dtype), fmt::join(touched->sizes, ", "));
 }
 
 void Contents::forget_unneeded() {

@@ -39,18 +39,21 @@ class Contents {
   std::optional<LivingMemory> of(const at::Tensor& tensor) const;
   LivingMemories all() const;
 
-  // The content is there until as many release() as hold(). What a computation throws leaves
-  // everything as it was.
+  // The content is there until as many release() as hold(), unless the memory turns out to be
+  // deferred no longer. What a computation throws leaves everything as it was.
   void hold(const LivingMemories& memories);
   void release(const LivingMemories& memories) noexcept;
   // The content is there for good, and the memories are no longer deferred.
   void keep(const LivingMemories& memories);
 
-  // Where a program wrote through a pointer to memory that nothing was put off for, that is the
-  // content: the memory is no longer deferred.
-  void take_as_it_is_if_touched(const LivingMemory& living);
-  // As above for all; UsageError where what was put off contradicts what is there.
-  void check_touched();
+  // To be called before anything happens to a memory. Where a program used it through a pointer and
+  // nothing was put off for it but zeros, what is there is the content: the memory is no longer
+  // deferred. Where something was put off, that is noted, and what is there goes.
+  void heed_touch(const LivingMemory& living);
+  // What is noted from here on was done while the constructor ran.
+  [[nodiscard]] std::unique_ptr<WatchedConstructor> watch();
+  // UsageError where something is noted, or would be, while the constructor still runs.
+  void check_touches();
 
   // Drops records that no tensor needs any more.
   void forget_unneeded();
@@ -60,6 +63,7 @@ class Contents {
 
   intercept::Owner& owner_;
   const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  const std::shared_ptr<Touches> touches_ = std::make_shared<Touches>();
   Log log_;
   std::vector<std::weak_ptr<Memory>> memories_;
 };

@@ -1,14 +1,41 @@
 #include <lockstep/deferred/log.h>
 
 #include <algorithm>
+#include <cmath>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep::deferred {
 
+namespace {
+
+// To the bit, in any type.
+bool is_zero(const c10::IValue& value) {
+  if (!value.isInt() && !value.isDouble() && !value.isBool()) return false;
+  const double number = value.toScalar().toDouble();
+  return number == 0 && !std::signbit(number);
+}
+
+// Whether the memory that this writes to is all zeros then.
+bool leaves_zeros(const Record& record) {
+  if (!record.results.empty() || record.deferred.front().access != Access::overwrite) return false;
+  const std::string& name = record.op.schema().name();
+  if (name == "aten::zero_") return true;
+  if (name == "aten::fill_") return is_zero(record.arguments[1]);
+  return name == "aten::copy_" && record.deferred.size() == 2 &&
+         record.deferred[1].region.memory->blank;
+}
+
+}  // namespace
+
 void Log::append(Record record) {
   const std::size_t number = next_++;
-  for (Memory* const memory : record.outputs()) memory->writers.push_back(number);
+  const bool blank = leaves_zeros(record);
+  for (Memory* const memory : record.outputs()) {
+    memory->writers.push_back(number);
+    memory->blank = blank;
+  }
   records_.emplace(number, std::move(record));
 }
 
@@ -48,13 +75,6 @@ void Log::forget_all_but(std::span<const Memory* const> memories) {
     for (Memory* const memory : record.outputs()) std::erase(memory->writers, number);
     item = records_.erase(item);
   }
-}
-
-bool Log::is_blank(const Memory& memory) const {
-  if (memory.writers.empty()) return true;
-  const Record& last = records_.at(memory.writers.back());
-  return last.op.schema().name() == "aten::zero_" &&
-         last.deferred.front().access == Access::overwrite;
 }
 
 bool has_content_for(const Memory& memory, std::size_t number) {

@@ -10,7 +10,7 @@
 
 namespace lockstep::deferred {
 
-// Threading: one at a time; it also changes the `writers` of the memories in its records.
+// Threading: one at a time; it also changes `writers` and `blank` of the memories in its records.
 class Log {
  public:
   using Numbers = std::set<std::size_t>;
@@ -24,10 +24,6 @@ class Log {
 
   // Drops what none of these memories needs, whatever they hold by now.
   void forget_all_but(std::span<const Memory* const> memories);
-
-  // Whether the last thing to happen to a memory was that it was filled with zeros, or nothing
-  // happened to it yet.
-  bool is_blank(const Memory& memory) const;
 
  private:
   enum class Held { is_there, is_made_again };

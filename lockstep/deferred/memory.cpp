@@ -13,10 +13,15 @@ void delete_place(void* place) { delete static_cast<Place*>(place); }
 
 }  // namespace
 
-Place::Place(ReservedMemory range, std::shared_ptr<Memory> memory, std::shared_ptr<Account> account)
-    : range_(std::move(range)), memory_(std::move(memory)), account_(std::move(account)) {}
+Place::Place(ReservedMemory range, std::shared_ptr<Memory> memory, std::shared_ptr<Account> account,
+             std::shared_ptr<Touches> touches)
+    : range_(std::move(range)),
+      memory_(std::move(memory)),
+      account_(std::move(account)),
+      touches_(std::move(touches)) {}
 
 Place::~Place() {
+  if (!memory_->blank && touched()) touches_->note(memory_);
   if (taken_) account_->give_back(range_.bytes());
 }
 
@@ -31,16 +36,16 @@ void Place::give_back() {
   account_->give_back(range_.bytes());
 }
 
-c10::Storage make_storage(std::size_t bytes, const std::shared_ptr<Account>& account) {
-  auto range = ReservedMemory::reserve(bytes);
+c10::Storage make_storage(const std::shared_ptr<Memory>& memory,
+                          const std::shared_ptr<Account>& account,
+                          const std::shared_ptr<Touches>& touches) {
+  auto range = ReservedMemory::reserve(memory->bytes);
   if (!range) return {};
   void* const address = range->address();
-  auto memory = std::make_shared<Memory>();
-  memory->bytes = bytes;
-  auto place = std::make_unique<Place>(std::move(*range), memory, account);
+  auto place = std::make_unique<Place>(std::move(*range), memory, account, touches);
   c10::DataPtr data(address, place.release(), &delete_place, c10::Device(c10::kCPU));
   // Resizable, as an operator that resizes it gets a memory of the ordinary kind from there on.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), memory->bytes, std::move(data),
                        c10::GetCPUAllocator(), true);
   memory->storage = storage.getWeakStorageImpl();
   return storage;

@@ -130,7 +130,7 @@ void Recorder::on_call(intercept::Call& call, std::span<const intercept::Use> us
     for (const intercept::Use& use : uses) {
       const auto living = contents_.of(use.tensor);
       if (!living) continue;
-      contents_.take_as_it_is_if_touched(*living);
+      contents_.heed_touch(*living);
       if (living->memory->plain) continue;
       used.push_back(*living);
       if (use.written) written.push_back(*living);

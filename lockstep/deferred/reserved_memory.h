@@ -21,7 +21,9 @@ class ReservedMemory {
   void* address() const { return address_; }
   std::size_t bytes() const { return bytes_; }
 
-  // Whether anybody has read or written there since it was new or discarded.
+  // Whether anybody has read or written there since it was new or discarded: a page that was only
+  // read is resident, too, as the system's page of zeros. Missed where all that was written has
+  // gone to swap.
   bool touched() const;
   // Gives the memory back; what stood there is gone, and reads as zeros.
   void discard() const noexcept;

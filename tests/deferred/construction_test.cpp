@@ -167,17 +167,6 @@ TEST(Construction, ErrorsComeWhereTheyWouldHaveCome) {
   });
 }
 
-TEST(Construction, ValuesThatWerePutOffAreNotReadThroughPointers) {
-  Construction construction;
-  float first = 0;
-  const auto read = [&] {
-    const at::Tensor tensor = large();
-    first = tensor.data_ptr<float>()[0];
-    return tensor;
-  };
-  EXPECT_THAT(usage_error([&] { construction.construct(read); }), HasSubstr("pointer"));
-}
-
 TEST(Construction, WhatIsWrittenToMaterialisedTensorsStays) {
   at::Tensor expected = expected_large(1);
   Construction construction;
