@@ -124,6 +124,7 @@ void normals(std::uint64_t key, std::uint64_t offset, std::int64_t count, double
 
 at::Tensor& write_normals(at::Tensor& tensor, std::int64_t seed, c10::string_view name, double std,
                           std::int64_t offset) {
+  if (tensor.is_meta()) return tensor;  // of which only the shape is asked for
   const bool in_place =
       tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   const auto values =
