@@ -15,14 +15,13 @@
 #include <torch/utils.h>
 
 #include <lockstep/deferred/construction.h>
+#include <lockstep/device/live_bytes.h>
 
-#include "counted_allocations.h"
 #include "same_bits.h"
 
 namespace lockstep::deferred {
 namespace {
 
-using testing::CountedAllocations;
 using testing::same_bits;
 
 constexpr std::size_t kMegabyte = 1'000'000;
@@ -64,14 +63,14 @@ TEST(DeferredMemory, NoMoreThanTheLargestUnitAndWhatIsKept) {
   const Model plain;
   torch::manual_seed(1);
 
-  const CountedAllocations allocations;
+  const device::LiveBytes allocations(at::kCPU);
   Construction construction;
   const auto model = construction.construct([] { return std::make_shared<Model>(); });
   const std::size_t all = bytes_of(model->parameters());
   ASSERT_GT(all, 200 * kMegabyte);
   EXPECT_EQ(construction.peak_bytes(), 0);
   // Biases and norms, which are made as ever, and measuring random operators.
-  EXPECT_LT(allocations.peak_bytes(), kMegabyte);
+  EXPECT_LT(allocations.peak(), kMegabyte);
 
   std::size_t largest = 0;
   for (auto& unit : model->units) {
@@ -82,7 +81,7 @@ TEST(DeferredMemory, NoMoreThanTheLargestUnitAndWhatIsKept) {
   }
   EXPECT_EQ(construction.bytes(), 0);
   EXPECT_LE(construction.peak_bytes(), largest);
-  EXPECT_LT(allocations.peak_bytes(), all / 8 + kMegabyte);
+  EXPECT_LT(allocations.peak(), all / 8 + kMegabyte);
 
   construction.keep(model->buffers());
   EXPECT_EQ(construction.bytes(), bytes_of(model->buffers()));

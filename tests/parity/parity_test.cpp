@@ -33,8 +33,6 @@ TEST_P(ParityOver, OfShards) {
 TEST(ParityOnGpu, OfShards) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--sharded-gpu"});
-  // One rank, as NCCL wants a GPU for each.
-  if (is_built("nccl")) ranks::expect_cells_pass(1, {"--sharded-over", "nccl"});
 }
 
 // What Parity leaves out.

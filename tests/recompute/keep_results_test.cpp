@@ -12,11 +12,11 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/recompute/keep_results.h>
 #include <lockstep/recompute/recompute.h>
 
 #include "../base/errors.h"
-#include "live_memory.h"
 
 namespace lockstep {
 namespace {
@@ -154,12 +154,12 @@ TEST(KeepResults, KeepsResultsAndNotTheInputs) {
   const auto x = at::randn({32, 64}).requires_grad_();
   constexpr std::int64_t kBytes = 32 * 64 * 4;
   const auto bytes = [&](const activations::OperationKinds& kinds) {
-    const LiveMemory memory;
+    const device::LiveBytes memory(at::kCPU);
     const KeepResults keep(kinds);
     // The product's input and the result of each other function would be saved.
     const auto y = recompute(
         [&](const at::Tensor& x) { return x.exp().tanh().mm(weight).exp().tanh().sin().sum(); }, x);
-    return memory.bytes();
+    return memory.now();
   };
   EXPECT_LT(bytes({}), kBytes);
   const auto found = bytes({OperationKind::matrix_product});

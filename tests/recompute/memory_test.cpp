@@ -4,9 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/recompute/recompute.h>
-
-#include "live_memory.h"
 
 namespace lockstep {
 namespace {
@@ -38,14 +37,14 @@ Memory memory_of(const Forward& forward) {
   // Gradients are there from a pass before, as in a training.
   forward(blocks, x).sum().backward();
   Memory found{};
-  const LiveMemory memory;
+  const device::LiveBytes memory(at::kCPU);
   {
     const auto loss = forward(blocks, x).sum();
-    found.after_forward = memory.bytes();
+    found.after_forward = memory.now();
     loss.backward();
-    found.peak = memory.peak_bytes();
+    found.peak = memory.peak();
   }
-  found.after_backward = memory.bytes();
+  found.after_backward = memory.now();
   return found;
 }
 
@@ -92,16 +91,16 @@ TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
 TEST(RecomputeMemory, IsNotKeptByAPassThatNeedsAPart) {
   const Block first, second;
   const auto x = at::randn({32, 8});
-  const LiveMemory memory;
+  const device::LiveBytes memory(at::kCPU);
   const auto y = recompute(
       [&](const at::Tensor& x) {
         return std::vector<at::Tensor>{first(x), second(x)};
       },
       x);
-  const auto before = memory.bytes();
+  const auto before = memory.now();
   y[0].sum().backward();
   // Nothing but the gradients of the first's weights, which take half of that.
-  EXPECT_LT(memory.bytes(), before + kWide);
+  EXPECT_LT(memory.now(), before + kWide);
   y[1].sum().backward();
   EXPECT_TRUE(second.in.grad().defined());
 }

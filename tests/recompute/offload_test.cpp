@@ -8,12 +8,12 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/recompute/host_copy.h>
 #include <lockstep/recompute/offload_activations.h>
 #include <lockstep/recompute/recompute.h>
 
 #include "../base/errors.h"
-#include "live_memory.h"
 
 namespace lockstep {
 namespace {
@@ -137,11 +137,11 @@ TEST(OffloadActivations, NestsWithRecomputation) {
 TEST(OffloadActivations, CopiesNothingOnACpu) {
   const auto bytes = [](bool offloaded) {
     const auto x = at::randn({512, 64}).requires_grad_();
-    const LiveMemory memory;
+    const device::LiveBytes memory(at::kCPU);
     std::optional<OffloadActivations> offload;
     if (offloaded) offload.emplace(OffloadOptions{.min_bytes = 0});
     const auto y = x.sin().exp().tanh();
-    return memory.peak_bytes();
+    return memory.peak();
   };
   EXPECT_EQ(bytes(true), bytes(false));
 }
@@ -150,11 +150,11 @@ TEST(OffloadActivations, FreesTheMemoryOfAGpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU here";
   const auto bytes = [](bool offloaded) {
     const auto x = at::randn({512, 64}).to(at::kCUDA).requires_grad_();
-    const LiveMemory memory;
+    const device::LiveBytes memory(at::kCPU);
     std::optional<OffloadActivations> offload;
     if (offloaded) offload.emplace(OffloadOptions{.min_bytes = 0});
     const auto y = x.sin().exp().tanh().sum();
-    return memory.bytes();
+    return memory.now();
   };
   EXPECT_LT(bytes(true), bytes(false));
 }

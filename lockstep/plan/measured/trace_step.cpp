@@ -9,10 +9,10 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/data_parallel/gradient_hook.h>
-#include <lockstep/plan/measured/live_bytes.h>
 
 namespace lockstep::plan {
 
@@ -23,7 +23,7 @@ using Parameters = std::vector<NamedTensor>;
 // Writes events down in the order in which they come, from whichever threads backward runs on.
 class Writer {
  public:
-  explicit Writer(LiveBytes& live) : live_(live) {}
+  explicit Writer(device::LiveBytes& live) : live_(live) {}
 
   void use(std::size_t parameter) { note(StepTrace::Kind::use, parameter, 0); }
   void gradient(std::size_t parameter, std::int64_t bytes) {
@@ -44,7 +44,7 @@ class Writer {
     live_.reset_peak();
   }
 
-  LiveBytes& live_;
+  device::LiveBytes& live_;
   std::mutex mutex_;
   StepTrace trace_;
   std::int64_t kept_ = 0;  // gradients that have come
@@ -143,7 +143,7 @@ StepTrace trace_step(torch::nn::Module& module, const std::function<at::Tensor()
   const Parameters parameters = data_parallel::distinct_tensors(module.named_parameters());
   check(module, parameters);
   const AsBefore as_before(module, parameters);
-  LiveBytes live(parameters.front().tensor.device());
+  device::LiveBytes live(parameters.front().tensor.device());
   Writer writer(live);
   const ReadScope reads(parameters, std::make_shared<Reader>(parameters, writer));
   std::vector<std::unique_ptr<data_parallel::GradientHook>> hooks;

@@ -7,13 +7,13 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/device/autocast.h>
+#include <lockstep/device/live_bytes.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
-#include <lockstep/plan/measured/live_bytes.h>
 #include <lockstep/plan/measured/trace_step.h>
 
 #include "models.h"
@@ -123,11 +123,11 @@ class Spread {
 
 std::int64_t measured_peak(const Cells& cells, const NamedSubject& subject,
                            const MemoryOptions& options) {
-  const c10::Device device =
+  const c10::Device where =
       options.device == Device::gpu ? c10::Device(at::kCUDA, 0) : c10::Device(at::kCPU);
-  LiveBytes live(device);
+  device::LiveBytes live(where);
   const Subject made = subject.make();
-  made.module->to(device);
+  made.module->to(where);
   Spread spread(*made.module, cells, options);
   live.reset_peak();
   for (int step = 0; step < 3; ++step) spread.step(made.loss, options.accumulation);

@@ -1,4 +1,4 @@
-#include <lockstep/plan/measured/live_bytes.h>
+#include <lockstep/device/live_bytes.h>
 
 #include <algorithm>
 #include <mutex>
@@ -6,7 +6,7 @@
 #include <c10/core/Allocator.h>
 #include <torch/version.h>
 
-namespace lockstep::plan {
+namespace lockstep::device {
 
 class LiveBytes::Counter final : public c10::MemoryReportingInfoBase {
  public:
@@ -55,4 +55,4 @@ void LiveBytes::reset_peak() {
   counter_->peak = counter_->now;
 }
 
-}  // namespace lockstep::plan
+}  // namespace lockstep::device

@@ -7,7 +7,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-namespace lockstep::plan {
+namespace lockstep::device {
 
 // Bytes of one device's tensors that were made since this object was and are still there: on its
 // thread and those that autograd starts for it, as LibTorch's allocators report them to profilers.
@@ -34,4 +34,4 @@ class LiveBytes {
   c10::DebugInfoGuard guard_;
 };
 
-}  // namespace lockstep::plan
+}  // namespace lockstep::device
