@@ -11,7 +11,8 @@ bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
   // LibTorch has a class for GPUs only, and not in every version.
   const std::string_view text = error.what();
-  for (const std::string_view sign : {"out of memory", "can't allocate memory"})
+  for (const std::string_view sign :
+       {"out of memory", "can't allocate memory", "not enough memory"})
     if (text.find(sign) != text.npos) return true;
   return false;
 }

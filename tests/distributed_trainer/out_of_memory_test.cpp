@@ -18,6 +18,11 @@ TEST(OutOfMemory, IsToldFromOtherErrors) {
   EXPECT_TRUE(is_out_of_memory(std::bad_alloc()));
   EXPECT_TRUE(is_out_of_memory(std::runtime_error(
       "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 139.81 GiB total capacity)")));
+  // LibTorch's allocators of hosts, of which each build has one.
+  for (const char* text :
+       {"DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes",
+        "DefaultCPUAllocator: not enough memory: you tried to allocate 5 bytes"})
+    EXPECT_TRUE(is_out_of_memory(std::runtime_error(text)));
   EXPECT_FALSE(is_out_of_memory(std::runtime_error("the file has no memory of that")));
   EXPECT_FALSE(is_out_of_memory(std::length_error("vector::reserve")));
 }
