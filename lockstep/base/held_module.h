@@ -10,7 +10,7 @@ struct HeldModule {
   using Type = Module;
 };
 template <typename Holder>
-  requires requires { typename Holder::ContainedType; }
+requires requires { typename Holder::ContainedType; }
 struct HeldModule<Holder> {
   using Type = typename Holder::ContainedType;
 };

@@ -11,8 +11,8 @@
 
 namespace lockstep::comm {
 
-// The streams on which the calls of one group copy, one for each device: results arrive in the order
-// of the calls, so that whoever has waited for one has all before it, too. Thread-safe.
+// The streams on which the calls of one group copy, one for each device: results arrive in the
+// order of the calls, so that whoever has waited for one has all before it, too. Thread-safe.
 class StagingStreams {
  public:
   c10::Stream on(c10::Device device);

@@ -111,7 +111,11 @@ class Replicated : public ParallelModel {
     std::string fault;
     if (group_->rank() == 0) fault = data_parallel::state_fault(wanted, given);
     data_parallel::refuse_together(
-        fault.empty() ? "" : fmt::format("the {} does not fit this model: {}", what, fault),
+        fault.empty() ? ""
+                      : fmt::format("the {} does not fit this model: {}. Pass what the "
+                                    "same model's full_state_dict() or full_optimizer_state() "
+                                    "returned",
+                                    what, fault),
         *group_, device());
   }
 

@@ -120,7 +120,9 @@ MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) con
   const ShardingStrategy strategy = strategy_of(config_.sharding.strategy);
   const auto divides = [&](const char* key, std::int64_t size) {
     if (size > 1 && num_ranks % size != 0)
-      throw UsageError("{} is {}, which {} ranks do not divide into", key, size, num_ranks);
+      throw UsageError("{} is {}, and {} ranks do not divide into groups of so many: give a number "
+                       "that {} is a multiple of",
+                       key, size, num_ranks, num_ranks);
   };
   divides("fsdp.ranks_per_copy", config_.sharding.ranks_per_copy);
   divides("zero_optimization.zero_hpz_partition_size",

@@ -271,6 +271,23 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
   });
 }
 
+// Of hybrid shards every copy of the model has a first rank, and one of those is the main one.
+void check_copies(Cells& cells) {
+  cells.cell("state of several copies is handed to the main rank alone", [&] {
+    DistributedManager dist =
+        setup_distributed({.mode = ParallelMode::FSDP,
+                           .sharding_strategy = ShardingStrategy::HYBRID_SHARD,
+                           .mesh = {{"dp_replicate", cells.num_ranks()}, {"dp_shard", 1}},
+                           .timeout = milliseconds(30'000),
+                           .device_type = c10::DeviceType::CPU});
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
+    cells.expect(dist.full_optimizer_state(model, *optimizer).empty() != dist.is_main(),
+                 "the optimizer's state");
+    cells.expect(dist.full_state_dict(model).empty() != dist.is_main(), "the model's state");
+  });
+}
+
 void check_saving(Cells& cells, DistributedManager& dist) {
   cells.cell("saving a part", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
@@ -306,6 +323,7 @@ void check_every_strategy(Cells& cells) {
     check_refused(cells, dist, strategy != NO_SHARD);
     if (strategy == SHARD_GRAD_OP || strategy == FULL_SHARD) check_saving(cells, dist);
   }
+  check_copies(cells);
 }
 
 }  // namespace lockstep

@@ -47,7 +47,10 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
   wanted.insert(wanted.end(), buffers_.begin(), buffers_.end());
   const std::string fault = first ? data_parallel::state_fault(wanted, state) : "";
   data_parallel::refuse_together(
-      fault.empty() ? "" : fmt::format("the state is not that of '{}': {}", module_name_, fault),
+      fault.empty() ? ""
+                    : fmt::format("the state is not that of '{}': {}. Pass what the same "
+                                  "model's full_state_dict() returned",
+                                  module_name_, fault),
       *groups_.all, units_.front()->device());
   std::map<std::string, at::Tensor> given;
   if (first) given = data_parallel::by_name(state);
