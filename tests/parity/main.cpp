@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   if (argc == 3 && std::strcmp(argv[1], "--sharded-over") == 0)
     return lockstep::ranks::run_cells(
         lockstep::comm::join_world({.backend = argv[2], .timeout = lockstep::milliseconds(60'000)}),
-        parity::check_some_sharded);
+        std::strcmp(argv[2], "nccl") == 0 ? parity::check_sharded_on_gpu
+                                          : parity::check_some_sharded);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-gpu") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded_on_gpu);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)

@@ -35,6 +35,12 @@ TEST(ParityOnGpu, OfShards) {
   for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--sharded-gpu"});
 }
 
+// NCCL wants a GPU for each rank, and there may be only one.
+TEST(ParityOnGpu, OfShardsOverNccl) {
+  if (!at::hasCUDA() || !is_built("nccl")) GTEST_SKIP() << "needs a GPU and a build with NCCL";
+  ranks::expect_cells_pass(1, {"--sharded-over", "nccl"});
+}
+
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 

@@ -150,7 +150,7 @@ TEST(OffloadActivations, FreesTheMemoryOfAGpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU here";
   const auto bytes = [](bool offloaded) {
     const auto x = at::randn({512, 64}).to(at::kCUDA).requires_grad_();
-    const device::LiveBytes memory(at::kCPU);
+    const device::LiveBytes memory(x.device());
     std::optional<OffloadActivations> offload;
     if (offloaded) offload.emplace(OffloadOptions{.min_bytes = 0});
     const auto y = x.sin().exp().tanh().sum();
