@@ -15,6 +15,7 @@
 #include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
+#include <cli/num_ranks.h>
 #include <cli/torch/relaunch.h>
 
 namespace lockstep::cli {
@@ -22,8 +23,6 @@ namespace lockstep::cli {
 namespace {
 
 using comm::Communicator;
-
-constexpr int kMostRanks = 4096;
 
 constexpr comm::Operation kOperations[] = {comm::Operation::all_reduce, comm::Operation::all_gather,
                                            comm::Operation::reduce_scatter,

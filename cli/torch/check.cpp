@@ -10,6 +10,7 @@
 #include <lockstep/comm/world.h>
 
 #include <cli/flags.h>
+#include <cli/num_ranks.h>
 #include <cli/torch/check/backends.h>
 #include <cli/torch/check/gather.h>
 #include <cli/torch/check/machine.h>
@@ -27,9 +28,8 @@ using namespace inspection;
 
 constexpr milliseconds kTryTimeout{30'000};
 constexpr milliseconds kJoinTimeout{120'000};
-constexpr int kMostRanks = 1 << 16;
 
-struct Flags {
+struct CheckFlags {
   std::string num_local_ranks, backend = "auto", report_file;
   bool json = false;
 };
@@ -107,7 +107,7 @@ int check(Arguments arguments) {
   CLI::App app("Tells what this machine and these ranks can do, and what is wrong.\n"
                "Exit status: 1 where something prevents training, 2 for a mistake in the command.",
                "lockstep check");
-  Flags flags;
+  CheckFlags flags;
   app.add_option("--nproc-per-node", flags.num_local_ranks,
                  "start this many ranks here and measure between them");
   app.add_option("--backend", flags.backend, "what the ranks talk over (auto)");

@@ -30,7 +30,7 @@ constexpr std::int64_t kBytes = 256;  // the vocabulary of models that read text
 constexpr int kMostTokens = 10'000'000;
 
 // As they are written.
-struct Flags {
+struct SampleFlags {
   std::optional<std::string> prompt;
   std::optional<std::string> tokens;
   std::string max_tokens = "400";
@@ -61,7 +61,7 @@ fs::path model_folder(const fs::path& folder) {
                    folder.string());
 }
 
-models::GenerateOptions generate_options(const Flags& flags) {
+models::GenerateOptions generate_options(const SampleFlags& flags) {
   constexpr int kAny = std::numeric_limits<int>::max();
   if (flags.prompt && flags.tokens)
     throw UsageError("--prompt and --tokens are two ways to say what the text begins with: leave "
@@ -97,7 +97,7 @@ std::vector<std::int64_t> parse_tokens(const std::string& text) {
 }
 
 // The first tokens of the text, all of which the model knows.
-std::vector<std::int64_t> first_tokens(const Flags& flags, std::int64_t vocab_size,
+std::vector<std::int64_t> first_tokens(const SampleFlags& flags, std::int64_t vocab_size,
                                        const fs::path& folder) {
   if (flags.tokens) {
     std::vector<std::int64_t> tokens = parse_tokens(*flags.tokens);
@@ -126,7 +126,7 @@ void put(const std::string& text) {
 }  // namespace
 
 int sample(Arguments arguments) {
-  Flags flags;
+  SampleFlags flags;
   CLI::App app("Writes text with a model: a run's folder, a checkpoint, or a Hugging Face folder.",
                "lockstep sample");
   show_usage(app, "[FLAGS] FOLDER");

@@ -94,8 +94,8 @@ class RunningCall final : public Call {
   std::vector<std::vector<Use>> uses_of_owner_;
 };
 
-void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
+void on_owned_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack) {
   RunningCall(op, keys, *stack).proceed();
 }
 
@@ -103,7 +103,7 @@ void register_function() {
   // At run time, as the linker may drop static initialisers of a static library. Never
   // unregistered: threads may compute until the process ends.
   auto* const library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-  library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_owned_operator>());
 }
 
 // Fills the memory of a tensor that is used before anyone wrote to it.

@@ -14,8 +14,8 @@ namespace {
 // The dispatcher calls a plain function, which finds its way from here.
 thread_local Listener* current_listener = nullptr;
 
-void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
+void on_operator_in_mode(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                         torch::jit::Stack* stack) {
   if (current_listener != nullptr) {
     current_listener->on_operator(op, keys, stack);
     return;
@@ -28,7 +28,7 @@ bool claim_mode() {
   // At run time, as the linker may drop static initialisers of a static library. Never
   // unregistered: threads may compute until the process ends.
   auto* const library = new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
-  library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator_in_mode>());
   return true;
 }
 

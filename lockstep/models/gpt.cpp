@@ -25,10 +25,10 @@ torch::nn::LayerNorm layer_norm(const ModelConfig& config) {
 
 // In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
 
-class Attention : public torch::nn::Module {
+class GptAttention : public torch::nn::Module {
  public:
-  Attention(const ModelConfig& config, std::size_t layer, const std::string& name,
-            const RandomState& random)
+  GptAttention(const ModelConfig& config, std::size_t layer, const std::string& name,
+               const RandomState& random)
       : layer_(layer),
         num_heads_(config.num_heads),
         c_attn_(register_module(
@@ -59,9 +59,9 @@ class Attention : public torch::nn::Module {
   nn::Dropout resid_dropout_;
 };
 
-class Mlp : public torch::nn::Module {
+class GptMlp : public torch::nn::Module {
  public:
-  Mlp(const ModelConfig& config, const std::string& name, const RandomState& random)
+  GptMlp(const ModelConfig& config, const std::string& name, const RandomState& random)
       : gelu_(config.activation == Activation::gelu_tanh ? nn::GeluKind::tanh : nn::GeluKind::erf),
         c_fc_(register_module(
             "c_fc", nn::Linear(config.hidden_size, config.intermediate_size, nn::Bias::added))),
@@ -78,15 +78,15 @@ class Mlp : public torch::nn::Module {
   nn::Dropout dropout_;
 };
 
-class Block : public torch::nn::Module {
+class GptBlock : public torch::nn::Module {
  public:
-  Block(const ModelConfig& config, std::size_t layer, const std::string& name,
-        const RandomState& random)
+  GptBlock(const ModelConfig& config, std::size_t layer, const std::string& name,
+           const RandomState& random)
       : ln_1_(register_module("ln_1", layer_norm(config))),
-        attn_(register_module("attn",
-                              std::make_shared<Attention>(config, layer, name + ".attn", random))),
+        attn_(register_module(
+            "attn", std::make_shared<GptAttention>(config, layer, name + ".attn", random))),
         ln_2_(register_module("ln_2", layer_norm(config))),
-        mlp_(register_module("mlp", std::make_shared<Mlp>(config, name + ".mlp", random))) {}
+        mlp_(register_module("mlp", std::make_shared<GptMlp>(config, name + ".mlp", random))) {}
 
   at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
     const auto y = x + attn_->forward(ln_1_(x), cache);
@@ -95,9 +95,9 @@ class Block : public torch::nn::Module {
 
  private:
   torch::nn::LayerNorm ln_1_;
-  std::shared_ptr<Attention> attn_;
+  std::shared_ptr<GptAttention> attn_;
   torch::nn::LayerNorm ln_2_;
-  std::shared_ptr<Mlp> mlp_;
+  std::shared_ptr<GptMlp> mlp_;
 };
 
 }  // namespace
@@ -112,13 +112,13 @@ class Gpt::Transformer : public torch::nn::Module {
         h_(register_module("h", blocks)),
         ln_f_(register_module("ln_f", layer_norm(config))) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
-      h_->push_back(std::make_shared<Block>(config, i, fmt::format("{}.h.{}", name, i), random));
+      h_->push_back(std::make_shared<GptBlock>(config, i, fmt::format("{}.h.{}", name, i), random));
   }
 
   at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
     const auto positions = at::arange(first, first + tokens.size(1), tokens.options());
     auto x = drop_(wte(tokens) + wpe_(positions));
-    for (std::size_t i = 0; i < h_->size(); ++i) x = h_->call<Block>(i, x, cache);
+    for (std::size_t i = 0; i < h_->size(); ++i) x = h_->call<GptBlock>(i, x, cache);
     return ln_f_(x);
   }
 

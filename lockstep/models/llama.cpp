@@ -23,9 +23,9 @@ nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out
 // In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
 
 // All layers turn by the same angles, so they share a table.
-class Attention : public torch::nn::Module {
+class LlamaAttention : public torch::nn::Module {
  public:
-  Attention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary)
+  LlamaAttention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary)
       : layer_(layer),
         head_dim_(config.head_dim),
         rotary_(std::move(rotary)),
@@ -58,9 +58,9 @@ class Attention : public torch::nn::Module {
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
 };
 
-class Mlp : public torch::nn::Module {
+class LlamaMlp : public torch::nn::Module {
  public:
-  explicit Mlp(const ModelConfig& config)
+  explicit LlamaMlp(const ModelConfig& config)
       : gate_proj_(
             register_module("gate_proj", linear(config.hidden_size, config.intermediate_size))),
         up_proj_(register_module("up_proj", linear(config.hidden_size, config.intermediate_size))),
@@ -75,19 +75,19 @@ class Mlp : public torch::nn::Module {
   nn::Linear gate_proj_, up_proj_, down_proj_;
 };
 
-class Layer : public torch::nn::Module {
+class LlamaLayer : public torch::nn::Module {
  public:
-  Layer(const ModelConfig& config, std::size_t layer, const std::string& name,
-        const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary)
+  LlamaLayer(const ModelConfig& config, std::size_t layer, const std::string& name,
+             const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary)
       : input_layernorm_(
             register_module("input_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
         self_attn_(
-            register_module("self_attn", std::make_shared<Attention>(config, layer, rotary))),
+            register_module("self_attn", std::make_shared<LlamaAttention>(config, layer, rotary))),
         attn_dropout_(register_module("attn_dropout",
                                       nn::Dropout(config.dropout, name + ".attn_dropout", random))),
         post_attention_layernorm_(register_module(
             "post_attention_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
-        mlp_(register_module("mlp", std::make_shared<Mlp>(config))),
+        mlp_(register_module("mlp", std::make_shared<LlamaMlp>(config))),
         mlp_dropout_(register_module("mlp_dropout",
                                      nn::Dropout(config.dropout, name + ".mlp_dropout", random))) {}
 
@@ -98,10 +98,10 @@ class Layer : public torch::nn::Module {
 
  private:
   nn::RMSNorm input_layernorm_;
-  std::shared_ptr<Attention> self_attn_;
+  std::shared_ptr<LlamaAttention> self_attn_;
   nn::Dropout attn_dropout_;
   nn::RMSNorm post_attention_layernorm_;
-  std::shared_ptr<Mlp> mlp_;
+  std::shared_ptr<LlamaMlp> mlp_;
   nn::Dropout mlp_dropout_;
 };
 
@@ -119,13 +119,14 @@ class Llama::Decoder : public torch::nn::Module {
     const auto rotary =
         std::make_shared<nn::Rotary>(config.head_dim, config.max_positions, config.rope_theta);
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
-      layers_->push_back(
-          std::make_shared<Layer>(config, i, fmt::format("{}.layers.{}", name, i), random, rotary));
+      layers_->push_back(std::make_shared<LlamaLayer>(
+          config, i, fmt::format("{}.layers.{}", name, i), random, rotary));
   }
 
   at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
     auto x = drop_(embed_tokens(tokens));
-    for (std::size_t i = 0; i < layers_->size(); ++i) x = layers_->call<Layer>(i, x, first, cache);
+    for (std::size_t i = 0; i < layers_->size(); ++i)
+      x = layers_->call<LlamaLayer>(i, x, first, cache);
     return norm_(x);
   }
 

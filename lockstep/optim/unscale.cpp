@@ -67,7 +67,7 @@ void give_own_memory(std::vector<Gradient>& gradients) {
   }
 }
 
-std::vector<Gradient> gradients_of(const std::vector<NamedParameter>& parameters) {
+std::vector<Gradient> scaled_gradients_of(const std::vector<NamedParameter>& parameters) {
   check_distinct(parameters);
   std::vector<Gradient> gradients;
   for (const NamedParameter& parameter : parameters) {
@@ -149,7 +149,7 @@ at::Tensor unscale_gradients(const std::vector<NamedParameter>& parameters, doub
   const c10::NoGradGuard no_grad;
   // std::map has no order for devices.
   std::vector<std::vector<at::Tensor>> by_device;
-  for (const Gradient& gradient : gradients_of(parameters)) {
+  for (const Gradient& gradient : scaled_gradients_of(parameters)) {
     const auto same = std::find_if(by_device.begin(), by_device.end(), [&](const auto& list) {
       return list.front().device() == gradient.tensor.device();
     });

@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 
 #include "../base/errors.h"
+#include "large_tensor.h"
 #include "same_bits.h"
 
 namespace lockstep::deferred {
@@ -16,10 +17,8 @@ namespace {
 
 using testing::generator_state;
 using ::testing::HasSubstr;
+using testing::large;
 using testing::same_bits;
-
-// Of 160 kB, as every deferred tensor here.
-at::Tensor large() { return torch::randn({200, 200}); }
 
 at::Tensor expected_large(std::uint64_t seed) {
   torch::manual_seed(seed);

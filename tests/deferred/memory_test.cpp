@@ -33,8 +33,8 @@ std::size_t bytes_of(const std::vector<at::Tensor>& tensors) {
 }
 
 // 10 units of 20 MB, and buffers of 2 MB.
-struct Model : torch::nn::Module {
-  Model() {
+struct TenUnits : torch::nn::Module {
+  TenUnits() {
     for (int i = 0; i < 10; ++i) {
       units.push_back(register_module(
           "unit" + std::to_string(i),
@@ -60,12 +60,12 @@ void shard(const std::vector<at::Tensor>& parameters) {
 
 TEST(DeferredMemory, NoMoreThanTheLargestUnitAndWhatIsKept) {
   torch::manual_seed(1);
-  const Model plain;
+  const TenUnits plain;
   torch::manual_seed(1);
 
   const device::LiveBytes allocations(at::kCPU);
   Construction construction;
-  const auto model = construction.construct([] { return std::make_shared<Model>(); });
+  const auto model = construction.construct([] { return std::make_shared<TenUnits>(); });
   const std::size_t all = bytes_of(model->parameters());
   ASSERT_GT(all, 200 * kMegabyte);
   EXPECT_EQ(construction.peak_bytes(), 0);

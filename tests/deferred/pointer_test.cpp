@@ -15,6 +15,7 @@
 #include <lockstep/deferred/construction.h>
 
 #include "../base/errors.h"
+#include "large_tensor.h"
 #include "same_bits.h"
 
 namespace lockstep::deferred {
@@ -22,10 +23,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::large;
 using testing::same_bits;
-
-// Deferred: of 160 kB.
-at::Tensor large() { return torch::randn({200, 200}); }
 
 // Volatile, as a compiler leaves out what nobody needs.
 float first_of(const at::Tensor& tensor) {

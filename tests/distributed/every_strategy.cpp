@@ -11,6 +11,8 @@
 
 #include <lockstep/distributed/distributed.h>
 
+#include "same_state.h"
+
 namespace lockstep {
 
 namespace {
@@ -19,7 +21,6 @@ namespace nn = torch::nn;
 using ranks::Cells;
 
 constexpr std::int64_t kWidth = 24;
-constexpr StateDictOptions kEveryRank{.rank0_only = false};
 
 // Weights of one shape, so that one that is taken for another is not noticed by its shape; the head
 // is registered first and used last.
@@ -73,18 +74,9 @@ std::vector<NamedTensor> copies(const std::vector<NamedTensor>& state) {
   return result;
 }
 
-void expect_same_state(Cells& cells, const std::vector<NamedTensor>& got,
-                       const std::vector<NamedTensor>& wanted) {
-  cells.expect(got.size() == wanted.size(),
-               fmt::format("{} tensors, {} were expected", got.size(), wanted.size()));
-  for (const NamedTensor& one : got)
-    for (const NamedTensor& other : wanted)
-      if (one.name == other.name) cells.expect_same(one.tensor, other.tensor, one.name);
-}
-
 // The weights of every rank, not only those that the first one hands out.
 template <typename Model>
-std::vector<NamedTensor> weights(DistributedManager& dist, Model& model) {
+std::vector<NamedTensor> own_weights(DistributedManager& dist, Model& model) {
   const auto hold = dist.full_parameters(model);
   std::vector<NamedTensor> result;
   for (const auto& item : model->named_parameters())
@@ -103,7 +95,7 @@ void check_state_between(Cells& cells, ShardingStrategy from, ShardingStrategy t
       model_state = copies(dist.full_state_dict(model));
       optimizer_state = copies(dist.full_optimizer_state(model, *optimizer));
       train(dist, model, *optimizer, 2, 2);
-      expected = weights(dist, model);
+      expected = own_weights(dist, model);
     }
     DistributedManager dist = setup(to);
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>(99));
@@ -111,7 +103,7 @@ void check_state_between(Cells& cells, ShardingStrategy from, ShardingStrategy t
     dist.load_full_state_dict(model, model_state);
     dist.load_full_optimizer_state(model, *optimizer, optimizer_state);
     train(dist, model, *optimizer, 2, 2);
-    expect_same_state(cells, weights(dist, model), expected);
+    expect_same_state(cells, own_weights(dist, model), expected);
   });
 }
 
@@ -160,7 +152,7 @@ std::vector<NamedTensor> trained_by_two(DistributedManager& dist) {
     two->zero_grad();
   }
   const auto state = dist.full_optimizer_state(model, *one, kEveryRank);
-  std::vector<NamedTensor> result = weights(dist, model);
+  std::vector<NamedTensor> result = own_weights(dist, model);
   for (const NamedTensor& tensor : state) result.push_back({tensor.name, tensor.tensor.clone()});
   return result;
 }

@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include "same_state.h"
+
 namespace lockstep {
 
 namespace {
@@ -43,17 +45,6 @@ void train(DistributedManager& dist, Net& model, int steps) {
     adamw->step(0.01);
   }
 }
-
-void expect_same_state(Cells& cells, const std::vector<NamedTensor>& got,
-                       const std::vector<NamedTensor>& wanted) {
-  cells.expect(got.size() == wanted.size(), "other tensors");
-  for (std::size_t i = 0; i < std::min(got.size(), wanted.size()); ++i) {
-    cells.expect(got[i].name == wanted[i].name, "another order: " + got[i].name);
-    cells.expect_same(got[i].tensor, wanted[i].tensor, got[i].name);
-  }
-}
-
-constexpr StateDictOptions kEveryRank{.rank0_only = false};
 
 void check_building(DistributedManager& dist, Cells& cells) {
   cells.cell("a model that is built in parts is the one that is built as a whole", [&] {

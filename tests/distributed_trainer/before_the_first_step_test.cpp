@@ -20,7 +20,7 @@ using lockstep::testing::TemporaryFolder;
 using lockstep::testing::write_file;
 using ::testing::HasSubstr;
 
-TrainerOptions options(const std::filesystem::path& output) {
+TrainerOptions four_steps(const std::filesystem::path& output) {
   return {.max_steps = 4,
           .batch_size = 7,
           .optimizer = optim::SGDOptions{},
@@ -47,7 +47,7 @@ struct Trial {
 
 TEST(BeforeTheFirstStep, EveryNumberOfTheOptions) {
   const auto complaint = [](auto change) {
-    TrainerOptions changed = options("");
+    TrainerOptions changed = four_steps("");
     change(changed);
     Trial trial(changed);
     const std::string text = usage_error([&] { trial.run(); });
@@ -92,13 +92,13 @@ TEST(BeforeTheFirstStep, EveryNumberOfTheOptions) {
 TEST(BeforeTheFirstStep, AFolderThatCannotBe) {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  Trial trial(options(folder / "file"));
+  Trial trial(four_steps(folder / "file"));
   EXPECT_THROW(trial.run(), FileError);
   EXPECT_EQ(trial.num_losses, 0);
   if (::geteuid() == 0) return;
   std::filesystem::permissions(
       folder.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
-  Trial locked(options(folder.path()));
+  Trial locked(four_steps(folder.path()));
   EXPECT_THROW(locked.run(), FileError);
   EXPECT_EQ(locked.num_losses, 0);
   std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
@@ -106,7 +106,7 @@ TEST(BeforeTheFirstStep, AFolderThatCannotBe) {
 
 TEST(BeforeTheFirstStep, AFolderThatAnotherRunIsIn) {
   const TemporaryFolder folder;
-  Trial trial(options(folder.path()));
+  Trial trial(four_steps(folder.path()));
   {
     const FolderLock other(folder.path());
     EXPECT_THAT(usage_error([&] { trial.run(); }), HasSubstr("another run writes into"));
@@ -123,16 +123,16 @@ struct Complex : NetImpl {
 
 TEST(BeforeTheFirstStep, ATensorThatNoCheckpointCanHold) {
   const TemporaryFolder folder;
-  Trial trial(options(folder.path()), std::make_shared<Complex>());
+  Trial trial(four_steps(folder.path()), std::make_shared<Complex>());
   EXPECT_THAT(usage_error([&] { trial.run(); }), HasSubstr("'roots' cannot be saved"));
   EXPECT_EQ(trial.num_losses, 0);
-  Trial unsaved(options(""), std::make_shared<Complex>());
+  Trial unsaved(four_steps(""), std::make_shared<Complex>());
   EXPECT_EQ(unsaved.run().step, 4) << "who saves nothing may have it";
 }
 
 TEST(BeforeTheFirstStep, ATextThatNoCheckpointCanHold) {
   const TemporaryFolder folder;
-  TrainerOptions strange = options(folder.path());
+  TrainerOptions strange = four_steps(folder.path());
   strange.config = "\xff";
   Trial trial(strange);
   EXPECT_THAT(usage_error([&] { trial.run(); }), HasSubstr("not UTF-8"));
@@ -143,7 +143,7 @@ TEST(BeforeTheFirstStep, ATextThatNoCheckpointCanHold) {
 TEST(BeforeTheFirstStep, FoldersOfMetricsThatCannotBeCostTheMetrics) {
   const TemporaryFolder folder;
   write_file(folder / "file", "");
-  TrainerOptions blocked = options(folder / "run");
+  TrainerOptions blocked = four_steps(folder / "run");
   blocked.csv_folder = folder / "file/csv";
   blocked.tensorboard_folder = folder / "file/tensorboard";
   Trial trial(blocked);

@@ -21,7 +21,7 @@ using lockstep::testing::TemporaryFolder;
 using lockstep::testing::TinyDisk;
 using lockstep::testing::write_file;
 
-TrainerOptions options(const fs::path& output) {
+TrainerOptions three_steps(const fs::path& output) {
   return {.max_steps = 3,
           .batch_size = 4,
           .accumulation = 2,
@@ -47,7 +47,7 @@ checkpoint::TrainingState saved(const TrainingResult& result) {
 
 TEST(Checkpoints, AStepWithNothingToLearnFromIsSkippedAndKeptCountOf) {
   const TemporaryFolder folder;
-  TrainerOptions two = options(folder.path());
+  TrainerOptions two = three_steps(folder.path());
   two.max_steps = 1;
   Net net;
   const auto weight = [&] { return net->layer->weight.detach().clone(); };
@@ -66,7 +66,8 @@ TEST(Checkpoints, AStepWithNothingToLearnFromIsSkippedAndKeptCountOf) {
   EXPECT_TRUE(at::equal(weight(), before));
 
   const TrainingResult third =
-      DistributedTrainer(setup_distributed(), net, ignoring, options(folder.path())).fit(Line(20));
+      DistributedTrainer(setup_distributed(), net, ignoring, three_steps(folder.path()))
+          .fit(Line(20));
   EXPECT_EQ(third.resumed_after, 2);
   EXPECT_EQ(third.skipped_steps, 1) << "before it was resumed";
   EXPECT_FALSE(at::equal(weight(), before));
@@ -81,7 +82,7 @@ TEST(Checkpoints, ValidationWithNothingThatCounts) {
         return nn::LossSum{.sum = squares(output, target).sum() * (validates ? 0 : 1),
                            .count = validates ? 0 : output.size(0)};
       },
-      options(""));
+      three_steps(""));
   EXPECT_FALSE(trainer.fit(Line(20), Line(5)).validation_loss) << "and not a NaN";
 }
 
@@ -93,7 +94,7 @@ TEST(Checkpoints, AnOldOneThatCannotBeRemovedCostsNothing) {
   fs::create_directories(old / "held");
   write_file(old / checkpoint::kStateFile, "");
   ASSERT_EQ(::mount("tmpfs", (old / "held").c_str(), "tmpfs", 0, "size=4k"), 0);
-  TrainerOptions one = options(disk / "run");
+  TrainerOptions one = three_steps(disk / "run");
   one.resume = train::ResumePolicy::never;
   one.keep_checkpoints = 1;
   one.checkpoint_interval = 1;

@@ -7,7 +7,7 @@ namespace lockstep {
 
 namespace {
 
-at::Tensor trained(const DistributedManager& dist, const TrainerOptions& options) {
+at::Tensor trained_in_shards(const DistributedManager& dist, const TrainerOptions& options) {
   FSDPTrainer trainer(dist, Net(), kMean, options);
   trainer.fit(Line(15));
   return trainer.dist()
@@ -29,7 +29,8 @@ void check_fsdp(const DistributedManager& dist, ranks::Cells& cells) {
   cells.cell("a loss scale changes nothing where nothing overflows", [&] {
     TrainerOptions scaled = options;
     scaled.loss_scale = optim::LossScaleOptions{};
-    cells.expect_same(trained(dist, scaled), trained(dist, options), "the weight");
+    cells.expect_same(trained_in_shards(dist, scaled), trained_in_shards(dist, options),
+                      "the weight");
   });
 }
 

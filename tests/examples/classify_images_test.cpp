@@ -25,7 +25,7 @@ std::string text_of(const std::filesystem::path& file) {
 }
 
 // The second column of metrics.csv, by step.
-std::map<int, double> losses(const std::string& metrics) {
+std::map<int, double> losses_by_step(const std::string& metrics) {
   std::map<int, double> found;
   for (const std::string& line : elastic::testing::lines_of(metrics)) {
     const auto comma = line.find(',');
@@ -51,7 +51,7 @@ TEST(ClassifyImages, OneRankAndTwoLearnTheSame) {
     EXPECT_GT(accuracy(job.output()), 90) << job.output();
     EXPECT_TRUE(std::filesystem::exists(output / "loss.svg"));
     EXPECT_TRUE(std::filesystem::exists(output / "checkpoints/step-00000128/model.safetensors"));
-    by_ranks[num_ranks] = losses(text_of(output / "metrics.csv"));
+    by_ranks[num_ranks] = losses_by_step(text_of(output / "metrics.csv"));
   }
   ASSERT_EQ(by_ranks[1].size(), 128u);
   EXPECT_LT(by_ranks[1][128], by_ranks[1][1] / 5);

@@ -14,7 +14,7 @@ namespace lockstep::examples {
 namespace {
 
 // The loss of each epoch; a line of a rank that should be silent would count double.
-std::vector<double> losses(const std::string& output) {
+std::vector<double> losses_by_epoch(const std::string& output) {
   std::vector<double> found;
   for (const std::string& line : elastic::testing::lines_of(output))
     if (const auto at = line.find("loss "); at != std::string::npos)
@@ -24,7 +24,7 @@ std::vector<double> losses(const std::string& output) {
 
 std::vector<double> losses_of(Launched& job) {
   EXPECT_EQ(job.wait(), 0) << job.error();
-  return losses(job.output());
+  return losses_by_epoch(job.output());
 }
 
 void expect_same(const std::vector<double>& got, const std::vector<double>& wanted) {

@@ -14,9 +14,9 @@
 namespace lockstep::mesh {
 namespace {
 
-using World = std::shared_ptr<comm::Communicator>;
+using Group = std::shared_ptr<comm::Communicator>;
 
-void run_world(int world_size, comm::Media media, const std::function<void(World)>& body) {
+void run_world(int world_size, comm::Media media, const std::function<void(Group)>& body) {
   const auto secret = net::Secret::random();
   std::vector<std::shared_ptr<comm::Endpoint>> endpoints;
   std::vector<comm::EndpointAddress> addresses;
@@ -46,9 +46,9 @@ class RunningMesh : public ::testing::TestWithParam<comm::Media> {};
 
 // Every group adds up, and lines up, exactly the ranks that the arithmetic says.
 TEST_P(RunningMesh, GroupsCommunicateAmongTheirRanksOnly) {
-  run_world(8, GetParam(), [](World world) {
+  run_world(8, GetParam(), [](Group world) {
     DeviceMesh mesh(world, ParallelSizes{.pp = 2, .tp = 2}.axes());
-    const auto check = [&](const World& group, const std::vector<int>& ranks) {
+    const auto check = [&](const Group& group, const std::vector<int>& ranks) {
       const at::Tensor mine = at::full({3}, world->rank(), at::kLong);
       at::Tensor lined_up = at::empty({3 * group->size()}, at::kLong);
       group->all_gather(lined_up, mine).wait();
@@ -68,7 +68,7 @@ TEST_P(RunningMesh, GroupsCommunicateAmongTheirRanksOnly) {
 
 // Groups of one mesh do not wait for each other: only some ranks use some of them.
 TEST_P(RunningMesh, GroupsAreIndependent) {
-  run_world(4, GetParam(), [](World world) {
+  run_world(4, GetParam(), [](Group world) {
     const DeviceMesh mesh(world, {{"dp_shard", 2}, {"tp", 2}});
     if (mesh.coordinate("dp_shard") == 0) mesh.axis("tp")->barrier().wait();
     if (mesh.coordinate("tp") == 1) mesh.axis("dp_shard")->barrier().wait();

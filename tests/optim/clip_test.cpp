@@ -19,14 +19,8 @@ using ::testing::HasSubstr;
 using testing::numbers;
 using testing::parameter;
 using testing::same_bits;
-using testing::set_gradient;
 using testing::snapshot;
-
-NamedParameter with_gradient(const std::string& name, const at::Tensor& gradient) {
-  const at::Tensor tensor = at::zeros_like(gradient).set_requires_grad(true);
-  set_gradient(tensor, gradient);
-  return {name, tensor};
-}
+using testing::with_gradient;
 
 TEST(GradientNorm, IsTheRootOfTheSumOfSquares) {
   const std::vector<NamedParameter> parameters = {with_gradient("a", numbers({100, 101}, 1)),

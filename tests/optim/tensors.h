@@ -33,6 +33,12 @@ inline void set_gradient(const at::Tensor& parameter, const at::Tensor& gradient
   parameter.mutable_grad() = gradient;
 }
 
+inline NamedParameter with_gradient(const std::string& name, const at::Tensor& gradient) {
+  const at::Tensor tensor = at::zeros(gradient.sizes(), gradient.options()).set_requires_grad(true);
+  set_gradient(tensor, gradient);
+  return {name, tensor};
+}
+
 // A copy of the values, without gradient or history.
 inline at::Tensor snapshot(const at::Tensor& tensor) { return tensor.detach().clone(); }
 

@@ -20,14 +20,9 @@ using testing::parameter;
 using testing::same_bits;
 using testing::set_gradient;
 using testing::snapshot;
+using testing::with_gradient;
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
-
-NamedParameter with_gradient(const std::string& name, const at::Tensor& gradient) {
-  const at::Tensor tensor = at::empty(gradient.sizes(), gradient.options()).set_requires_grad(true);
-  set_gradient(tensor, gradient);
-  return {name, tensor};
-}
 
 // The division as LibTorch does it, rounded once.
 at::Tensor divided(const at::Tensor& gradient, double scale) {

@@ -18,29 +18,26 @@ namespace {
 using ranks::Cells;
 using replicate::DistributedDataParallel;
 
-constexpr std::int64_t kSteps = 5;
-
 // What the user does to gradients between steps.
 enum class Zeroing { drop, in_place };
 
-struct Way {
+struct ReplicatedWay {
   std::string name;
   Division division;
-  // Samples of a rank in a pass.
-  std::function<std::int64_t(int rank, std::int64_t step, std::int64_t pass)> samples;
+  SamplesOf samples;
   std::int64_t num_passes = 1;
   replicate::Options options;
   Zeroing zeroing = Zeroing::drop;
 };
 
-std::vector<Way> ways(Usage usage) {
+std::vector<ReplicatedWay> ways(Usage usage) {
   const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
   // In some passes a rank has none.
   const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
     return (rank + step + 2 * pass) % 3 * 2;
   };
   const replicate::Options tiny_buckets = {.buckets = {.first_bytes = 64, .bytes = 700}};
-  std::vector<Way> all = {
+  std::vector<ReplicatedWay> all = {
       {"mean", Division::by_ranks, four},
       {"mean, tiny buckets", Division::by_ranks, four, 1, tiny_buckets},
       {"accumulation", Division::by_ranks, four, 3, tiny_buckets},
@@ -56,18 +53,6 @@ std::vector<Way> ways(Usage usage) {
       all.push_back({"gradients zeroed in place", division, four, 2, {}, Zeroing::in_place});
   }
   return all;
-}
-
-Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
-  Spread spread;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    auto& passes = spread.batches.emplace_back();
-    for (std::int64_t pass = 0; pass < way.num_passes; ++pass)
-      passes.push_back(way.samples(rank, step, pass));
-  }
-  // At least one sample somewhere, also for one rank.
-  if (spread.num_samples() == 0) spread.batches[0][0] = 2;
-  return spread;
 }
 
 void drop_gradients(const torch::nn::Module& module) {
@@ -132,7 +117,7 @@ void compare(Cells& cells, const torch::nn::Module& got, const torch::nn::Module
                       fmt::format("step {}: the buffer {}", step, item.key()));
 }
 
-void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
+void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
   const int num_ranks = cells.num_ranks();
   // Ranks other than the first start from other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
@@ -143,7 +128,7 @@ void run_cell(Cells& cells, const SubjectKind& kind, const Way& way) {
   torch::optim::SGD optimizer = sgd(subject);
   torch::optim::SGD reference_optimizer = sgd(reference);
   for (std::int64_t step = 0; step < kSteps; ++step) {
-    const Spread spread = spread_of(way, num_ranks, step);
+    const Spread spread = spread_of(way.samples, way.num_passes, num_ranks, step);
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
     const auto [input, target] = reference.make_batch(spread.num_samples());
 
@@ -260,7 +245,7 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpre
 
 void check_data_parallel(Cells& cells) {
   for (const SubjectKind& kind : subject_kinds())
-    for (const Way& way : ways(kind.usage))
+    for (const ReplicatedWay& way : ways(kind.usage))
       cells.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
                  [&] { run_cell(cells, kind, way); });
   for (const SubjectKind& kind : subject_kinds())

@@ -20,6 +20,18 @@ std::int64_t Spread::first(int rank, std::int64_t pass) const {
   return before;
 }
 
+Spread spread_of(const SamplesOf& samples, std::int64_t num_passes, int num_ranks,
+                 std::int64_t step) {
+  Spread spread;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    auto& passes = spread.batches.emplace_back();
+    for (std::int64_t pass = 0; pass < num_passes; ++pass)
+      passes.push_back(samples(rank, step, pass));
+  }
+  if (spread.num_samples() == 0) spread.batches[0][0] = 2;
+  return spread;
+}
+
 void seed_pass(std::int64_t step, int rank, std::int64_t pass) {
   torch::manual_seed(static_cast<std::uint64_t>(1000 + 100 * step + 10 * rank + pass));
 }

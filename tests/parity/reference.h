@@ -2,6 +2,7 @@
 // canonical order.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "subject.h"
 
 namespace lockstep::parity {
+
+inline constexpr std::int64_t kSteps = 5;
 
 // How one step's samples are spread: batches[rank][pass] is how many samples that rank has in that
 // pass (micro-batch).
@@ -24,6 +27,13 @@ struct Spread {
   // The first sample of a rank's pass in the whole batch.
   std::int64_t first(int rank, std::int64_t pass) const;
 };
+
+// How many samples a rank has in a pass.
+using SamplesOf = std::function<std::int64_t(int rank, std::int64_t step, std::int64_t pass)>;
+
+// At least one sample is somewhere, also for one rank.
+Spread spread_of(const SamplesOf& samples, std::int64_t num_passes, int num_ranks,
+                 std::int64_t step);
 
 // What the sum of gradients is divided by.
 enum class Division {

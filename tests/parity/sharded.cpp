@@ -21,7 +21,6 @@ namespace {
 
 using ranks::Cells;
 
-constexpr std::int64_t kSteps = 5;
 constexpr double kWeightDecay = 0.1;
 
 // A subject made parallel, whichever way.
@@ -159,17 +158,17 @@ std::vector<Strategy> strategies(int num_ranks) {
   return all;
 }
 
-struct Way {
+struct ShardedWay {
   std::string name;
   Division division;
-  std::function<std::int64_t(int rank, std::int64_t step, std::int64_t pass)> samples;
+  SamplesOf samples;
   std::int64_t num_passes = 1;
   double max_norm = 0;  // 0: no clipping
   bool needs_idle_ranks = false;
   bool recomputes = false;
 };
 
-const std::vector<Way>& ways() {
+const std::vector<ShardedWay>& ways() {
   const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
   const auto some = [](int rank, std::int64_t step, std::int64_t pass) {
     return 2 + (rank + step + 2 * pass) % 3;
@@ -177,7 +176,7 @@ const std::vector<Way>& ways() {
   const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
     return (rank + step + 2 * pass) % 3 * 2;
   };
-  static const std::vector<Way> all = {
+  static const std::vector<ShardedWay> all = {
       {"mean", Division::by_ranks, four},
       {"accumulation, clipping", Division::by_ranks, four, 3, 0.01},
       {"by count, clipping", Division::by_count, some, 1, 0.01},
@@ -186,17 +185,6 @@ const std::vector<Way>& ways() {
       {"ranks without samples", Division::by_count, uneven, 2, 0, true},
   };
   return all;
-}
-
-Spread spread_of(const Way& way, int num_ranks, std::int64_t step) {
-  Spread spread;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    auto& passes = spread.batches.emplace_back();
-    for (std::int64_t pass = 0; pass < way.num_passes; ++pass)
-      passes.push_back(way.samples(rank, step, pass));
-  }
-  if (spread.num_samples() == 0) spread.batches[0][0] = 2;
-  return spread;
 }
 
 double distributed_step(Cells& cells, const Subject& subject, Parallel& parallel,
@@ -268,8 +256,8 @@ class SteppedOn {
   std::vector<NamedTensor> tensors_;
 };
 
-void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, const Way& way,
-              c10::Device device) {
+void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
+              const ShardedWay& way, c10::Device device) {
   // Ranks other than the first start from other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
@@ -285,7 +273,7 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind, c
       optim::AdamWOptions{}, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
   const auto expected = reference.module->named_parameters();
   for (std::int64_t step = 0; step < kSteps; ++step) {
-    const Spread spread = spread_of(way, cells.num_ranks(), step);
+    const Spread spread = spread_of(way.samples, way.num_passes, cells.num_ranks(), step);
     torch::manual_seed(static_cast<std::uint64_t>(100 + step));
     const auto [input, target] = batch_of(reference, spread.num_samples(), device);
     optimizer->zero_grad();
@@ -329,7 +317,8 @@ namespace {
 
 enum class Share { everyday, whole };
 
-bool is_everyday(const Strategy& strategy, const Way& way, int num_ranks, c10::Device device) {
+bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
+                 c10::Device device) {
   if (strategy.offloads && device.is_cpu()) return false;
   return num_ranks <= 2 || way.recomputes || way.name == "uneven accumulation" ||
          way.name == "by count, clipping";
@@ -338,7 +327,7 @@ bool is_everyday(const Strategy& strategy, const Way& way, int num_ranks, c10::D
 void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
   for (const Strategy& strategy : strategies(cells.num_ranks()))
     for (const SubjectKind& kind : subject_kinds())
-      for (const Way& way : ways())
+      for (const ShardedWay& way : ways())
         if ((!way.needs_idle_ranks || strategy.idle_ranks) &&
             (!way.recomputes || kind.recomputable) &&
             (share == Share::whole || is_everyday(strategy, way, cells.num_ranks(), device)))

@@ -17,11 +17,10 @@
 #include <lockstep/recompute/recompute.h>
 
 #include "../base/errors.h"
+#include "expect_equal.h"
 
 namespace lockstep {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
 
 // How often operators of a name run on this thread.
 class Count {
@@ -54,7 +53,7 @@ class Count {
   at::CallbackHandle handle_;
 };
 
-struct Layers {
+struct LayersAndConvolution {
   torch::nn::Linear first{7, 11};
   torch::nn::Linear second{11, 7};
   torch::nn::Conv1d convolution{torch::nn::Conv1dOptions(3, 3, 3).padding(1)};
@@ -76,38 +75,34 @@ struct Layers {
 };
 
 // Results, gradients and what is drawn next, and how many products of a layer backward computed.
-struct Outcome {
+struct KeptOutcome {
   Tensors values;
   int layers_in_backward = 0;
 };
 
 template <typename Call>
-Outcome outcome(const Call& call) {
+KeptOutcome kept_outcome(const Call& call) {
   at::manual_seed(2);
-  Layers layers;
+  LayersAndConvolution layers;
   const auto x = at::randn({3, 3, 7}).requires_grad_();
   const auto y = call(layers, call(layers, x * 2));
   const Count count("aten::addmm");
   y.square().sum().backward();
-  Outcome found{{y, x.grad(), at::rand({3})}, count.value()};
+  KeptOutcome found{{y, x.grad(), at::rand({3})}, count.value()};
   for (const auto& parameter : layers.parameters()) found.values.push_back(parameter.grad());
   return found;
 }
 
-Outcome kept(activations::OperationKinds kinds) {
-  return outcome([&](const Layers& layers, const at::Tensor& x) {
+KeptOutcome kept(activations::OperationKinds kinds) {
+  return kept_outcome([&](const LayersAndConvolution& layers, const at::Tensor& x) {
     const KeepResults keep(kinds);
     return recompute(layers, x);
   });
 }
 
-void expect_equal(const Tensors& expected, const Tensors& found) {
-  ASSERT_EQ(expected.size(), found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(expected[i].equal(found[i])) << i;
-}
-
 TEST(KeepResults, HasTheBitsOfAPlainRunAndComputesNoKeptResultAgain) {
-  const auto plain = outcome([](Layers layers, const at::Tensor& x) { return layers(x); });
+  const auto plain =
+      kept_outcome([](LayersAndConvolution layers, const at::Tensor& x) { return layers(x); });
   const auto none = kept({});
   const auto products = kept({OperationKind::matrix_product});
   const auto both = kept({OperationKind::matrix_product, OperationKind::convolution});

@@ -15,7 +15,7 @@ constexpr std::int64_t kWide = 32 * 2048 * 4;  // bytes
 constexpr std::int64_t kNarrow = 32 * 8 * 4;
 
 // Narrow at its ends and wide in the middle, where it saves five tensors.
-struct Block {
+struct WideBlock {
   at::Tensor in = at::randn({8, 2048}).requires_grad_();
   at::Tensor out = at::randn({2048, 8}).requires_grad_();
 
@@ -32,7 +32,7 @@ struct Memory {
 
 template <typename Forward>
 Memory memory_of(const Forward& forward) {
-  const std::vector<Block> blocks(kBlocks);
+  const std::vector<WideBlock> blocks(kBlocks);
   const auto x = at::randn({32, 8});
   // Gradients are there from a pass before, as in a training.
   forward(blocks, x).sum().backward();
@@ -49,7 +49,7 @@ Memory memory_of(const Forward& forward) {
 }
 
 Memory plain() {
-  return memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+  return memory_of([](const std::vector<WideBlock>& blocks, at::Tensor x) {
     for (const auto& block : blocks) x = block(x);
     return x;
   });
@@ -58,7 +58,7 @@ Memory plain() {
 TEST(RecomputeMemory, IsThatOfOneBlock) {
   const auto expected = plain();
   EXPECT_GT(expected.after_forward, kBlocks * 5 * kWide);
-  const auto found = memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+  const auto found = memory_of([](const std::vector<WideBlock>& blocks, at::Tensor x) {
     for (const auto& block : blocks) x = recompute(block, x);
     return x;
   });
@@ -71,7 +71,7 @@ TEST(RecomputeMemory, IsThatOfOneBlock) {
 
 // Of the inputs of inner functions the outer one keeps none.
 TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
-  const auto found = memory_of([](const std::vector<Block>& blocks, at::Tensor x) {
+  const auto found = memory_of([](const std::vector<WideBlock>& blocks, at::Tensor x) {
     for (std::int64_t first = 0; first < kBlocks; first += 4)
       x = recompute(
           [&blocks, first](at::Tensor x) {
@@ -89,7 +89,7 @@ TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
 
 // A pass that needs a part of what was computed again gives the rest back at its end.
 TEST(RecomputeMemory, IsNotKeptByAPassThatNeedsAPart) {
-  const Block first, second;
+  const WideBlock first, second;
   const auto x = at::randn({32, 8});
   const device::LiveBytes memory(at::kCPU);
   const auto y = recompute(

@@ -14,6 +14,7 @@
 #include <lockstep/recompute/recompute.h>
 
 #include "../base/errors.h"
+#include "expect_equal.h"
 
 namespace lockstep {
 namespace {
@@ -88,11 +89,6 @@ class Subject {
  private:
   at::Device device_;
 };
-
-void expect_equal(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& found) {
-  ASSERT_EQ(expected.size(), found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(expected[i].equal(found[i])) << i;
-}
 
 std::vector<at::Device> devices() {
   std::vector<at::Device> devices = {at::kCPU};

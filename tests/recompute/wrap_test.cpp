@@ -16,13 +16,12 @@
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "../base/errors.h"
+#include "expect_equal.h"
 
 namespace lockstep {
 namespace {
 
 using activations::blocks_of;
-using Tensors = std::vector<at::Tensor>;
-
 // Counts how often it runs, by number.
 std::vector<int> runs;
 
@@ -101,11 +100,6 @@ Tensors trained(Model& model, std::int64_t width) {
   for (const auto& buffer : model->buffers()) found.push_back(buffer);
   found.push_back(at::rand({3}));
   return found;
-}
-
-void expect_equal(const Tensors& expected, const Tensors& found) {
-  ASSERT_EQ(expected.size(), found.size());
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(expected[i].equal(found[i])) << i;
 }
 
 TEST(WrapActivationCheckpointing, RecomputesBlocksOfASequential) {

@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
 
 #include "reference.h"
@@ -13,16 +12,6 @@
 namespace lockstep::comm::conformance {
 
 namespace {
-
-constexpr std::int64_t kSizes[] = {0, 1, 17, 8191};
-constexpr std::int64_t kLarge = 200'003;
-
-std::vector<Algorithm> algorithms(Suite& suite, Operation operation) {
-  std::vector<Algorithm> all = {Algorithm::automatic};
-  if (!suite.group().canonical_order()) return all;
-  for (const Algorithm algorithm : algorithms_of(operation)) all.push_back(algorithm);
-  return all;
-}
 
 // What rank `from` has for rank `to`.
 at::Tensor message(at::ScalarType dtype, std::int64_t count, int from, int to) {
@@ -43,7 +32,7 @@ void check_all_gather(Suite& suite, at::ScalarType dtype, const std::vector<std:
     wanted.push_back(message(dtype, counts[from], static_cast<int>(from), 0));
     even = even && counts[from] == counts[0];
   }
-  for (const Algorithm algorithm : algorithms(suite, Operation::all_gather)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::all_gather)) {
     const at::Tensor input = suite.place(wanted[self]);
     std::vector<at::Tensor> outputs;
     for (const std::int64_t count : counts) outputs.push_back(suite.room(count, dtype));
@@ -84,7 +73,7 @@ void check_all_to_all(Suite& suite, at::ScalarType dtype, Count count) {
 }
 
 void check_broadcast(Suite& suite, at::ScalarType dtype, std::int64_t count) {
-  for (const Algorithm algorithm : algorithms(suite, Operation::broadcast)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::broadcast)) {
     for (int root = 0; root < suite.size(); ++root) {
       if (count == kLarge && root > 1) continue;
       const at::Tensor wanted = message(dtype, count, root, 1);
@@ -98,7 +87,7 @@ void check_broadcast(Suite& suite, at::ScalarType dtype, std::int64_t count) {
 void check_broadcast_of_lists(Suite& suite) {
   const int root = suite.size() - 1;
   const std::vector<std::int64_t> counts = {5, 0, 100'003, 1, 0};
-  for (const Algorithm algorithm : algorithms(suite, Operation::broadcast)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::broadcast)) {
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < counts.size(); ++i)
       tensors.push_back(suite.rank() == root

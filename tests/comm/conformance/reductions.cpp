@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
 
 #include "reference.h"
@@ -14,17 +13,7 @@ namespace lockstep::comm::conformance {
 
 namespace {
 
-// 0, 1, odd; beyond one round (16 KiB), beyond a slot (128 KiB), and long.
-constexpr std::int64_t kSizes[] = {0, 1, 17, 8191};
-constexpr std::int64_t kLarge = 300'007;
 constexpr std::int64_t kHuge = 800'001;
-
-std::vector<Algorithm> algorithms(Suite& suite, Operation operation) {
-  std::vector<Algorithm> all = {Algorithm::automatic};
-  if (!suite.group().canonical_order()) return all;
-  for (const Algorithm algorithm : algorithms_of(operation)) all.push_back(algorithm);
-  return all;
-}
 
 std::string label(Operation operation, at::ScalarType dtype, ReduceOp op, std::int64_t count) {
   return fmt::format("{} {} of {} {}", name(operation), name(op), count, name(dtype_of(dtype)));
@@ -47,7 +36,7 @@ std::vector<at::Tensor> inputs_of_all(Suite& suite, at::ScalarType dtype, std::i
 void check_all_reduce(Suite& suite, const std::vector<at::Tensor>& inputs, ReduceOp op) {
   const at::Tensor wanted = canonical(inputs, op);
   const at::Tensor& mine = inputs[static_cast<std::size_t>(suite.rank())];
-  for (const Algorithm algorithm : algorithms(suite, Operation::all_reduce)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::all_reduce)) {
     at::Tensor tensor = suite.place(mine);
     suite.group().all_reduce(tensor, op, {.algorithm = algorithm}).wait();
     expect_result(suite, tensor, wanted, inputs, op, name(algorithm));
@@ -72,7 +61,7 @@ void check_reduce_scatter(Suite& suite, at::ScalarType dtype, ReduceOp op,
   const at::Tensor whole = suite.place(at::cat(mine));
   std::vector<at::Tensor> parts;
   for (const at::Tensor& part : mine) parts.push_back(suite.place(part));
-  for (const Algorithm algorithm : algorithms(suite, Operation::reduce_scatter)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::reduce_scatter)) {
     at::Tensor output = suite.room(counts[self], dtype);
     suite.group().reduce_scatter(output, parts, op, {.algorithm = algorithm}).wait();
     expect_result(suite, output, wanted, to_me, op, std::string("list, ") + name(algorithm));
@@ -86,7 +75,7 @@ void check_reduce_scatter(Suite& suite, at::ScalarType dtype, ReduceOp op,
 
 void check_coalesced(Suite& suite, at::ScalarType dtype, ReduceOp op,
                      const std::vector<std::int64_t>& counts) {
-  for (const Algorithm algorithm : algorithms(suite, Operation::all_reduce)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::all_reduce)) {
     std::vector<at::Tensor> tensors;
     std::vector<std::vector<at::Tensor>> inputs;
     for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -136,7 +125,7 @@ void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
   const at::Tensor wanted = at::arange(count, at::kDouble).remainder(61).to(dtype);
   const double weight = suite.rank() + 1;
   Communicator& group = suite.group();
-  for (const Algorithm algorithm : algorithms(suite, Operation::all_reduce)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::all_reduce)) {
     const at::Tensor divisor = at::full({1}, weight, at::kDouble);
     at::Tensor whole = suite.place(wanted * weight);
     std::vector<at::Tensor> list = {suite.place(wanted * weight), suite.place(wanted * weight)};
@@ -147,7 +136,7 @@ void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
     suite.expect_same(whole, wanted, name(algorithm));
     for (const at::Tensor& tensor : list) suite.expect_same(tensor, wanted, "in a list");
   }
-  for (const Algorithm algorithm : algorithms(suite, Operation::reduce_scatter)) {
+  for (const Algorithm algorithm : suite.algorithms(Operation::reduce_scatter)) {
     const at::Tensor divisor = at::full({1}, weight, at::kDouble);
     const at::Tensor input = suite.place((wanted * weight).repeat({suite.size()}));
     at::Tensor output = suite.room(count, dtype);

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/algorithms/collectives.h>
 
 namespace lockstep::comm::conformance {
 
@@ -14,6 +15,13 @@ void Suite::cell(const std::string& name, const std::function<void()>& body) {
   current_ = name;
   ++num_cells_;
   body();
+}
+
+std::vector<Algorithm> Suite::algorithms(Operation operation) const {
+  std::vector<Algorithm> all = {Algorithm::automatic};
+  if (!group_.canonical_order()) return all;
+  for (const Algorithm algorithm : algorithms_of(operation)) all.push_back(algorithm);
+  return all;
 }
 
 void Suite::expect(bool good, const std::string& otherwise) {

@@ -1,6 +1,7 @@
 // What a rank's cells share: the group, the device, and where failures are written down.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,6 +11,10 @@
 #include <lockstep/comm/communicator.h>
 
 namespace lockstep::comm::conformance {
+
+// Numbers of elements: 0, 1, odd; beyond one round (16 KiB), and beyond a slot (128 KiB).
+inline constexpr std::int64_t kSizes[] = {0, 1, 17, 8191};
+inline constexpr std::int64_t kLarge = 300'007;
 
 // One rank's run through the suite. A cell that finds a wrong value says so and goes on, so that
 // one run shows all of them; what a cell throws ends the rank, since the group may be dead. All
@@ -22,6 +27,8 @@ class Suite {
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
   c10::Device device() const { return device_; }
+  // All that the group lets a caller choose from.
+  std::vector<Algorithm> algorithms(Operation operation) const;
 
   void cell(const std::string& name, const std::function<void()>& body);
 
