@@ -12,6 +12,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #define LOCKSTEP_COUNTS_DEVICE_MEMORY
 #endif
+#if defined(LOCKSTEP_HAVE_CUDA)
+#include <c10/cuda/CUDAFunctions.h>
+#endif
 
 namespace lockstep::shard {
 
@@ -41,11 +44,14 @@ struct GpuTraining {
     return model;
   }
 
-  at::Tensor loss(const Cells& cells, int step) {
+  static at::Tensor input(const Cells& cells, int step) {
     torch::manual_seed(static_cast<std::uint64_t>(500 * step + cells.rank()));
-    const at::Tensor input = at::randn({8, kGpuWidth}).to(kGpu);
+    return at::randn({8, kGpuWidth}).to(kGpu);
+  }
+  at::Tensor loss(const at::Tensor& input) {
     return model->forward(input).to(at::kFloat).pow(2).mean();
   }
+  at::Tensor loss(const Cells& cells, int step) { return loss(input(cells, step)); }
 };
 
 const MixedPrecision kGpuBf16 = {.param_dtype = at::kBFloat16};
@@ -166,6 +172,47 @@ void check_growth(Cells& cells) {
 void check_growth(Cells&) {}
 #endif
 
+#if defined(LOCKSTEP_HAVE_CUDA)
+// While it lives, whatever makes a thread of this process wait for the GPU throws.
+class NoWaiting {
+ public:
+  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
+  ~NoWaiting() {
+    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+  NoWaiting(const NoWaiting&) = delete;
+  NoWaiting& operator=(const NoWaiting&) = delete;
+};
+
+void check_waiting(Cells& cells) {
+  // With others to send to, a thread of the transport waits for what it sends, beside the step.
+  if (cells.num_ranks() > 1) return;
+  for (const MixedPrecision& precision : {MixedPrecision{}, kGpuBf16})
+    cells.cell("a step does not wait for the GPU", [&] {
+      GpuTraining it(cells, {.mixed_precision = precision});
+      const at::Tensor input = GpuTraining::input(cells, 0);
+      const auto step = [&] {
+        it.optimizer->zero_grad();
+        it.loss(input).backward();
+        it.optimizer->step(0.001);
+      };
+      // The first one agrees on an order.
+      for (int i = 0; i < 3; ++i) step();
+      const NoWaiting no_waiting;
+      bool watched = false;
+      try {
+        input.sum().item<float>();
+      } catch (const c10::Error&) {
+        watched = true;
+      }
+      cells.expect(watched, "nobody watches");
+      for (int i = 0; i < 5; ++i) step();
+    });
+}
+#else
+void check_waiting(Cells&) {}
+#endif
+
 }  // namespace
 
 void check_gpu(Cells& cells) {
@@ -173,6 +220,7 @@ void check_gpu(Cells& cells) {
   check_scaled(cells);
   check_quantized(cells);
   check_growth(cells);
+  check_waiting(cells);
 }
 
 }  // namespace lockstep::shard
