@@ -16,7 +16,7 @@ namespace lockstep::comm {
 
 namespace {
 
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
 void check_messages(const at::Tensor& messages, std::size_t number, std::size_t count,
                     const BlockFormat& format) {
@@ -53,7 +53,7 @@ void encode_parts(const BlockFormat& format, const at::Tensor& values, const Par
 #ifdef LOCKSTEP_HAVE_CUDA
   if (values.is_cuda()) {
     const c10::cuda::CUDAGuard on_device(values.device());
-    cuda::encode_parts(format, dtype, bytes_of(values), table, bytes_of(messages),
+    cuda::encode_parts(format, dtype, data_of(values), table, data_of(messages),
                        c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return;
@@ -62,8 +62,8 @@ void encode_parts(const BlockFormat& format, const at::Tensor& values, const Par
   const std::size_t part_bytes = table.count * values.element_size();
   const std::size_t message_bytes = encoded_bytes(table.count, format);
   for (std::size_t message = 0; message < table.num_parts(); ++message)
-    encode_blocks(format, dtype, bytes_of(values) + table.part_of(message) * part_bytes,
-                  table.count, bytes_of(messages) + message * message_bytes);
+    encode_blocks(format, dtype, data_of(values) + table.part_of(message) * part_bytes, table.count,
+                  data_of(messages) + message * message_bytes);
 }
 
 void decode_sums(const BlockFormat& format, const at::Tensor& messages, const SumTable& table,
@@ -75,7 +75,7 @@ void decode_sums(const BlockFormat& format, const at::Tensor& messages, const Su
   if (values.is_cuda()) {
     LOCKSTEP_CHECK(table.terms <= cuda::kMostTerms, "a sum of {} messages", table.terms);
     const c10::cuda::CUDAGuard on_device(values.device());
-    cuda::decode_sums(format, dtype, bytes_of(messages), table, divisor, bytes_of(values),
+    cuda::decode_sums(format, dtype, data_of(messages), table, divisor, data_of(values),
                       c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return;
@@ -85,10 +85,10 @@ void decode_sums(const BlockFormat& format, const at::Tensor& messages, const Su
   const std::size_t message_bytes = encoded_bytes(table.count, format);
   for (std::size_t part = 0; part < table.parts; ++part)
     decode_sum(format, dtype,
-               {.first = bytes_of(messages) + part * message_bytes,
+               {.first = data_of(messages) + part * message_bytes,
                 .number = table.terms,
                 .stride = table.parts * message_bytes},
-               table.count, divisor, bytes_of(values) + part * part_bytes);
+               table.count, divisor, data_of(values) + part * part_bytes);
 }
 
 }  // namespace lockstep::comm

@@ -53,7 +53,7 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
   }
 };
 
-bool ours(const at::Tensor& tensor) {
+bool ours_and_dense(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
 }
 
@@ -63,7 +63,7 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   if (gate.sizes() != up.sizes())
     throw UsageError("silu_multiply: gate has the shape {} and up {}: they must be the same",
                      fmt::join(gate.sizes(), "x"), fmt::join(up.sizes(), "x"));
-  if (ours(gate) && ours(up)) return SiluMultiply::apply(gate, up);
+  if (ours_and_dense(gate) && ours_and_dense(up)) return SiluMultiply::apply(gate, up);
   return at::silu(gate) * up;
 }
 

@@ -32,8 +32,12 @@ ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters) {
     if (parameter.block) blocks[*parameter.block] += parameter.num_elements;
   const bool are_units = blocks.size() >= 2;
   std::int64_t largest = 0;
+  std::map<std::size_t, std::size_t> unit_of_block;  // counted from the first block's
   if (are_units)
-    for (const auto& [block, size] : blocks) largest = std::max(largest, size);
+    for (const auto& [block, size] : blocks) {
+      largest = std::max(largest, size);
+      unit_of_block.emplace(block, unit_of_block.size());
+    }
   const auto is_left_over = [&](const PlacedParameter& parameter) {
     return !are_units || !parameter.block;
   };
@@ -48,10 +52,8 @@ ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters) {
   sizes.units.resize(num_groups + (are_units ? blocks.size() : 0));
   auto next_group = groups.begin();
   for (const PlacedParameter& parameter : parameters) {
-    const std::size_t unit = is_left_over(parameter)
-                                 ? *next_group++
-                                 : num_groups + static_cast<std::size_t>(std::distance(
-                                                    blocks.begin(), blocks.find(*parameter.block)));
+    const std::size_t unit =
+        is_left_over(parameter) ? *next_group++ : num_groups + unit_of_block.at(*parameter.block);
     sizes.units[unit].num_elements += parameter.num_elements;
     sizes.parameters.push_back({.num_elements = parameter.num_elements, .unit = unit});
   }

@@ -86,6 +86,18 @@ TEST_F(Rules, AnArrowOfTheProgram) {
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include comm ")));
 }
 
+TEST_F(Rules, APartOfTheProgramMayHaveARowOfItsOwn) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm` | collectives | base, comm/types | yes |\n"
+              "| `cli` | the program | base | no |\n"
+              "| `cli/torch` | the one with LibTorch | base, comm, cli | yes |\n");
+  write("cli/torch/main.cpp", "#include <cli/verbs.h>\n#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("cli/main.cpp", "#include <cli/torch/bench.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include cli/torch")));
+}
+
 TEST_F(Rules, ARelativeIncludeWouldHideAnArrow) {
   write("lockstep/base/error.h", "#include \"../comm/types.h\"\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("write it as <lockstep/")));

@@ -90,7 +90,8 @@ class Checker {
   void check_rows() {
     for (const Part& part : table_.parts)
       for (const std::string& path : part.paths) {
-        const fs::path place = part.name == "cli" ? root_ / path : root_ / "lockstep" / path;
+        const bool of_cli = path == "cli" || path.starts_with("cli/");
+        const fs::path place = of_cli ? root_ / path : root_ / "lockstep" / path;
         if (!fs::is_directory(place) && !fs::exists(place.string() + ".h"))
           found_.push_back("ARCHITECTURE.md: the table has a row for " + path +
                            ", which is neither a folder nor a file of lockstep/");
@@ -130,7 +131,7 @@ class Checker {
     const std::string& header = include.header;
     if (include.quoted && !header.starts_with("lockstep/") && *file.begin() == "lockstep")
       found_.push_back(where + "includes \"" + header + "\": write it as <lockstep/…>");
-    if (header.starts_with("lockstep/")) {
+    if (header.starts_with("lockstep/") || header.starts_with("cli/")) {
       const Part* used = table_.part_of(table_path(header));
       const auto& allowed = part.may_include;
       if (used == nullptr)

@@ -131,7 +131,8 @@ TEST_F(CachedWeight, IsCastAnewWithoutACache) {
 TEST(Autocast, Refusals) {
   EXPECT_THAT(usage_error([] { Autocast wrong(at::kCPU, at::kFloat); }), HasSubstr("Float"));
   EXPECT_THAT(usage_error([] { Autocast wrong(at::kMeta, at::kHalf); }), HasSubstr("meta"));
-  EXPECT_THAT(usage_error([] { Autocast::off(at::kMeta); }), HasSubstr("meta"));
+  EXPECT_THAT(usage_error([] { const Autocast wrong = Autocast::off(at::kMeta); }),
+              HasSubstr("meta"));
   EXPECT_EQ(Autocast::active(at::kMeta), std::nullopt);
   EXPECT_EQ(Autocast::active(at::kCPU), std::nullopt);
 }

@@ -1,9 +1,10 @@
-// Whether models, or optimizers, are in the same state on all ranks.
+// Whether two models, or optimizers, are in the same state.
 #pragma once
 
-#include <map>
-#include <string>
+#include <algorithm>
 #include <vector>
+
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/distributed/distributed.h>
 
@@ -13,19 +14,15 @@ namespace lockstep {
 
 inline constexpr StateDictOptions kEveryRank{.rank0_only = false};
 
-// By name: strategies may list what they have in another order.
 inline void expect_same_state(ranks::Cells& cells, const std::vector<NamedTensor>& got,
                               const std::vector<NamedTensor>& wanted) {
-  std::map<std::string, at::Tensor> left;
-  for (const NamedTensor& tensor : wanted) left.emplace(tensor.name, tensor.tensor);
-  for (const NamedTensor& tensor : got) {
-    const auto found = left.find(tensor.name);
-    cells.expect(found != left.end(), tensor.name + " is too many");
-    if (found == left.end()) continue;
-    cells.expect_same(tensor.tensor, found->second, tensor.name);
-    left.erase(found);
+  cells.expect(got.size() == wanted.size(),
+               fmt::format("{} tensors, {} were expected", got.size(), wanted.size()));
+  for (std::size_t i = 0; i < std::min(got.size(), wanted.size()); ++i) {
+    cells.expect(got[i].name == wanted[i].name,
+                 fmt::format("{} is where {} was expected", got[i].name, wanted[i].name));
+    cells.expect_same(got[i].tensor, wanted[i].tensor, got[i].name);
   }
-  for (const auto& [name, tensor] : left) cells.expect(false, name + " is missing");
 }
 
 }  // namespace lockstep

@@ -134,6 +134,15 @@ TEST_F(PlanCommand, PlansTheExample) {
   EXPECT_THAT(answer.output, AllOf(HasSubstr("1.0 M parameters"), HasSubstr("Left out 3 ranks")));
 }
 
+TEST_F(PlanCommand, RefusesWhatANumberOfParametersHasNoUseFor) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--set", "max_steps=1"}, {"--device", "cuda"}}) {
+    const Answer answer = ask({"memory", "--params", "7B", words[0], words[1]});
+    EXPECT_EQ(answer.code, 2);
+    EXPECT_THAT(answer.error, HasSubstr(words[0] + " changes a config"));
+  }
+}
+
 TEST_F(PlanCommand, NamesMistakes) {
   const std::string good = config(huge());
   struct Case {

@@ -173,7 +173,8 @@ void check_growth(Cells&) {}
 #endif
 
 #if defined(LOCKSTEP_HAVE_CUDA)
-// While it lives, whatever makes a thread of this process wait for the GPU throws.
+// While it lives, an operator that waits for the GPU, or a stream that is waited for, throws, on
+// any thread of this process.
 class NoWaiting {
  public:
   NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }

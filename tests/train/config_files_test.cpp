@@ -57,8 +57,6 @@ class ConfigFiles : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-}  // namespace
-
 TEST_F(ConfigFiles, are_found_beside_the_config) {
   const TrainConfig config = load({});
   EXPECT_EQ(config.data.train.front(), folder_ / "input.txt");
@@ -163,5 +161,7 @@ TEST_F(ConfigFiles, to_resume_from_must_be_there) {
             "$/gpt.json:1: checkpoint.resume names '$/yes', which is not there: it must be "
             "\"auto\", \"never\" or the folder of a checkpoint");
 }
+
+}  // namespace
 
 }  // namespace lockstep::train

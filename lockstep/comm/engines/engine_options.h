@@ -9,6 +9,9 @@
 
 namespace lockstep::comm::engines {
 
+// A timeout for engines that cannot do without one: deadlines are kept by us.
+inline constexpr milliseconds kNever = std::chrono::hours(24 * 365);
+
 // When the ledger compares a call between ranks (see ledger.h).
 enum class LedgerMode : std::uint8_t {
   automatic,  // what the engine needs: before for gloo, beside for mpi and nccl

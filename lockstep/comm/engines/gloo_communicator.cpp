@@ -17,7 +17,6 @@ namespace lockstep::comm::engines {
 namespace {
 
 // Gloo's own timeouts are out of the way: deadlines are ours.
-constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 // c10d takes tags from 0 to the largest int; the last one is for interrupting.
 constexpr int kInterruptTag = std::numeric_limits<int>::max();
 

@@ -26,7 +26,6 @@ namespace lockstep::comm::engines {
 namespace {
 
 // c10d ends the process at its own timeout; deadlines are ours.
-constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 
 // A call on the device: over when its event is. Thread-safe.
 class DeviceCall final : public PendingCall {

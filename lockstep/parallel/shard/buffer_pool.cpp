@@ -9,15 +9,11 @@
 
 namespace lockstep::shard {
 
-namespace {
-
-struct NumBytes {
-  std::int64_t operator()(const at::Tensor& buffer) const { return buffer.numel(); }
-};
-
-}  // namespace
-
 struct BufferPool::Shared {
+  struct NumBytes {
+    std::int64_t operator()(const at::Tensor& buffer) const { return buffer.numel(); }
+  };
+
   const std::int64_t limit_bytes;
   std::mutex mutex;
   IdleBuffers<at::Tensor, NumBytes> idle;

@@ -7,12 +7,12 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr std::int64_t kMostRanks = 1 << 24;
+constexpr std::int64_t kMostRanksOfANode = 1 << 24;
 
 // Memory is pinned where there is a GPU. The others are about disks.
-constexpr std::string_view kSettings[] = {"nvme_path",  "buffer_count",      "buffer_size",
-                                          "max_in_cpu", "pipeline_read",     "pipeline_write",
-                                          "fast_init",  "cpuadam_cores_perc"};
+constexpr std::string_view kOffloadSettings[] = {
+    "nvme_path",     "buffer_count",   "buffer_size", "max_in_cpu",
+    "pipeline_read", "pipeline_write", "fast_init",   "cpuadam_cores_perc"};
 
 void read_device(JsonSection& offload, OffloadDevice& device) {
   if (const JsonNode* node = offload.find("device");
@@ -28,7 +28,7 @@ void read_device(JsonSection& offload, OffloadDevice& device) {
     offload.mistake("ratio", fmt::format("is {}, but all of it is offloaded here or nothing: set "
                                          "it to 1, or remove it",
                                          ratio));
-  offload.allow(kSettings);
+  offload.allow(kOffloadSettings);
 }
 
 // What the section was before it was one.
@@ -82,7 +82,7 @@ void read_zero_plus_plus(JsonSection& zero, ShardingSection& sharding) {
   ZeroPlusPlusSection& section = sharding.zero_plus_plus;
   zero.boolean("zero_quantized_weights", section.quantized_weights);
   zero.boolean("zero_quantized_gradients", section.quantized_gradients);
-  zero.integer("zero_hpz_partition_size", section.hpz_partition_size, 1, kMostRanks);
+  zero.integer("zero_hpz_partition_size", section.hpz_partition_size, 1, kMostRanksOfANode);
 
   const auto refuse = [&](const char* key, const std::string& value, const char* what,
                           const char* instead) {

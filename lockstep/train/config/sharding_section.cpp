@@ -13,20 +13,20 @@ constexpr Sharding kStages[] = {Sharding::none, Sharding::optimizer, Sharding::g
                                 Sharding::full};
 
 // How DeepSpeed goes about it: sizes of buckets and the like, which have no counterpart here.
-constexpr std::string_view kSettings[] = {"contiguous_gradients",
-                                          "reduce_scatter",
-                                          "allgather_partitions",
-                                          "reduce_bucket_size",
-                                          "allgather_bucket_size",
-                                          "overlap_comm",
-                                          "sub_group_size",
-                                          "round_robin_gradients",
-                                          "ignore_unused_parameters",
-                                          "stage3_prefetch_bucket_size",
-                                          "stage3_param_persistence_threshold",
-                                          "stage3_max_live_parameters",
-                                          "stage3_max_reuse_distance",
-                                          "stage3_gather_16bit_weights_on_model_save"};
+constexpr std::string_view kZeroSettings[] = {"contiguous_gradients",
+                                              "reduce_scatter",
+                                              "allgather_partitions",
+                                              "reduce_bucket_size",
+                                              "allgather_bucket_size",
+                                              "overlap_comm",
+                                              "sub_group_size",
+                                              "round_robin_gradients",
+                                              "ignore_unused_parameters",
+                                              "stage3_prefetch_bucket_size",
+                                              "stage3_param_persistence_threshold",
+                                              "stage3_max_live_parameters",
+                                              "stage3_max_reuse_distance",
+                                              "stage3_gather_16bit_weights_on_model_save"};
 
 constexpr std::string_view kDependent[] = {"offload_optimizer",
                                            "offload_param",
@@ -69,7 +69,7 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
   } else {
     zero.allow(kDependent);
   }
-  zero.allow(kSettings);
+  zero.allow(kZeroSettings);
 }
 
 }  // namespace lockstep::train

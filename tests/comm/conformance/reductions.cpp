@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/comm/scalar_type.h>
 
