@@ -199,7 +199,7 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
   for (const auto& [flag, given] : {std::pair("--set", !settings.overrides.empty()),
                                     std::pair("--device", !settings.device.empty())})
     if (given)
-      throw UsageError("{} changes a config, and --params has none: leave it out, or give a config",
+      throw UsageError("{} is for a config, and --params has none: leave it out, or give a config",
                        flag);
   const double parameters = parse_parameters(settings.parameters);
   const std::string precision = settings.precision.empty() ? "fp32" : settings.precision;

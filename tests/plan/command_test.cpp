@@ -139,7 +139,7 @@ TEST_F(PlanCommand, RefusesWhatANumberOfParametersHasNoUseFor) {
        {std::vector<std::string>{"--set", "max_steps=1"}, {"--device", "cuda"}}) {
     const Answer answer = ask({"memory", "--params", "7B", words[0], words[1]});
     EXPECT_EQ(answer.code, 2);
-    EXPECT_THAT(answer.error, HasSubstr(words[0] + " changes a config"));
+    EXPECT_THAT(answer.error, HasSubstr(words[0] + " is for a config"));
   }
 }
 
