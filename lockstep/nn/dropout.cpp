@@ -32,15 +32,37 @@ LOCKSTEP_SIMD void mask_blocks(std::uint64_t key, std::uint64_t row, std::uint64
       out[4 * i + word] = lanes.words[word][i] < threshold ? 0.0f : kept;
 }
 
-void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t count,
+// Elements [first, first + count).
+void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t first, std::int64_t count,
                     std::uint32_t threshold, float kept, float* out) {
-  std::int64_t at = 0;
-  for (; at + PhiloxLanes::kWords <= count; at += PhiloxLanes::kWords)
-    mask_blocks(key, row, static_cast<std::uint64_t>(at) / 4, threshold, kept, out + at);
-  if (at == count) return;
-  float last[PhiloxLanes::kWords];
-  mask_blocks(key, row, static_cast<std::uint64_t>(at) / 4, threshold, kept, last);
-  std::copy_n(last, count - at, out + at);
+  while (count > 0) {
+    const auto skipped = first % 4;
+    if (skipped == 0 && count >= PhiloxLanes::kWords) {
+      mask_blocks(key, row, static_cast<std::uint64_t>(first) / 4, threshold, kept, out);
+      out += PhiloxLanes::kWords;
+      first += PhiloxLanes::kWords;
+      count -= PhiloxLanes::kWords;
+      continue;
+    }
+    float values[PhiloxLanes::kWords];
+    mask_blocks(key, row, static_cast<std::uint64_t>(first) / 4, threshold, kept, values);
+    // To where lanes begin, or to the end.
+    const auto taken = skipped == 0 ? count : std::min<std::int64_t>(count, 4 - skipped);
+    std::copy_n(values + skipped, taken, out);
+    out += taken;
+    first += taken;
+    count -= taken;
+  }
+}
+
+// Which stretches of a sample's elements are held: all of them, or those at the positions.
+std::vector<mesh::Interval> elements_held(at::IntArrayRef sizes,
+                                          const std::vector<mesh::Interval>& positions) {
+  if (positions.empty()) return {{0, c10::multiply_integers(sizes.slice(1))}};
+  const std::int64_t width = c10::multiply_integers(sizes.slice(2));
+  std::vector<mesh::Interval> held;
+  for (const auto& [begin, end] : positions) held.push_back({begin * width, end * width});
+  return held;
 }
 
 // Samples that a thread takes at a time: some 65536 elements.
@@ -49,12 +71,14 @@ std::int64_t grain(std::int64_t count) {
 }
 
 // Philox in whole tensors of 64-bit numbers that hold 32 bits each: no kernel of ours is needed on
-// a device. The words of every block of every sample: [samples, 4·blocks].
-at::Tensor philox_words(const at::Tensor& rows, std::int64_t blocks, std::uint64_t key) {
+// a device. The words of so many blocks of every sample: [samples, 4·blocks].
+at::Tensor philox_words(const at::Tensor& rows, std::int64_t first, std::int64_t blocks,
+                        std::uint64_t key) {
   constexpr std::int64_t kLow = 0xffffffff;
   const auto low = [](const at::Tensor& x) { return x.bitwise_and(kLow); };
   const auto high = [&](const at::Tensor& x) { return low(x.bitwise_right_shift(32)); };
-  const auto counter = at::arange(blocks, rows.options()).unsqueeze(0).expand({rows.size(0), -1});
+  const auto counter =
+      at::arange(first, first + blocks, rows.options()).unsqueeze(0).expand({rows.size(0), -1});
   const auto row = rows.unsqueeze(1).expand({-1, blocks});
   std::array<at::Tensor, 4> c = {low(counter), high(counter), low(row), high(row)};
   auto k0 = static_cast<std::uint32_t>(key);
@@ -71,13 +95,28 @@ at::Tensor philox_words(const at::Tensor& rows, std::int64_t blocks, std::uint64
   return at::stack({c[0], c[1], c[2], c[3]}, 2).flatten(1);
 }
 
+// Positions as the numbers that autograd keeps: where each interval begins and ends.
+std::vector<std::int64_t> ends_of(const std::vector<mesh::Interval>& positions) {
+  std::vector<std::int64_t> ends;
+  for (const auto& [begin, end] : positions) ends.insert(ends.end(), {begin, end});
+  return ends;
+}
+std::vector<mesh::Interval> positions_from(const std::vector<std::int64_t>& ends) {
+  std::vector<mesh::Interval> positions;
+  for (std::size_t i = 0; i < ends.size(); i += 2) positions.push_back({ends[i], ends[i + 1]});
+  return positions;
+}
+
 // Backward is the same function: what was multiplied is multiplied again.
 class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            std::vector<std::int64_t> rows, std::int64_t key, double p) {
-    const auto mask = dropout_mask(x.sizes(), rows, static_cast<std::uint64_t>(key), p, x.device());
+                            std::vector<std::int64_t> rows, std::vector<std::int64_t> ends,
+                            std::int64_t key, double p) {
+    const auto mask = dropout_mask(x.sizes(), rows, static_cast<std::uint64_t>(key), p, x.device(),
+                                   positions_from(ends));
     ctx->saved_data["rows"] = std::move(rows);
+    ctx->saved_data["ends"] = std::move(ends);
     ctx->saved_data["key"] = key;
     ctx->saved_data["p"] = p;
     return x * mask.to(x.scalar_type());
@@ -87,7 +126,9 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
                                                  const torch::autograd::variable_list& gradients) {
     auto& saved = ctx->saved_data;
     return {DropoutFunction::apply(gradients.at(0), saved["rows"].toIntVector(),
-                                   saved["key"].toInt(), saved["p"].toDouble()),
+                                   saved["ends"].toIntVector(), saved["key"].toInt(),
+                                   saved["p"].toDouble()),
+            {},
             {},
             {},
             {}};
@@ -97,16 +138,24 @@ class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
 }  // namespace
 
 at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
-                        std::uint64_t key, double p, const at::Device& device) {
+                        std::uint64_t key, double p, const at::Device& device,
+                        const std::vector<mesh::Interval>& positions) {
   LOCKSTEP_CHECK(!sizes.empty() && sizes[0] == static_cast<std::int64_t>(rows.size()));
-  if (!device.is_cpu()) return internal::dropout_mask_of_operators(sizes, rows, key, p, device);
+  if (!device.is_cpu())
+    return internal::dropout_mask_of_operators(sizes, rows, key, p, device, positions);
   const std::int64_t count = c10::multiply_integers(sizes.slice(1));
+  const auto held = elements_held(sizes, positions);
   auto mask = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
   auto* out = mask.data_ptr<float>();
   device::parallel_pieces(sizes[0], grain(count), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
-      mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]), count,
-                     threshold_of(p), kept_value(p), out + i * count);
+    for (std::int64_t i = begin; i < end; ++i) {
+      auto* to = out + i * count;
+      for (const auto& elements : held) {
+        mask_of_sample(key, static_cast<std::uint64_t>(rows[static_cast<std::size_t>(i)]),
+                       elements.begin, elements.size(), threshold_of(p), kept_value(p), to);
+        to += elements.size();
+      }
+    }
   });
   return mask;
 }
@@ -114,11 +163,17 @@ at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& 
 at::Tensor internal::dropout_mask_of_operators(at::IntArrayRef sizes,
                                                const std::vector<std::int64_t>& rows,
                                                std::uint64_t key, double p,
-                                               const at::Device& device) {
-  const std::int64_t count = c10::multiply_integers(sizes.slice(1));
-  const auto words = philox_words(at::tensor(rows, at::kLong).to(device), (count + 3) / 4, key);
-  const auto kept = words.slice(1, 0, count).ge(std::int64_t{threshold_of(p)});
-  return kept.to(at::kFloat).mul_(kept_value(p)).view(sizes);
+                                               const at::Device& device,
+                                               const std::vector<mesh::Interval>& positions) {
+  const auto samples = at::tensor(rows, at::kLong).to(device);
+  std::vector<at::Tensor> kept;
+  for (const auto& elements : elements_held(sizes, positions)) {
+    const auto first = elements.begin / 4;
+    const auto words = philox_words(samples, first, (elements.end + 3) / 4 - first, key);
+    kept.push_back(words.narrow(1, elements.begin - 4 * first, elements.size())
+                       .ge(std::int64_t{threshold_of(p)}));
+  }
+  return at::cat(kept, 1).to(at::kFloat).mul_(kept_value(p)).view(sizes);
 }
 
 DropoutImpl::DropoutImpl(double p, std::string site, std::shared_ptr<const RandomState> state)
@@ -136,8 +191,15 @@ at::Tensor DropoutImpl::forward(const at::Tensor& x) {
         "dropout at '{}' is given {} samples, but knows the places of {} in the whole batch: set "
         "the step and the rows of this batch before each forward",
         site_, x.dim() == 0 ? 0 : x.size(0), rows.size());
+  const auto& positions = state_->positions;
+  std::int64_t held = 0;
+  for (const auto& interval : positions) held += interval.size();
+  if (!positions.empty() && (x.dim() < 2 || x.size(1) != held))
+    throw UsageError("dropout at '{}' is given {} positions, but knows the places of {} in the "
+                     "sequence that ranks share: set the positions held before each forward",
+                     site_, x.dim() < 2 ? 0 : x.size(1), held);
   const auto key = stream_key(state_->seed, site_, state_->step);
-  return DropoutFunction::apply(x, rows, static_cast<std::int64_t>(key), p_);
+  return DropoutFunction::apply(x, rows, ends_of(positions), static_cast<std::int64_t>(key), p_);
 }
 
 }  // namespace lockstep::nn

@@ -12,6 +12,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/mesh/placement.h>
+
 namespace lockstep::nn {
 
 // Where a training run stands, as far as random numbers go. Shared by the modules of a model; who
@@ -20,17 +22,23 @@ struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   std::vector<std::int64_t> rows;  // of each sample held here: its place in the batch of all ranks
+  // Where ranks share sequences (sequence_split.h): the positions held here, which dim 1 of what is
+  // dropped counts. None: all of them are.
+  std::vector<mesh::Interval> positions = {};
 };
 
 // What x [samples, …] is multiplied with: 0 for an element that is dropped, else 1/(1 - p). Float,
-// on the given device; the same bits on each.
+// on the given device; the same bits on each. With positions x is [samples, positions, …], and
+// these are the mask's at those positions of the whole sequence.
 at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
-                        std::uint64_t key, double p, const at::Device& device);
+                        std::uint64_t key, double p, const at::Device& device,
+                        const std::vector<mesh::Interval>& positions = {});
 
 namespace internal {
 // The same out of LibTorch's operators alone, as devices other than the CPU need it.
 at::Tensor dropout_mask_of_operators(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
-                                     std::uint64_t key, double p, const at::Device& device);
+                                     std::uint64_t key, double p, const at::Device& device,
+                                     const std::vector<mesh::Interval>& positions = {});
 }  // namespace internal
 
 // In training mode drops each element with probability p, and divides what stays by 1 - p; else
@@ -38,7 +46,7 @@ at::Tensor dropout_mask_of_operators(at::IntArrayRef sizes, const std::vector<st
 //
 // Ownership: shares the state, which it only reads. Threading: forward reads the state, so nobody
 // may change it at the same time. Failure: UsageError where p is not in [0, 1), or where the state
-// names another number of samples than the input has.
+// names another number of samples or positions than the input has.
 class DropoutImpl : public torch::nn::Module {
  public:
   // `site` is the module's place in the model: no two dropouts of a model may share one.

@@ -45,13 +45,30 @@ Rotary::Rotary(std::int64_t head_dim, std::int64_t max_positions, double theta)
 }
 
 at::Tensor Rotary::apply(const at::Tensor& x, std::int64_t first) {
-  const auto length = x.size(-2);
-  if (first < 0 || first + length > max_positions_)
-    throw UsageError("positions {} to {} are beyond the model's {} positions", first,
-                     first + length - 1, max_positions_);
-  need(first + length, x.device());
-  return RotaryFunction::apply(x, cosines_.narrow(0, first, length),
-                               sines_.narrow(0, first, length));
+  return apply(x, {mesh::Interval{first, first + x.size(-2)}});
+}
+
+at::Tensor Rotary::apply(const at::Tensor& x, const std::vector<mesh::Interval>& positions) {
+  std::int64_t count = 0, needed = 0;
+  for (const auto& [begin, end] : positions) {
+    if (begin < 0 || end < begin || end > max_positions_)
+      throw UsageError("positions {} to {} are beyond the model's {} positions", begin, end - 1,
+                       max_positions_);
+    count += end - begin;
+    needed = std::max(needed, end);
+  }
+  if (count != x.size(-2))
+    throw UsageError("rotary positions are given for {} tokens, and there are {}", count,
+                     x.size(-2));
+  if (count == 0) return x;
+  need(needed, x.device());
+  std::vector<at::Tensor> cosines, sines;
+  for (const auto& held : positions) {
+    cosines.push_back(cosines_.narrow(0, held.begin, held.size()));
+    sines.push_back(sines_.narrow(0, held.begin, held.size()));
+  }
+  return positions.size() == 1 ? RotaryFunction::apply(x, cosines.front(), sines.front())
+                               : RotaryFunction::apply(x, at::cat(cosines), at::cat(sines));
 }
 
 void Rotary::need(std::int64_t positions, const at::Device& device) {

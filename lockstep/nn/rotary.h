@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/mesh/placement.h>
 
 namespace lockstep::nn {
 
@@ -21,6 +24,10 @@ class Rotary {
   // x [batch, heads, length, head_dim], whose first token has position `first`; 16-bit inputs are
   // turned in float.
   at::Tensor apply(const at::Tensor& x, std::int64_t first = 0);
+
+  // The same where the tokens' positions are those of the intervals, one after the other: of a
+  // sequence that ranks share (sequence_split.h). UsageError where they are not as many.
+  at::Tensor apply(const at::Tensor& x, const std::vector<mesh::Interval>& positions);
 
  private:
   // Makes the tables hold so many positions, on that device.

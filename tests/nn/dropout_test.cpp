@@ -9,6 +9,7 @@
 #include <lockstep/base/philox.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/random.h>
+#include <lockstep/nn/sequence_split.h>
 
 #include "../base/errors.h"
 #include "../device/threads.h"
@@ -48,6 +49,43 @@ TEST(Dropout, OfHalvesIsHalfOfTheWhole) {
   EXPECT_TRUE(dropped(x.slice(0, 2), {10, 11}).equal(whole.slice(0, 2)));
   // Ranks that take every second sample.
   EXPECT_TRUE(dropped(x.slice(0, 1, 4, 2), {9, 11}).equal(whole.slice(0, 1, 4, 2)));
+}
+
+// Ranks that hold some positions each; widths whose rows begin within a block of random numbers.
+TEST(Dropout, OfSomePositionsIsThatPartOfTheWhole) {
+  const std::vector<std::int64_t> rows = {3, 1ll << 40, 4};
+  for (const std::int64_t width : {1, 7, 33, 64, 129}) {
+    const auto whole = dropout_mask({3, 24, width}, rows, 77, 0.3, at::kCPU);
+    for (const auto kind : {SplitKind::contiguous, SplitKind::zigzag})
+      for (int rank = 0; rank < 3; ++rank) {
+        const SequencePart part{.rank = rank, .size = 3, .kind = kind};
+        const auto held = positions(24, part);
+        const auto wanted = take_part(whole, 1, part);
+        EXPECT_TRUE(dropout_mask({3, 8, width}, rows, 77, 0.3, at::kCPU, held).equal(wanted))
+            << name(kind) << ' ' << rank << ' ' << width;
+        EXPECT_TRUE(
+            internal::dropout_mask_of_operators({3, 8, width}, rows, 77, 0.3, at::kCPU, held)
+                .equal(wanted))
+            << name(kind) << ' ' << rank << ' ' << width;
+      }
+  }
+}
+
+TEST(Dropout, KnowsThePositionsOfItsState) {
+  const SequencePart part{.rank = 0, .size = 2, .kind = SplitKind::zigzag};
+  const auto x = at::randn({2, 8, 5});
+  const auto whole = dropped(x, {4, 6});
+  const auto state = state_at(5, {4, 6});
+  state->positions = positions(8, part);
+  Dropout drop(0.3, "h.0.drop", state);
+  auto mine = take_part(x, 1, part).requires_grad_();
+  const auto y = drop->forward(mine);
+  EXPECT_TRUE(y.equal(take_part(whole, 1, part)));
+  y.backward(at::ones_like(y));
+  EXPECT_TRUE((mine.grad() * mine).equal(y));
+  const auto message = usage_error([&] { drop->forward(x); });
+  EXPECT_NE(message.find("8 positions"), std::string::npos) << message;
+  EXPECT_NE(message.find("of 4"), std::string::npos) << message;
 }
 
 TEST(Dropout, IsTheSameWithAnyNumberOfThreads) {

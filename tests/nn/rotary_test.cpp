@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/nn/rotary.h>
+#include <lockstep/nn/sequence_split.h>
 
 #include "../base/errors.h"
 
@@ -50,12 +51,30 @@ TEST(Rotary, GradientTurnsBack) {
   EXPECT_FALSE(x.grad().allclose(g, 1e-2, 1e-2));
 }
 
+TEST(Rotary, OfAPartIsThatPartOfTheWhole) {
+  Rotary rotary(6, 40, 100.0);
+  const auto x = at::randn({2, 3, 24, 6});
+  const auto whole = rotary.apply(x);
+  for (const auto kind : {SplitKind::contiguous, SplitKind::zigzag})
+    for (int rank = 0; rank < 3; ++rank) {
+      const SequencePart part{.rank = rank, .size = 3, .kind = kind};
+      auto mine = take_part(x, 2, part).detach().requires_grad_();
+      const auto y = rotary.apply(mine, positions(24, part));
+      EXPECT_TRUE(y.equal(take_part(whole, 2, part))) << name(kind) << ' ' << rank;
+      y.backward(take_part(whole, 2, part));
+      EXPECT_TRUE(mine.grad().allclose(mine, 1e-5, 1e-5));
+    }
+}
+
 TEST(Rotary, RefusesWhatItHasNoAnglesFor) {
   usage_error([] { Rotary(5, 10, 10000.0); });
   Rotary rotary(4, 10, 10000.0);
   const auto message = usage_error([&] { rotary.apply(at::ones({1, 1, 3, 4}), 8); });
   EXPECT_NE(message.find("8 to 10"), std::string::npos) << message;
   EXPECT_NE(message.find("10 positions"), std::string::npos) << message;
+  const std::vector<mesh::Interval> seven = {{0, 3}, {5, 9}};
+  const auto other = usage_error([&] { rotary.apply(at::ones({1, 1, 6, 4}), seven); });
+  EXPECT_NE(other.find("7 tokens, and there are 6"), std::string::npos) << other;
 }
 
 }  // namespace
