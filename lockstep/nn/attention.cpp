@@ -77,7 +77,10 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
   return output.transpose(1, 2).contiguous().transpose(1, 2);
 }
 
-void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal) {
+}  // namespace
+
+void internal::check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               bool causal) {
   const auto shape = [](const at::Tensor& tensor) {
     return fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
   };
@@ -109,11 +112,9 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool c
                      c10::toString(v.scalar_type()), v.device().str());
 }
 
-}  // namespace
-
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options) {
-  check(q, k, v, options.causal);
+  internal::check_attention(q, k, v, options.causal);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   if (ours(q)) return BlockedAttention::apply(q, k, v, options.causal, scale);
   return library_attention(q, k, v, options.causal, scale);

@@ -23,4 +23,9 @@ struct AttentionOptions {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionOptions& options = {});
 
+namespace internal {
+// UsageError where the shapes, types or devices are not those of an attention.
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal);
+}  // namespace internal
+
 }  // namespace lockstep::nn

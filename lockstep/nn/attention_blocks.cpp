@@ -40,20 +40,16 @@ Rows rows_of(const at::Tensor& tensor, std::int64_t batch, std::int64_t head) {
           tensor.size(2), tensor.size(3), tensor.stride(2)};
 }
 
+float* row_of(const at::Tensor& log_sum_exp, std::int64_t batch, std::int64_t head) {
+  return log_sum_exp.data_ptr<float>() + batch * log_sum_exp.stride(0) +
+         head * log_sum_exp.stride(1);
+}
+
 // As it is where its rows can be read as they lie, otherwise a copy.
 at::Tensor readable(const at::Tensor& tensor) {
   const bool lies_well = (tensor.size(3) <= 1 || tensor.stride(3) == 1) &&
                          (tensor.size(2) <= 1 || tensor.stride(2) >= tensor.size(3));
   return lies_well ? tensor : tensor.contiguous();
-}
-
-// [batch, heads, length, head_dim] in the memory of [batch, length, heads, head_dim]. No view in
-// autograd's eyes: a result that is one and saved for backward stays when it is to be recomputed.
-at::Tensor empty_by_position(const at::Tensor& like) {
-  const at::AutoDispatchBelowADInplaceOrView not_tracked;
-  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)},
-                   at::TensorOptions(at::kFloat))
-      .transpose(1, 2);
 }
 
 // Which keys the queries of a block see.
@@ -93,10 +89,15 @@ void multiply_add(const Rows& to, const at::Tensor& a, const at::Tensor& b) {
   at::addmm_out(result, result, a, b);
 }
 
+// Whether a result over other keys is there already.
+enum class Keys { all, more };
+
 // One head. Softmax is taken block by block of keys: what has been summed so far is scaled down
-// whenever a larger score turns up.
+// whenever a larger score turns up. A result over other keys is such a sum, of 1 and scaled by
+// e^log_sum_exp.
 void forward_head(const Rows& q, const Rows& k, const Rows& v, const Rows& output,
-                  float* log_sum_exp, const Sight& sight, float scale, const Scores& scratch) {
+                  float* log_sum_exp, const Sight& sight, float scale, const Scores& scratch,
+                  Keys which) {
   float largest[kQueries];
   float sum[kQueries];
   for (std::int64_t first = 0; first < q.count; first += kQueries) {
@@ -104,23 +105,29 @@ void forward_head(const Rows& q, const Rows& k, const Rows& v, const Rows& outpu
     const auto queries = q.slice(first, count).tensor();
     const auto to = output.slice(first, count);
     const auto keys = sight.of(first + count - 1);
-    std::fill_n(largest, count, -std::numeric_limits<float>::infinity());
-    std::fill_n(sum, count, 0.0f);
+    if (which == Keys::more) {
+      std::copy_n(log_sum_exp + first, count, largest);
+      std::fill_n(sum, count, 1.0f);
+    } else {
+      std::fill_n(largest, count, -std::numeric_limits<float>::infinity());
+      std::fill_n(sum, count, 0.0f);
+    }
     for (std::int64_t begin = 0; begin < keys; begin += kKeys) {
       const auto width = std::min(kKeys, keys - begin);
+      const bool starts = begin == 0 && which == Keys::all;
       const auto scores = scratch.block(count, width);
       multiply(scores, queries, k.slice(begin, width).tensor().t());
       for (std::int64_t row = 0; row < count; ++row) {
         const auto seen = sight.within(first + row, begin, width);
         const float before = largest[row];
         largest[row] = std::max(before, row_max(scores[row], seen, scale));
-        const float kept = begin == 0 ? 0.0f : std::exp(before - largest[row]);
+        const float kept = starts ? 0.0f : std::exp(before - largest[row]);
         sum[row] = sum[row] * kept + row_exp(scores[row], scores[row], seen, scale, largest[row]);
         std::fill(scores[row] + seen, scores[row] + width, 0.0f);
-        if (begin != 0) row_scale(to[row], to.width, kept);
+        if (!starts) row_scale(to[row], to.width, kept);
       }
       const auto values = v.slice(begin, width).tensor();
-      if (begin == 0)
+      if (starts)
         multiply(to, scores.tensor(), values);
       else
         multiply_add(to, scores.tensor(), values);
@@ -174,17 +181,11 @@ void backward_head(const Rows& grad, const Rows& q, const Rows& k, const Rows& v
   }
 }
 
-}  // namespace
-
-AttentionResult attention_forward(const at::Tensor& queries, const at::Tensor& keys,
-                                  const at::Tensor& values, const AttentionTerms& terms) {
+void forward_heads(const AttentionResult& result, const at::Tensor& queries, const at::Tensor& keys,
+                   const at::Tensor& values, const AttentionTerms& terms, Keys which) {
   const auto q = readable(queries), k = readable(keys), v = readable(values);
-  const auto heads = q.size(1), length = q.size(2);
-  const Sight sight{k.size(2), k.size(2) - length, terms.causal};
-  auto output = empty_by_position(q);
-  auto log_sum_exp = at::empty({q.size(0), heads, length}, at::TensorOptions(at::kFloat));
-  // Softmax over nothing weighs nothing.
-  if (k.size(2) == 0) return {output.zero_(), log_sum_exp};
+  const auto heads = q.size(1);
+  const Sight sight{k.size(2), k.size(2) - q.size(2), terms.causal};
   device::parallel_pieces(q.size(0) * heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Scores scratch;
@@ -192,22 +193,57 @@ AttentionResult attention_forward(const at::Tensor& queries, const at::Tensor& k
       const auto batch = piece / heads, head = piece % heads;
       const auto kv_head = head / (heads / k.size(1));
       forward_head(rows_of(q, batch, head), rows_of(k, batch, kv_head), rows_of(v, batch, kv_head),
-                   rows_of(output, batch, head), log_sum_exp.data_ptr<float>() + piece * length,
-                   sight, static_cast<float>(terms.scale), scratch);
+                   rows_of(result.output, batch, head), row_of(result.log_sum_exp, batch, head),
+                   sight, static_cast<float>(terms.scale), scratch, which);
     }
   });
-  return {output, log_sum_exp};
 }
 
-AttentionGradients attention_backward(const at::Tensor& output_grad, const at::Tensor& queries,
-                                      const at::Tensor& keys, const at::Tensor& values,
+}  // namespace
+
+at::Tensor empty_by_position(const at::Tensor& like, at::ScalarType type) {
+  const at::AutoDispatchBelowADInplaceOrView not_tracked;
+  return at::empty({like.size(0), like.size(2), like.size(1), like.size(3)},
+                   like.options().dtype(type))
+      .transpose(1, 2);
+}
+
+AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionTerms& terms) {
+  const AttentionResult result{
+      empty_by_position(q, at::kFloat),
+      at::empty({q.size(0), q.size(1), q.size(2)}, at::TensorOptions(at::kFloat))};
+  // Softmax over nothing weighs nothing.
+  if (k.size(2) == 0)
+    result.output.zero_();
+  else
+    forward_heads(result, q, k, v, terms, Keys::all);
+  return result;
+}
+
+void attention_forward_more(const AttentionResult& so_far, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const AttentionTerms& terms) {
+  forward_heads(so_far, q, k, v, terms, Keys::more);
+}
+
+AttentionGradients attention_backward(const at::Tensor& grad, const at::Tensor& q,
+                                      const at::Tensor& k, const at::Tensor& v,
                                       const AttentionResult& result, const AttentionTerms& terms) {
+  AttentionGradients gradients{empty_by_position(q, at::kFloat).zero_(),
+                               empty_by_position(k, at::kFloat).zero_(),
+                               empty_by_position(v, at::kFloat).zero_()};
+  attention_backward_more(gradients, grad, q, k, v, result, terms);
+  return gradients;
+}
+
+void attention_backward_more(const AttentionGradients& gradients, const at::Tensor& output_grad,
+                             const at::Tensor& queries, const at::Tensor& keys,
+                             const at::Tensor& values, const AttentionResult& result,
+                             const AttentionTerms& terms) {
   const auto q = readable(queries), k = readable(keys), v = readable(values);
   const auto grad = readable(output_grad);
-  const auto heads = q.size(1), kv_heads = k.size(1), length = q.size(2);
-  const Sight sight{k.size(2), k.size(2) - length, terms.causal};
-  AttentionGradients gradients{empty_by_position(q).zero_(), empty_by_position(k).zero_(),
-                               empty_by_position(v).zero_()};
+  const auto heads = q.size(1), kv_heads = k.size(1);
+  const Sight sight{k.size(2), k.size(2) - q.size(2), terms.causal};
   // The heads that share keys and values go one after the other, on one thread.
   device::parallel_pieces(q.size(0) * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -218,14 +254,12 @@ AttentionGradients attention_backward(const at::Tensor& output_grad, const at::T
       for (auto head = kv_head * group; head < (kv_head + 1) * group; ++head)
         backward_head(rows_of(grad, batch, head), rows_of(q, batch, head),
                       rows_of(k, batch, kv_head), rows_of(v, batch, kv_head),
-                      rows_of(result.output, batch, head),
-                      result.log_sum_exp.data_ptr<float>() + (batch * heads + head) * length,
+                      rows_of(result.output, batch, head), row_of(result.log_sum_exp, batch, head),
                       {rows_of(gradients.q, batch, head), rows_of(gradients.k, batch, kv_head),
                        rows_of(gradients.v, batch, kv_head)},
                       sight, static_cast<float>(terms.scale), first, second);
     }
   });
-  return gradients;
 }
 
 }  // namespace lockstep::nn::internal
