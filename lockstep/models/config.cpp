@@ -99,6 +99,24 @@ ModelConfig resolved(const ModelConfig& config) {
   return filled(config);
 }
 
+void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks) {
+  const ModelConfig c = resolved(config);
+  const auto refuse = [&](const char* what, std::int64_t number, const char* otherwise) {
+    throw UsageError("the model's {} {} cannot be shared by {} ranks of the tensor axis: {}",
+                     number, what, num_ranks, otherwise);
+  };
+  if (c.num_heads % num_ranks != 0)
+    refuse("heads", c.num_heads, "take a number of ranks that divides the heads");
+  if (c.num_kv_heads % num_ranks != 0 && num_ranks % c.num_kv_heads != 0)
+    refuse("key-value heads", c.num_kv_heads,
+           "take a number of ranks that divides them, or a multiple of them");
+  if (c.intermediate_size % num_ranks != 0)
+    refuse("units inside its MLP (intermediate_size)", c.intermediate_size,
+           "take a number of ranks that divides them");
+  if (c.vocab_size < num_ranks)
+    refuse("tokens of vocabulary", c.vocab_size, "each rank needs one at least");
+}
+
 std::int64_t num_parameters(const ModelConfig& config) {
   const ModelConfig c = resolved(config);
   const std::int64_t hidden = c.hidden_size;

@@ -42,6 +42,10 @@ void check(const ModelConfig& config);
 // The same with the fields filled in that are 0 for a default. Checks first.
 ModelConfig resolved(const ModelConfig& config);
 
+// UsageError, with the numbers, where the layers of such a model cannot be shared by so many ranks
+// of a tensor axis. Fewer key-value heads than ranks are held by several each.
+void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks);
+
 // How many numbers a model learns. Checks first; what passes cannot overflow.
 std::int64_t num_parameters(const ModelConfig& config);
 

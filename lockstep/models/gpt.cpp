@@ -17,6 +17,7 @@ namespace lockstep::models {
 namespace {
 
 using RandomState = std::shared_ptr<const nn::RandomState>;
+using Axes = std::shared_ptr<const ModelAxes>;
 
 torch::nn::LayerNorm layer_norm(const ModelConfig& config) {
   return torch::nn::LayerNorm(
@@ -28,9 +29,10 @@ torch::nn::LayerNorm layer_norm(const ModelConfig& config) {
 class GptAttention : public torch::nn::Module {
  public:
   GptAttention(const ModelConfig& config, std::size_t layer, const std::string& name,
-               const RandomState& random)
+               const RandomState& random, Axes axes)
       : layer_(layer),
-        num_heads_(config.num_heads),
+        head_dim_(config.head_dim),
+        axes_(std::move(axes)),
         c_attn_(register_module(
             "c_attn", nn::Linear(config.hidden_size, 3 * config.hidden_size, nn::Bias::added))),
         c_proj_(register_module(
@@ -43,18 +45,19 @@ class GptAttention : public torch::nn::Module {
     const auto q = split_heads(qkv[0]);
     KeyValueCache::KeysAndValues kv{split_heads(qkv[1]), split_heads(qkv[2])};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    const auto y = keepable_attention(q, kv).transpose(1, 2).flatten(2);
+    const auto y = keepable_attention(q, kv, *axes_).transpose(1, 2).flatten(2);
     return resid_dropout_(c_proj_(y));
   }
 
  private:
   // [batch, heads, length, head_dim]
   at::Tensor split_heads(const at::Tensor& x) const {
-    return x.unflatten(-1, {num_heads_, -1}).transpose(1, 2);
+    return x.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   }
 
   std::size_t layer_;
-  std::int64_t num_heads_;
+  std::int64_t head_dim_;
+  Axes axes_;
   nn::Linear c_attn_, c_proj_;
   nn::Dropout resid_dropout_;
 };
@@ -81,10 +84,10 @@ class GptMlp : public torch::nn::Module {
 class GptBlock : public torch::nn::Module {
  public:
   GptBlock(const ModelConfig& config, std::size_t layer, const std::string& name,
-           const RandomState& random)
+           const RandomState& random, const Axes& axes)
       : ln_1_(register_module("ln_1", layer_norm(config))),
         attn_(register_module(
-            "attn", std::make_shared<GptAttention>(config, layer, name + ".attn", random))),
+            "attn", std::make_shared<GptAttention>(config, layer, name + ".attn", random, axes))),
         ln_2_(register_module("ln_2", layer_norm(config))),
         mlp_(register_module("mlp", std::make_shared<GptMlp>(config, name + ".mlp", random))) {}
 
@@ -105,19 +108,23 @@ class GptBlock : public torch::nn::Module {
 class Gpt::Transformer : public torch::nn::Module {
  public:
   Transformer(const ModelConfig& config, const std::string& name, const RandomState& random,
-              const BlockList& blocks)
+              const Axes& axes, const BlockList& blocks)
       : wte(register_module("wte", nn::Embedding(config.vocab_size, config.hidden_size))),
         wpe_(register_module("wpe", nn::Embedding(config.max_positions, config.hidden_size))),
         drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
         h_(register_module("h", blocks)),
         ln_f_(register_module("ln_f", layer_norm(config))) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
-      h_->push_back(std::make_shared<GptBlock>(config, i, fmt::format("{}.h.{}", name, i), random));
+      h_->push_back(
+          std::make_shared<GptBlock>(config, i, fmt::format("{}.h.{}", name, i), random, axes));
   }
 
-  at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
-    const auto positions = at::arange(first, first + tokens.size(1), tokens.options());
-    auto x = drop_(wte(tokens) + wpe_(positions));
+  at::Tensor forward(const at::Tensor& tokens, const ModelAxes::Positions& positions,
+                     KeyValueCache* cache) {
+    std::vector<at::Tensor> between;
+    for (const mesh::Interval& one : positions.between)
+      between.push_back(at::arange(one.begin, one.end, tokens.options()));
+    auto x = drop_(wte(tokens) + wpe_(at::cat(between)));
     for (std::size_t i = 0; i < h_->size(); ++i) x = h_->call<GptBlock>(i, x, cache);
     return ln_f_(x);
   }
@@ -135,14 +142,16 @@ Gpt::Gpt(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, 
   const auto& c = this->config();
   LOCKSTEP_CHECK(c.family == Family::gpt2);
   transformer_ = register_module(
-      "transformer", std::make_shared<Transformer>(c, "transformer", random_state(), blocks()));
+      "transformer",
+      std::make_shared<Transformer>(c, "transformer", random_state(), axes_state(), blocks()));
   if (!c.tie_embeddings)
     lm_head_ = register_module("lm_head", nn::Linear(c.hidden_size, c.vocab_size, nn::Bias::none));
   initialise(*this, c, seed);
 }
 
-at::Tensor Gpt::do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
-  return transformer_->forward(tokens, first, cache);
+at::Tensor Gpt::do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
+                          KeyValueCache* cache) {
+  return transformer_->forward(tokens, positions, cache);
 }
 
 const at::Tensor& Gpt::output_weight() const {

@@ -10,6 +10,7 @@
 
 #include <lockstep/models/config.h>
 #include <lockstep/models/key_value_cache.h>
+#include <lockstep/models/model_axes.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/recompute/block_list.h>
@@ -17,7 +18,8 @@
 namespace lockstep::models {
 
 // A torch::nn::Module like any other: its parameters have the names that Hugging Face gives them,
-// and it knows nothing of ranks. The initial weights are a function of the seed and their names.
+// and until spread() is called it knows nothing of ranks. The initial weights are a function of the
+// seed and their names.
 // Its blocks can be recomputed, by wrap_activation_checkpointing() or
 // SelectiveGradientCheckpointing.
 //
@@ -28,6 +30,14 @@ class LanguageModel : public torch::nn::Module {
  public:
   // With every default filled in.
   const ModelConfig& config() const { return config_; }
+
+  // Keeps this rank's part of the layers, and from now on computes this rank's part of sequences,
+  // of which all ranks of the axes are given the whole. What comes back is of the positions that
+  // this rank has between layers; losses are of those that it attends from. Once, before the
+  // model's parameters are used otherwise; every rank of the axes calls it, with the same weights.
+  // UsageError, with the numbers, for a model that cannot be cut so.
+  void spread(const ModelAxes& axes);
+  const ModelAxes& axes() const { return *axes_; }
 
   // What the model makes of each token, after the last norm: [batch, length, hidden].
   at::Tensor hidden(const at::Tensor& tokens);
@@ -50,13 +60,14 @@ class LanguageModel : public torch::nn::Module {
   LanguageModel(const ModelConfig& config, std::uint64_t seed);
 
   const std::shared_ptr<const nn::RandomState>& random_state() const { return random_reader_; }
+  const std::shared_ptr<const ModelAxes>& axes_state() const { return axes_reader_; }
   // Empty, for the model to fill and register. A block that is recomputed finds the random position
   // that it had in forward.
   const BlockList& blocks() const { return blocks_; }
 
  private:
-  // `cache` may be null; `first` is the position of the first token.
-  virtual at::Tensor do_hidden(const at::Tensor& tokens, std::int64_t first,
+  // Of tokens that this rank attends from. `cache` may be null.
+  virtual at::Tensor do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
                                KeyValueCache* cache) = 0;
   virtual const at::Tensor& output_weight() const = 0;  // [vocab, hidden]
 
@@ -65,6 +76,8 @@ class LanguageModel : public torch::nn::Module {
   ModelConfig config_;
   std::shared_ptr<nn::RandomState> random_;
   std::shared_ptr<const nn::RandomState> random_reader_;  // the same
+  std::shared_ptr<ModelAxes> axes_ = std::make_shared<ModelAxes>();
+  std::shared_ptr<const ModelAxes> axes_reader_ = axes_;  // the same
   BlockList blocks_;
 };
 

@@ -17,6 +17,8 @@ namespace lockstep::models {
 namespace {
 
 using RandomState = std::shared_ptr<const nn::RandomState>;
+using Axes = std::shared_ptr<const ModelAxes>;
+using Intervals = std::vector<mesh::Interval>;
 
 nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out, nn::Bias::none); }
 
@@ -25,10 +27,12 @@ nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out
 // All layers turn by the same angles, so they share a table.
 class LlamaAttention : public torch::nn::Module {
  public:
-  LlamaAttention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary)
+  LlamaAttention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary,
+                 Axes axes)
       : layer_(layer),
         head_dim_(config.head_dim),
         rotary_(std::move(rotary)),
+        axes_(std::move(axes)),
         q_proj_(register_module("q_proj",
                                 linear(config.hidden_size, config.num_heads * config.head_dim))),
         k_proj_(register_module("k_proj",
@@ -38,12 +42,13 @@ class LlamaAttention : public torch::nn::Module {
         o_proj_(register_module("o_proj",
                                 linear(config.num_heads * config.head_dim, config.hidden_size))) {}
 
-  at::Tensor forward(const at::Tensor& x, std::int64_t first, KeyValueCache* cache) {
-    const auto q = rotary_->apply(split_heads(q_proj_(x)), first);
-    KeyValueCache::KeysAndValues kv{rotary_->apply(split_heads(k_proj_(x)), first),
-                                    split_heads(v_proj_(x))};
+  at::Tensor forward(const at::Tensor& x, const Intervals& positions, KeyValueCache* cache) {
+    const auto qkv = nn::linears(x, {q_proj_.get(), k_proj_.get(), v_proj_.get()});
+    const auto q = rotary_->apply(split_heads(qkv[0]), positions);
+    KeyValueCache::KeysAndValues kv{rotary_->apply(split_heads(qkv[1]), positions),
+                                    split_heads(qkv[2])};
     if (cache != nullptr) kv = cache->append(layer_, kv);
-    return o_proj_(keepable_attention(q, kv).transpose(1, 2).flatten(2));
+    return o_proj_(keepable_attention(q, kv, *axes_).transpose(1, 2).flatten(2));
   }
 
  private:
@@ -55,6 +60,7 @@ class LlamaAttention : public torch::nn::Module {
   std::size_t layer_;
   std::int64_t head_dim_;
   std::shared_ptr<nn::Rotary> rotary_;
+  Axes axes_;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
 };
 
@@ -68,7 +74,8 @@ class LlamaMlp : public torch::nn::Module {
             register_module("down_proj", linear(config.intermediate_size, config.hidden_size))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    return down_proj_(nn::silu_multiply(gate_proj_(x), up_proj_(x)));
+    const auto both = nn::linears(x, {gate_proj_.get(), up_proj_.get()});
+    return down_proj_(nn::silu_multiply(both[0], both[1]));
   }
 
  private:
@@ -78,11 +85,11 @@ class LlamaMlp : public torch::nn::Module {
 class LlamaLayer : public torch::nn::Module {
  public:
   LlamaLayer(const ModelConfig& config, std::size_t layer, const std::string& name,
-             const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary)
+             const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary, const Axes& axes)
       : input_layernorm_(
             register_module("input_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
-        self_attn_(
-            register_module("self_attn", std::make_shared<LlamaAttention>(config, layer, rotary))),
+        self_attn_(register_module("self_attn",
+                                   std::make_shared<LlamaAttention>(config, layer, rotary, axes))),
         attn_dropout_(register_module("attn_dropout",
                                       nn::Dropout(config.dropout, name + ".attn_dropout", random))),
         post_attention_layernorm_(register_module(
@@ -91,8 +98,8 @@ class LlamaLayer : public torch::nn::Module {
         mlp_dropout_(register_module("mlp_dropout",
                                      nn::Dropout(config.dropout, name + ".mlp_dropout", random))) {}
 
-  at::Tensor forward(const at::Tensor& x, std::int64_t first, KeyValueCache* cache) {
-    const auto y = x + attn_dropout_(self_attn_->forward(input_layernorm_(x), first, cache));
+  at::Tensor forward(const at::Tensor& x, const Intervals& positions, KeyValueCache* cache) {
+    const auto y = x + attn_dropout_(self_attn_->forward(input_layernorm_(x), positions, cache));
     return y + mlp_dropout_(mlp_->forward(post_attention_layernorm_(y)));
   }
 
@@ -110,7 +117,7 @@ class LlamaLayer : public torch::nn::Module {
 class Llama::Decoder : public torch::nn::Module {
  public:
   Decoder(const ModelConfig& config, const std::string& name, const RandomState& random,
-          const BlockList& blocks)
+          const Axes& axes, const BlockList& blocks)
       : embed_tokens(
             register_module("embed_tokens", nn::Embedding(config.vocab_size, config.hidden_size))),
         drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
@@ -120,13 +127,13 @@ class Llama::Decoder : public torch::nn::Module {
         std::make_shared<nn::Rotary>(config.head_dim, config.max_positions, config.rope_theta);
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
       layers_->push_back(std::make_shared<LlamaLayer>(
-          config, i, fmt::format("{}.layers.{}", name, i), random, rotary));
+          config, i, fmt::format("{}.layers.{}", name, i), random, rotary, axes));
   }
 
-  at::Tensor forward(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
+  at::Tensor forward(const at::Tensor& tokens, const Intervals& positions, KeyValueCache* cache) {
     auto x = drop_(embed_tokens(tokens));
     for (std::size_t i = 0; i < layers_->size(); ++i)
-      x = layers_->call<LlamaLayer>(i, x, first, cache);
+      x = layers_->call<LlamaLayer>(i, x, positions, cache);
     return norm_(x);
   }
 
@@ -141,14 +148,15 @@ class Llama::Decoder : public torch::nn::Module {
 Llama::Llama(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
   const auto& c = this->config();
   LOCKSTEP_CHECK(c.family == Family::llama);
-  model_ =
-      register_module("model", std::make_shared<Decoder>(c, "model", random_state(), blocks()));
+  model_ = register_module(
+      "model", std::make_shared<Decoder>(c, "model", random_state(), axes_state(), blocks()));
   if (!c.tie_embeddings) lm_head_ = register_module("lm_head", linear(c.hidden_size, c.vocab_size));
   initialise(*this, c, seed);
 }
 
-at::Tensor Llama::do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) {
-  return model_->forward(tokens, first, cache);
+at::Tensor Llama::do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
+                            KeyValueCache* cache) {
+  return model_->forward(tokens, positions.attended, cache);
 }
 
 const at::Tensor& Llama::output_weight() const {

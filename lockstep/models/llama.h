@@ -16,7 +16,8 @@ class Llama : public LanguageModel {
  private:
   class Decoder;
 
-  at::Tensor do_hidden(const at::Tensor& tokens, std::int64_t first, KeyValueCache* cache) override;
+  at::Tensor do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
+                       KeyValueCache* cache) override;
   const at::Tensor& output_weight() const override;
 
   std::shared_ptr<Decoder> model_;

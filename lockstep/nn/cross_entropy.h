@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 
 namespace lockstep::nn {
+
+class TensorAxis;
 
 struct LossSum {
   at::Tensor sum;          // a scalar: the loss of every valid target, added in the order of rows
@@ -26,5 +29,20 @@ LossSum cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 // along with the loss.
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                              const at::Tensor& targets, std::int64_t ignore_index = kIgnoredTarget);
+
+// Which rows of a weight [vocabulary, width] a rank has.
+struct VocabularyPart {
+  std::int64_t begin = 0;
+  std::int64_t vocabulary = 0;
+};
+
+// linear_cross_entropy() of a weight that is cut by vocabulary over a tensor axis. hidden and
+// targets are the same on every rank, and so is the loss. No logit leaves its rank: ranks exchange
+// three numbers a row. The gradient of hidden is that of this rank's rows alone: enter_products()
+// (in tensor_moves.h) sums it over the ranks.
+LossSum vocab_parallel_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                     const at::Tensor& targets, const VocabularyPart& part,
+                                     const std::shared_ptr<TensorAxis>& axis,
+                                     std::int64_t ignore_index = kIgnoredTarget);
 
 }  // namespace lockstep::nn

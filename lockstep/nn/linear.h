@@ -1,38 +1,77 @@
-// torch::nn's Linear and Embedding, but for their first weights: those of a large model are not to
-// be drawn twice, nor from the generator that the user's program draws from.
+// torch::nn's Linear and Embedding, but for their first weights, which a large model is not to draw
+// twice, nor from the generator that the user's program draws from; and that they can be cut over a
+// tensor axis.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+
+#include <lockstep/nn/layer_cut.h>
 
 namespace lockstep::nn {
 
 enum class Bias { none, added };
 
 // x · weightᵀ + bias. The weights are uninitialised memory.
-class LinearImpl : public torch::nn::Module {
+class LinearImpl : public torch::nn::Module, public CuttableLayer {
  public:
   LinearImpl(std::int64_t in, std::int64_t out, Bias bias);
 
-  at::Tensor forward(const at::Tensor& x);  // [..., in] to [..., out]
+  // [..., in] to [..., out], as far as the layer's cut leaves them whole.
+  at::Tensor forward(const at::Tensor& x);
 
-  at::Tensor weight;  // [out, in]
-  at::Tensor bias;    // [out]; undefined where there is none
+  // By columns, rows, or vocabulary: then it has no forward(), as its rows are for
+  // vocab_parallel_cross_entropy().
+  void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
+           const std::string& name) override;
+  std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
+  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null where it is not cut
+
+  at::Tensor weight;  // [out, in], or this rank's part
+  at::Tensor bias;    // [out], or this rank's part; undefined where there is none
+
+ private:
+  friend std::vector<at::Tensor> linears(const at::Tensor& x,
+                                         const std::vector<LinearImpl*>& layers);
+
+  void cut_columns(const std::string& name);
+  void cut_rows(const std::string& name);
+
+  LayerCut cut_;
+  std::shared_ptr<TensorAxis> axis_;
+  std::vector<CutParameter> cut_parameters_;
 };
 
 TORCH_MODULE(Linear);
 
+// The products of several layers with one input, each as its forward() gives it. Where they are cut
+// by columns, what goes between ranks goes once for all of them.
+std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<LinearImpl*>& layers);
+
 // Row t of the weight for token t. The weight is uninitialised memory.
-class EmbeddingImpl : public torch::nn::Module {
+class EmbeddingImpl : public torch::nn::Module, public CuttableLayer {
  public:
   EmbeddingImpl(std::int64_t rows, std::int64_t width);
 
   at::Tensor forward(const at::Tensor& tokens);  // [...] of int64 to [..., width]
 
-  at::Tensor weight;  // [rows, width]
+  // By vocabulary.
+  void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
+           const std::string& name) override;
+  std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
+  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null where it is not cut
+
+  at::Tensor weight;  // [rows, width], or this rank's rows
+
+ private:
+  std::shared_ptr<TensorAxis> axis_;
+  std::vector<CutParameter> cut_parameters_;
 };
 
 TORCH_MODULE(Embedding);

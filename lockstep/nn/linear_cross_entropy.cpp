@@ -12,6 +12,7 @@
 #include <lockstep/nn/once_differentiable.h>
 #include <lockstep/nn/softmax_kernels.h>
 #include <lockstep/nn/targets.h>
+#include <lockstep/nn/tensor_axis.h>
 
 namespace lockstep::nn {
 
@@ -73,6 +74,68 @@ at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int6
   return losses;
 }
 
+// What this rank's part of the logits of each row says of the target, in float or double: 0 where
+// the target is not in the part. `logits` are shifted, and become exponentials.
+struct PartialRows {
+  at::Tensor sums;     // [rows]: of the exponentials
+  at::Tensor targets;  // [rows]: the target's shifted logit
+};
+
+PartialRows exponentiate(at::Tensor& logits, const at::Tensor& largest, const at::Tensor& columns,
+                         const at::Tensor& elsewhere) {
+  logits.sub_(largest.unsqueeze(1));
+  const at::Tensor right =
+      logits.gather(1, columns.unsqueeze(1)).squeeze(1).masked_fill(elsewhere, 0);
+  if (!logits.is_cpu() || logits.scalar_type() != at::kFloat)
+    return {.sums = logits.exp_().sum(1), .targets = right};
+  auto sums = at::empty_like(right);
+  auto* values = logits.data_ptr<float>();
+  auto* sum = sums.data_ptr<float>();
+  const auto width = logits.size(1);
+  const auto grain = std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, width));
+  device::parallel_pieces(logits.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto row = begin; row < end; ++row)
+      sum[row] = internal::row_exp(values + row * width, values + row * width, width, 1.0f, 0.0f);
+  });
+  return {.sums = sums, .targets = right};
+}
+
+// block_losses() where each rank of a group has the logits of a part of the vocabulary, from
+// `begin` on.
+at::Tensor split_block_losses(at::Tensor& logits, const at::Tensor& targets,
+                              std::int64_t ignore_index, Wanted wanted, std::int64_t begin,
+                              comm::Communicator& group) {
+  const at::Tensor ignored = targets.eq(ignore_index);
+  const at::Tensor columns_of_all = targets - begin;
+  const at::Tensor elsewhere =
+      columns_of_all.lt(0).logical_or_(columns_of_all.ge(logits.size(1))).logical_or_(ignored);
+  const at::Tensor columns = columns_of_all.masked_fill(elsewhere, 0);
+  const at::Tensor largest = logits.amax(1);
+  group.all_reduce(largest, comm::ReduceOp::max).wait();
+  const PartialRows mine = exponentiate(logits, largest, columns, elsewhere);
+  const at::Tensor both = at::stack({mine.sums, mine.targets});
+  group.all_reduce(both).wait();
+  const at::Tensor sums = both[0];
+  const at::Tensor losses = (sums.log() - both[1]).masked_fill(ignored, 0);
+  if (wanted.any()) {
+    logits.mul_(sums.reciprocal().unsqueeze(1));
+    logits.scatter_add_(1, columns.unsqueeze(1),
+                        elsewhere.to(logits.scalar_type()).sub_(1).unsqueeze(1));
+    logits.masked_fill_(ignored.unsqueeze(1), 0);
+  }
+  return losses;
+}
+
+// The rows of the weight that are here; without a group all of them.
+struct Rows {
+  std::int64_t begin = 0;
+  std::int64_t vocabulary = 0;
+  std::shared_ptr<comm::Communicator> group = nullptr;
+
+  // Of any rank's part.
+  std::int64_t most() const { return (vocabulary + group->size() - 1) / group->size(); }
+};
+
 // The gradients are computed in forward, from the block of logits at hand, and only scaled in
 // backward: computing the logits again would make four products of this size out of three (with a
 // vocabulary of 50257 they are nearly all of the time), and save no memory, as backward needs room
@@ -81,16 +144,17 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets,
-                            std::int64_t ignore_index, bool hidden_wanted, bool weight_wanted) {
-    const Wanted wanted{hidden_wanted, weight_wanted};
+                            std::int64_t ignore_index, Wanted wanted, const Rows& part) {
     const auto rows = hidden.size(0), vocabulary = weight.size(0);
     const auto type = hidden.scalar_type();
     const auto exact = type == at::kDouble ? at::kDouble : at::kFloat;
     const auto wide = hidden.options().dtype(exact);
     const auto block_bytes = hidden.device().is_cpu() ? kBlockBytesCpu : kBlockBytesGpu;
+    // The same on every rank.
+    const auto widest = part.group == nullptr ? vocabulary : part.most();
     const auto block = std::max<std::int64_t>(
         1, block_bytes / std::max<std::int64_t>(
-                             1, vocabulary * static_cast<std::int64_t>(c10::elementSize(exact))));
+                             1, widest * static_cast<std::int64_t>(c10::elementSize(exact))));
     at::Tensor hidden_grad, weight_grad;
     if (wanted.hidden) hidden_grad = at::empty_like(hidden, at::MemoryFormat::Contiguous);
     if (wanted.weight) weight_grad = at::zeros(weight.sizes(), wide);
@@ -104,7 +168,10 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       at::mm_out(product, inputs, weight.t());
       auto logits = product.to(exact);
       losses.narrow(0, first, count)
-          .copy_(block_losses(logits, targets.narrow(0, first, count), ignore_index, wanted));
+          .copy_(part.group == nullptr
+                     ? block_losses(logits, targets.narrow(0, first, count), ignore_index, wanted)
+                     : split_block_losses(logits, targets.narrow(0, first, count), ignore_index,
+                                          wanted, part.begin, *part.group));
       if (!wanted.any()) continue;
       const auto slopes = logits.to(type);
       if (wanted.hidden) {
@@ -139,31 +206,49 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
+void check_operands(const char* function, const at::Tensor& hidden, const at::Tensor& weight,
+                    const at::Tensor& targets) {
+  if (hidden.dim() != 2 || weight.dim() != 2 || hidden.size(1) != weight.size(1))
+    throw UsageError("{}: hidden has the shape [{}] and weight [{}]: they must be [rows, width] "
+                     "and [vocabulary, width]",
+                     function, fmt::join(hidden.sizes(), ", "), fmt::join(weight.sizes(), ", "));
+  if (hidden.scalar_type() != weight.scalar_type() || hidden.device() != weight.device() ||
+      hidden.device() != targets.device())
+    throw UsageError("{}: hidden is {} on {}, weight {} on {}, targets on {}: the first two must "
+                     "be of one type, and all on one device",
+                     function, c10::toString(hidden.scalar_type()), hidden.device().str(),
+                     c10::toString(weight.scalar_type()), weight.device().str(),
+                     targets.device().str());
+}
+
+LossSum loss_of(const char* function, const at::Tensor& hidden, const at::Tensor& weight,
+                const at::Tensor& targets, std::int64_t ignore_index, const Rows& part) {
+  check_operands(function, hidden, weight, targets);
+  const auto vocabulary = part.group == nullptr ? weight.size(0) : part.vocabulary;
+  const auto count = internal::count_targets(
+      function, targets,
+      {.rows = hidden.size(0), .vocabulary = vocabulary, .ignore_index = ignore_index});
+  const bool recorded = at::GradMode::is_enabled();
+  const Wanted wanted{.hidden = recorded && hidden.requires_grad(),
+                      .weight = recorded && weight.requires_grad()};
+  return {
+      LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index, wanted, part),
+      count};
+}
+
 }  // namespace
 
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                              const at::Tensor& targets, std::int64_t ignore_index) {
-  if (hidden.dim() != 2 || weight.dim() != 2 || hidden.size(1) != weight.size(1))
-    throw UsageError("linear_cross_entropy: hidden has the shape [{}] and weight [{}]: they must "
-                     "be [rows, width] "
-                     "and [vocabulary, width]",
-                     fmt::join(hidden.sizes(), ", "), fmt::join(weight.sizes(), ", "));
-  if (hidden.scalar_type() != weight.scalar_type() || hidden.device() != weight.device() ||
-      hidden.device() != targets.device())
-    throw UsageError("linear_cross_entropy: hidden is {} on {}, weight {} on {}, targets on {}: "
-                     "the first two must "
-                     "be of one type, and all on one device",
-                     c10::toString(hidden.scalar_type()), hidden.device().str(),
-                     c10::toString(weight.scalar_type()), weight.device().str(),
-                     targets.device().str());
-  const auto count = internal::count_targets(
-      "linear_cross_entropy", targets,
-      {.rows = hidden.size(0), .vocabulary = weight.size(0), .ignore_index = ignore_index});
-  const bool recorded = at::GradMode::is_enabled();
-  return {LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index,
-                                    recorded && hidden.requires_grad(),
-                                    recorded && weight.requires_grad()),
-          count};
+  return loss_of("linear_cross_entropy", hidden, weight, targets, ignore_index, {});
+}
+
+LossSum vocab_parallel_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                                     const at::Tensor& targets, const VocabularyPart& part,
+                                     const std::shared_ptr<TensorAxis>& axis,
+                                     std::int64_t ignore_index) {
+  return loss_of("vocab_parallel_cross_entropy", hidden, weight, targets, ignore_index,
+                 {.begin = part.begin, .vocabulary = part.vocabulary, .group = axis->group()});
 }
 
 }  // namespace lockstep::nn

@@ -6,6 +6,7 @@
 #include <lockstep/comm/world.h>
 
 #include "data_parallel.h"
+#include "model_parallel.h"
 #include "sharded.h"
 
 int main(int argc, char** argv) {
@@ -23,6 +24,8 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(parity::check_sharded_on_gpu);
   if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded);
+  if (argc == 2 && std::strcmp(argv[1], "--model-parallel") == 0)
+    return lockstep::ranks::run_cells(parity::check_model_parallel);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

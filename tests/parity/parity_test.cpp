@@ -17,6 +17,12 @@ class Parity : public ::testing::TestWithParam<int> {};
 TEST_P(Parity, OfDataParallelism) { ranks::expect_cells_pass(GetParam(), {"--data-parallel"}); }
 TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); }
 
+class ParityOfModels : public ::testing::TestWithParam<int> {};
+
+TEST_P(ParityOfModels, OverTensorAndContextAxes) {
+  ranks::expect_cells_pass(GetParam(), {"--model-parallel"});
+}
+
 bool is_built(const std::string& backend) {
   const auto all = comm::available_backends();
   return std::ranges::find(all, backend) != all.end();
@@ -49,6 +55,8 @@ TEST_P(WholeParity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded
 INSTANTIATE_TEST_SUITE_P(Transports, ParityOver, ::testing::Values("tcp", "gloo"),
                          [](const auto& info) { return std::string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Whole, WholeParity, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityOfModels, ::testing::Values(1, 2, 4, 8),
                          [](const auto& info) { return std::to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
