@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/nn/once_differentiable.h>
 #include <lockstep/nn/tensor_moves.h>
 
@@ -23,39 +24,39 @@ struct KeptAxis : torch::CustomClassHolder {
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// For each weight which of the parameters is its bias, or -1. Not a plain vector, whose elements
-// autograd would take for arguments.
-struct BiasOf {
-  std::vector<std::int64_t> parameter;
-};
+// Autograd does not look for tensors in lists: so many pairs of a weight and a bias are arguments
+// of their own, those that there are first.
+constexpr std::size_t kMostProducts = 3;
+using MaybeTensor = c10::optional<at::Tensor>;
 
-// `parameters` are the weights, and then the biases that there are.
 class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
-                               const std::vector<at::Tensor>& parameters, const BiasOf& biases,
+                               const MaybeTensor& weight_0, const MaybeTensor& bias_0,
+                               const MaybeTensor& weight_1, const MaybeTensor& bias_1,
+                               const MaybeTensor& weight_2, const MaybeTensor& bias_2,
                                const std::shared_ptr<TensorAxis>& axis) {
-    const auto& bias_of = biases.parameter;
-    variable_list kept{x};
-    kept.insert(kept.end(), parameters.begin(),
-                parameters.begin() + static_cast<std::ptrdiff_t>(bias_of.size()));
-    context->save_for_backward(kept);
-    context->saved_data["bias_of"] = bias_of;
-    context->saved_data["num_parameters"] = static_cast<std::int64_t>(parameters.size());
-    context->saved_data["axis"] = c10::IValue::make_capsule(c10::make_intrusive<KeptAxis>(axis));
     const at::Tensor all = axis->by_positions() ? internal::GatheringPositions(x, *axis).wait() : x;
+    variable_list kept{x};
     variable_list results;
-    for (std::size_t i = 0; i < bias_of.size(); ++i)
-      results.push_back(at::linear(
-          all, parameters[i],
-          bias_of[i] < 0 ? at::Tensor() : parameters[static_cast<std::size_t>(bias_of[i])]));
+    c10::List<bool> has_bias;
+    for (const auto& [weight, bias] :
+         {std::pair(weight_0, bias_0), std::pair(weight_1, bias_1), std::pair(weight_2, bias_2)}) {
+      if (!weight) continue;
+      kept.push_back(*weight);
+      has_bias.push_back(bias.has_value());
+      results.push_back(at::linear(all, *weight, bias.value_or(at::Tensor())));
+    }
+    context->save_for_backward(kept);
+    context->saved_data["has_bias"] = has_bias;
+    context->saved_data["axis"] = c10::IValue::make_capsule(c10::make_intrusive<KeptAxis>(axis));
     return results;
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     internal::refuse_double_backward("column_products");
     const auto saved = context->get_saved_variables();
-    const auto bias_of = context->saved_data["bias_of"].toIntVector();
+    const auto has_bias = context->saved_data["has_bias"].toBoolList();
     const auto axis =
         c10::static_intrusive_pointer_cast<KeptAxis>(context->saved_data["axis"].toCapsule())->axis;
     const at::Tensor& x = saved[0];
@@ -70,7 +71,7 @@ class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
     std::optional<internal::Moving> input_gradient;
     if (context->needs_input_grad(0)) {
       at::Tensor partial;
-      for (std::size_t i = 0; i < bias_of.size(); ++i) {
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
         if (!gradients[i].defined()) continue;
         const at::Tensor weight = in_type_of(saved[i + 1], gradients[i]);
         if (partial.defined())
@@ -80,23 +81,23 @@ class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
       }
       std::vector<std::int64_t> shape = x.sizes().vec();
       if (axis->by_positions()) shape[1] *= axis->size();
-      if (!partial.defined()) partial = at::zeros({c10::multiply_integers(shape)}, x.options());
       input_gradient.emplace(internal::start_sum(partial.view(shape), *axis));
     }
 
     // The rest beside it.
-    variable_list results(static_cast<std::size_t>(context->saved_data["num_parameters"].toInt()) +
-                          3);
+    variable_list results(2 * kMostProducts + 2);
     const at::Tensor rows = rows_of(gathering ? gathering->wait() : x);
-    for (std::size_t i = 0; i < bias_of.size(); ++i) {
+    std::size_t edge = 0;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const at::Tensor& weight = saved[i + 1];
+      const bool weight_wanted = context->needs_input_grad(++edge);
+      const bool bias_wanted = has_bias[i] && context->needs_input_grad(++edge);
       if (!gradients[i].defined()) continue;
       const at::Tensor gradient = rows_of(gradients[i]);
-      const at::Tensor& weight = saved[i + 1];
-      if (context->needs_input_grad(i + 1))
-        results[i + 1] = at::mm(gradient.t(), in_type_of(rows, gradient)).to(weight.scalar_type());
-      if (bias_of[i] >= 0 && context->needs_input_grad(static_cast<std::size_t>(bias_of[i]) + 1))
-        results[static_cast<std::size_t>(bias_of[i]) + 1] =
-            gradient.sum(0).to(weight.scalar_type());
+      if (weight_wanted)
+        results[2 * i + 1] =
+            at::mm(gradient.t(), in_type_of(rows, gradient)).to(weight.scalar_type());
+      if (bias_wanted) results[2 * i + 2] = gradient.sum(0).to(weight.scalar_type());
     }
     if (input_gradient) results[0] = input_gradient->wait();
     return results;
@@ -108,15 +109,15 @@ class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
 std::vector<at::Tensor> column_products(const at::Tensor& x,
                                         const std::vector<ProductWeights>& weights,
                                         const std::shared_ptr<TensorAxis>& axis) {
-  std::vector<at::Tensor> parameters;
-  BiasOf bias_of{std::vector<std::int64_t>(weights.size(), -1)};
-  for (const ProductWeights& one : weights) parameters.push_back(one.weight);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    if (!weights[i].bias.defined()) continue;
-    bias_of.parameter[i] = static_cast<std::int64_t>(parameters.size());
-    parameters.push_back(weights[i].bias);
-  }
-  return ColumnProducts::apply(x, parameters, bias_of, axis);
+  LOCKSTEP_CHECK(!weights.empty() && weights.size() <= kMostProducts);
+  const auto weight = [&](std::size_t i) {
+    return i < weights.size() ? MaybeTensor(weights[i].weight) : c10::nullopt;
+  };
+  const auto bias = [&](std::size_t i) {
+    return i < weights.size() && weights[i].bias.defined() ? MaybeTensor(weights[i].bias)
+                                                           : c10::nullopt;
+  };
+  return ColumnProducts::apply(x, weight(0), bias(0), weight(1), bias(1), weight(2), bias(2), axis);
 }
 
 }  // namespace lockstep::nn

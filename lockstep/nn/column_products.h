@@ -15,9 +15,9 @@ struct ProductWeights {
   at::Tensor bias;
 };
 
-// x · weightᵀ + bias of each, of x [..., in] as it lies between layers. What the ranks' gradients
-// of x add up to is summed once for all of the products, while the gradients of the weights are
-// computed. Keeps nothing but x, as it lies between layers.
+// x · weightᵀ + bias of each, three at most, of x [..., in] as it lies between layers. What the
+// ranks' gradients of x add up to is summed once for all of the products, while the gradients of
+// the weights are computed. Keeps nothing but x, as it lies between layers.
 std::vector<at::Tensor> column_products(const at::Tensor& x,
                                         const std::vector<ProductWeights>& weights,
                                         const std::shared_ptr<TensorAxis>& axis);
