@@ -117,8 +117,9 @@ int plan_schedule(Arguments arguments) {
   const pipeline::Timeline timeline = pipeline::simulate(schedule, times_of(*flags, schedule));
   if (!flags->write.empty()) pipeline::write_schedule(flags->write, schedule);
   if (!flags->svg.empty())
-    write_durably(flags->svg, pipeline::draw_svg(timeline, {.title = schedule.name,
-                                                            .subtitle = about_schedule(schedule)}));
+    write_durably(flags->svg,
+                  pipeline::draw_svg(timeline, {.title = schedule.name,
+                                                .subtitle = about_drawing(schedule, timeline)}));
   const bool live = observe::is_live_terminal(STDOUT_FILENO);
   fmt::print("{}: {}\n\n{}\n{}", schedule.name, about_schedule(schedule),
              pipeline::draw_text(

@@ -1,6 +1,7 @@
 #include <cli/schedule_report.h>
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include <spdlog/fmt/fmt.h>
@@ -26,6 +27,14 @@ double idle_time(const Timeline& timeline, std::size_t rank) {
   double idle = timeline.makespan();
   for (const pipeline::Span& span : timeline.ranks[rank]) idle -= span.end - span.start;
   return idle;
+}
+
+// Where it is less than that of a step for all ranks.
+std::optional<double> bubble_on_its_own(const Timeline& timeline) {
+  const double own = pipeline::bubble_between_own_ends(timeline);
+  if (own >= pipeline::bubble(timeline) - 5e-4) return std::nullopt;
+  // Not "-0.0".
+  return std::max(own, 0.0);
 }
 
 // A forward through one of several stages holds so much less.
@@ -54,15 +63,21 @@ std::string about_schedule(const Schedule& schedule) {
                      schedule.num_micro_batches == 1 ? "" : "es");
 }
 
+std::string about_drawing(const Schedule& schedule, const Timeline& timeline) {
+  const auto own = bubble_on_its_own(timeline);
+  return about_schedule(schedule) +
+         (own ? fmt::format("; {:.1f} % between a rank's first action and its last", 100 * *own)
+              : "");
+}
+
 std::string schedule_table(const Schedule& schedule, const Timeline& timeline) {
   const double makespan = timeline.makespan();
   std::string text = fmt::format("bubble {:.1f} % of a step that takes {:.6g}\n",
                                  100 * pipeline::bubble(timeline), makespan);
-  const double own = pipeline::bubble_between_own_ends(timeline);
-  if (own < pipeline::bubble(timeline) - 5e-4)
+  if (const auto own = bubble_on_its_own(timeline))
     text += fmt::format("       {:.1f} % where ranks start the next step without waiting for each "
                         "other\n",
-                        100 * own);
+                        100 * *own);
   std::vector<std::string> stage_texts;
   std::size_t width = 6;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {

@@ -84,7 +84,8 @@ TEST(ScheduleCommand, WritesAndReadsFiles) {
       {"--kind", "zb-v", "--stages", "2", "--micro-batches", "3", "--write", file, "--svg", svg});
   ASSERT_EQ(written.code, 0) << written.error;
   EXPECT_THAT(text_of(file), HasSubstr("\"rank_of_stage\": [0, 1, 1, 0]"));
-  EXPECT_THAT(text_of(svg), AllOf(HasSubstr("<svg"), HasSubstr("zb-v · bubble 5.3 %")));
+  EXPECT_THAT(text_of(svg), AllOf(HasSubstr("<svg"), HasSubstr("zb-v · bubble 5.3 %"),
+                                  HasSubstr("; 0.0 % between a rank's first action and its last")));
   const Told read = ask_schedule({"--read", file});
   EXPECT_EQ(read.code, 0) << read.error;
   EXPECT_EQ(read.output, written.output);
