@@ -1,4 +1,4 @@
-// `lockstep plan memory`: what training takes in memory, before it is tried.
+// `lockstep plan`: what training takes in memory, and how a pipeline runs, before it is tried.
 #include <optional>
 
 #include <lockstep/base/error.h>
@@ -6,6 +6,7 @@
 
 #include <cli/flags.h>
 #include <cli/memory_report.h>
+#include <cli/plan_schedule.h>
 
 namespace lockstep::cli {
 
@@ -23,7 +24,8 @@ std::optional<Flags> parse_plan_flags(Arguments arguments) {
   show_usage(app, "[FLAGS] CONFIG.json, or [FLAGS] --params 7B");
   app.footer("Examples: lockstep plan memory config.json --ranks 8,64 --device-memory 80GiB\n"
              "          lockstep plan memory --params 7B --precision bf16\n"
-             "docs/planning.md says what is counted and how well it agrees with what is measured.");
+             "docs/planning.md says what is counted and how well it agrees with what is measured.\n"
+             "'lockstep plan schedule --help' tells how pipeline schedules are drawn.");
   Flags flags;
   MemorySettings& settings = flags.settings;
   app.add_option("--ranks", settings.ranks, "numbers of ranks, with commas between (1,2,4,8)");
@@ -44,8 +46,9 @@ std::optional<Flags> parse_plan_flags(Arguments arguments) {
   SplitArguments split = split_at_words(app, arguments, 2);
   if (!parse_flags(app, std::move(split.flags))) return std::nullopt;
   if (split.program.empty() || split.program.front() != "memory") {
-    constexpr std::string_view kKnown[] = {"memory"};
-    throw UsageError("'lockstep plan' plans memory (lockstep plan memory CONFIG.json){}",
+    constexpr std::string_view kKnown[] = {"memory", "schedule"};
+    throw UsageError("'lockstep plan' plans memory (lockstep plan memory CONFIG.json) and pipeline "
+                     "schedules (lockstep plan schedule --stages 4 --micro-batches 8){}",
                      split.program.empty()
                          ? ""
                          : fmt::format(", and no '{}'{}", split.program.front(),
@@ -63,6 +66,8 @@ std::optional<Flags> parse_plan_flags(Arguments arguments) {
 }  // namespace
 
 int plan(Arguments arguments) {
+  if (!arguments.empty() && arguments.front() == "schedule")
+    return plan_schedule(arguments.subspan(1));
   const auto flags = parse_plan_flags(arguments);
   if (!flags) return 0;
   const MemoryReport report = flags->settings.config.empty() ? memory_of_parameters(flags->settings)

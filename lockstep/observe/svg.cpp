@@ -116,6 +116,14 @@ void SvgWriter::dot(Position at, double radius, std::string_view colour) {
                  radius, colour);
 }
 
+void SvgWriter::rectangle(const Box& box, std::string_view colour, double radius) {
+  fmt::format_to(std::back_inserter(body_),
+                 "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"", box.left,
+                 box.top, box.right - box.left, box.bottom - box.top);
+  if (radius > 0) fmt::format_to(std::back_inserter(body_), " rx=\"{:g}\"", radius);
+  fmt::format_to(std::back_inserter(body_), " fill=\"{}\"/>\n", colour);
+}
+
 void SvgWriter::text(Position at, std::string_view text, const TextStyle& style) {
   write_text(at, text, style, {});
 }

@@ -56,6 +56,8 @@ class SvgWriter {
   // One point is drawn as a dot.
   void polyline(std::span<const Position> path, const Stroke& stroke);
   void dot(Position at, double radius, std::string_view colour);
+  // Filled, with round corners where there is a radius.
+  void rectangle(const Box& box, std::string_view colour, double radius = 0);
   // Nothing for an empty text.
   void text(Position at, std::string_view text, const TextStyle& style);
   void text_upwards(Position at, std::string_view text, const TextStyle& style);

@@ -1,0 +1,133 @@
+#include <cli/plan_schedule.h>
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/pipeline/schedule/drawing.h>
+#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/schedule_file.h>
+#include <lockstep/parallel/pipeline/schedule/simulate.h>
+
+#include <cli/flags.h>
+#include <cli/num_ranks.h>
+#include <cli/schedule_report.h>
+
+namespace lockstep::cli {
+
+namespace {
+
+// As they were given; empty where not.
+struct ScheduleFlags {
+  std::string kind;
+  std::string stages;
+  std::string micro_batches;
+  std::string chunks;
+  std::string forward = "1";
+  std::string backward = "1";
+  std::string weight = "1";
+  std::string transfer = "0";
+  std::string read;
+  std::string write;
+  std::string svg;
+};
+
+std::optional<ScheduleFlags> parse_schedule_flags(Arguments arguments) {
+  CLI::App app(
+      "Draws a pipeline schedule: what each rank computes when, how long it is idle, and how\n"
+      "many micro-batches it holds at once.",
+      "lockstep plan schedule");
+  show_usage(app, "--stages 4 --micro-batches 8 [FLAGS], or --read FILE [FLAGS]");
+  app.footer("Examples: lockstep plan schedule --kind zb-v --stages 4 --micro-batches 8\n"
+             "          lockstep plan schedule --stages 8 --micro-batches 32 --svg schedule.svg\n"
+             "docs/pipeline.md has the kinds, and what files of schedules look like.");
+  ScheduleFlags flags;
+  app.add_option("--kind", flags.kind, "gpipe, 1f1b, interleaved, zb-h1 or zb-v (1f1b)");
+  app.add_option("--stages", flags.stages, "ranks that the model is cut among");
+  app.add_option("--micro-batches", flags.micro_batches, "that a batch is cut into");
+  app.add_option("--chunks", flags.chunks, "pieces of the model on each rank, for interleaved (2)");
+  app.add_option("--forward", flags.forward,
+                 "time that a rank's part of the model takes for a micro-batch (1)");
+  app.add_option("--backward", flags.backward, "the same for its input's gradient (1)");
+  app.add_option("--weight", flags.weight, "the same for its weights' gradients (1)");
+  app.add_option("--transfer", flags.transfer, "time that goes by from rank to rank (0)");
+  app.add_option("--svg", flags.svg, "a file for the drawing");
+  app.add_option("--write", flags.write, "a file for the schedule");
+  app.add_option("--read", flags.read, "the file of a schedule, in place of --kind and sizes");
+  SplitArguments split = split_at_words(app, arguments, 0);
+  if (!parse_flags(app, std::move(split.flags))) return std::nullopt;
+  return flags;
+}
+
+double parse_time(const std::string& text, const char* flag) {
+  double time = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), time);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(time) ||
+      time < 0 || time > 1e12)
+    throw UsageError("{} is '{}': it must be a time, in any unit, from 0 to 1e12", flag, text);
+  return time;
+}
+
+pipeline::Schedule schedule_of(const ScheduleFlags& flags) {
+  const std::pair<const char*, const std::string&> sizes[] = {
+      {"--stages", flags.stages}, {"--micro-batches", flags.micro_batches}};
+  if (!flags.read.empty()) {
+    for (const auto& [flag, value] :
+         {std::pair<const char*, const std::string&>("--kind", flags.kind),
+          sizes[0],
+          sizes[1],
+          {"--chunks", flags.chunks}})
+      if (!value.empty())
+        throw UsageError("{} and --read were given, and the file says it all: leave one out", flag);
+    return pipeline::read_schedule(flags.read);
+  }
+  for (const auto& [flag, value] : sizes)
+    if (value.empty())
+      throw UsageError("{} is missing: lockstep plan schedule --stages 4 --micro-batches 8", flag);
+  return pipeline::make_schedule(
+      pipeline::schedule_kind_named(flags.kind.empty() ? "1f1b" : flags.kind),
+      {.num_ranks = parse_integer(flags.stages, "--stages", 1, kMostRanks),
+       .num_micro_batches = parse_integer(flags.micro_batches, "--micro-batches", 1, 1 << 20),
+       .num_chunks = flags.chunks.empty() ? 0 : parse_integer(flags.chunks, "--chunks", 1, 1024)});
+}
+
+// A rank's time, divided among its stages.
+pipeline::SimulatedTimes times_of(const ScheduleFlags& flags, const pipeline::Schedule& schedule) {
+  const double stages_a_rank =
+      static_cast<double>(schedule.num_stages()) / static_cast<double>(schedule.num_ranks());
+  const pipeline::StageTimes stage = {
+      .forward = parse_time(flags.forward, "--forward") / stages_a_rank,
+      .backward_input = parse_time(flags.backward, "--backward") / stages_a_rank,
+      .backward_weight = parse_time(flags.weight, "--weight") / stages_a_rank};
+  if (stage.forward + stage.backward_input + stage.backward_weight <= 0)
+    throw UsageError("--forward, --backward and --weight are all 0: there is nothing to draw");
+  return {.stages = {stage}, .transfer = parse_time(flags.transfer, "--transfer")};
+}
+
+}  // namespace
+
+int plan_schedule(Arguments arguments) {
+  const auto flags = parse_schedule_flags(arguments);
+  if (!flags) return 0;
+  const pipeline::Schedule schedule = schedule_of(*flags);
+  const pipeline::Timeline timeline = pipeline::simulate(schedule, times_of(*flags, schedule));
+  if (!flags->write.empty()) pipeline::write_schedule(flags->write, schedule);
+  if (!flags->svg.empty())
+    write_durably(flags->svg,
+                  pipeline::draw_svg(timeline, {.title = schedule.name,
+                                                .subtitle = about_drawing(schedule, timeline)}));
+  const bool live = observe::is_live_terminal(STDOUT_FILENO);
+  fmt::print("{}: {}\n\n{}\n{}", schedule.name, about_schedule(schedule),
+             pipeline::draw_text(
+                 timeline, {.width = observe::terminal_width(STDOUT_FILENO),
+                            .characters = observe::locale_characters(),
+                            .colour = live ? observe::wanted_colour() : observe::Colour::none}),
+             schedule_table(schedule, timeline));
+  return 0;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/observe/axis.h>
+#include <lockstep/observe/svg.h>
+#include <lockstep/parallel/pipeline/schedule/drawing.h>
+
+namespace lockstep::pipeline {
+
+namespace {
+
+using observe::Anchor;
+using observe::SvgWriter;
+
+constexpr double kLeft = 84;
+constexpr double kTop = 112;
+constexpr double kRightMargin = 28;
+constexpr double kNarrowest = 848;  // of the rows
+constexpr double kWidest = 2400;
+constexpr double kSpanWidth = 17;  // that a span has where there is room for all
+constexpr double kRowHeight = 34;
+constexpr double kRowGap = 6;
+
+constexpr std::string_view kInk = "#1f2933";
+constexpr std::string_view kSoftInk = "#5b6774";
+constexpr std::string_view kGrid = "#e6e9ee";
+constexpr std::string_view kIdle = "#eceff3";
+
+struct Rgb {
+  int red, green, blue;
+};
+constexpr Rgb kForward = {37, 99, 235};
+constexpr Rgb kBackward = {228, 87, 46};
+constexpr Rgb kWeight = {15, 148, 130};
+
+Rgb colour_of(ActionKind kind) {
+  if (kind == ActionKind::forward) return kForward;
+  return kind == ActionKind::backward_weight ? kWeight : kBackward;
+}
+
+// A rank's first stage has the colour itself, later ones more and more white in it.
+std::string shade(const Rgb& colour, int chunk, int num_chunks) {
+  const double white = num_chunks > 1 ? 0.62 * chunk / (num_chunks - 1) : 0;
+  const auto mix = [&](int part) {
+    return static_cast<int>(std::lround(part + white * (255 - part)));
+  };
+  return fmt::format("#{:02x}{:02x}{:02x}", mix(colour.red), mix(colour.green), mix(colour.blue));
+}
+
+// The stages of a rank, as far as it computed any.
+std::vector<int> stages_in(const std::vector<Span>& spans) {
+  std::set<int> stages;
+  for (const Span& span : spans) stages.insert(span.action.stage);
+  return {stages.begin(), stages.end()};
+}
+
+int most_chunks(const Timeline& timeline) {
+  std::size_t most = 1;
+  for (const auto& spans : timeline.ranks) most = std::max(most, stages_in(spans).size());
+  return static_cast<int>(most);
+}
+
+double most_digits(const Timeline& timeline) {
+  int largest = 0;
+  for (const auto& spans : timeline.ranks)
+    for (const Span& span : spans) largest = std::max(largest, span.action.micro_batch);
+  return static_cast<double>(std::to_string(largest).size());
+}
+
+bool has_kind(const Timeline& timeline, ActionKind kind) {
+  return std::ranges::any_of(timeline.ranks, [&](const auto& spans) {
+    return std::ranges::any_of(spans, [&](const Span& span) { return span.action.kind == kind; });
+  });
+}
+
+class TimelineDrawing {
+ public:
+  explicit TimelineDrawing(const Timeline& timeline, const SvgText& text)
+      : timeline_(timeline),
+        text_(text),
+        num_chunks_(most_chunks(timeline)),
+        most_digits_(most_digits(timeline)),
+        start_(timeline.start()),
+        makespan_(timeline.makespan() > 0 ? timeline.makespan() : 1),
+        width_(rows_width()),
+        bottom_(kTop + static_cast<double>(timeline.ranks.size()) * (kRowHeight + kRowGap)),
+        svg_(kLeft + width_ + kRightMargin, bottom_ + 62, "#ffffff") {}
+
+  std::string draw() {
+    const double room = width_;
+    svg_.text(
+        {kLeft, 38},
+        observe::shortened(
+            fmt::format("{} · bubble {:.1f} %", text_.title, 100 * bubble(timeline_)), 20, room),
+        {.colour = kInk, .size = 20, .weight = observe::Weight::bold});
+    svg_.text({kLeft, 60}, observe::shortened(text_.subtitle, 14, room),
+              {.colour = kSoftInk, .size = 14});
+    draw_legend();
+    draw_axis();
+    for (std::size_t rank = 0; rank < timeline_.ranks.size(); ++rank) draw_row(rank);
+    return svg_.document();
+  }
+
+ private:
+  // By the rank with the most to show.
+  double rows_width() const {
+    std::size_t most = 0;
+    for (const auto& spans : timeline_.ranks) most = std::max(most, spans.size());
+    return std::clamp(kSpanWidth * static_cast<double>(most), kNarrowest, kWidest);
+  }
+  double x(double time) const { return kLeft + (time - start_) / makespan_ * width_; }
+  std::string colour(ActionKind kind, int chunk) const {
+    return shade(colour_of(kind), chunk, num_chunks_);
+  }
+
+  void draw_row(std::size_t rank) {
+    const double top = kTop + static_cast<double>(rank) * (kRowHeight + kRowGap);
+    const double bottom = top + kRowHeight;
+    svg_.text({kLeft - 12, (top + bottom) / 2 + 5}, fmt::format("rank {}", rank),
+              {.colour = kInk, .size = 14, .anchor = Anchor::end});
+    svg_.rectangle({kLeft, top, kLeft + width_, bottom}, kIdle, 4);
+    const auto stages = stages_in(timeline_.ranks[rank]);
+    for (const Span& span : timeline_.ranks[rank]) {
+      const double left = x(span.start);
+      const double right = x(span.end);
+      const double gap = right - left > 4 ? 0.6 : 0;
+      const int chunk =
+          static_cast<int>(std::ranges::find(stages, span.action.stage) - stages.begin());
+      svg_.rectangle({left + gap, top, right - gap, bottom}, colour(span.action.kind, chunk),
+                     gap > 0 ? 2.5 : 0);
+      draw_number(span, chunk, (left + right) / 2, right - left, (top + bottom) / 2);
+    }
+  }
+
+  void draw_number(const Span& span, int chunk, double x, double room, double y) {
+    // Of one size, whatever the number of digits.
+    const double size = std::min(13.0, (room - 3) / (0.58 * most_digits_));
+    if (size < 7) return;
+    const bool light = num_chunks_ > 1 && 2 * chunk >= num_chunks_;
+    svg_.text({x, y + 0.36 * size}, std::to_string(span.action.micro_batch),
+              {.colour = light ? kInk : "#ffffff", .size = size, .anchor = Anchor::middle});
+  }
+
+  void draw_axis() {
+    const auto axis = observe::Axis::linear(0, makespan_);
+    for (const auto& tick : axis.ticks()) {
+      if (tick.value < 0 || tick.value > makespan_ * (1 + 1e-9)) continue;
+      const double at = x(start_ + tick.value);
+      svg_.line({at, kTop - 6}, {at, bottom_}, {.colour = kGrid, .width = 1});
+      svg_.text({at, bottom_ + 16}, tick.label,
+                {.colour = kSoftInk, .size = 13, .anchor = Anchor::middle});
+    }
+    svg_.text({kLeft + width_ / 2, bottom_ + 42},
+              text_.time_unit.empty() ? "time" : fmt::format("time ({})", text_.time_unit),
+              {.colour = kInk, .size = 14, .anchor = Anchor::middle});
+  }
+
+  void draw_legend() {
+    struct Entry {
+      ActionKind kind;
+      const char* label;
+    };
+    constexpr std::array<Entry, 4> kEntries = {
+        {{ActionKind::forward, "forward"},
+         {ActionKind::backward, "backward"},
+         {ActionKind::backward_input, "backward: input"},
+         {ActionKind::backward_weight, "backward: weights"}}};
+    double at = kLeft;
+    const double y = kTop - 24;
+    const auto write = [&](std::string_view label) {
+      svg_.text({at + 8, y + 1}, label, {.colour = kInk, .size = 13});
+      at += 8 + observe::estimated_width(label, 13) + 22;
+    };
+    const auto box = [&](double width, std::string_view fill) {
+      svg_.rectangle({at, y - 11, at + width, y + 3}, fill, 2.5);
+      at += width;
+    };
+    for (const auto& [kind, label] : kEntries) {
+      if (!has_kind(timeline_, kind)) continue;
+      for (int chunk = 0; chunk < num_chunks_; ++chunk)
+        box(num_chunks_ > 1 ? 10 : 16, colour(kind, chunk));
+      write(label);
+    }
+    box(16, kIdle);
+    write("idle");
+    if (num_chunks_ > 1)
+      svg_.text({at, y + 1}, "lighter: a rank's later stages", {.colour = kSoftInk, .size = 13});
+  }
+
+  const Timeline& timeline_;
+  const SvgText& text_;
+  int num_chunks_;
+  double most_digits_;  // of a micro-batch's number
+  double start_;
+  double makespan_;
+  double width_;
+  double bottom_;
+  SvgWriter svg_;
+};
+
+}  // namespace
+
+std::string draw_svg(const Timeline& timeline, const SvgText& text) {
+  return TimelineDrawing(timeline, text).draw();
+}
+
+}  // namespace lockstep::pipeline

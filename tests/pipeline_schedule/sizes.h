@@ -1,0 +1,35 @@
+// The schedules that tests go through.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <lockstep/parallel/pipeline/schedule/generate.h>
+
+namespace lockstep::pipeline::testing {
+
+#ifdef LOCKSTEP_SANITIZED
+inline const std::vector<int> kRanks = {1, 2, 3, 4, 7, 8, 16};
+inline const std::vector<int> kMicroBatches = {1, 2, 3, 5, 8, 13, 16, 33};
+#else
+inline std::vector<int> up_to(int last) {
+  std::vector<int> numbers;
+  for (int i = 1; i <= last; ++i) numbers.push_back(i);
+  return numbers;
+}
+inline const std::vector<int> kRanks = up_to(16);
+inline const std::vector<int> kMicroBatches = up_to(64);
+#endif
+
+// Every kind, with up to 4 chunks where it has a choice.
+inline void for_each_size(const std::function<void(ScheduleKind, const ScheduleSize&)>& look) {
+  for (const ScheduleKind kind : kScheduleKinds)
+    for (const int ranks : kRanks)
+      for (const int micro_batches : kMicroBatches)
+        for (int chunks = 1; chunks <= (kind == ScheduleKind::interleaved ? 4 : 1); ++chunks)
+          look(kind, {.num_ranks = ranks,
+                      .num_micro_batches = micro_batches,
+                      .num_chunks = kind == ScheduleKind::interleaved ? chunks : 0});
+}
+
+}  // namespace lockstep::pipeline::testing
