@@ -92,7 +92,7 @@ std::vector<ModelLayout> layouts_of(int num_ranks) {
       return {{.dp = 2, .cp = 2, .tp = 2},
               {.dp = 2, .cp = 2, .tp = 2, .between = slices},
               {.cp = 2, .tp = 4, .between = slices},
-              {.cp = 4, .tp = 2, .algorithm = all_to_all}};
+              {.cp = 4, .tp = 2}};
     default: return {};
   }
 }
