@@ -44,6 +44,9 @@ TEST(Generate, EverySizeHoldsWhatItsFormulaSays) {
     for (int rank = 0; rank < p; ++rank) {
       const auto [until_input, until_weight] = live[static_cast<std::size_t>(rank)];
       const auto what = size_text(kind, size) + " rank " + std::to_string(rank);
+      if (kind != ScheduleKind::zb_h1 && kind != ScheduleKind::zb_v) {
+        ASSERT_EQ(until_input, until_weight) << what;
+      }
       switch (kind) {
         case ScheduleKind::gpipe: ASSERT_EQ(until_weight, m) << what; break;
         case ScheduleKind::one_forward_one_backward:
@@ -80,7 +83,7 @@ TEST(Generate, EverySizeHoldsWhatItsFormulaSays) {
 // As their memory is taken when they start.
 TEST(Generate, FewReceivesAreStartedAndNotYetUsed) {
   testing::for_each_size([](ScheduleKind kind, const ScheduleSize& size) {
-    if (size.num_micro_batches % 8 != 0) return;
+    if (size.num_micro_batches % 4 == 3) return;
     const Schedule schedule = make_schedule(kind, size);
     for (const auto& actions : schedule.actions) {
       int started = 0;
@@ -93,11 +96,10 @@ TEST(Generate, FewReceivesAreStartedAndNotYetUsed) {
             is_sent(schedule, needed_from, stage))
           --started;
       }
-      // One for each action that computes, but where two ranks share the channel of both ways
-      // round: there what is sent early waits.
-      const bool two_ways = size.num_ranks == 2 || kind == ScheduleKind::zb_v;
-      ASSERT_LE(most, two_ways ? 2 + 2 * size.num_ranks * std::max(1, size.num_chunks) : 2)
-          << size_text(kind, size);
+      // Those of the next action that computes and the one after it; one more waits where a channel
+      // carries activations and gradients.
+      const bool both = size.num_ranks == 2 || kind == ScheduleKind::zb_v;
+      ASSERT_LE(most, both ? 3 : 2) << size_text(kind, size);
       ASSERT_EQ(started, 0);
     }
   });

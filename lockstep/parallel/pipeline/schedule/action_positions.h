@@ -17,8 +17,8 @@ class ActionPositions {
       : num_micro_batches_(static_cast<std::size_t>(num_micro_batches)),
         positions_(static_cast<std::size_t>(num_stages) * num_micro_batches_, kNone) {}
 
-  int& operator[](const Action& action) { return at(action)[kind(action)]; }
-  int operator[](const Action& action) const { return const_cast<ActionPositions&>(*this)[action]; }
+  int& operator[](const Action& action) { return positions_[index(action)][kind(action)]; }
+  int operator[](const Action& action) const { return positions_[index(action)][kind(action)]; }
 
   // The one that gives the stage's input its gradient: the whole backward or the input's.
   Action input_backward(int stage, int micro_batch) const {
@@ -33,9 +33,9 @@ class ActionPositions {
                                     kNowhere, kNowhere, kNowhere, kNowhere};
 
   static std::size_t kind(const Action& action) { return static_cast<std::size_t>(action.kind); }
-  OfKinds& at(const Action& action) {
-    return positions_[static_cast<std::size_t>(action.stage) * num_micro_batches_ +
-                      static_cast<std::size_t>(action.micro_batch)];
+  std::size_t index(const Action& action) const {
+    return static_cast<std::size_t>(action.stage) * num_micro_batches_ +
+           static_cast<std::size_t>(action.micro_batch);
   }
 
   std::size_t num_micro_batches_;
