@@ -119,15 +119,16 @@ class Gpt::Transformer : public torch::nn::Module {
           std::make_shared<GptBlock>(config, i, fmt::format("{}.h.{}", name, i), random, axes));
   }
 
-  at::Tensor forward(const at::Tensor& tokens, const ModelAxes::Positions& positions,
-                     KeyValueCache* cache) {
+  at::Tensor embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) {
     std::vector<at::Tensor> between;
     for (const mesh::Interval& one : positions.between)
       between.push_back(at::arange(one.begin, one.end, tokens.options()));
-    auto x = drop_(wte(tokens) + wpe_(at::cat(between)));
-    for (std::size_t i = 0; i < h_->size(); ++i) x = h_->call<GptBlock>(i, x, cache);
-    return ln_f_(x);
+    return drop_(wte(tokens) + wpe_(at::cat(between)));
   }
+  at::Tensor run_block(std::size_t block, const at::Tensor& x, KeyValueCache* cache) {
+    return h_->call<GptBlock>(block, x, cache);
+  }
+  at::Tensor last_norm(const at::Tensor& x) { return ln_f_(x); }
 
   nn::Embedding wte;
 
@@ -149,9 +150,23 @@ Gpt::Gpt(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, 
   initialise(*this, c, seed);
 }
 
-at::Tensor Gpt::do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
+at::Tensor Gpt::embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) {
+  return transformer_->embed(tokens, positions);
+}
+
+at::Tensor Gpt::run_block(std::size_t block, const at::Tensor& x, const ModelAxes::Positions&,
                           KeyValueCache* cache) {
-  return transformer_->forward(tokens, positions, cache);
+  return transformer_->run_block(block, x, cache);
+}
+
+at::Tensor Gpt::last_norm(const at::Tensor& x) { return transformer_->last_norm(x); }
+
+void Gpt::drop(Ends kept) {
+  const bool tied = lm_head_.is_empty();
+  if (!kept.embeddings) drop_module(*transformer_, "wpe");
+  if (!kept.embeddings && !(tied && kept.output)) drop_module(*transformer_, "wte");
+  if (!kept.output) drop_module(*transformer_, "ln_f");
+  if (!kept.output && !tied) drop_module(*this, "lm_head");
 }
 
 const at::Tensor& Gpt::output_weight() const {

@@ -16,8 +16,11 @@ class Gpt : public LanguageModel {
  private:
   class Transformer;
 
-  at::Tensor do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
-                       KeyValueCache* cache) override;
+  at::Tensor embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) override;
+  at::Tensor run_block(std::size_t block, const at::Tensor& x,
+                       const ModelAxes::Positions& positions, KeyValueCache* cache) override;
+  at::Tensor last_norm(const at::Tensor& x) override;
+  void drop(Ends kept) override;
   const at::Tensor& output_weight() const override;
 
   std::shared_ptr<Transformer> transformer_;

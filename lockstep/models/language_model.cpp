@@ -1,5 +1,7 @@
 #include <lockstep/models/language_model.h>
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
@@ -24,11 +26,46 @@ void LanguageModel::spread(const ModelAxes& axes) {
   *axes_ = axes;
 }
 
+void LanguageModel::keep_layers(const std::vector<mesh::Interval>& layers) {
+  for (const mesh::Interval& one : layers) check_layers(one);
+  const auto kept = [&](std::int64_t layer) {
+    return std::ranges::any_of(layers, [&](const auto& one) { return one.contains(layer); });
+  };
+  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer)
+    if (!kept(layer)) drop_module(*blocks_, std::to_string(layer));
+  drop({.embeddings = kept(0), .output = kept(config_.num_layers - 1)});
+}
+
+void LanguageModel::drop_module(torch::nn::Module& owner, const std::string& name) {
+  const c10::NoGradGuard no_grad;
+  for (at::Tensor& parameter : owner.named_children()[name]->parameters())
+    parameter.set_data(at::empty({0}, parameter.options()));
+  owner.unregister_module(name);
+}
+
 at::Tensor LanguageModel::hidden(const at::Tensor& tokens) {
+  return run_layers({.begin = 0, .end = config_.num_layers}, tokens, {});
+}
+
+at::Tensor LanguageModel::run_layers(mesh::Interval layers, const at::Tensor& tokens,
+                                     const at::Tensor& x) {
   check_tokens(tokens, 0);
+  check_layers(layers);
+  if (x.defined() == (layers.begin == 0))
+    throw UsageError("layers {} to {} of the model were {} what those before them made: it is for "
+                     "layers that do not begin with the first",
+                     layers.begin, layers.end - 1, x.defined() ? "given" : "not given");
   const ModelAxes::Positions positions = axes_->positions(tokens.size(1));
   random_->positions = axes_->whole_sequences() ? std::vector<mesh::Interval>() : positions.between;
-  return do_hidden(axes_->attended_part(tokens), positions, nullptr);
+  return run(layers, axes_->attended_part(tokens), x, positions, nullptr);
+}
+
+at::Tensor LanguageModel::run(mesh::Interval layers, const at::Tensor& tokens, at::Tensor x,
+                              const ModelAxes::Positions& positions, KeyValueCache* cache) {
+  if (layers.begin == 0) x = embed(tokens, positions);
+  for (std::int64_t layer = layers.begin; layer < layers.end; ++layer)
+    x = run_block(static_cast<std::size_t>(layer), x, positions, cache);
+  return layers.end == config_.num_layers ? last_norm(x) : x;
 }
 
 at::Tensor LanguageModel::extend(const at::Tensor& tokens, KeyValueCache& cache) {
@@ -38,7 +75,8 @@ at::Tensor LanguageModel::extend(const at::Tensor& tokens, KeyValueCache& cache)
     throw UsageError("a model whose sequences are spread over ranks cannot extend a text token by "
                      "token: spread it over a tensor axis without sequence parallelism, or none");
   const mesh::Interval added{.begin = first, .end = first + tokens.size(1)};
-  return do_hidden(tokens, {.attended = {added}, .between = {added}}, &cache);
+  return run({.begin = 0, .end = config_.num_layers}, tokens, {},
+             {.attended = {added}, .between = {added}}, &cache);
 }
 
 at::Tensor LanguageModel::logits(const at::Tensor& tokens) { return logits_of(hidden(tokens)); }
@@ -53,7 +91,10 @@ nn::LossSum LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targ
   if (targets.sizes() != tokens.sizes())
     throw UsageError("tokens {} and targets {} differ in shape: each token has one target",
                      c10::str(tokens.sizes()), c10::str(targets.sizes()));
-  const at::Tensor made = hidden(tokens);
+  return loss_of(hidden(tokens), targets);
+}
+
+nn::LossSum LanguageModel::loss_of(const at::Tensor& made, const at::Tensor& targets) const {
   const at::Tensor wanted = axes_->attended_part(targets).flatten();
   if (axes_->tensor == nullptr)
     return nn::linear_cross_entropy(made.flatten(0, 1), output_weight(), wanted);
@@ -67,6 +108,12 @@ nn::LossSum LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targ
 void LanguageModel::set_random_position(std::uint64_t step, std::vector<std::int64_t> rows) {
   random_->step = step;
   random_->rows = std::move(rows);
+}
+
+void LanguageModel::check_layers(mesh::Interval layers) const {
+  if (layers.begin < 0 || layers.size() < 1 || layers.end > config_.num_layers)
+    throw UsageError("the model has no layers {} to {}: it has {}", layers.begin, layers.end - 1,
+                     config_.num_layers);
 }
 
 void LanguageModel::check_tokens(const at::Tensor& tokens, std::int64_t first) const {

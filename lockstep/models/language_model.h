@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,8 +40,17 @@ class LanguageModel : public torch::nn::Module {
   void spread(const ModelAxes& axes);
   const ModelAxes& axes() const { return *axes_; }
 
+  // Keeps of the model what stages of a pipeline need that have these layers, and frees the rest:
+  // the blocks, the embeddings where the first is among them, the last norm and the output layer
+  // where the last is. After spread(), and once. UsageError for layers that the model does not
+  // have.
+  void keep_layers(const std::vector<mesh::Interval>& layers);
+
   // What the model makes of each token, after the last norm: [batch, length, hidden].
   at::Tensor hidden(const at::Tensor& tokens);
+  // One stage's part of that: `x` is what the layers before these made of the tokens, and undefined
+  // where these begin with the first.
+  at::Tensor run_layers(mesh::Interval layers, const at::Tensor& tokens, const at::Tensor& x);
   // The same for tokens that come after those in the cache, which grows by them. Not for training.
   at::Tensor extend(const at::Tensor& tokens, KeyValueCache& cache);
 
@@ -51,6 +61,7 @@ class LanguageModel : public torch::nn::Module {
   // The cross-entropy of targets [batch, length], summed over those that are not -100, and how
   // many those are: divide by the count over all ranks and micro-batches.
   nn::LossSum loss(const at::Tensor& tokens, const at::Tensor& targets);
+  nn::LossSum loss_of(const at::Tensor& hidden, const at::Tensor& targets) const;
 
   // Before each forward of a training with dropout: the step, and the place of each sample of this
   // batch in the step's batch of all ranks and micro-batches.
@@ -61,16 +72,32 @@ class LanguageModel : public torch::nn::Module {
 
   const std::shared_ptr<const nn::RandomState>& random_state() const { return random_reader_; }
   const std::shared_ptr<const ModelAxes>& axes_state() const { return axes_reader_; }
+  // Which ends of the model a part of it has.
+  struct Ends {
+    bool embeddings = true;
+    bool output = true;
+  };
+  // Unregisters a module and frees its parameters.
+  static void drop_module(torch::nn::Module& owner, const std::string& name);
+
   // Empty, for the model to fill and register. A block that is recomputed finds the random position
   // that it had in forward.
   const BlockList& blocks() const { return blocks_; }
 
  private:
-  // Of tokens that this rank attends from. `cache` may be null.
-  virtual at::Tensor do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
-                               KeyValueCache* cache) = 0;
+  // Of tokens that this rank attends from.
+  virtual at::Tensor embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) = 0;
+  // `cache` may be null.
+  virtual at::Tensor run_block(std::size_t block, const at::Tensor& x,
+                               const ModelAxes::Positions& positions, KeyValueCache* cache) = 0;
+  virtual at::Tensor last_norm(const at::Tensor& x) = 0;
+  // Of what is neither a block nor kept. The output layer may be the embedding.
+  virtual void drop(Ends kept) = 0;
   virtual const at::Tensor& output_weight() const = 0;  // [vocab, hidden]
 
+  at::Tensor run(mesh::Interval layers, const at::Tensor& tokens, at::Tensor x,
+                 const ModelAxes::Positions& positions, KeyValueCache* cache);
+  void check_layers(mesh::Interval layers) const;
   void check_tokens(const at::Tensor& tokens, std::int64_t first) const;
 
   ModelConfig config_;

@@ -130,12 +130,12 @@ class Llama::Decoder : public torch::nn::Module {
           config, i, fmt::format("{}.layers.{}", name, i), random, rotary, axes));
   }
 
-  at::Tensor forward(const at::Tensor& tokens, const Intervals& positions, KeyValueCache* cache) {
-    auto x = drop_(embed_tokens(tokens));
-    for (std::size_t i = 0; i < layers_->size(); ++i)
-      x = layers_->call<LlamaLayer>(i, x, positions, cache);
-    return norm_(x);
+  at::Tensor embed(const at::Tensor& tokens) { return drop_(embed_tokens(tokens)); }
+  at::Tensor run_block(std::size_t block, const at::Tensor& x, const Intervals& positions,
+                       KeyValueCache* cache) {
+    return layers_->call<LlamaLayer>(block, x, positions, cache);
   }
+  at::Tensor last_norm(const at::Tensor& x) { return norm_(x); }
 
   nn::Embedding embed_tokens;
 
@@ -154,9 +154,22 @@ Llama::Llama(const ModelConfig& config, std::uint64_t seed) : LanguageModel(conf
   initialise(*this, c, seed);
 }
 
-at::Tensor Llama::do_hidden(const at::Tensor& tokens, const ModelAxes::Positions& positions,
-                            KeyValueCache* cache) {
-  return model_->forward(tokens, positions.attended, cache);
+at::Tensor Llama::embed(const at::Tensor& tokens, const ModelAxes::Positions&) {
+  return model_->embed(tokens);
+}
+
+at::Tensor Llama::run_block(std::size_t block, const at::Tensor& x,
+                            const ModelAxes::Positions& positions, KeyValueCache* cache) {
+  return model_->run_block(block, x, positions.attended, cache);
+}
+
+at::Tensor Llama::last_norm(const at::Tensor& x) { return model_->last_norm(x); }
+
+void Llama::drop(Ends kept) {
+  const bool tied = lm_head_.is_empty();
+  if (!kept.embeddings && !(tied && kept.output)) drop_module(*model_, "embed_tokens");
+  if (!kept.output) drop_module(*model_, "norm");
+  if (!kept.output && !tied) drop_module(*this, "lm_head");
 }
 
 const at::Tensor& Llama::output_weight() const {

@@ -1,4 +1,4 @@
-// Language models over tensor and context axes, against one process.
+// Language models over pipeline, tensor and context axes, against one process.
 #pragma once
 
 #include <tests/ranks/cells.h>

@@ -19,9 +19,7 @@ TEST_P(Parity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded"}); 
 
 class ParityOfModels : public ::testing::TestWithParam<int> {};
 
-TEST_P(ParityOfModels, OverTensorAndContextAxes) {
-  ranks::expect_cells_pass(GetParam(), {"--model-parallel"});
-}
+TEST_P(ParityOfModels, OverAllAxes) { ranks::expect_cells_pass(GetParam(), {"--model-parallel"}); }
 
 bool is_built(const std::string& backend) {
   const auto all = comm::available_backends();

@@ -28,18 +28,44 @@ void GradientExchange::set_exchange(bool on) {
   exchange_ = on;
 }
 
+void GradientExchange::check_before() {
+  if (broken_)
+    throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
+                     "samples are counted and its gradients are not: start the ranks anew from a "
+                     "checkpoint");
+  check_model();
+  if (divides_by_count()) return;
+  check_zeroed();
+  has_plain_gradients_ = false;
+}
+
+void GradientExchange::backward(const std::function<at::Tensor()>& passes, std::int64_t count) {
+  bool exchanges = false;
+  {
+    const std::lock_guard lock(mutex_);
+    check_before();
+    broken_ = true;
+    exchanges = std::exchange(exchange_, false);
+  }
+  at::Tensor loss_sum;
+  {
+    const CountedPassGuard pass(counted_pass_, this);
+    loss_sum = passes();
+  }
+  const std::lock_guard lock(mutex_);
+  exchange_ = exchanges;
+  loss_.add(loss_sum, count, device_);
+  if (exchange_) {
+    begin();
+    finish();
+  }
+  broken_ = false;
+}
+
 void GradientExchange::backward(const at::Tensor& loss_sum, std::int64_t count) {
   {
     const std::lock_guard lock(mutex_);
-    if (broken_)
-      throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
-                       "samples are counted and its gradients are not: start the ranks anew from a "
-                       "checkpoint");
-    check_model();
-    if (!divides_by_count()) {
-      check_zeroed();
-      has_plain_gradients_ = false;
-    }
+    check_before();
     loss_.add(loss_sum, count, device_);
     // Until this pass has ended well: what was counted and sent cannot be taken back.
     broken_ = true;

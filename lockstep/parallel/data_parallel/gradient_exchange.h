@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +38,10 @@ class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
   // gradients by the samples of all ranks, and of all passes since the last exchange, and not by
   // the number of ranks. All ranks do this in a step, or none.
   void backward(const at::Tensor& loss_sum, std::int64_t count);
+
+  // The same of a step whose backward passes `passes` runs, all of them, and whose losses it
+  // returns the sum of: those of a pipeline's micro-batches. They are exchanged after the last.
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count);
 
   // Of the last exchange that ended a backward().
   const StepTotals& totals() const { return loss_.totals(); }
@@ -85,6 +90,8 @@ class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
 
  private:
   void begin();
+  // Before the first pass of a backward().
+  void check_before();
 
   std::shared_ptr<comm::Communicator> group_;
   c10::Device device_;

@@ -38,6 +38,11 @@ class DistributedDataParallel {
   // exchange), so that they are those of the mean over the whole batch, however it is spread. A
   // rank without samples passes none and an undefined loss, and takes part all the same.
   void backward(const at::Tensor& loss_sum, std::int64_t count);
+  // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
+  // the sum of their losses.
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) {
+    reducer_->backward(passes, count);
+  }
 
   // What the losses given to backward() came to over all ranks, at the last exchange.
   const StepTotals& totals() const { return reducer_->totals(); }

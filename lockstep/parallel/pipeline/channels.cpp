@@ -1,0 +1,211 @@
+#include <lockstep/parallel/pipeline/channels.h>
+
+#include <set>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::pipeline {
+
+namespace {
+
+// A shape as numbers: how many tensors, then of each its type, whether it wants a gradient, its
+// number of dims and their sizes.
+constexpr std::int64_t kMostNumbers = 256;
+
+at::Tensor encode(const BoundaryShape& shape) {
+  std::vector<std::int64_t> numbers = {static_cast<std::int64_t>(shape.entries.size())};
+  for (const BoundaryShape::Entry& entry : shape.entries) {
+    numbers.push_back(static_cast<std::int64_t>(entry.type));
+    numbers.push_back(entry.wants_gradient ? 1 : 0);
+    numbers.push_back(static_cast<std::int64_t>(entry.sizes.size()));
+    numbers.insert(numbers.end(), entry.sizes.begin(), entry.sizes.end());
+  }
+  if (static_cast<std::int64_t>(numbers.size()) > kMostNumbers)
+    throw UsageError("{} tensors between two stages of a pipeline, with all their dims, are more "
+                     "than can be told: give the next stage fewer",
+                     shape.entries.size());
+  numbers.resize(kMostNumbers);
+  return at::tensor(numbers, at::kLong);
+}
+
+BoundaryShape decode(const at::Tensor& encoded) {
+  const auto* next = encoded.data_ptr<std::int64_t>();
+  BoundaryShape shape;
+  shape.entries.resize(static_cast<std::size_t>(*next++));
+  for (BoundaryShape::Entry& entry : shape.entries) {
+    entry.type = static_cast<at::ScalarType>(*next++);
+    entry.wants_gradient = *next++ != 0;
+    const auto num_dims = *next++;
+    entry.sizes.assign(next, next + num_dims);
+    next += num_dims;
+  }
+  return shape;
+}
+
+// Which of its two shapes a boundary has in this pass.
+std::pair<int, bool> boundary_after(int stage) { return {stage, c10::GradMode::is_enabled()}; }
+
+// The one that a receive's tensors come over.
+std::pair<int, bool> boundary_of(const Action& receive) {
+  return boundary_after(receive.kind == ActionKind::receive_activation ? receive.stage - 1
+                                                                       : receive.stage);
+}
+
+}  // namespace
+
+std::string BoundaryShape::text() const {
+  std::vector<std::string> words;
+  for (const Entry& entry : entries)
+    words.push_back(fmt::format("{} [{}]{}", c10::toString(entry.type),
+                                fmt::join(entry.sizes, ", "),
+                                entry.wants_gradient ? " with a gradient" : ""));
+  return words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, ", "));
+}
+
+BoundaryShape shape_of(const std::vector<at::Tensor>& tensors) {
+  BoundaryShape shape;
+  for (const at::Tensor& tensor : tensors)
+    shape.entries.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad()});
+  return shape;
+}
+
+Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device)
+    : schedule_(schedule), rank_(group.rank()), device_(device) {
+  std::set<Pair> pairs;
+  for (int stage = 0; stage + 1 < schedule.num_stages(); ++stage)
+    if (is_sent(schedule, stage, stage + 1)) {
+      pairs.insert({rank_of(stage), rank_of(stage + 1)});
+      pairs.insert({rank_of(stage + 1), rank_of(stage)});
+    }
+  for (const auto& [from, to] : pairs) {
+    const bool mine = from == rank_ || to == rank_;
+    auto both = group.split(mine ? 0 : -1, from == rank_ ? 0 : 1,
+                            fmt::format("{}, {} to {}", group.name(), from, to));
+    if (mine) channels_[{from, to}].group = std::move(both);
+  }
+}
+
+int Channels::rank_of(int stage) const {
+  return schedule_.rank_of_stage[static_cast<std::size_t>(stage)];
+}
+
+Channels::Channel& Channels::channel(int from_stage, int to_stage) {
+  return channels_.at({rank_of(from_stage), rank_of(to_stage)});
+}
+
+void Channels::send(Channel& channel, const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors)
+    sends_.push_back(channel.group->exchange({comm::send_to(1, tensor.detach().contiguous())}));
+}
+
+void Channels::send_activations(int stage, const std::vector<at::Tensor>& outputs) {
+  Channel& to_next = channel(stage, stage + 1);
+  const BoundaryShape shape = shape_of(outputs);
+  const auto [known, first] = shapes_.emplace(boundary_after(stage), shape);
+  if (first)
+    send(to_next, {encode(shape)});
+  else if (known->second != shape)
+    throw UsageError("stage {} of the pipeline gives {} for a micro-batch, and gave {} for the "
+                     "first: micro-batches must be of one shape, so pad them or leave the rest out",
+                     stage, shape.text(), known->second.text());
+  send(to_next, outputs);
+}
+
+void Channels::send_gradients(int stage, const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& input : inputs)
+    if (input.requires_grad())
+      gradients.push_back(input.grad().defined() ? input.grad() : at::zeros_like(input));
+  send(channel(stage, stage - 1), gradients);
+}
+
+void Channels::start(Channel& channel, Receive& receive) {
+  const bool activations = receive.action.kind == ActionKind::receive_activation;
+  for (const BoundaryShape::Entry& entry : shapes_.at(boundary_of(receive.action)).entries) {
+    if (!activations && !entry.wants_gradient) continue;
+    receive.tensors.push_back(at::empty(entry.sizes, at::dtype(entry.type).device(device_)));
+    receive.works.push_back(
+        channel.group->exchange({comm::receive_from(0, receive.tensors.back())}));
+  }
+  receive.started = true;
+}
+
+// All but those behind one whose shape has yet to come, or is only known when the activations that
+// it is the gradient of have been computed.
+void Channels::start_those_possible(Channel& channel) {
+  for (Receive& receive : channel.receives) {
+    if (receive.started) continue;
+    const auto boundary = boundary_of(receive.action);
+    if (!shapes_.contains(boundary)) {
+      if (receive.action.kind == ActionKind::receive_gradient) return;
+      if (!receive.encoded_shape.defined()) {
+        receive.encoded_shape = at::empty({kMostNumbers}, at::kLong);
+        receive.shape_work =
+            channel.group->exchange({comm::receive_from(0, receive.encoded_shape)});
+      }
+      if (!receive.shape_work.done()) return;
+      receive.shape_work.wait();
+      shapes_.emplace(boundary, decode(receive.encoded_shape));
+    }
+    start(channel, receive);
+  }
+}
+
+Channels::Receive Channels::take(Channel& channel, const Action& action) {
+  start_those_possible(channel);
+  for (auto receive = channel.receives.begin(); receive != channel.receives.end(); ++receive) {
+    if (!receive->started) {
+      receive->shape_work.wait_on_host();
+      start_those_possible(channel);
+    }
+    if (receive->action != action) continue;
+    Receive taken = std::move(*receive);
+    channel.receives.erase(receive);
+    for (comm::Work& work : taken.works) work.wait();
+    return taken;
+  }
+  LOCKSTEP_CHECK(false, "a stage's input that the schedule does not receive");
+}
+
+void Channels::start_receiving_activations(int stage, int micro_batch) {
+  Channel& from_before = channel(stage - 1, stage);
+  from_before.receives.push_back({{ActionKind::receive_activation, stage, micro_batch}});
+  start_those_possible(from_before);
+}
+
+std::vector<at::Tensor> Channels::receive_activations(int stage, int micro_batch) {
+  Receive taken =
+      take(channel(stage - 1, stage), {ActionKind::receive_activation, stage, micro_batch});
+  const auto& entries = shapes_.at(boundary_after(stage - 1)).entries;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    taken.tensors[i].requires_grad_(entries[i].wants_gradient);
+  return std::move(taken.tensors);
+}
+
+void Channels::start_receiving_gradients(int stage, int micro_batch) {
+  Channel& from_next = channel(stage + 1, stage);
+  from_next.receives.push_back({{ActionKind::receive_gradient, stage, micro_batch}});
+  start_those_possible(from_next);
+}
+
+std::vector<at::Tensor> Channels::receive_gradients(int stage, int micro_batch) {
+  Receive taken =
+      take(channel(stage + 1, stage), {ActionKind::receive_gradient, stage, micro_batch});
+  std::vector<at::Tensor> gradients;
+  auto next = taken.tensors.begin();
+  for (const BoundaryShape::Entry& entry : shapes_.at(boundary_after(stage)).entries)
+    gradients.push_back(entry.wants_gradient ? *next++ : at::Tensor());
+  return gradients;
+}
+
+void Channels::finish_sends() {
+  for (comm::Work& work : sends_) work.wait();
+  sends_.clear();
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,95 @@
+// What goes between the ranks of a pipeline.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
+
+namespace lockstep::pipeline {
+
+// What is between two stages, and which of it wants a gradient.
+struct BoundaryShape {
+  struct Entry {
+    std::vector<std::int64_t> sizes;
+    at::ScalarType type = at::kFloat;
+    bool wants_gradient = false;
+
+    bool operator==(const Entry&) const = default;
+  };
+  std::vector<Entry> entries;
+
+  bool operator==(const BoundaryShape&) const = default;
+  std::string text() const;  // "Float [4, 16, 32] with a gradient, Long [4, 16]"
+};
+
+BoundaryShape shape_of(const std::vector<at::Tensor>& tensors);
+
+// A channel from each rank to each that the schedule has it send to: a group of the two, so that
+// what waits in one holds up nothing in another, and sends and receives never wait for each other.
+//
+// What is sent first over a boundary is preceded by its shape, and from then on must have it: who
+// receives takes memory and starts to receive before the other sends. Passes with gradients and
+// those without (NoGradGuard) have a shape each.
+//
+// Ownership: the groups. Threading: one thread at a time. Failure: UsageError where a shape
+// changes; CommError from the groups' calls.
+class Channels {
+ public:
+  // Every rank of the group makes it, with the same schedule.
+  Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device);
+
+  // Activations go up from `stage` to the one after it.
+  void send_activations(int stage, const std::vector<at::Tensor>& outputs);
+  void start_receiving_activations(int stage, int micro_batch);
+  std::vector<at::Tensor> receive_activations(int stage, int micro_batch);
+
+  // Gradients of a stage's inputs go down to the one before it: of those that want one, zeros
+  // where there is none. What comes is one for each output, undefined where it wants none.
+  void send_gradients(int stage, const std::vector<at::Tensor>& inputs);
+  void start_receiving_gradients(int stage, int micro_batch);
+  std::vector<at::Tensor> receive_gradients(int stage, int micro_batch);
+
+  // Until all that was sent has been received.
+  void finish_sends();
+
+ private:
+  using Pair = std::pair<int, int>;  // from, to
+  // A receive, of which something may have yet to be started: the shape comes first.
+  struct Receive {
+    Action action;
+    comm::Work shape_work;
+    at::Tensor encoded_shape;  // undefined where it is known
+    std::vector<at::Tensor> tensors;
+    std::vector<comm::Work> works;
+    bool started = false;
+  };
+  struct Channel {
+    std::shared_ptr<comm::Communicator> group;
+    std::deque<Receive> receives;  // in the order of the channel, not yet taken
+  };
+
+  int rank_of(int stage) const;
+  Channel& channel(int from_stage, int to_stage);
+  void start(Channel& channel, Receive& receive);
+  void start_those_possible(Channel& channel);
+  Receive take(Channel& channel, const Action& action);
+  void send(Channel& channel, const std::vector<at::Tensor>& tensors);
+
+  const Schedule& schedule_;
+  int rank_;
+  c10::Device device_;
+  std::map<Pair, Channel> channels_;
+  // After each stage that this rank sends or receives of, with gradients and without.
+  std::map<std::pair<int, bool>, BoundaryShape> shapes_;
+  std::vector<comm::Work> sends_;
+};
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,112 @@
+// Runs a model that is cut into stages, by any schedule.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/pipeline/channels.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
+#include <lockstep/parallel/pipeline/split_backward.h>
+
+namespace lockstep::pipeline {
+
+// A part of a model that one rank holds, between the part before it and the one after.
+struct Stage {
+  // The stage's output for a micro-batch, from what the stage before gave it: any number of tensors
+  // of any shapes, the same for every micro-batch. The first stage is given none and takes its own
+  // part of the data; the last returns one number, the loss summed over the micro-batch.
+  std::function<std::vector<at::Tensor>(int micro_batch, const std::vector<at::Tensor>& inputs)>
+      forward;
+  // Those that are trained.
+  std::vector<at::Tensor> parameters;
+};
+
+// Parameters that stages on different ranks share: one logical weight, whose gradient is their sum.
+struct TiedParameter {
+  std::vector<int> stages;  // which have it
+  at::Tensor mine;          // undefined on a rank that has none of them
+};
+
+struct PipelineOptions {
+  c10::Device device = at::kCPU;
+  std::vector<TiedParameter> tied = {};  // the same list on every rank, but for `mine`
+};
+
+// Every rank of the group makes one, with the same schedule and its own stages, and calls
+// run_step() together with the others.
+//
+// Gradients are added to the parameters' as those of plain backward passes are, in the order in
+// which the schedule has a rank's micro-batches: the sum over micro-batches, to be divided by their
+// samples. Where gradients are summed over further ranks, that is to be off meanwhile (no_sync).
+//
+// Ownership: shares the group, keeps the stages. Threading: one thread at a time. Failure:
+// UsageError for a schedule that check() refuses, that is not for the group's number of ranks, or
+// that has other stages on this rank than are given; what a stage throws, after which the ranks'
+// pipeline is of no more use, as with CommError.
+class Pipeline {
+ public:
+  Pipeline(Schedule schedule, std::map<int, Stage> stages,
+           const std::shared_ptr<comm::Communicator>& group, PipelineOptions options = {});
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  const Schedule& schedule() const { return schedule_; }
+
+  // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank.
+  double run_step();
+  // Forward alone, without gradients.
+  double evaluate();
+
+  // When all ranks computed what in the last step, in seconds; those of other hosts, whose clocks
+  // differ, each from its own start. Every rank calls it.
+  Timeline timeline() const;
+  // The most forwards of stages whose activations were kept at once in the last step.
+  int most_live() const { return most_live_; }
+
+ private:
+  using Key = std::pair<int, int>;  // stage, micro-batch
+  struct Live {
+    std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> outputs;
+    WeightHalf weight_half;
+    bool gradient_passed_on = false;  // or there is nobody to pass it to
+    bool weights_done = false;
+  };
+
+  void run(const Action& action);
+  void forward(const Action& action);
+  void backward(const Action& action);
+  void backward_weight(const Action& action);
+  std::vector<at::Tensor> inputs_of(const Action& action);
+  std::vector<at::Tensor> output_gradients_of(const Action& action);
+  void erase_if_done(const Action& action);
+  void make_tied_groups();
+  void sum_tied();
+  double loss_of_all_ranks() const;
+  c10::Device device_for_numbers() const;
+  bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
+  bool is_mine(int stage) const { return stages_.contains(stage); }
+
+  Schedule schedule_;
+  std::map<int, Stage> stages_;
+  std::map<int, SplitBackward> splits_;
+  std::shared_ptr<comm::Communicator> group_;
+  PipelineOptions options_;
+  std::vector<std::shared_ptr<comm::Communicator>> tied_groups_;  // null where not mine
+  Channels channels_;
+  std::map<Key, Live> live_;
+  std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
+  std::map<Key, std::vector<at::Tensor>> handed_back_;  // gradients of outputs, likewise
+  at::Tensor loss_;          // of the step so far, on the last stage's rank
+  std::vector<Span> spans_;  // of this rank, by its own clock
+  int most_live_ = 0;
+};
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,172 @@
+#include "spread_model.h"
+
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/models/make_model.h>
+
+namespace lockstep::parity {
+
+namespace {
+
+using models::LanguageModel;
+using models::ModelConfig;
+
+struct TokensAndTargets {
+  at::Tensor tokens;
+  at::Tensor targets;
+};
+
+TokensAndTargets batch_of(std::int64_t step, const ModelConfig& config) {
+  const at::Tensor text =
+      (at::arange(kModelSamples * (kModelLength + 1), at::kLong) * (7 + step) + step * step)
+          .remainder(config.vocab_size)
+          .view({kModelSamples, kModelLength + 1});
+  at::Tensor targets = text.narrow(1, 1, kModelLength).clone();
+  targets[1].narrow(0, 3, 5).fill_(nn::kIgnoredTarget);
+  return {text.narrow(1, 0, kModelLength).clone(), targets};
+}
+
+// Some samples of it, whose random numbers are drawn next.
+TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t first,
+                      std::int64_t count) {
+  const TokensAndTargets all = batch_of(step, model.config());
+  std::vector<std::int64_t> rows;
+  for (std::int64_t i = 0; i < count; ++i) rows.push_back(first + i);
+  model.set_random_position(static_cast<std::uint64_t>(step), rows);
+  return {all.tokens.narrow(0, first, count), all.targets.narrow(0, first, count)};
+}
+
+}  // namespace
+
+std::string ModelLayout::text() const {
+  std::string text = fmt::format("pp {} dp {} cp {} tp {}", pp, dp, cp, tp);
+  if (pp > 1) text += fmt::format(", {}", pipeline::name_of(schedule));
+  if (cp > 1) text += fmt::format(", {} {}", nn::name(algorithm), nn::name(split));
+  if (between == nn::BetweenLayers::by_positions) text += ", by positions";
+  return text;
+}
+
+std::shared_ptr<LanguageModel> make_subject(const ModelConfig& config, at::ScalarType type) {
+  auto model = models::make_model(config, 5);
+  model->to(type);
+  return model;
+}
+
+double one_process_pass(LanguageModel& model, std::int64_t step) {
+  const auto [tokens, targets] = take(model, step, 0, kModelSamples);
+  const nn::LossSum loss = model.loss(tokens, targets);
+  (loss.sum / loss.count).backward();
+  return loss.sum.item<double>() / static_cast<double>(loss.count);
+}
+
+SpreadModel::SpreadModel(const ModelConfig& config, at::ScalarType type, const ModelLayout& layout,
+                         const StepWay& way, const std::shared_ptr<comm::Communicator>& world)
+    : layout_(layout),
+      num_passes_(way.num_passes),
+      mesh_(world,
+            {{"pp", layout.pp}, {"dp_replicate", layout.dp}, {"cp", layout.cp}, {"tp", layout.tp}},
+            {.flatten = {{"dp_replicate", "cp"}}}),
+      model_(make_subject(config, type)) {
+  models::ModelAxes axes{.context_algorithm = layout.algorithm, .context_split = layout.split};
+  if (layout.tp > 1)
+    axes.tensor = std::make_shared<nn::TensorAxis>(mesh_.axis("tp"), layout.between);
+  if (layout.cp > 1) axes.context = mesh_.axis("cp");
+  model_->spread(axes);
+  if (way.recomputed > 0) recomputed_.emplace(*model_, way.recomputed);
+  if (layout.pp > 1) cut_into_stages();
+  parallel_.emplace(*model_, mesh_.flatten({"dp_replicate", "cp"}));
+  for (nn::CutParameter& one : nn::cut_parameters(*model_)) cut_.emplace(one.name, std::move(one));
+}
+
+double SpreadModel::pass(std::int64_t step) {
+  step_ = step;
+  if (pipeline_) {
+    parallel_->backward([&] { return at::scalar_tensor(pipeline_->run_step(), at::kDouble); },
+                        count_of_targets());
+    return parallel_->totals().mean_loss();
+  }
+  for (int pass = 0; pass < num_passes_; ++pass) {
+    std::optional<data_parallel::NoSync> no_sync;
+    if (pass + 1 < num_passes_) no_sync.emplace(parallel_->no_sync());
+    const Samples samples = samples_of(pass);
+    const auto [tokens, targets] = take(*model_, step_, samples.first, samples.count);
+    const nn::LossSum loss = model_->loss(tokens, targets);
+    parallel_->backward(loss.sum, loss.count);
+  }
+  return parallel_->totals().mean_loss();
+}
+
+at::Tensor SpreadModel::whole(const std::string& name, const at::Tensor& part,
+                              const at::Tensor& like) {
+  const at::Tensor whole = at::zeros_like(like, at::MemoryFormat::Contiguous);
+  const at::Tensor first =
+      at::full({}, part.defined() ? mesh_.coordinate("pp") : layout_.pp, at::kInt);
+  mesh_.axis("pp")->all_reduce(first, comm::ReduceOp::min).wait();
+  const auto cut = cut_.find(name);
+  const int num_holders = cut == cut_.end() ? layout_.tp : cut->second.num_holders;
+  // Each element from one rank.
+  if (first.item<int>() == mesh_.coordinate("pp") && mesh_.coordinate("tp") % num_holders == 0) {
+    if (cut == cut_.end())
+      whole.copy_(part);
+    else
+      mesh::write_part(whole, cut->second.placement, part.detach());
+  }
+  mesh_.axis("tp")->all_reduce(whole).wait();
+  mesh_.axis("pp")->all_reduce(whole).wait();
+  return whole;
+}
+
+SpreadModel::Samples SpreadModel::samples_of(int pass) const {
+  const std::int64_t each = kModelSamples / (layout_.dp * num_passes_);
+  return {(mesh_.coordinate("dp_replicate") * num_passes_ + pass) * each, each};
+}
+
+std::int64_t SpreadModel::count_of_targets() const {
+  const at::Tensor targets =
+      model_->axes().attended_part(batch_of(step_, model_->config()).targets);
+  std::int64_t count = 0;
+  for (int pass = 0; pass < num_passes_; ++pass) {
+    const Samples samples = samples_of(pass);
+    count += targets.narrow(0, samples.first, samples.count)
+                 .ne(nn::kIgnoredTarget)
+                 .sum()
+                 .item<std::int64_t>();
+  }
+  return count;
+}
+
+void SpreadModel::cut_into_stages() {
+  auto schedule = pipeline::make_schedule(
+      layout_.schedule,
+      {.num_ranks = layout_.pp, .num_micro_batches = num_passes_, .num_chunks = layout_.chunks});
+  const std::int64_t num_layers = model_->config().num_layers;
+  std::map<int, pipeline::Stage> stages;
+  std::vector<mesh::Interval> mine;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] != mesh_.coordinate("pp")) continue;
+    const auto layers = mesh::part_of(num_layers, stage, schedule.num_stages());
+    mine.push_back(layers);
+    stages[stage].forward = [this, layers, num_layers](int pass,
+                                                       const std::vector<at::Tensor>& inputs) {
+      const Samples samples = samples_of(pass);
+      const auto [tokens, targets] = take(*model_, step_, samples.first, samples.count);
+      const at::Tensor made =
+          model_->run_layers(layers, tokens, inputs.empty() ? at::Tensor() : inputs.front());
+      return std::vector{layers.end == num_layers ? model_->loss_of(made, targets).sum : made};
+    };
+  }
+  model_->keep_layers(mine);
+  for (auto& [index, stage] : stages) stage.parameters = model_->parameters();
+  pipeline::PipelineOptions options;
+  if (model_->config().tie_embeddings) {
+    const auto names = model_->named_parameters();
+    const at::Tensor* const shared = names.find("transformer.wte.weight");
+    options.tied.push_back(
+        {{0, schedule.num_stages() - 1}, shared != nullptr ? *shared : at::Tensor()});
+  }
+  pipeline_.emplace(std::move(schedule), std::move(stages), mesh_.axis("pp"), options);
+}
+
+}  // namespace lockstep::parity
