@@ -51,21 +51,36 @@ nn::Sequential chain(int num_layers) {
   return layers;
 }
 
+void expect_own_products(nn::Sequential& model, const Tensor& input, int first_half) {
+  const SplitBackward split(*model);
+  const auto output = model->forward(input);
+  const Counted products("aten::mm");
+  auto rest = split.backward_input({output}, {at::ones_like(output)});
+  EXPECT_EQ(products.take(), first_half);
+  EXPECT_FALSE(rest.empty());
+  rest.run();
+  EXPECT_EQ(products.take(), 5);
+  rest.run();
+  EXPECT_EQ(products.take(), 0);
+  for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.grad().defined());
+}
+
 TEST(SplitBehaviour, EachHalfComputesItsOwnProducts) {
   auto model = chain(5);
-  const SplitBackward split(*model);
-  for (const bool first_stage : {false, true}) {
-    const auto output = model->forward(at::randn({4, 16}).requires_grad_(!first_stage));
-    const Counted products("aten::mm");
-    auto rest = split.backward_input({output}, {at::ones_like(output)});
-    EXPECT_EQ(products.take(), first_stage ? 4 : 5);
-    EXPECT_FALSE(rest.empty());
-    rest.run();
-    EXPECT_EQ(products.take(), 5);
-    rest.run();
-    EXPECT_EQ(products.take(), 0);
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{4, 16}, {2, 4, 16}}) {
+    expect_own_products(model, at::randn(sizes).requires_grad_(), 5);
+    expect_own_products(model, at::randn(sizes), 4);  // as of a first stage
   }
-  for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.grad().defined());
+}
+
+TEST(SplitBehaviour, LookUpsWait) {
+  nn::Embedding table(7, 4);
+  const auto output = table->forward(at::randint(0, 7, {5}));
+  const Counted calls("aten::embedding_dense_backward");
+  auto rest = SplitBackward(*table).backward_input({output}, {at::ones_like(output)});
+  EXPECT_EQ(calls.take(), 0);
+  rest.run();
+  EXPECT_EQ(calls.take(), 1);
 }
 
 TEST(SplitBehaviour, ConvolutionsToo) {
