@@ -118,6 +118,16 @@ void check_data_parallel(ranks::Cells& cells) {
       }
     });
   }
+  cells.cell("second halves of products gather nothing", [&] {
+    nn::Sequential model{Block(), Block(), Block()};
+    shard::FullyShardedDataParallel parallel(*model, shard::shard_over(cells.group()));
+    auto rest = SplitBackward(*model).backward_input({model->forward(at::ones({2, 8})).sum()},
+                                                     {at::Tensor()});
+    const auto gathers = parallel.gatherer().num_gathers();
+    cells.expect(gathers > 0, "nothing is sharded");
+    rest.run();
+    cells.expect(parallel.gatherer().num_gathers() == gathers, "a unit was gathered");
+  });
 }
 
 }  // namespace lockstep::pipeline

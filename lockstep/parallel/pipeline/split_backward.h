@@ -47,10 +47,12 @@ class [[nodiscard]] WeightHalf {
 // keeps the result: there is little to gain, or it would be computed twice. So do products with a
 // weight that is itself computed, as by a weight norm, and those whose node has hooks. A function
 // that goes backward by itself inside of its backward (reentrant) adds to gradients in the first
-// half. A block of lockstep::recompute is run again in either half.
+// half. A block of lockstep::recompute is run again in either half, so that no inputs are
+// kept in between, at the cost of one more forward.
 //
-// With sharded parameters the second half of a product asks for no weight; that of a convolution
-// does, and has its unit gathered.
+// Data parallelism sees second halves alone: those of all micro-batches but the last run under
+// no_sync(). With sharded parameters the second half of a product asks for no weight; that of a
+// convolution does, and has its unit gathered.
 //
 // Ownership: shares the parameters. Threading: one backward_input() at a time; autograd's own
 // threads run it where there is a GPU.
