@@ -37,6 +37,12 @@ void check(const DistributedConfig& config) {
       *config.sharding_strategy != ShardingStrategy::NO_SHARD)
     throw UsageError("a sharding_strategy is given, and the mode is DDP, in which every rank holds "
                      "the whole model: set .mode = ParallelMode::FSDP, too");
+  const ModelParallelSizes& sizes = config.model_parallel;
+  for (const auto& [name, size] :
+       {std::pair("tensor", sizes.tensor), std::pair("pipeline", sizes.pipeline),
+        std::pair("context", sizes.context)})
+    if (size < 1)
+      throw UsageError("model_parallel.{} is {}: give the number of ranks, 1 for none", name, size);
   const MixedPrecision& precision = config.fsdp.mixed_precision;
   const CPUOffload& offload = config.fsdp.cpu_offload;
   const ZeroPlusPlusConfig& zero = config.fsdp.zero_plus_plus;

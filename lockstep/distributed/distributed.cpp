@@ -10,6 +10,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/distributed/job_axes.h>
+#include <lockstep/nn/tensor_parallel.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
 
 namespace lockstep {
@@ -17,6 +20,7 @@ namespace lockstep {
 struct DistributedManager::State {
   struct Wrapped {
     std::weak_ptr<torch::nn::Module> module;
+    ModelParts parts;
     std::unique_ptr<ParallelModel> parallel;
   };
 
@@ -24,6 +28,7 @@ struct DistributedManager::State {
   int local_rank;
   device::DeviceManager device_manager;
   std::shared_ptr<comm::Communicator> world;
+  JobAxes axes;
   mesh::DeviceMesh mesh;
   std::vector<Wrapped> models;
   data_parallel::CountedPass counted_pass =
@@ -66,12 +71,14 @@ DistributedManager setup_distributed(const DistributedConfig& config) {
   auto device_manager = choose_device(config);
   auto world = comm::join_world({.backend = config.backend, .timeout = config.timeout});
   const LaunchEnvironment job = read_launch_environment();
-  mesh::DeviceMesh mesh(world, axes_for(config, job.local_world_size));
+  JobAxes axes = axes_for(config, job.local_world_size);
+  mesh::DeviceMesh mesh(world, axes.axes, {.flatten = joint_groups(axes)});
   return DistributedManager(std::make_shared<DistributedManager::State>(
       DistributedManager::State{.config = config,
                                 .local_rank = job.local_rank,
                                 .device_manager = std::move(device_manager),
                                 .world = std::move(world),
+                                .axes = std::move(axes),
                                 .mesh = std::move(mesh),
                                 .models = {},
                                 .batch_norms = {}}));
@@ -92,6 +99,14 @@ const std::shared_ptr<comm::Communicator>& DistributedManager::world() const {
 const DistributedConfig& DistributedManager::config() const { return state_->config; }
 
 mesh::DeviceMesh& DistributedManager::mesh() const { return state_->mesh; }
+
+int DistributedManager::data_rank() const {
+  return state_->mesh.shape().position_in_group(rank(), state_->axes.samples);
+}
+
+int DistributedManager::data_size() const {
+  return state_->mesh.shape().group_size(state_->axes.samples);
+}
 
 void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& module) const {
   if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
@@ -115,12 +130,34 @@ void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& mod
 void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
   check_new(module);
   module->to(device());
+  cut_layers(*module);
   add(module, {});
+}
+
+// Layers that a model's own spread() has cut already stay as they are.
+void DistributedManager::cut_layers(torch::nn::Module& module) {
+  if (state_->config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
+  const auto& group = state_->mesh.axis("tp");
+  std::vector<NamedTensor> tensors;
+  for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
+  data_parallel::check_same_tensors(tensors, *group, device());
+  data_parallel::broadcast_from_first(tensors, *group);
+  const auto axis = std::make_shared<nn::TensorAxis>(group, state_->config.between_layers);
+  if (nn::cut_parallel_layers(module, axis) == 0)
+    throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
+                     "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
+                     "RowParallelLinear and VocabParallelEmbedding, or leave it at 1",
+                     state_->config.model_parallel.tensor, module.name());
 }
 
 void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
                                deferred::Construction& construction) {
   check_new(module);
+  if (state_->config.model_parallel.ranks() > 1)
+    throw UsageError(
+        "build_model() spreads models over the axes that data is spread over, and this "
+        "job has {} ranks for each place in the data: use wrap_model()",
+        state_->config.model_parallel.ranks());
   construction.keep(module->buffers());
   shard::Origin origin;
   if (takes_units(state_->config)) {
@@ -140,8 +177,10 @@ void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
 
 void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
                              const shard::Origin& origin) {
-  state_->models.push_back(
-      {module, make_parallel(*module, state_->mesh, state_->config, state_->counted_pass, origin)});
+  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model), device());
+  auto made = make_parallel(*module, state_->mesh, state_->axes, state_->config,
+                            state_->counted_pass, parts.norm_scope(), origin);
+  state_->models.push_back({module, std::move(parts), std::move(made)});
   // What batch norms are known by has moved.
   for (const auto& norms : state_->batch_norms)
     if (norms->converted_any_of(*module)) norms->renew();
@@ -175,6 +214,52 @@ ParallelModel* DistributedManager::find(const torch::nn::Module* module) const {
   return nullptr;
 }
 
+const ModelParts& DistributedManager::parts(const std::shared_ptr<torch::nn::Module>& module) {
+  const ParallelModel& parallel = this->parallel(module);
+  return std::ranges::find_if(
+             state_->models,
+             [&](const auto& wrapped) { return wrapped.parallel.get() == &parallel; })
+      ->parts;
+}
+
+bool DistributedManager::unscale(const std::shared_ptr<torch::nn::Module>& module,
+                                 optim::GradScaler& scaler) {
+  at::Tensor overflow = parallel(module).unscale_gradients(scaler);
+  parts(module).take_largest(overflow);
+  return scaler.update(overflow);
+}
+
+// Only ranks that have the first samples have anything to join.
+std::vector<NamedTensor> DistributedManager::joined(
+    const std::shared_ptr<torch::nn::Module>& module, std::vector<NamedTensor> mine,
+    const StateDictOptions& options) {
+  const ModelParts& all = parts(module);
+  if (all.alone()) return mine;
+  if (!options.rank0_only)
+    throw UsageError("rank0_only is off, and this job has {} ranks for each place in the data: "
+                     "whole tensors come to the main rank only",
+                     state_->config.model_parallel.ranks());
+  return is_first_of_data() ? all.join(mine) : std::vector<NamedTensor>();
+}
+
+std::vector<NamedTensor> DistributedManager::own_parts(
+    const std::shared_ptr<torch::nn::Module>& module, const std::vector<NamedTensor>& wanted,
+    const std::vector<NamedTensor>& whole) {
+  const ModelParts& all = parts(module);
+  if (all.alone()) return whole;
+  std::vector<std::string> faults;
+  std::vector<NamedTensor> mine;
+  if (is_first_of_data()) mine = all.take(wanted, whole, faults);
+  data_parallel::refuse_together(
+      faults.empty() ? "" : fmt::format("the state does not fit this model: {}", faults.front()),
+      *world(), device_for_numbers());
+  return mine;
+}
+
+bool DistributedManager::is_first_of_data() const {
+  return state_->mesh.shape().position_in_group(rank(), state_->axes.gradients) == 0;
+}
+
 ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Module>& module) {
   if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
   if (auto* const found = find(module.get())) {
@@ -192,10 +277,19 @@ c10::Device DistributedManager::device_for_numbers() const {
 }
 
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {
+  return sum_over(*world(), std::move(values));
+}
+
+std::vector<double> DistributedManager::sum_over_data(std::vector<double> values) const {
+  return sum_over(*group_along(state_->mesh, state_->axes.gradients), std::move(values));
+}
+
+std::vector<double> DistributedManager::sum_over(comm::Communicator& group,
+                                                 std::vector<double> values) const {
   const at::Tensor host =
       at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kDouble);
   const at::Tensor totals = copy_to(device_for_numbers(), host);
-  world()->all_reduce(totals).wait();
+  group.all_reduce(totals).wait();
   host.copy_(totals);
   return values;
 }

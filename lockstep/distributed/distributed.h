@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +26,7 @@
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/model_parts.h>
 #include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/optim/parameter_group.h>
@@ -48,6 +50,11 @@ class DistributedManager {
   int local_rank() const;
   // The rank that speaks and writes files for all.
   bool is_main() const { return rank() == 0; }
+
+  // Which of the shares of the data is this rank's, and of how many: ranks that model_parallel has
+  // work together have the same.
+  int data_rank() const;
+  int data_size() const;
 
   // Where this rank's models and data live.
   c10::Device device() const;
@@ -118,6 +125,12 @@ class DistributedManager {
   void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
     parallel(model).backward(loss_sum, count);
   }
+  // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
+  // the sum of their losses. For pipelines.
+  template <typename Model>
+  void backward(const Model& model, const std::function<at::Tensor()>& passes, std::int64_t count) {
+    parallel(model).backward(passes, count);
+  }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
@@ -169,11 +182,11 @@ class DistributedManager {
   //   if (dist.unscale_gradients(model, scaler)) adamw->step(learning_rate);
   template <typename Model>
   [[nodiscard]] bool unscale_gradients(const Model& model, optim::GradScaler& scaler) {
-    return scaler.update(parallel(model).unscale_gradients(scaler));
+    return unscale(internal::module_of(model), scaler);
   }
 
-  // The whole gradient of a parameter, on every rank; undefined where there is none. Every rank
-  // calls it.
+  // The whole gradient of a parameter, on every rank; undefined where there is none. Of one that a
+  // tensor axis cuts, this rank's part. Every rank that has the parameter calls it.
   template <typename Model>
   at::Tensor full_gradient(const Model& model, const std::string& name) {
     return parallel(model).full_gradient(name);
@@ -185,12 +198,13 @@ class DistributedManager {
   template <typename Model>
   std::vector<NamedTensor> full_state_dict(const Model& model,
                                            const StateDictOptions& options = {}) {
-    return parallel(model).full_state_dict(options);
+    return joined(internal::module_of(model), parallel(model).full_state_dict(options), options);
   }
   // The reverse, from the main rank's. UsageError on every rank for what does not fit.
   template <typename Model>
   void load_full_state_dict(const Model& model, const std::vector<NamedTensor>& state) {
-    parallel(model).load_full_state_dict(state);
+    ParallelModel& found = parallel(model);
+    found.load_full_state_dict(own_parts(internal::module_of(model), found.names().all(), state));
   }
 
   // The same for an optimizer of make_optimizer().
@@ -198,12 +212,18 @@ class DistributedManager {
   std::vector<NamedTensor> full_optimizer_state(const Model& model,
                                                 const optim::Optimizer& optimizer,
                                                 const StateDictOptions& options = {}) {
-    return parallel(model).full_optimizer_state(optimizer, options);
+    return joined(internal::module_of(model),
+                  parallel(model).full_optimizer_state(optimizer, options), options);
   }
   template <typename Model>
   void load_full_optimizer_state(const Model& model, optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state) {
-    parallel(model).load_full_optimizer_state(optimizer, state);
+    ParallelModel& found = parallel(model);
+    const auto module = internal::module_of(model);
+    if (parts(module).alone()) return found.load_full_optimizer_state(optimizer, state);
+    // What it has to be like: whole, but for what a tensor axis cuts.
+    const auto wanted = found.full_optimizer_state(optimizer, {});
+    found.load_full_optimizer_state(optimizer, own_parts(module, wanted, state));
   }
 
   // While what it returns lives, parameters that are cut are whole on every rank, for code that
@@ -227,6 +247,9 @@ class DistributedManager {
   // Numbers summed over all ranks, for metrics.
   std::vector<double> sum(std::vector<double> values) const;
   double sum(double value) const { return sum(std::vector{value}).front(); }
+  // The same over ranks with other samples, or parts of them, where those that work together on one
+  // have the same numbers.
+  std::vector<double> sum_over_data(std::vector<double> values) const;
   double mean(double value) const { return sum(value) / world_size(); }
 
   // The main rank's text, on every rank.
@@ -243,6 +266,16 @@ class DistributedManager {
   void wrap(const std::shared_ptr<torch::nn::Module>& module);
   void build(const std::shared_ptr<torch::nn::Module>& module,
              deferred::Construction& construction);
+  void cut_layers(torch::nn::Module& module);
+  const ModelParts& parts(const std::shared_ptr<torch::nn::Module>& module);
+  bool unscale(const std::shared_ptr<torch::nn::Module>& module, optim::GradScaler& scaler);
+  std::vector<NamedTensor> joined(const std::shared_ptr<torch::nn::Module>& module,
+                                  std::vector<NamedTensor> mine, const StateDictOptions& options);
+  std::vector<NamedTensor> own_parts(const std::shared_ptr<torch::nn::Module>& module,
+                                     const std::vector<NamedTensor>& wanted,
+                                     const std::vector<NamedTensor>& whole);
+  bool is_first_of_data() const;
+  std::vector<double> sum_over(comm::Communicator& group, std::vector<double> values) const;
   void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);

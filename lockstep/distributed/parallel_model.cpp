@@ -14,18 +14,22 @@ namespace lockstep {
 
 namespace {
 
-constexpr const char* kReplicate = "dp_replicate";
-constexpr const char* kShard = "dp_shard";
-
 // Every rank has everything.
 class Replicated : public ParallelModel {
  public:
   Replicated(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group,
-             const replicate::Options& options, const data_parallel::CountedPass& counted_pass)
-      : names_(module), group_(group), parallel_(module, group, options, counted_pass) {}
+             const replicate::Options& options, const data_parallel::CountedPass& counted_pass,
+             optim::NormScope scope)
+      : names_(module),
+        group_(group),
+        scope_(std::move(scope)),
+        parallel_(module, group, options, counted_pass) {}
 
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     parallel_.backward(loss_sum, count);
+  }
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    parallel_.backward(passes, count);
   }
   data_parallel::NoSync no_sync() override { return parallel_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return parallel_.totals(); }
@@ -36,7 +40,7 @@ class Replicated : public ParallelModel {
                           optimizer_bytes_);
   }
   optim::ClipResult clip_gradients(double max_norm) override {
-    return optim::clip_gradients(names_.trained(), max_norm);
+    return optim::clip_gradients(names_.trained(), max_norm, scope_);
   }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     at::Tensor overflow = scaler.unscale(names_.trained());
@@ -121,6 +125,7 @@ class Replicated : public ParallelModel {
 
   TensorNames names_;
   std::shared_ptr<comm::Communicator> group_;
+  optim::NormScope scope_;
   std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
   replicate::DistributedDataParallel parallel_;
 };
@@ -129,12 +134,16 @@ class Replicated : public ParallelModel {
 class OptimizerSharded final : public ParallelModel {
  public:
   OptimizerSharded(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group,
-                   const DistributedConfig& config, const data_parallel::CountedPass& counted_pass)
+                   const DistributedConfig& config, const data_parallel::CountedPass& counted_pass,
+                   const optim::NormScope& scope)
       : shards_(module, group, config.fsdp.units),
-        replicas_(module, group, config.ddp, counted_pass) {}
+        replicas_(module, group, config.ddp, counted_pass, scope) {}
 
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     replicas_.backward(loss_sum, count);
+  }
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    replicas_.backward(passes, count);
   }
   data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
@@ -183,11 +192,17 @@ class OptimizerSharded final : public ParallelModel {
 class Sharded final : public ParallelModel {
  public:
   Sharded(torch::nn::Module& module, shard::Groups groups, const shard::Options& options,
-          const data_parallel::CountedPass& counted_pass, const shard::Origin& origin)
-      : names_(module), sharded_(module, std::move(groups), options, counted_pass, origin) {}
+          const data_parallel::CountedPass& counted_pass, optim::NormScope scope,
+          const shard::Origin& origin)
+      : names_(module),
+        scope_(std::move(scope)),
+        sharded_(module, std::move(groups), options, counted_pass, origin) {}
 
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     sharded_.backward(loss_sum, count);
+  }
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    sharded_.backward(passes, count);
   }
   data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return sharded_.totals(); }
@@ -196,7 +211,7 @@ class Sharded final : public ParallelModel {
     return sharded_.make_optimizer(options, names_.renamed(std::move(groups)));
   }
   optim::ClipResult clip_gradients(double max_norm) override {
-    return sharded_.clip_gradients(max_norm);
+    return sharded_.clip_gradients(max_norm, scope_);
   }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     return sharded_.unscale_gradients(scaler);
@@ -233,68 +248,35 @@ class Sharded final : public ParallelModel {
 
  private:
   TensorNames names_;
+  optim::NormScope scope_;
   shard::FullyShardedDataParallel sharded_;
 };
 
 }  // namespace
 
-std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_world_size) {
-  const ShardingStrategy strategy = strategy_of(config);
-  const bool replicates = !takes_units(config);
-  if (config.mesh.empty()) {
-    if (strategy == ShardingStrategy::HYBRID_SHARD)
-      return {{kReplicate, -1}, {kShard, local_world_size}};
-    return {{replicates ? kReplicate : kShard, -1}};
-  }
-  const auto has = [&](const char* name) {
-    return std::ranges::any_of(config.mesh, [&](const auto& axis) { return axis.name == name; });
-  };
-  std::string names;
-  for (const mesh::Axis& axis : config.mesh) names += (names.empty() ? "" : ", ") + axis.name;
-  for (const mesh::Axis& axis : config.mesh)
-    if (axis.name != kReplicate && axis.name != kShard)
-      throw UsageError(
-          "the mesh has an axis '{}', which no strategy here spreads a model over: its "
-          "axes are {} and {}",
-          axis.name, kReplicate, kShard);
-  if (!has(replicates ? kReplicate : kShard) ||
-      (strategy == ShardingStrategy::HYBRID_SHARD && !has(kReplicate)))
-    throw UsageError("the mesh has the axes {}, but {}: give it {}", names,
-                     strategy == ShardingStrategy::HYBRID_SHARD
-                         ? "HYBRID_SHARD cuts the model along one and copies it along another"
-                     : replicates ? "the model is copied along one"
-                                  : "the model is cut along one",
-                     strategy == ShardingStrategy::HYBRID_SHARD
-                         ? fmt::format("both {} and {}", kReplicate, kShard)
-                         : std::string(replicates ? kReplicate : kShard));
-  if (strategy != ShardingStrategy::HYBRID_SHARD && has(kReplicate) && has(kShard))
-    throw UsageError("the mesh has the axes {}, but only HYBRID_SHARD uses both", names);
-  return config.mesh;
-}
-
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
-                                             const DistributedConfig& config,
+                                             const JobAxes& axes, const DistributedConfig& config,
                                              const data_parallel::CountedPass& counted_pass,
+                                             const optim::NormScope& scope,
                                              const shard::Origin& origin) {
   const ShardingStrategy strategy = strategy_of(config);
+  const auto all = group_along(mesh, axes.gradients);
   shard::Options options = config.fsdp;
   options.cut = strategy == ShardingStrategy::SHARD_GRAD_OP ? shard::Cut::gradients
                                                             : shard::Cut::gradients_and_parameters;
   switch (strategy) {
     case ShardingStrategy::NO_SHARD:
-      return std::make_unique<Replicated>(module, mesh.axis(kReplicate), config.ddp, counted_pass);
+      return std::make_unique<Replicated>(module, all, config.ddp, counted_pass, scope);
     case ShardingStrategy::SHARD_OPTIMIZER:
-      return std::make_unique<OptimizerSharded>(module, mesh.axis(kReplicate), config,
-                                                counted_pass);
+      return std::make_unique<OptimizerSharded>(module, all, config, counted_pass, scope);
     case ShardingStrategy::SHARD_GRAD_OP:
     case ShardingStrategy::FULL_SHARD:
-      return std::make_unique<Sharded>(module, shard::shard_over(mesh.axis(kShard)), options,
-                                       counted_pass, origin);
+      return std::make_unique<Sharded>(module, shard::shard_over(all), options, counted_pass, scope,
+                                       origin);
     case ShardingStrategy::HYBRID_SHARD:
-      return std::make_unique<Sharded>(module,
-                                       shard::shard_over(mesh.flatten({kReplicate, kShard}),
-                                                         mesh.axis(kShard), mesh.axis(kReplicate)),
-                                       options, counted_pass, origin);
+      return std::make_unique<Sharded>(
+          module, shard::shard_over(all, group_along(mesh, axes.shards), mesh.axis("dp_replicate")),
+          options, counted_pass, scope, origin);
   }
   LOCKSTEP_CHECK(false, "a strategy without a name");
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/distributed/config.h>
+#include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/tensor_names.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/optim/clip.h>
@@ -31,6 +33,7 @@ class ParallelModel {
   virtual ~ParallelModel() = default;
 
   virtual void backward(const at::Tensor& loss_sum, std::int64_t count) = 0;
+  virtual void backward(const std::function<at::Tensor()>& passes, std::int64_t count) = 0;
   virtual data_parallel::NoSync no_sync() = 0;
   virtual const data_parallel::StepTotals& totals() const = 0;
 
@@ -57,14 +60,12 @@ class ParallelModel {
   virtual const TensorNames& names() const = 0;
 };
 
-// Spreads a module over the ranks of a mesh that axes_for() describes.
+// Spreads a module over the ranks of a mesh along those axes that data is spread over; `scope` is
+// for what ranks along the others have.
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
-                                             const DistributedConfig& config,
+                                             const JobAxes& axes, const DistributedConfig& config,
                                              const data_parallel::CountedPass& counted_pass,
+                                             const optim::NormScope& scope = {},
                                              const shard::Origin& origin = {});
-
-// The mesh that a config asks for. UsageError, with the numbers, where its strategy needs an axis
-// that it does not have.
-std::vector<mesh::Axis> axes_for(const DistributedConfig& config, int local_world_size);
 
 }  // namespace lockstep

@@ -38,6 +38,7 @@ struct LayerCut {
 struct CutParameter {
   std::string name;  // in the model
   at::Tensor parameter;
+  std::vector<std::int64_t> whole_shape;
   mesh::Placement placement;  // in the whole; of its row-major order (mesh/tensor_part.h)
   int num_holders = 1;        // ranks of the axis that have the same part
 };

@@ -27,9 +27,10 @@ CutParameter cut_vocabulary(at::Tensor& weight, const TensorAxis& axis, const st
     throw UsageError("'{}' has {} rows, which cannot be cut over the {} ranks of '{}': each needs "
                      "one at least",
                      name, rows, axis.size(), axis.group()->name());
-  const auto placement = Placement::full(weight.sizes().vec()).cut_dim(0, axis.rank(), axis.size());
+  const Placement::Shape shape = weight.sizes().vec();
+  const auto placement = Placement::full(shape).cut_dim(0, axis.rank(), axis.size());
   internal::keep_part(weight, placement, placement.box_shape());
-  return {.name = "weight", .parameter = weight, .placement = placement};
+  return {.name = "weight", .parameter = weight, .whole_shape = shape, .placement = placement};
 }
 
 }  // namespace
@@ -100,8 +101,9 @@ void LinearImpl::cut_columns(const std::string& name) {
                        Placement::Shape shape) {
     const auto placement =
         Placement::full(std::move(whole)).cut_dim(1, part, static_cast<int>(num_parts));
+    const Placement::Shape whole_shape = parameter.sizes().vec();
     internal::keep_part(parameter, placement, shape);
-    cut_parameters_.push_back({own_name, parameter, placement, num_holders});
+    cut_parameters_.push_back({own_name, parameter, whole_shape, placement, num_holders});
     if (num_holders > 1)
       sum_gradients_over(parameter, axis_->holders_of_part(static_cast<int>(num_parts)));
   };
@@ -122,7 +124,7 @@ void LinearImpl::cut_rows(const std::string& name) {
                      name);
   const auto placement = Placement::full({out, in}).cut_dim(1, axis_->rank(), size);
   internal::keep_part(weight, placement, placement.box_shape());
-  cut_parameters_.push_back({"weight", weight, placement});
+  cut_parameters_.push_back({"weight", weight, {out, in}, placement});
   // Added to this rank's positions only.
   if (bias.defined() && axis_->by_positions()) sum_gradients_over(bias, axis_->group());
 }

@@ -13,17 +13,19 @@ namespace lockstep::optim {
 
 namespace {
 
-std::vector<at::Tensor> gradients_of(const std::vector<NamedParameter>& parameters) {
+std::vector<at::Tensor> gradients_of(const std::vector<NamedParameter>& parameters,
+                                     const NormScope& scope = {}) {
   check_distinct(parameters);
   std::vector<at::Tensor> gradients;
   for (const NamedParameter& parameter : parameters) {
+    if (!scope.counts_parameter(parameter.name)) continue;
     at::Tensor gradient = gradient_of(parameter);
     if (gradient.defined()) gradients.push_back(std::move(gradient));
   }
   return gradients;
 }
 
-double norm_of(const std::vector<at::Tensor>& gradients) {
+double square_of(const std::vector<at::Tensor>& gradients) {
   const std::vector<double> sums = sum_of_squares_of_blocks(gradients);
   auto next = sums.begin();
   double total = 0;
@@ -32,13 +34,17 @@ double norm_of(const std::vector<at::Tensor>& gradients) {
     total += std::accumulate(next, end, 0.0);
     next = end;
   }
-  return std::sqrt(total);
+  return total;
 }
 
 }  // namespace
 
+double NormScope::norm(double sum_of_squares) const {
+  return std::sqrt(sum ? sum(sum_of_squares) : sum_of_squares);
+}
+
 double gradient_norm(const std::vector<NamedParameter>& parameters) {
-  return norm_of(gradients_of(parameters));
+  return std::sqrt(square_of(gradients_of(parameters)));
 }
 
 void check_max_norm(double max_norm) {
@@ -59,10 +65,11 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
   return result;
 }
 
-ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm) {
+ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm,
+                          const NormScope& scope) {
   check_max_norm(max_norm);
-  const std::vector<at::Tensor> gradients = gradients_of(parameters);
-  return clip_to(norm_of(gradients), gradients, max_norm);
+  return clip_to(scope.norm(square_of(gradients_of(parameters, scope))), gradients_of(parameters),
+                 max_norm);
 }
 
 }  // namespace lockstep::optim

@@ -1,6 +1,8 @@
 // Clipping by the global norm of all gradients.
 #pragma once
 
+#include <functional>
+#include <string>
 #include <vector>
 
 #include <lockstep/optim/parameter.h>
@@ -19,10 +21,23 @@ struct ClipResult {
 // that check_distinct or gradient_of refuses.
 double gradient_norm(const std::vector<NamedParameter>& parameters);
 
+// What a norm needs to know where other ranks have further parameters of the same model, or further
+// parts of these: the layers of other stages, or what a tensor axis cut.
+struct NormScope {
+  // Whether this rank answers for a parameter: of several ranks that have the same, one does.
+  std::function<bool(const std::string& parameter)> counts = nullptr;  // all
+  // The sum of all of these ranks' numbers.
+  std::function<double(double)> sum = nullptr;  // of this one's
+
+  bool counts_parameter(const std::string& name) const { return !counts || counts(name); }
+  double norm(double sum_of_squares) const;
+};
+
 // DeepSpeed's rule: c = (norm + 1e-6) / max_norm, and where c > 1 gradients are divided by c, in
 // place. A max_norm of 0 only measures. A norm that is not finite changes no gradient: that step is
 // the caller's to skip. UsageError for a max_norm below 0 or not a number.
-ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm);
+ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm,
+                          const NormScope& scope = {});
 
 // Its parts, for gradients whose norm is known otherwise.
 void check_max_norm(double max_norm);

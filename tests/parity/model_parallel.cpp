@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
-#include <torch/optim/sgd.h>
 
 #include "spread_model.h"
 
@@ -68,7 +67,11 @@ std::vector<ModelLayout> layouts_of(int num_ranks) {
               {.pp = 4, .schedule = zb_h1},
               {.pp = 2, .tp = 2, .between = slices},
               {.pp = 2, .cp = 2, .schedule = zb_h1},
-              {.pp = 2, .dp = 2, .schedule = zb_v, .chunks = 2}};
+              {.pp = 2, .dp = 2, .schedule = zb_v, .chunks = 2},
+              {.dp = 2, .tp = 2, .strategy = ShardingStrategy::FULL_SHARD},
+              {.dp = 2, .cp = 2, .strategy = ShardingStrategy::SHARD_GRAD_OP},
+              {.pp = 2, .dp = 2, .strategy = ShardingStrategy::SHARD_OPTIMIZER},
+              {.pp = 2, .dp = 2, .strategy = ShardingStrategy::FULL_SHARD}};
     case 8:
       return {{.dp = 2, .cp = 2, .tp = 2},
               {.dp = 2, .cp = 2, .tp = 2, .between = slices},
@@ -76,7 +79,19 @@ std::vector<ModelLayout> layouts_of(int num_ranks) {
               {.pp = 2, .dp = 2, .tp = 2},
               {.pp = 2, .cp = 2, .tp = 2, .between = slices, .schedule = zb_v, .chunks = 2},
               {.pp = 2, .dp = 2, .cp = 2, .schedule = interleaved, .chunks = 2},
-              {.pp = 4, .tp = 2, .between = slices, .schedule = zb_h1}};
+              {.pp = 4, .tp = 2, .between = slices, .schedule = zb_h1},
+              {.pp = 2,
+               .dp = 2,
+               .tp = 2,
+               .between = slices,
+               .schedule = zb_h1,
+               .strategy = ShardingStrategy::FULL_SHARD},
+              {.dp = 2,
+               .cp = 2,
+               .tp = 2,
+               .between = slices,
+               .strategy = ShardingStrategy::HYBRID_SHARD,
+               .copies = 2}};
     default: return {};
   }
 }
@@ -88,10 +103,6 @@ std::vector<StepWay> ways_of(const ModelLayout& layout) {
   return ways;
 }
 
-torch::optim::SGD descent(const models::LanguageModel& model) {
-  return torch::optim::SGD(model.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
-}
-
 void expect_near(Cells& cells, const at::Tensor& got, const at::Tensor& wanted, double tolerance,
                  const std::string& what) {
   const double off = (got - wanted).abs().max().item<double>();
@@ -100,38 +111,53 @@ void expect_near(Cells& cells, const at::Tensor& got, const at::Tensor& wanted, 
                fmt::format("{} is off by {:.3g} of {:.3g}", what, off, size));
 }
 
+void expect_all_near(Cells& cells, const std::map<std::string, at::Tensor>& got,
+                     const std::map<std::string, at::Tensor>& wanted, double tolerance,
+                     const std::string& what) {
+  cells.expect(got.size() == wanted.size(),
+               fmt::format("there are {} {} and not {}", got.size(), what, wanted.size()));
+  for (const auto& [name, tensor] : wanted)
+    if (got.contains(name))
+      expect_near(cells, got.at(name), tensor, tolerance, fmt::format("{} of {}", what, name));
+}
+
 void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout,
                   const StepWay& way, at::ScalarType type) {
+  constexpr double kRate = 0.2;
+  constexpr double kMaxNorm = 0.5;
   const double tolerance = type == at::kDouble ? 1e-9 : 1e-5;
   const auto reference = make_subject(kind.config, type);
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : reference->named_parameters())
+    parameters.push_back({item.key(), item.value()});
+  const auto sgd =
+      optim::make_optimizer(optim::SGDOptions{.momentum = 0.9},
+                            optim::decay_groups(parameters, 0.01, optim::DecayRule::matrices));
   SpreadModel spread(kind.config, type, layout, way, cells.group());
-  const auto mine = spread.model().named_parameters();
-  auto reference_sgd = descent(*reference);
-  auto spread_sgd = descent(spread.model());
   for (std::int64_t step = 0; step < kModelSteps; ++step) {
-    reference_sgd.zero_grad();
-    spread_sgd.zero_grad();
     const double wanted = one_process_pass(*reference, step);
     const double got = spread.pass(step);
     cells.expect(std::abs(got - wanted) <= tolerance * std::abs(wanted),
                  fmt::format("the loss of step {} is {} and not {}", step, got, wanted));
-    for (const auto& item : reference->named_parameters()) {
-      const at::Tensor* const part = mine.find(item.key());
-      const at::Tensor gradient = item.value().grad();
-      expect_near(
-          cells, spread.whole(item.key(), part != nullptr ? part->grad() : at::Tensor(), gradient),
-          gradient, tolerance, fmt::format("the gradient of {} in step {}", item.key(), step));
+    const auto gradients = spread.gradients();
+    if (cells.rank() == 0) {
+      std::map<std::string, at::Tensor> whole;
+      for (const auto& [name, tensor] : parameters) whole.emplace(name, tensor.grad());
+      expect_all_near(cells, gradients, whole, tolerance, fmt::format("gradients {}", step));
     }
-    reference_sgd.step();
-    spread_sgd.step();
+    const double norm = optim::clip_gradients(parameters, kMaxNorm).norm;
+    const double spread_norm = spread.clip(kMaxNorm);
+    cells.expect(std::abs(spread_norm - norm) <= tolerance * norm,
+                 fmt::format("the norm of step {} is {} and not {}", step, spread_norm, norm));
+    sgd->step(kRate);
+    sgd->zero_grad();
+    spread.step(kRate);
   }
-  for (const auto& item : reference->named_parameters()) {
-    const at::Tensor* const part = mine.find(item.key());
-    const at::Tensor weight = item.value().detach();
-    expect_near(cells,
-                spread.whole(item.key(), part != nullptr ? part->detach() : at::Tensor(), weight),
-                weight, tolerance, item.key());
-  }
+  const auto weights = spread.weights();
+  if (cells.rank() != 0) return;
+  std::map<std::string, at::Tensor> whole;
+  for (const auto& [name, tensor] : parameters) whole.emplace(name, tensor.detach());
+  expect_all_near(cells, weights, whole, tolerance, "weights");
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <lockstep/mesh/tensor_part.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
 namespace lockstep::parity {
 
@@ -38,6 +38,16 @@ TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t firs
   return {all.tokens.narrow(0, first, count), all.targets.narrow(0, first, count)};
 }
 
+DistributedConfig config_of(const ModelLayout& layout) {
+  DistributedConfig config;
+  config.mode = ParallelMode::FSDP;
+  config.sharding_strategy = layout.strategy;
+  config.model_parallel = {.tensor = layout.tp, .pipeline = layout.pp, .context = layout.cp};
+  if (layout.strategy == ShardingStrategy::HYBRID_SHARD)
+    config.mesh = {{"dp_replicate", layout.copies}, {"dp_shard", layout.dp / layout.copies}};
+  return config;
+}
+
 }  // namespace
 
 std::string ModelLayout::text() const {
@@ -45,6 +55,13 @@ std::string ModelLayout::text() const {
   if (pp > 1) text += fmt::format(", {}", pipeline::name_of(schedule));
   if (cp > 1) text += fmt::format(", {} {}", nn::name(algorithm), nn::name(split));
   if (between == nn::BetweenLayers::by_positions) text += ", by positions";
+  switch (strategy) {
+    case ShardingStrategy::NO_SHARD: break;
+    case ShardingStrategy::SHARD_OPTIMIZER: text += ", ZeRO-1"; break;
+    case ShardingStrategy::SHARD_GRAD_OP: text += ", ZeRO-2"; break;
+    case ShardingStrategy::FULL_SHARD: text += ", ZeRO-3"; break;
+    case ShardingStrategy::HYBRID_SHARD: text += fmt::format(", {} copies", copies); break;
+  }
   return text;
 }
 
@@ -65,9 +82,9 @@ SpreadModel::SpreadModel(const ModelConfig& config, at::ScalarType type, const M
                          const StepWay& way, const std::shared_ptr<comm::Communicator>& world)
     : layout_(layout),
       num_passes_(way.num_passes),
-      mesh_(world,
-            {{"pp", layout.pp}, {"dp_replicate", layout.dp}, {"cp", layout.cp}, {"tp", layout.tp}},
-            {.flatten = {{"dp_replicate", "cp"}}}),
+      config_(config_of(layout)),
+      axes_(axes_for(config_, world->size())),
+      mesh_(world, axes_.axes, {.flatten = joint_groups(axes_)}),
       model_(make_subject(config, type)) {
   models::ModelAxes axes{.context_algorithm = layout.algorithm, .context_split = layout.split};
   if (layout.tp > 1)
@@ -76,8 +93,14 @@ SpreadModel::SpreadModel(const ModelConfig& config, at::ScalarType type, const M
   model_->spread(axes);
   if (way.recomputed > 0) recomputed_.emplace(*model_, way.recomputed);
   if (layout.pp > 1) cut_into_stages();
-  parallel_.emplace(*model_, mesh_.flatten({"dp_replicate", "cp"}));
-  for (nn::CutParameter& one : nn::cut_parameters(*model_)) cut_.emplace(one.name, std::move(one));
+  parts_.emplace(*model_, group_along(mesh_, axes_.model), at::kCPU);
+  parallel_ = make_parallel(*model_, mesh_, axes_, config_,
+                            std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
+                            parts_->norm_scope());
+  optimizer_ =
+      parallel_->make_optimizer(optim::SGDOptions{.momentum = 0.9},
+                                optim::decay_groups(data_parallel::trained_parameters(*model_),
+                                                    0.01, optim::DecayRule::matrices));
 }
 
 double SpreadModel::pass(std::int64_t step) {
@@ -98,29 +121,37 @@ double SpreadModel::pass(std::int64_t step) {
   return parallel_->totals().mean_loss();
 }
 
-at::Tensor SpreadModel::whole(const std::string& name, const at::Tensor& part,
-                              const at::Tensor& like) {
-  const at::Tensor whole = at::zeros_like(like, at::MemoryFormat::Contiguous);
-  const at::Tensor first =
-      at::full({}, part.defined() ? mesh_.coordinate("pp") : layout_.pp, at::kInt);
-  mesh_.axis("pp")->all_reduce(first, comm::ReduceOp::min).wait();
-  const auto cut = cut_.find(name);
-  const int num_holders = cut == cut_.end() ? layout_.tp : cut->second.num_holders;
-  // Each element from one rank.
-  if (first.item<int>() == mesh_.coordinate("pp") && mesh_.coordinate("tp") % num_holders == 0) {
-    if (cut == cut_.end())
-      whole.copy_(part);
-    else
-      mesh::write_part(whole, cut->second.placement, part.detach());
-  }
-  mesh_.axis("tp")->all_reduce(whole).wait();
-  mesh_.axis("pp")->all_reduce(whole).wait();
-  return whole;
+double SpreadModel::clip(double max_norm) { return parallel_->clip_gradients(max_norm).norm; }
+
+void SpreadModel::step(double learning_rate) {
+  optimizer_->step(learning_rate);
+  optimizer_->zero_grad();
+}
+
+std::map<std::string, at::Tensor> SpreadModel::gradients() {
+  std::vector<NamedTensor> mine;
+  for (const auto& item : model_->named_parameters())
+    mine.push_back({item.key(), parallel_->full_gradient(item.key()).clone()});
+  return joined(mine);
+}
+
+std::map<std::string, at::Tensor> SpreadModel::weights() {
+  std::vector<NamedTensor> mine = parallel_->full_state_dict({});
+  for (auto& [name, tensor] : mine) tensor = tensor.detach().clone();
+  return joined(mine);
+}
+
+std::map<std::string, at::Tensor> SpreadModel::joined(const std::vector<NamedTensor>& mine) const {
+  std::map<std::string, at::Tensor> all;
+  if (mesh_.shape().position_in_group(mesh_.rank(), axes_.gradients) != 0) return all;
+  for (const auto& [name, tensor] : parts_->join(mine)) all.emplace(name, tensor);
+  return all;
 }
 
 SpreadModel::Samples SpreadModel::samples_of(int pass) const {
   const std::int64_t each = kModelSamples / (layout_.dp * num_passes_);
-  return {(mesh_.coordinate("dp_replicate") * num_passes_ + pass) * each, each};
+  const int place = mesh_.shape().position_in_group(mesh_.rank(), axes_.samples);
+  return {(place * num_passes_ + pass) * each, each};
 }
 
 std::int64_t SpreadModel::count_of_targets() const {

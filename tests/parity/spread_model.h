@@ -6,11 +6,12 @@
 #include <optional>
 #include <string>
 
+#include <lockstep/distributed/model_parts.h>
+#include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 namespace lockstep::parity {
@@ -28,6 +29,8 @@ struct ModelLayout {
   nn::SplitKind split = nn::SplitKind::zigzag;
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
   int chunks = 1;
+  ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
+  int copies = 1;  // of HYBRID_SHARD, among the `dp`
 
   std::string text() const;
 };
@@ -51,14 +54,15 @@ class SpreadModel {
   SpreadModel(const models::ModelConfig& config, at::ScalarType type, const ModelLayout& layout,
               const StepWay& way, const std::shared_ptr<comm::Communicator>& world);
 
-  models::LanguageModel& model() { return *model_; }
-
-  // Returns the mean loss of all ranks.
+  // Forward and backward. Returns the mean loss of all ranks.
   double pass(std::int64_t step);
+  // Clips, and returns the norm; then steps.
+  double clip(double max_norm);
+  void step(double learning_rate);
 
-  // What a parameter, or its gradient, is as a whole, on every rank: `part` is this rank's, and
-  // undefined where it has none; `like` is what it should be.
-  at::Tensor whole(const std::string& name, const at::Tensor& part, const at::Tensor& like);
+  // Every gradient, or weight, as a whole, by name: on rank 0 of the world, and nothing elsewhere.
+  std::map<std::string, at::Tensor> gradients();
+  std::map<std::string, at::Tensor> weights();
 
  private:
   // Of a step's batch.
@@ -69,17 +73,21 @@ class SpreadModel {
 
   Samples samples_of(int pass) const;
   std::int64_t count_of_targets() const;
+  std::map<std::string, at::Tensor> joined(const std::vector<NamedTensor>& mine) const;
   void cut_into_stages();
 
   ModelLayout layout_;
   int num_passes_;
   std::int64_t step_ = 0;
+  DistributedConfig config_;
+  JobAxes axes_;
   mesh::DeviceMesh mesh_;
   std::shared_ptr<models::LanguageModel> model_;
   std::optional<SelectiveGradientCheckpointing> recomputed_;
   std::optional<pipeline::Pipeline> pipeline_;
-  std::optional<replicate::DistributedDataParallel> parallel_;
-  std::map<std::string, nn::CutParameter> cut_;
+  std::optional<ModelParts> parts_;
+  std::unique_ptr<ParallelModel> parallel_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 }  // namespace lockstep::parity

@@ -175,6 +175,11 @@ void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t
   sharder_->backward(loss_sum, count);
 }
 
+void FullyShardedDataParallel::backward(const std::function<at::Tensor()>& passes,
+                                        std::int64_t count) {
+  sharder_->backward(passes, count);
+}
+
 bool FullyShardedDataParallel::every_rank_computes() const {
   return std::ranges::any_of(
       units_, [](const auto& unit) { return unit->residence() == Residence::sharded; });
@@ -215,21 +220,24 @@ void FullyShardedDataParallel::after_step() {
   gatherer_->start_step();
 }
 
-optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm) {
+optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm,
+                                                           const optim::NormScope& scope) {
   optim::check_max_norm(max_norm);
   sharder_->check_model();
-  std::vector<GradientPiece> pieces;
+  std::vector<GradientPiece> pieces;  // that this rank answers for
+  std::vector<at::Tensor> gradients;
   for (const auto& [unit, member] : in_model_order_) {
     GradientPiece piece{.values = sharder_->piece(unit, member), .ranges = {}};
     if (!piece.values.defined()) continue;
+    gradients.push_back(piece.values);
+    if (!scope.counts_parameter(units_[unit]->parameters()[member].name)) continue;
     for (int rank = 0; rank < groups_.reduce->size(); ++rank)
       piece.ranges.push_back(units_[unit]->layout().piece(member, rank));
     pieces.push_back(std::move(piece));
   }
-  std::vector<at::Tensor> gradients;
-  for (const GradientPiece& piece : pieces) gradients.push_back(piece.values);
-  return optim::clip_to(gradient_norm(pieces, *groups_.reduce, units_.front()->device()), gradients,
-                        max_norm);
+  return optim::clip_to(
+      scope.norm(gradient_sum_of_squares(pieces, *groups_.reduce, units_.front()->device())),
+      gradients, max_norm);
 }
 
 at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,6 +57,9 @@ class FullyShardedDataParallel {
   // the samples of all ranks. With sharded parameters every rank computes in every pass: one
   // without samples takes any and passes their loss times 0, and a count of 0.
   void backward(const at::Tensor& loss_sum, std::int64_t count);
+  // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
+  // the sum of their losses. Gradients are whole on each rank until the last.
+  void backward(const std::function<at::Tensor()>& passes, std::int64_t count);
   const data_parallel::StepTotals& totals() const;
 
   // Steps on this rank's parts and brings the parameters up to date. The groups hold the module's
@@ -64,8 +68,9 @@ class FullyShardedDataParallel {
   std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerOptions& options,
                                                    std::vector<optim::ParameterGroup> groups);
 
-  // As optim::clip_gradients over the whole model; the same bits as without shards.
-  optim::ClipResult clip_gradients(double max_norm);
+  // As optim::clip_gradients over the whole model; the same bits as without shards. All ranks that
+  // cut the model among them answer for the same parameters.
+  optim::ClipResult clip_gradients(double max_norm, const optim::NormScope& scope = {});
 
   // Divides every part of every gradient by the scale, once all of a step's passes are done and
   // before clipping; gives 1 in a tensor of one element where one overflowed on any rank, for

@@ -109,8 +109,8 @@ void add_own_blocks(const GradientPiece& piece, int rank, Continuations& continu
 
 }  // namespace
 
-double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
-                     c10::Device exchange_on) {
+double gradient_sum_of_squares(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
+                               c10::Device exchange_on) {
   if (pieces.empty()) return 0;
   const c10::NoGradGuard no_grad;
   Continuations continuations(pieces, group, exchange_on);
@@ -151,7 +151,7 @@ double gradient_norm(const std::vector<GradientPiece>& pieces, comm::Communicato
     }
     total += of_parameter;
   }
-  return std::sqrt(total);
+  return total;
 }
 
 }  // namespace lockstep::shard
