@@ -32,6 +32,8 @@ void check_device(const train::TrainConfig& config) {
 // On a GPU its ranks look for themselves, and they are who says that it is tight.
 void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
   if (config.device != train::DeviceChoice::cpu && elastic::num_visible_gpus() > 0) return;
+  // What model parallelism takes has no formula here yet.
+  if (config.parallel.ranks_together() > 1) return;
   train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
   const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
   train::judge_memory(memory, memory.configured(num_ranks, num_ranks),

@@ -105,6 +105,11 @@ nn::LossSum LanguageModel::loss_of(const at::Tensor& made, const at::Tensor& tar
       {.begin = mine.begin, .vocabulary = config_.vocab_size}, axes_->tensor);
 }
 
+at::Tensor LanguageModel::tied_weight() const {
+  // Where it was freed it has no elements.
+  return config_.tie_embeddings && output_weight().numel() > 0 ? output_weight() : at::Tensor();
+}
+
 void LanguageModel::set_random_position(std::uint64_t step, std::vector<std::int64_t> rows) {
   random_->step = step;
   random_->rows = std::move(rows);

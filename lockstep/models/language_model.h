@@ -63,6 +63,10 @@ class LanguageModel : public torch::nn::Module {
   nn::LossSum loss(const at::Tensor& tokens, const at::Tensor& targets);
   nn::LossSum loss_of(const at::Tensor& hidden, const at::Tensor& targets) const;
 
+  // The weight that is embedding and output layer at once, where the model ties them and these
+  // layers have one of the two; undefined otherwise.
+  at::Tensor tied_weight() const;
+
   // Before each forward of a training with dropout: the step, and the place of each sample of this
   // batch in the step's batch of all ranks and micro-batches.
   void set_random_position(std::uint64_t step, std::vector<std::int64_t> rows);

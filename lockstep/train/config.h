@@ -130,6 +130,25 @@ struct ShardingSection {
   ZeroPlusPlusSection zero_plus_plus;
 };
 
+enum class PipelineSchedule { gpipe, one_forward_one_backward, interleaved, zb_h1, zb_v };
+enum class ContextExchange { ring, all_to_all };
+
+// How many ranks lie along each axis of the mesh; their product is all of them.
+struct ParallelSection {
+  std::int64_t data = -1;  // ranks with samples of their own; -1: what the others leave
+  std::int64_t tensor = 1;
+  std::int64_t pipeline = 1;
+  std::int64_t context = 1;
+  bool sequence_parallel = false;
+  ContextExchange context_algorithm = ContextExchange::ring;
+  PipelineSchedule schedule = PipelineSchedule::one_forward_one_backward;
+  std::int64_t chunks = 0;  // stages a rank; 0: the schedule's own
+
+  // That work together on the same samples.
+  std::int64_t ranks_together() const { return tensor * pipeline * context; }
+  std::int64_t stages() const;  // of the pipeline
+};
+
 enum class Precision { fp32, bf16, fp16 };
 
 struct PrecisionSection {
@@ -164,6 +183,7 @@ struct TrainConfig {
   OnNonFiniteLoss on_non_finite_loss = OnNonFiniteLoss::stop;
   DdpSection ddp;
   ShardingSection sharding;
+  ParallelSection parallel;
   PrecisionSection precision;
   double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;

@@ -1,5 +1,7 @@
 #include <lockstep/train/language_model_task.h>
 
+#include <ATen/ATen.h>
+
 #include <lockstep/models/hugging_face.h>
 
 namespace lockstep::train {
@@ -9,7 +11,11 @@ nn::LossSum LanguageModelTask::loss(const data::Batch& batch) {
 }
 
 Evaluation LanguageModelTask::evaluate(const data::Batch& batch) {
-  return {.loss = model_->loss(batch.input, batch.target), .metric_sums = {}};
+  if (pipeline_ == nullptr)
+    return {.loss = model_->loss(batch.input, batch.target), .metric_sums = {}};
+  return {.loss = {.sum = at::scalar_tensor(pipeline_->evaluate(batch), at::kDouble),
+                   .count = pipeline_->count(batch)},
+          .metric_sums = {}};
 }
 
 void LanguageModelTask::begin(std::int64_t step, const std::vector<std::int64_t>& rows) {

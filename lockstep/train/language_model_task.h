@@ -2,10 +2,12 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <lockstep/models/language_model.h>
+#include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/task.h>
 
 namespace lockstep::train {
@@ -13,10 +15,14 @@ namespace lockstep::train {
 // Checkpoints are folders that Hugging Face's tools load.
 class LanguageModelTask : public Task {
  public:
-  // `more_files` are kept in each checkpoint: names, and their texts.
+  // `more_files` are kept in each checkpoint: names, and their texts. `pipeline` is null where each
+  // rank has all layers.
   explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model,
-                             std::map<std::string, std::string> more_files = {})
-      : model_(std::move(model)), more_files_(std::move(more_files)) {}
+                             std::map<std::string, std::string> more_files = {},
+                             std::unique_ptr<LanguageModelPipeline> pipeline = nullptr)
+      : model_(std::move(model)),
+        more_files_(std::move(more_files)),
+        pipeline_(std::move(pipeline)) {}
 
   std::shared_ptr<torch::nn::Module> model() const override { return model_; }
   nn::LossSum loss(const data::Batch& batch) override;
@@ -24,11 +30,17 @@ class LanguageModelTask : public Task {
   void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
   checkpoint::StoredForms stored_forms() const override;
   std::map<std::string, std::string> checkpoint_files() const override;
+  bool is_pipelined() const override { return pipeline_ != nullptr; }
+  double run_pipeline(std::int64_t step, const std::vector<data::Batch>& batches) override {
+    return pipeline_->run(step, batches);
+  }
+  std::int64_t count(const data::Batch& batch) const override { return pipeline_->count(batch); }
   Counted counted() const override { return Counted::tokens; }
 
  private:
   std::shared_ptr<models::LanguageModel> model_;
   std::map<std::string, std::string> more_files_;
+  std::unique_ptr<LanguageModelPipeline> pipeline_;
 };
 
 // How the weights of such a model lie in a file of Hugging Face's.

@@ -91,10 +91,81 @@ void check_sharding(const ShardingSection& sharding, int world_size) {
         sharding.zero_plus_plus.hpz_partition_size, per_copy, per_copy);
 }
 
+std::string sizes_text(const ParallelSection& parallel) {
+  return fmt::format("tensor {} × pipeline {} × context {}", parallel.tensor, parallel.pipeline,
+                     parallel.context);
+}
+
+// How many ranks have samples of their own.
+std::int64_t data_ranks(const ParallelSection& parallel, std::int64_t world_size) {
+  const std::int64_t together = parallel.ranks_together();
+  if (world_size % together != 0) {
+    const std::int64_t below = world_size / together * together;
+    throw UsageError("parallel has {}, which is {} ranks for each share of the data, and {} ranks "
+                     "do not divide into groups of so many: start {}{}, or make the sizes smaller",
+                     sizes_text(parallel), together, world_size,
+                     below > 0 ? fmt::format("{} or ", below) : "", below + together);
+  }
+  if (parallel.data > 0 && parallel.data * together != world_size)
+    throw UsageError("parallel has data {} × {}, which is {} ranks, and there are {}: set data to "
+                     "{}, or to -1 for all that the others leave, or start {} ranks",
+                     parallel.data, sizes_text(parallel), parallel.data * together, world_size,
+                     world_size / together, parallel.data * together);
+  return world_size / together;
+}
+
+void check_pipeline(const TrainConfig& config, const models::ModelConfig& model) {
+  const ParallelSection& parallel = config.parallel;
+  if (parallel.pipeline == 1) return;
+  if (parallel.stages() > model.num_layers)
+    throw UsageError(
+        "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
+        "has {} layers, of which each stage needs one: take fewer stages or more "
+        "layers",
+        parallel.pipeline, parallel.stages(), model.num_layers);
+  if (config.precision.compute == Precision::fp16)
+    throw UsageError(
+        "fp16.enabled is set, and a pipeline's stages do not scale the loss: take bf16");
+  if (config.precision.compute == Precision::bf16 && !cuts_gradients(config.sharding.strategy))
+    throw UsageError("bf16.enabled is set, and the stages of a pipeline compute in bf16 only where "
+                     "gradients are cut: take the sharding_strategy \"SHARD_GRAD_OP\" or "
+                     "\"FULL_SHARD\"");
+}
+
+// Lengths that ranks share are cut into equal parts.
+void check_sequences(const ParallelSection& parallel, std::int64_t length,
+                     const models::ModelConfig& model) {
+  // Each rank of a context axis has two parts, from the two ends: causal work is even then.
+  const std::int64_t context_parts = parallel.context > 1 ? 2 * parallel.context : 1;
+  const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
+  const std::int64_t multiple =
+      slices % 2 == 0 && context_parts > 1 ? context_parts * slices / 2 : context_parts * slices;
+  if (length % context_parts != 0 || length / parallel.context % slices != 0)
+    throw UsageError("data.sequence_length is {}, and ranks share each sequence ({}{}): make it a "
+                     "multiple of {}, as {} or {}",
+                     length, sizes_text(parallel), slices > 1 ? ", sequence_parallel" : "",
+                     multiple, std::max<std::int64_t>(1, length / multiple) * multiple,
+                     (length / multiple + 1) * multiple);
+  const std::int64_t heads = model.num_heads / parallel.tensor;
+  if (parallel.context_algorithm == ContextExchange::all_to_all && heads % parallel.context != 0)
+    throw UsageError(
+        "parallel.context_algorithm is \"all_to_all\", which gives each of {} ranks as "
+        "many heads, and there are {}: take \"ring\"",
+        parallel.context, heads);
+}
+
+void check_parallel(const TrainConfig& config, const models::ModelConfig& model) {
+  if (config.parallel.ranks_together() == 1) return;
+  models::check_tensor_ranks(model, config.parallel.tensor);
+  check_pipeline(config, model);
+  check_sequences(config.parallel, config.data.sequence_length, model);
+}
+
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& config, int world_size) {
-  check_sharding(config.sharding, world_size);
+  const std::int64_t num_data_ranks = data_ranks(config.parallel, world_size);
+  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
   const auto stream = open_stream(config.data.train, config.data);
   data::SequenceSet training(stream, config.data.sequence_length);
   std::optional<data::SequenceSet> validation;
@@ -110,7 +181,7 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
       .model = model_of(config.model, stream->max_token() + 1, config.data.sequence_length),
       .training = std::move(training),
       .validation = std::move(validation),
-      .batch = resolve_batch(config, world_size),
+      .batch = resolve_batch(config, num_data_ranks),
       .schedule = config.scheduler};
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
@@ -118,14 +189,18 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
                      config.data.sequence_length, plan.model.max_positions,
                      config.model.from.empty() ? " or model.max_positions larger"
                                                : ", as the model in model.from has no more");
+  check_parallel(config, plan.model);
+  plan.drop_last = config.dataloader_drop_last || config.parallel.pipeline > 1;
   const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
                           .batches_per_step = plan.batch.accumulation,
-                          .drop_last = config.dataloader_drop_last};
+                          .drop_last = plan.drop_last};
   plan.steps_per_epoch = cut.num_steps(cut.num_used(plan.training.size()));
   if (plan.steps_per_epoch == 0)
     throw UsageError("the training data has {} sequences, which are not one batch of {}: make "
-                     "train_batch_size smaller, or leave out dataloader_drop_last",
-                     plan.training.size(), plan.batch.global);
+                     "train_batch_size smaller, or leave out {}",
+                     plan.training.size(), plan.batch.global,
+                     config.dataloader_drop_last ? "dataloader_drop_last"
+                                                 : "the pipeline, whose steps are all alike");
   plan.total_steps = RunLength{.max_steps = config.max_steps, .epochs = config.epochs}.total_steps(
       plan.steps_per_epoch);
   plan.schedule = with_length(plan.schedule, plan.total_steps);

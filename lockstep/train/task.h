@@ -43,6 +43,18 @@ class Task {
     (void)rows;
   }
 
+  // Of a model whose stages are on several ranks, for all of a step's batches at once. None of them
+  // is empty, and all have as many samples. Runs forward and backward, which add to the gradients,
+  // and returns their summed loss, on every rank of the pipeline.
+  virtual bool is_pipelined() const { return false; }
+  virtual double run_pipeline(std::int64_t step, const std::vector<data::Batch>& batches) {
+    (void)step;
+    (void)batches;
+    return 0;
+  }
+  // What LossSum::count of a batch would be.
+  virtual std::int64_t count(const data::Batch& batch) const { return batch.size(); }
+
   // How weights lie in a checkpoint's model.safetensors, and what lies beside it (config.json).
   virtual checkpoint::StoredForms stored_forms() const { return {}; }
   virtual std::map<std::string, std::string> checkpoint_files() const { return {}; }

@@ -13,6 +13,7 @@
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
+#include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/memory_plan.h>
@@ -55,6 +56,12 @@ DistributedConfig distributed_config(const TrainConfig& config) {
         .quantize_gradients = zero.quantized_gradients,
         .hierarchical_partition = static_cast<int>(zero.hpz_partition_size)};
   }
+  const ParallelSection& parallel = config.parallel;
+  result.model_parallel = {.tensor = static_cast<int>(parallel.tensor),
+                           .pipeline = static_cast<int>(parallel.pipeline),
+                           .context = static_cast<int>(parallel.context)};
+  result.between_layers =
+      parallel.sequence_parallel ? nn::BetweenLayers::by_positions : nn::BetweenLayers::whole;
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;
@@ -82,7 +89,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.epochs = config.epochs;
   options.batch_size = plan.batch.micro;
   options.accumulation = plan.batch.accumulation;
-  options.drop_last = config.dataloader_drop_last;
+  options.drop_last = plan.drop_last;
   options.num_workers = static_cast<int>(config.data.num_workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.optimizer = optimizer_options(config.optimizer);
@@ -121,13 +128,21 @@ std::string count_text(std::int64_t count) {
   return std::to_string(count);
 }
 
-// " (FULL_SHARD, bf16)"
+// " (tensor 2, pipeline 2 by 1f1b, FULL_SHARD, bf16)"
 std::string layout_text(const TrainConfig& config) {
-  std::vector<std::string_view> parts;
+  std::vector<std::string> parts;
+  const ParallelSection& parallel = config.parallel;
+  if (parallel.tensor > 1)
+    parts.push_back(fmt::format("tensor {}{}", parallel.tensor,
+                                parallel.sequence_parallel ? " with sequences" : ""));
+  if (parallel.pipeline > 1)
+    parts.push_back(fmt::format("pipeline {} by {}", parallel.pipeline,
+                                name_of(parallel.schedule, kPipelineSchedules)));
+  if (parallel.context > 1) parts.push_back(fmt::format("context {}", parallel.context));
   if (config.sharding.strategy != Sharding::none)
-    parts.push_back(name_of(config.sharding.strategy, kShardings));
+    parts.emplace_back(name_of(config.sharding.strategy, kShardings));
   if (config.precision.compute != Precision::fp32)
-    parts.push_back(name_of(config.precision.compute, kPrecisions));
+    parts.emplace_back(name_of(config.precision.compute, kPrecisions));
   return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
 }
 
@@ -185,18 +200,56 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
-// Spread over the ranks; none of them has ever all of it where the strategy cuts it.
-std::shared_ptr<models::LanguageModel> make_model(const TrainConfig& config,
-                                                  const models::ModelConfig& sizes,
-                                                  DistributedManager& dist) {
+pipeline::ScheduleKind schedule_kind(PipelineSchedule schedule) {
+  return pipeline::schedule_kind_named(name_of(schedule, kPipelineSchedules));
+}
+
+// A model and, where its stages are on several ranks, what runs them.
+struct MadeModel {
+  std::shared_ptr<models::LanguageModel> model;
+  std::unique_ptr<LanguageModelPipeline> pipeline;
+};
+
+// Over the axes of ranks that work together on the same samples.
+MadeModel spread_model(std::shared_ptr<models::LanguageModel> model,
+                       const ParallelSection& parallel, std::int64_t micro_batch,
+                       DistributedManager& dist) {
+  models::ModelAxes axes;
+  if (parallel.tensor > 1)
+    axes.tensor =
+        std::make_shared<nn::TensorAxis>(dist.mesh().axis("tp"), dist.config().between_layers);
+  if (parallel.context > 1) axes.context = dist.mesh().axis("cp");
+  if (parallel.context_algorithm == ContextExchange::all_to_all)
+    axes.context_algorithm = nn::ContextAlgorithm::all_to_all;
+  model->to(dist.device());
+  model->spread(axes);
+  MadeModel made{.model = model, .pipeline = nullptr};
+  if (parallel.pipeline > 1)
+    made.pipeline = std::make_unique<LanguageModelPipeline>(
+        model, dist.mesh().axis("pp"),
+        PipelineChoice{.schedule = schedule_kind(parallel.schedule),
+                       .num_chunks = static_cast<int>(parallel.chunks),
+                       .micro_batch = micro_batch});
+  dist.wrap_model(model);
+  return made;
+}
+
+// Spread over the ranks; none of them has ever all of it where the strategy cuts it, and only that.
+MadeModel make_model(const TrainConfig& config, const RunPlan& plan, DistributedManager& dist) {
+  const models::ModelConfig& sizes = plan.model;
   const auto make = [&] {
     const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
     if (config.recomputed_blocks > 0)
       SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
     return model;
   };
-  const auto model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
-  if (config.model.from.empty()) return model;
+  MadeModel made;
+  if (config.parallel.ranks_together() > 1)
+    made = spread_model(make(), config.parallel, plan.batch.micro, dist);
+  else
+    made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
+  if (config.model.from.empty()) return made;
+  const auto& model = made.model;
   // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
   const std::vector<NamedTensor> weights = dist.full_state_dict(model);
   on_main_rank(dist, [&] {
@@ -205,7 +258,7 @@ std::shared_ptr<models::LanguageModel> make_model(const TrainConfig& config,
     return std::string();
   });
   dist.load_full_state_dict(model, weights);
-  return model;
+  return made;
 }
 
 // Lines for whoever watches.
@@ -237,6 +290,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
     changed = check_resume(config, plan, FileCheck::none);
+    // What model parallelism takes has no formula here yet.
+    if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,
                       dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);
     memory_note = judge_memory(
@@ -245,7 +300,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
     return std::string();
   });
 
-  const auto model = make_model(config, plan.model, dist);
+  MadeModel made = make_model(config, plan, dist);
   const std::string what = fmt::format("{}, {} parameters, {} rank{}{} on {}",
                                        plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
                                        count_text(models::num_parameters(plan.model)),
@@ -259,6 +314,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       std::min(plan.batch.global, plan.training.size()));
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
+  if (plan.drop_last && !config.dataloader_drop_last)
+    say("a pipeline leaves out the last step of an epoch where that has fewer samples");
   if (!memory_note.empty()) say("{}", memory_note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
@@ -275,7 +332,9 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   if (plan.validation) validation = std::make_shared<data::TokenDataset>(*plan.validation);
   std::map<std::string, std::string> about_data;
   if (dist.is_main()) about_data[kDataFile] = to_text(digest(plan.training.stream()));
-  Trainer trainer(dist, std::make_shared<LanguageModelTask>(model, std::move(about_data)),
+  Trainer trainer(dist,
+                  std::make_shared<LanguageModelTask>(made.model, std::move(about_data),
+                                                      std::move(made.pipeline)),
                   std::make_shared<data::TokenDataset>(plan.training), validation, options);
   const TrainingResult result = trainer.run();
 

@@ -50,8 +50,8 @@ data::DataLoader make_loader(const DistributedManager& dist,
                              const TrainerOptions& options, bool shuffle, bool drop_last) {
   return data::DataLoader(dataset,
                           data::DistributedSampler({.size = dataset->size(),
-                                                    .num_replicas = dist.world_size(),
-                                                    .rank = dist.rank(),
+                                                    .num_replicas = dist.data_size(),
+                                                    .rank = dist.data_rank(),
                                                     .shuffle = shuffle,
                                                     .seed = options.seed}),
                           {.batch_size = options.batch_size,
@@ -92,7 +92,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
   optimizer_ =
       dist_.make_optimizer(model_, options_.optimizer, options_.weight_decay, options_.decay_rule);
   schedule_ =
-      optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.world_size()));
+      optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.data_size()));
   if (const auto scale = loss_scale_of(options_, dist_.config())) loss_scaling_.emplace(*scale);
   count_steps();
   // Each rank's own stream, for modules that draw from LibTorch's generator.
@@ -115,12 +115,12 @@ void Trainer::check_batch_norms() const {
   const std::int64_t num_samples = loader_.sampler().num_positions();
   const std::int64_t last = num_samples % loader_.sampler().global_batch_size(options_.batch_size);
   if (!dist_.synchronises_batch_norms(model_) || options_.drop_last || last == 0 ||
-      last >= dist_.world_size())
+      last >= dist_.data_size())
     return;
   throw UsageError("the last batch of an epoch has {} of {} samples, too few for {} ranks, each of "
                    "which needs one for its synchronised batch norms: set drop_last, or a "
                    "batch_size other than {}",
-                   last, num_samples, dist_.world_size(), options_.batch_size);
+                   last, num_samples, dist_.data_size(), options_.batch_size);
 }
 
 bool Trainer::finished() const {
@@ -226,6 +226,11 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
   const auto end_of = [&](double StepTimes::*part) {
     if (clock) clock->add_to(*times.*part);
   };
+  if (task_->is_pipelined()) {
+    run_pipeline(num_passes);
+    end_of(&StepTimes::backward);
+    return;
+  }
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
     data::Batch batch = loader_.next().value();
     samples_ += batch.global_size;
@@ -252,6 +257,22 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
     }
     end_of(&StepTimes::backward);
   }
+}
+
+// Of all batches at once: which of them is where in it is for its schedule to say.
+void Trainer::run_pipeline(std::int64_t num_passes) {
+  const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
+  std::vector<data::Batch> batches;
+  std::int64_t count = 0;
+  for (std::int64_t pass = 0; pass < num_passes; ++pass) {
+    data::Batch& batch = batches.emplace_back(loader_.next().value());
+    samples_ += batch.global_size;
+    for (std::int64_t& row : batch.rows) row += pass * global_batch;
+    count += task_->count(batch);
+  }
+  dist_.backward(
+      model_, [&] { return at::scalar_tensor(task_->run_pipeline(step_, batches), at::kDouble); },
+      count);
 }
 
 // Where parameters are cut, a rank without samples computes all the same, for the others to gather
@@ -291,7 +312,7 @@ void Trainer::validate() {
     sums[1] += static_cast<double>(evaluation.loss.count);
     for (std::size_t i = 0; i < names.size(); ++i) sums[2 + i] += evaluation.metric_sums[i];
   }
-  sums = dist_.sum(std::move(sums));
+  sums = dist_.sum_over_data(std::move(sums));
   result_.validation_loss.reset();
   result_.validation_metrics.clear();
   if (sums[1] == 0) {

@@ -31,6 +31,16 @@ inline constexpr Named<Sharding> kShardings[] = {{"NO_SHARD", Sharding::none},
                                                  {"FULL_SHARD", Sharding::full},
                                                  {"HYBRID_SHARD", Sharding::hybrid}};
 
+inline constexpr Named<PipelineSchedule> kPipelineSchedules[] = {
+    {"gpipe", PipelineSchedule::gpipe},
+    {"1f1b", PipelineSchedule::one_forward_one_backward},
+    {"interleaved", PipelineSchedule::interleaved},
+    {"zb-h1", PipelineSchedule::zb_h1},
+    {"zb-v", PipelineSchedule::zb_v}};
+
+inline constexpr Named<ContextExchange> kContextExchanges[] = {
+    {"ring", ContextExchange::ring}, {"all_to_all", ContextExchange::all_to_all}};
+
 inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
                                                            {"cpu", OffloadDevice::cpu}};
 

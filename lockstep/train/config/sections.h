@@ -39,7 +39,9 @@ void read_scheduler(JsonSection& top, TrainConfig& config);
 // Steps, output, logs, checkpoints, devices.
 void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& source,
               TrainConfig& config);
-// sharding_strategy, fsdp and zero_optimization.
+// parallel, but for the strategy that it may name.
+void read_parallel(JsonSection& top, ParallelSection& parallel);
+// sharding_strategy, also in parallel, fsdp and zero_optimization.
 void read_sharding(JsonSection& top, ShardingSection& sharding);
 // What zero_optimization says of offload and ZeRO++, after its strategy.
 void read_offload(JsonSection& zero, ShardingSection& sharding);

@@ -40,7 +40,18 @@ constexpr std::string_view kDependent[] = {"offload_optimizer",
 }  // namespace
 
 void read_sharding(JsonSection& top, ShardingSection& sharding) {
-  const bool named = top.choice("sharding_strategy", sharding.strategy, kShardings);
+  bool named = top.choice("sharding_strategy", sharding.strategy, kShardings);
+  JsonSection parallel = top.section("parallel");
+  Sharding in_parallel = sharding.strategy;
+  if (parallel.choice("sharding_strategy", in_parallel, kShardings)) {
+    if (named && in_parallel != sharding.strategy)
+      parallel.mistake(
+          "sharding_strategy",
+          fmt::format("is \"{}\", but outside of parallel it is \"{}\": set one of them",
+                      name_of(in_parallel, kShardings), name_of(sharding.strategy, kShardings)));
+    sharding.strategy = in_parallel;
+    named = true;
+  }
   JsonSection fsdp = top.section("fsdp");
   fsdp.integer("max_live_units", sharding.max_live_units, 1, kMostRanks);
   if (fsdp.integer("ranks_per_copy", sharding.ranks_per_copy, 1, kMostRanks) &&
@@ -63,7 +74,8 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
       sharding.strategy = asked;
   }
   // What else depends on a strategy that is not known is not judged.
-  if (!top.has_mistake("sharding_strategy") && !zero.has_mistake("stage")) {
+  if (!top.has_mistake("sharding_strategy") && !parallel.has_mistake("sharding_strategy") &&
+      !zero.has_mistake("stage")) {
     read_offload(zero, sharding);
     read_zero_plus_plus(zero, sharding);
   } else {

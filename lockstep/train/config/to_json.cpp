@@ -128,6 +128,21 @@ json sharding_json(const ShardingSection& sharding) {
   return section;
 }
 
+json parallel_json(const ParallelSection& parallel) {
+  json section = {{"data", parallel.data},
+                  {"tensor", parallel.tensor},
+                  {"pipeline", parallel.pipeline},
+                  {"context", parallel.context},
+                  {"sequence_parallel", parallel.sequence_parallel},
+                  {"context_algorithm", name_of(parallel.context_algorithm, kContextExchanges)}};
+  // Those without a pipeline have none.
+  if (parallel.pipeline > 1) {
+    section["schedule"] = name_of(parallel.schedule, kPipelineSchedules);
+    if (parallel.chunks > 0) section["chunks"] = parallel.chunks;
+  }
+  return section;
+}
+
 json zero_json(const ShardingSection& sharding) {
   const ZeroPlusPlusSection& zero = sharding.zero_plus_plus;
   return {{"offload_optimizer", {{"device", name_of(sharding.offload_optimizer, kOffloadDevices)}}},
@@ -178,6 +193,7 @@ std::string to_json(const TrainConfig& config) {
         {"bucket_mb", config.ddp.bucket_mb},
         {"find_unused_parameters", config.ddp.find_unused_parameters}}},
       {"sharding_strategy", name_of(config.sharding.strategy, kShardings)},
+      {"parallel", parallel_json(config.parallel)},
       {"fsdp", sharding_json(config.sharding)},
       {"zero_optimization", zero_json(config.sharding)},
       {"bf16", {{"enabled", config.precision.compute == Precision::bf16}}},
