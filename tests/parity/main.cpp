@@ -26,6 +26,8 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(parity::check_sharded);
   if (argc == 2 && std::strcmp(argv[1], "--model-parallel") == 0)
     return lockstep::ranks::run_cells(parity::check_model_parallel);
+  if (argc == 2 && std::strcmp(argv[1], "--model-parallel-gpu") == 0)
+    return lockstep::ranks::run_cells(parity::check_model_parallel_on_gpu);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

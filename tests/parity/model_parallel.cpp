@@ -122,18 +122,18 @@ void expect_all_near(Cells& cells, const std::map<std::string, at::Tensor>& got,
 }
 
 void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout,
-                  const StepWay& way, at::ScalarType type) {
+                  const StepWay& way, const Numbers& numbers) {
   constexpr double kRate = 0.2;
   constexpr double kMaxNorm = 0.5;
-  const double tolerance = type == at::kDouble ? 1e-9 : 1e-5;
-  const auto reference = make_subject(kind.config, type);
+  const double tolerance = numbers.tolerance;
+  const auto reference = make_subject(kind.config, numbers);
   std::vector<NamedTensor> parameters;
   for (const auto& item : reference->named_parameters())
     parameters.push_back({item.key(), item.value()});
   const auto sgd =
       optim::make_optimizer(optim::SGDOptions{.momentum = 0.9},
                             optim::decay_groups(parameters, 0.01, optim::DecayRule::matrices));
-  SpreadModel spread(kind.config, type, layout, way, cells.group());
+  SpreadModel spread(kind.config, numbers, layout, way, cells.group());
   for (std::int64_t step = 0; step < kModelSteps; ++step) {
     const double wanted = one_process_pass(*reference, step);
     const double got = spread.pass(step);
@@ -160,16 +160,26 @@ void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout
   expect_all_near(cells, weights, whole, tolerance, "weights");
 }
 
-}  // namespace
-
-void check_model_parallel(Cells& cells) {
+void check_layouts(Cells& cells, const std::vector<Numbers>& all_numbers) {
   for (const ModelKind& kind : model_kinds())
     for (const ModelLayout& layout : layouts_of(cells.num_ranks()))
       for (const StepWay& way : ways_of(layout))
-        for (const at::ScalarType type : {at::kDouble, at::kFloat})
-          cells.cell(fmt::format("{}, {}, {}, {}", kind.name, layout.text(), way.name,
-                                 c10::toString(type)),
-                     [&] { check_layout(cells, kind, layout, way, type); });
+        for (const Numbers& numbers : all_numbers)
+          cells.cell(
+              fmt::format("{}, {}, {}, {}", kind.name, layout.text(), way.name, numbers.text()),
+              [&] { check_layout(cells, kind, layout, way, numbers); });
+}
+
+}  // namespace
+
+void check_model_parallel(Cells& cells) {
+  check_layouts(
+      cells, {{.type = at::kDouble, .tolerance = 1e-9}, {.type = at::kFloat, .tolerance = 1e-5}});
+}
+
+void check_model_parallel_on_gpu(Cells& cells) {
+  check_layouts(cells, {{.type = at::kFloat, .device = at::kCUDA, .tolerance = 1e-4},
+                        {.type = at::kBFloat16, .device = at::kCUDA, .tolerance = 6e-2}});
 }
 
 }  // namespace lockstep::parity

@@ -6,5 +6,7 @@
 namespace lockstep::parity {
 
 void check_model_parallel(ranks::Cells& cells);
+// The same on a GPU that the ranks share, also in 16 bits.
+void check_model_parallel_on_gpu(ranks::Cells& cells);
 
 }  // namespace lockstep::parity

@@ -39,6 +39,11 @@ TEST(ParityOnGpu, OfShards) {
   for (const int num_ranks : {1, 2}) ranks::expect_cells_pass(num_ranks, {"--sharded-gpu"});
 }
 
+TEST(ParityOnGpu, OfModelsOverAllAxes) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu"});
+}
+
 // NCCL wants a GPU for each rank, and there may be only one.
 TEST(ParityOnGpu, OfShardsOverNccl) {
   if (!at::hasCUDA() || !is_built("nccl")) GTEST_SKIP() << "needs a GPU and a build with NCCL";

@@ -18,11 +18,12 @@ struct TokensAndTargets {
   at::Tensor targets;
 };
 
-TokensAndTargets batch_of(std::int64_t step, const ModelConfig& config) {
+TokensAndTargets batch_of(std::int64_t step, const LanguageModel& model) {
   const at::Tensor text =
       (at::arange(kModelSamples * (kModelLength + 1), at::kLong) * (7 + step) + step * step)
-          .remainder(config.vocab_size)
-          .view({kModelSamples, kModelLength + 1});
+          .remainder(model.config().vocab_size)
+          .view({kModelSamples, kModelLength + 1})
+          .to(model.parameters().front().device());
   at::Tensor targets = text.narrow(1, 1, kModelLength).clone();
   targets[1].narrow(0, 3, 5).fill_(nn::kIgnoredTarget);
   return {text.narrow(1, 0, kModelLength).clone(), targets};
@@ -31,7 +32,7 @@ TokensAndTargets batch_of(std::int64_t step, const ModelConfig& config) {
 // Some samples of it, whose random numbers are drawn next.
 TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t first,
                       std::int64_t count) {
-  const TokensAndTargets all = batch_of(step, model.config());
+  const TokensAndTargets all = batch_of(step, model);
   std::vector<std::int64_t> rows;
   for (std::int64_t i = 0; i < count; ++i) rows.push_back(first + i);
   model.set_random_position(static_cast<std::uint64_t>(step), rows);
@@ -65,9 +66,13 @@ std::string ModelLayout::text() const {
   return text;
 }
 
-std::shared_ptr<LanguageModel> make_subject(const ModelConfig& config, at::ScalarType type) {
+std::string Numbers::text() const {
+  return fmt::format("{}{}", c10::toString(type), device.is_cpu() ? "" : " on a GPU");
+}
+
+std::shared_ptr<LanguageModel> make_subject(const ModelConfig& config, const Numbers& numbers) {
   auto model = models::make_model(config, 5);
-  model->to(type);
+  model->to(numbers.device, numbers.type);
   return model;
 }
 
@@ -78,14 +83,15 @@ double one_process_pass(LanguageModel& model, std::int64_t step) {
   return loss.sum.item<double>() / static_cast<double>(loss.count);
 }
 
-SpreadModel::SpreadModel(const ModelConfig& config, at::ScalarType type, const ModelLayout& layout,
-                         const StepWay& way, const std::shared_ptr<comm::Communicator>& world)
+SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
+                         const ModelLayout& layout, const StepWay& way,
+                         const std::shared_ptr<comm::Communicator>& world)
     : layout_(layout),
       num_passes_(way.num_passes),
       config_(config_of(layout)),
       axes_(axes_for(config_, world->size())),
       mesh_(world, axes_.axes, {.flatten = joint_groups(axes_)}),
-      model_(make_subject(config, type)) {
+      model_(make_subject(config, numbers)) {
   models::ModelAxes axes{.context_algorithm = layout.algorithm, .context_split = layout.split};
   if (layout.tp > 1)
     axes.tensor = std::make_shared<nn::TensorAxis>(mesh_.axis("tp"), layout.between);
@@ -93,7 +99,7 @@ SpreadModel::SpreadModel(const ModelConfig& config, at::ScalarType type, const M
   model_->spread(axes);
   if (way.recomputed > 0) recomputed_.emplace(*model_, way.recomputed);
   if (layout.pp > 1) cut_into_stages();
-  parts_.emplace(*model_, group_along(mesh_, axes_.model), at::kCPU);
+  parts_.emplace(*model_, group_along(mesh_, axes_.model), numbers.device);
   parallel_ = make_parallel(*model_, mesh_, axes_, config_,
                             std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
                             parts_->norm_scope());
@@ -155,8 +161,7 @@ SpreadModel::Samples SpreadModel::samples_of(int pass) const {
 }
 
 std::int64_t SpreadModel::count_of_targets() const {
-  const at::Tensor targets =
-      model_->axes().attended_part(batch_of(step_, model_->config()).targets);
+  const at::Tensor targets = model_->axes().attended_part(batch_of(step_, *model_).targets);
   std::int64_t count = 0;
   for (int pass = 0; pass < num_passes_; ++pass) {
     const Samples samples = samples_of(pass);
@@ -190,7 +195,7 @@ void SpreadModel::cut_into_stages() {
   }
   model_->keep_layers(mine);
   for (auto& [index, stage] : stages) stage.parameters = model_->parameters();
-  pipeline::PipelineOptions options;
+  pipeline::PipelineOptions options{.device = model_->parameters().front().device()};
   if (model_->config().tie_embeddings) {
     const auto names = model_->named_parameters();
     const at::Tensor* const shared = names.find("transformer.wte.weight");

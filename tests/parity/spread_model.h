@@ -42,22 +42,34 @@ struct StepWay {
   double recomputed = 0;  // share of the blocks
 };
 
-// In training mode, of a type of number.
+// What a model computes with.
+struct Numbers {
+  at::ScalarType type = at::kDouble;
+  c10::Device device = at::kCPU;
+  double tolerance = 1e-9;  // of a difference from one process, relative to the largest number
+
+  // Optimizers keep what they step on in 32 bits at least; sharding does that for 16.
+  bool steps() const { return type == at::kFloat || type == at::kDouble; }
+  std::string text() const;
+};
+
+// In training mode.
 std::shared_ptr<models::LanguageModel> make_subject(const models::ModelConfig& config,
-                                                    at::ScalarType type);
+                                                    const Numbers& numbers);
 
 // The whole batch of a step in one pass of one process. Returns the mean loss.
 double one_process_pass(models::LanguageModel& model, std::int64_t step);
 
 class SpreadModel {
  public:
-  SpreadModel(const models::ModelConfig& config, at::ScalarType type, const ModelLayout& layout,
+  SpreadModel(const models::ModelConfig& config, const Numbers& numbers, const ModelLayout& layout,
               const StepWay& way, const std::shared_ptr<comm::Communicator>& world);
 
   // Forward and backward. Returns the mean loss of all ranks.
   double pass(std::int64_t step);
-  // Clips, and returns the norm; then steps.
+  // Clips, and returns the norm.
   double clip(double max_norm);
+  // Where the numbers step, makes one, and leaves gradients undefined.
   void step(double learning_rate);
 
   // Every gradient, or weight, as a whole, by name: on rank 0 of the world, and nothing elsewhere.
@@ -87,7 +99,7 @@ class SpreadModel {
   std::optional<pipeline::Pipeline> pipeline_;
   std::optional<ModelParts> parts_;
   std::unique_ptr<ParallelModel> parallel_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;  // of numbers that step
 };
 
 }  // namespace lockstep::parity
