@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 #include <spdlog/fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/agreement.h>
@@ -29,6 +30,25 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& outputs) {
   std::vector<at::Tensor> inputs;
   for (const at::Tensor& output : outputs)
     inputs.push_back(output.detach().requires_grad_(output.requires_grad()));
+  return inputs;
+}
+
+// What a stage is given in place of a leaf, into which its first operator could not write, as an
+// activation in place does. Nothing is copied.
+struct Entrance : torch::autograd::Function<Entrance> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& leaf) {
+    return leaf.tensor_data();
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* /*context*/,
+                                          std::vector<at::Tensor> gradients) {
+    return gradients;
+  }
+};
+
+std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& leaf : leaves)
+    inputs.push_back(leaf.requires_grad() ? Entrance::apply(leaf) : leaf);
   return inputs;
 }
 
@@ -70,6 +90,9 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
   if (has_split_backward(schedule_, group_->rank()))
     for (const auto& [index, stage] : stages_) splits_.emplace(index, stage.parameters);
   make_tied_groups();
+  // One that is still being made could not tell its neighbours why another has ended it. Over the
+  // caller's group, which nobody ends.
+  group->barrier().wait();
 }
 
 void Pipeline::make_tied_groups() {
@@ -198,7 +221,7 @@ void Pipeline::forward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   Live live{.inputs = inputs_of(action)};
   const double start = seconds_now();
-  live.outputs = stages_.at(action.stage).forward(action.micro_batch, live.inputs);
+  live.outputs = stages_.at(action.stage).forward(action.micro_batch, entered(live.inputs));
   check_outputs(action.stage, live.outputs);
   if (is_last(action.stage)) {
     if (live.outputs.size() != 1 || live.outputs[0].numel() != 1)
@@ -293,13 +316,13 @@ std::vector<at::Tensor> Pipeline::take_tied_gradients() {
 void Pipeline::sum_tied(const std::vector<at::Tensor>& before) {
   for (std::size_t i = 0; i < options_.tied.size(); ++i) {
     if (tied_groups_[i] == nullptr) continue;
-    at::Tensor& gradient = options_.tied[i].mine.mutable_grad();
-    at::Tensor sum = gradient.defined() ? gradient.contiguous()
-                                        : at::zeros(options_.tied[i].mine.sizes(),
-                                                    options_.tied[i].mine.options());
-    tied_groups_[i]->all_reduce(sum).wait();
-    if (before[i].defined()) sum.add_(before[i]);
-    gradient = sum;
+    const at::Tensor& parameter = options_.tied[i].mine;
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parameter, at::MemoryFormat::Contiguous);
+    gradient = gradient.contiguous();
+    tied_groups_[i]->all_reduce(gradient).wait();
+    // Into the tensor that was there: somebody may hold on to it.
+    if (before[i].defined()) gradient = at::Tensor(before[i]).add_(gradient);
   }
 }
 

@@ -12,8 +12,7 @@ namespace lockstep::pipeline {
 struct Stage {
   // The stage's output for a micro-batch, from what the stage before gave it: any number of tensors
   // of any shapes, the same for every micro-batch. The first stage is given none and takes its own
-  // part of the data; the last returns one number, the loss summed over the micro-batch. Inputs
-  // that want a gradient are leaves: the first operator may not write into them.
+  // part of the data; the last returns one number, the loss summed over the micro-batch.
   std::function<std::vector<at::Tensor>(int micro_batch, const std::vector<at::Tensor>& inputs)>
       forward;
   // Those that are trained.

@@ -50,7 +50,8 @@ std::vector<std::vector<int>> best_starts(const std::vector<double>& sums, int n
     for (std::size_t end = 1; end < ends; ++end)
       for (std::size_t begin = 0; begin < end; ++begin) {
         const double value = join(before[begin], sums[end] - sums[begin]);
-        if (value >= now[end]) continue;
+        // The later of two: layers that cost nothing, as activations, stay with what is before.
+        if (value > now[end]) continue;
         now[end] = value;
         start[end] = static_cast<int>(begin);
       }
