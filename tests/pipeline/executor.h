@@ -13,5 +13,7 @@ void check_steps(ranks::Cells& cells);
 void check_failures(ranks::Cells& cells);
 // What a pipeline is not to be made of.
 void check_mistakes(ranks::Cells& cells);
+// A Sequential over the ranks.
+void check_pipes(ranks::Cells& cells);
 
 }  // namespace lockstep::pipeline

@@ -21,6 +21,7 @@ const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
     {"--data-parallel", check_data_parallel},
     {"--schedules", check_schedules},
     {"--behaviour", check_behaviour},
+    {"--pipes", check_pipes},
 };
 
 }  // namespace
