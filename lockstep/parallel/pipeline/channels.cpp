@@ -8,6 +8,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
 
@@ -47,6 +48,9 @@ BoundaryShape decode(const at::Tensor& encoded) {
   return shape;
 }
 
+// One that transports know, whatever the type.
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
+
 // Which of its two shapes a boundary has in this pass.
 std::pair<int, bool> boundary_after(int stage) { return {stage, c10::GradMode::is_enabled()}; }
 
@@ -75,7 +79,10 @@ BoundaryShape shape_of(const std::vector<at::Tensor>& tensors) {
 }
 
 Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device)
-    : schedule_(schedule), rank_(group.rank()), device_(device) {
+    : schedule_(schedule),
+      rank_(group.rank()),
+      device_(device),
+      shapes_device_(device_for_numbers(group, device)) {
   std::set<Pair> pairs;
   for (int stage = 0; stage + 1 < schedule.num_stages(); ++stage)
     if (is_sent(schedule, stage, stage + 1)) {
@@ -99,8 +106,11 @@ Channels::Channel& Channels::channel(int from_stage, int to_stage) {
 }
 
 void Channels::send(Channel& channel, const std::vector<at::Tensor>& tensors) {
+  // Those that are over keep their tensors' memory.
+  for (; !sends_.empty() && sends_.front().done(); sends_.pop_front()) sends_.front().wait();
   for (const at::Tensor& tensor : tensors)
-    sends_.push_back(channel.group->exchange({comm::send_to(1, tensor.detach().contiguous())}));
+    sends_.push_back(
+        channel.group->exchange({comm::send_to(1, bytes_of(tensor.detach().contiguous()))}));
 }
 
 void Channels::send_activations(int stage, const std::vector<at::Tensor>& outputs) {
@@ -108,7 +118,7 @@ void Channels::send_activations(int stage, const std::vector<at::Tensor>& output
   const BoundaryShape shape = shape_of(outputs);
   const auto [known, first] = shapes_.emplace(boundary_after(stage), shape);
   if (first)
-    send(to_next, {encode(shape)});
+    send(to_next, {encode(shape).to(shapes_device_)});
   else if (known->second != shape)
     throw UsageError("stage {} of the pipeline gives {} for a micro-batch, and gave {} for the "
                      "first: micro-batches must be of one shape, so pad them or leave the rest out",
@@ -130,7 +140,7 @@ void Channels::start(Channel& channel, Receive& receive) {
     if (!activations && !entry.wants_gradient) continue;
     receive.tensors.push_back(at::empty(entry.sizes, at::dtype(entry.type).device(device_)));
     receive.works.push_back(
-        channel.group->exchange({comm::receive_from(0, receive.tensors.back())}));
+        channel.group->exchange({comm::receive_from(0, bytes_of(receive.tensors.back()))}));
   }
   receive.started = true;
 }
@@ -144,13 +154,14 @@ void Channels::start_those_possible(Channel& channel) {
     if (!shapes_.contains(boundary)) {
       if (receive.action.kind == ActionKind::receive_gradient) return;
       if (!receive.encoded_shape.defined()) {
-        receive.encoded_shape = at::empty({kMostNumbers}, at::kLong);
+        receive.encoded_shape =
+            at::empty({kMostNumbers}, at::dtype(at::kLong).device(shapes_device_));
         receive.shape_work =
-            channel.group->exchange({comm::receive_from(0, receive.encoded_shape)});
+            channel.group->exchange({comm::receive_from(0, bytes_of(receive.encoded_shape))});
       }
       if (!receive.shape_work.done()) return;
       receive.shape_work.wait();
-      shapes_.emplace(boundary, decode(receive.encoded_shape));
+      shapes_.emplace(boundary, decode(receive.encoded_shape.cpu()));
     }
     start(channel, receive);
   }
@@ -205,6 +216,14 @@ std::vector<at::Tensor> Channels::receive_gradients(int stage, int micro_batch) 
 
 void Channels::finish_sends() {
   for (comm::Work& work : sends_) work.wait();
+  sends_.clear();
+}
+
+void Channels::abort(const std::string& reason) {
+  for (auto& [ends, channel] : channels_) {
+    channel.group->abort(reason);
+    channel.receives.clear();
+  }
   sends_.clear();
 }
 

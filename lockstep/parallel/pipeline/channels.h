@@ -37,7 +37,7 @@ BoundaryShape shape_of(const std::vector<at::Tensor>& tensors);
 //
 // What is sent first over a boundary is preceded by its shape, and from then on must have it: who
 // receives takes memory and starts to receive before the other sends. Passes with gradients and
-// those without (NoGradGuard) have a shape each.
+// those without (NoGradGuard) have a shape each. Tensors go as bytes, so that all types do.
 //
 // Ownership: the groups. Threading: one thread at a time. Failure: UsageError where a shape
 // changes; CommError from the groups' calls.
@@ -59,6 +59,8 @@ class Channels {
 
   // Until all that was sent has been received.
   void finish_sends();
+  // Ends all of them, here and at their other ends.
+  void abort(const std::string& reason);
 
  private:
   using Pair = std::pair<int, int>;  // from, to
@@ -86,10 +88,11 @@ class Channels {
   const Schedule& schedule_;
   int rank_;
   c10::Device device_;
+  c10::Device shapes_device_;
   std::map<Pair, Channel> channels_;
   // After each stage that this rank sends or receives of, with gradients and without.
   std::map<std::pair<int, bool>, BoundaryShape> shapes_;
-  std::vector<comm::Work> sends_;
+  std::deque<comm::Work> sends_;  // not yet seen to be over
 };
 
 }  // namespace lockstep::pipeline

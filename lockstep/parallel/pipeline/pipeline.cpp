@@ -4,15 +4,18 @@
 #include <chrono>
 #include <limits>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <spdlog/fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/schedule/check.h>
+#include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
 
@@ -20,28 +23,6 @@ namespace {
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Before anything is made of it.
-Schedule checked(Schedule schedule, const std::map<int, Stage>& stages,
-                 const comm::Communicator& group) {
-  check(schedule);
-  if (schedule.num_ranks() != group.size())
-    throw UsageError("the schedule '{}' is for {} ranks, and the pipeline '{}' has {}",
-                     schedule.name, schedule.num_ranks(), group.name(), group.size());
-  std::vector<int> wanted, given;
-  for (int stage = 0; stage < schedule.num_stages(); ++stage)
-    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] == group.rank())
-      wanted.push_back(stage);
-  for (const auto& [index, stage] : stages) {
-    given.push_back(index);
-    if (!stage.forward) throw UsageError("stage {} of the pipeline has no forward", index);
-  }
-  if (wanted != given)
-    throw UsageError("the schedule '{}' has the stages [{}] on rank {} of the pipeline, which was "
-                     "given [{}]",
-                     schedule.name, fmt::join(wanted, ", "), group.rank(), fmt::join(given, ", "));
-  return schedule;
 }
 
 // What the next stage, of this rank, is given: a graph of its own begins there.
@@ -52,9 +33,31 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& outputs) {
   return inputs;
 }
 
+// What a stage is given in place of a leaf, into which its first operator could not write, as an
+// activation in place does. Nothing is copied.
+struct Entrance : torch::autograd::Function<Entrance> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& leaf) {
+    return leaf.tensor_data();
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* /*context*/,
+                                          std::vector<at::Tensor> gradients) {
+    return gradients;
+  }
+};
+
+std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& leaf : leaves)
+    inputs.push_back(leaf.requires_grad() ? Entrance::apply(leaf) : leaf);
+  return inputs;
+}
+
+// One for each: zeros where none came to an input that wants one, as what is sent has it.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& input : inputs) gradients.push_back(input.grad());
+  for (const at::Tensor& input : inputs)
+    gradients.push_back(input.requires_grad() && !input.grad().defined() ? at::zeros_like(input)
+                                                                         : input.grad());
   return gradients;
 }
 
@@ -63,8 +66,6 @@ void backward_whole(const std::vector<at::Tensor>& outputs,
   std::vector<at::Tensor> roots, starts;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].requires_grad()) continue;
-    // Of the last stage, whose output is a loss, there is none.
-    if (!gradients[i].defined() && outputs[i].numel() != 1) continue;
     roots.push_back(outputs[i]);
     starts.push_back(gradients[i]);
   }
@@ -81,14 +82,17 @@ bool has_split_backward(const Schedule& schedule, int rank) {
 
 Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
                    const std::shared_ptr<comm::Communicator>& group, PipelineOptions options)
-    : schedule_(checked(std::move(schedule), stages, *group)),
+    : schedule_(std::move(schedule)),
       stages_(std::move(stages)),
-      group_(group),
       options_(std::move(options)),
+      group_(agreed_group(schedule_, stages_, options_, *group)),
       channels_(schedule_, *group_, options_.device) {
   if (has_split_backward(schedule_, group_->rank()))
     for (const auto& [index, stage] : stages_) splits_.emplace(index, stage.parameters);
   make_tied_groups();
+  // One that is still being made could not tell its neighbours why another has ended it. Over the
+  // caller's group, which nobody ends.
+  group->barrier().wait();
 }
 
 void Pipeline::make_tied_groups() {
@@ -97,10 +101,6 @@ void Pipeline::make_tied_groups() {
     for (const int stage : tied.stages)
       ranks.insert(schedule_.rank_of_stage.at(static_cast<std::size_t>(stage)));
     const bool mine = ranks.contains(group_->rank());
-    if (mine && !tied.mine.defined())
-      throw UsageError("rank {} of the pipeline has one of the stages [{}] that share a parameter, "
-                       "and did not say which it is",
-                       group_->rank(), fmt::join(tied.stages, ", "));
     tied_groups_.push_back(ranks.size() < 2
                                ? nullptr
                                : group_->split(mine ? 0 : -1, group_->rank(),
@@ -110,21 +110,75 @@ void Pipeline::make_tied_groups() {
 }
 
 double Pipeline::run_step() {
-  loss_ = at::Tensor();
-  spans_.clear();
-  most_live_ = 0;
-  for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())])
-    run(action);
-  channels_.finish_sends();
-  sum_tied();
-  LOCKSTEP_CHECK(live_.empty() && handed_over_.empty() && handed_back_.empty());
-  return loss_of_all_ranks();
+  if (!c10::GradMode::is_enabled())
+    throw UsageError("a step of the pipeline '{}' without gradients (NoGradGuard): evaluate() is "
+                     "for that",
+                     group_->name());
+  return unless_over([&] { return step(); });
 }
 
 double Pipeline::evaluate() {
   const c10::NoGradGuard no_grad;
+  const std::vector<Span> spans = spans_;
+  const int most_live = most_live_;
+  const double loss = unless_over([&] { return forwards(); });
+  spans_ = spans;
+  most_live_ = most_live;
+  return loss;
+}
+
+// An exception ends the pipeline on all ranks: they would wait for this one.
+double Pipeline::unless_over(const std::function<double()>& pass) {
+  if (!over_.empty())
+    throw UsageError("the pipeline '{}' is over: {}. Make another", group_->name(), over_);
+  try {
+    return pass();
+  } catch (const CommError& error) {
+    end(error.details().explanation);
+    throw;
+  } catch (const c10::Error& error) {
+    end(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    end(error.what());
+    throw;
+  } catch (...) {
+    end("something that is no std::exception");
+    throw;
+  }
+}
+
+void Pipeline::end(const std::string& reason) {
+  // What came from another rank says already where it began.
+  constexpr std::string_view kBegins = "a rank of the pipeline could not go on";
+  over_ = reason.find(kBegins) != std::string::npos
+              ? reason
+              : fmt::format("{} with {}: rank {} says: {}", kBegins, to_text(current_),
+                            group_->rank(), reason);
+  group_->abort(over_);
+  channels_.abort(over_);
+  for (const auto& tied : tied_groups_)
+    if (tied != nullptr) tied->abort(over_);
+  live_.clear();
+  handed_over_.clear();
+  handed_back_.clear();
+}
+
+double Pipeline::step() {
   loss_ = at::Tensor();
   spans_.clear();
+  most_live_ = 0;
+  const std::vector<at::Tensor> before = take_tied_gradients();
+  for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())])
+    run(action);
+  channels_.finish_sends();
+  sum_tied(before);
+  LOCKSTEP_CHECK(live_.empty() && handed_over_.empty() && handed_back_.empty());
+  return loss_of_all_ranks();
+}
+
+double Pipeline::forwards() {
+  loss_ = at::Tensor();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())]) {
     if (action.kind != ActionKind::forward && action.kind != ActionKind::send_activation &&
         action.kind != ActionKind::receive_activation)
@@ -140,6 +194,7 @@ double Pipeline::evaluate() {
 }
 
 void Pipeline::run(const Action& action) {
+  current_ = action;
   const Key key{action.stage, action.micro_batch};
   switch (action.kind) {
     case ActionKind::send_activation:
@@ -166,7 +221,8 @@ void Pipeline::forward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   Live live{.inputs = inputs_of(action)};
   const double start = seconds_now();
-  live.outputs = stages_.at(action.stage).forward(action.micro_batch, live.inputs);
+  live.outputs = stages_.at(action.stage).forward(action.micro_batch, entered(live.inputs));
+  check_outputs(action.stage, live.outputs);
   if (is_last(action.stage)) {
     if (live.outputs.size() != 1 || live.outputs[0].numel() != 1)
       throw UsageError("the last stage of the pipeline returned {}: it must be one number, the "
@@ -232,17 +288,47 @@ void Pipeline::erase_if_done(const Action& action) {
   if (found->second.gradient_passed_on && found->second.weights_done) live_.erase(found);
 }
 
-void Pipeline::sum_tied() {
+void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) const {
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined())
+      throw UsageError("stage {} of the pipeline returned a tensor that is not defined: leave it "
+                       "out, on all micro-batches",
+                       stage);
+    if (output.device().type() != options_.device.type())
+      throw UsageError("stage {} of the pipeline returned a tensor on {}, and the pipeline is on "
+                       "{}: move it there, or set PipelineOptions::device",
+                       stage, output.device().str(), options_.device.str());
+  }
+}
+
+// What is there from steps before has been summed already.
+std::vector<at::Tensor> Pipeline::take_tied_gradients() {
+  std::vector<at::Tensor> before;
+  for (std::size_t i = 0; i < options_.tied.size(); ++i) {
+    before.emplace_back();
+    if (tied_groups_[i] == nullptr) continue;
+    at::Tensor& gradient = options_.tied[i].mine.mutable_grad();
+    std::swap(before.back(), gradient);
+  }
+  return before;
+}
+
+void Pipeline::sum_tied(const std::vector<at::Tensor>& before) {
   for (std::size_t i = 0; i < options_.tied.size(); ++i) {
     if (tied_groups_[i] == nullptr) continue;
-    at::Tensor parameter = options_.tied[i].mine;
-    if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-    tied_groups_[i]->all_reduce(parameter.grad()).wait();
+    const at::Tensor& parameter = options_.tied[i].mine;
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) gradient = at::zeros_like(parameter, at::MemoryFormat::Contiguous);
+    gradient = gradient.contiguous();
+    tied_groups_[i]->all_reduce(gradient).wait();
+    // Into the tensor that was there: somebody may hold on to it.
+    if (before[i].defined()) gradient = at::Tensor(before[i]).add_(gradient);
   }
 }
 
 Timeline Pipeline::timeline() const {
-  const auto on_device = at::dtype(at::kDouble).device(device_for_numbers());
+  const auto on_device =
+      at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device));
   std::vector<at::Tensor> all;  // of each rank [2 · spans]: starts and ends
   Timeline timeline;
   for (const std::vector<Action>& actions : schedule_.actions) {
@@ -277,12 +363,9 @@ Timeline Pipeline::timeline() const {
   return timeline;
 }
 
-c10::Device Pipeline::device_for_numbers() const {
-  return group_->backend() == "nccl" ? options_.device : c10::Device(at::kCPU);
-}
-
 double Pipeline::loss_of_all_ranks() const {
-  const at::Tensor sum = at::zeros({}, at::dtype(at::kDouble).device(device_for_numbers()));
+  const at::Tensor sum =
+      at::zeros({}, at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device)));
   if (loss_.defined()) sum.copy_(loss_);
   group_->all_reduce(sum).wait();
   return sum.item<double>();

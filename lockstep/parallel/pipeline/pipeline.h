@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -14,30 +15,9 @@
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
+#include <lockstep/parallel/pipeline/stage.h>
 
 namespace lockstep::pipeline {
-
-// A part of a model that one rank holds, between the part before it and the one after.
-struct Stage {
-  // The stage's output for a micro-batch, from what the stage before gave it: any number of tensors
-  // of any shapes, the same for every micro-batch. The first stage is given none and takes its own
-  // part of the data; the last returns one number, the loss summed over the micro-batch.
-  std::function<std::vector<at::Tensor>(int micro_batch, const std::vector<at::Tensor>& inputs)>
-      forward;
-  // Those that are trained.
-  std::vector<at::Tensor> parameters;
-};
-
-// Parameters that stages on different ranks share: one logical weight, whose gradient is their sum.
-struct TiedParameter {
-  std::vector<int> stages;  // which have it
-  at::Tensor mine;          // undefined on a rank that has none of them
-};
-
-struct PipelineOptions {
-  c10::Device device = at::kCPU;
-  std::vector<TiedParameter> tied = {};  // the same list on every rank, but for `mine`
-};
 
 // Every rank of the group makes one, with the same schedule and its own stages, and calls
 // run_step() together with the others.
@@ -46,10 +26,12 @@ struct PipelineOptions {
 // which the schedule has a rank's micro-batches: the sum over micro-batches, to be divided by their
 // samples. Where gradients are summed over further ranks, that is to be off meanwhile (no_sync).
 //
-// Ownership: shares the group, keeps the stages. Threading: one thread at a time. Failure:
-// UsageError for a schedule that check() refuses, that is not for the group's number of ranks, or
-// that has other stages on this rank than are given; what a stage throws, after which the ranks'
-// pipeline is of no more use, as with CommError.
+// Ownership: keeps the stages; makes groups of its own, and leaves the caller's in peace.
+// Threading: one thread at a time. Failure: UsageError on every rank for a schedule that check()
+// refuses, that is not for the group's number of ranks, that differs between ranks, or that has
+// other stages on a rank than are given there. What a stage throws, on its rank; the others get a
+// CommError that has its text. The pipeline is over then, on all ranks, and gradients may be half
+// of what they should be: make another.
 class Pipeline {
  public:
   Pipeline(Schedule schedule, std::map<int, Stage> stages,
@@ -61,11 +43,11 @@ class Pipeline {
 
   // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank.
   double run_step();
-  // Forward alone, without gradients.
+  // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
   double evaluate();
 
   // When all ranks computed what in the last step, in seconds; those of other hosts, whose clocks
-  // differ, each from its own start. Every rank calls it.
+  // differ, each from its own start. On a GPU it is when it was asked to. Every rank calls it.
   Timeline timeline() const;
   // The most forwards of stages whose activations were kept at once in the last step.
   int most_live() const { return most_live_; }
@@ -80,6 +62,10 @@ class Pipeline {
     bool weights_done = false;
   };
 
+  double unless_over(const std::function<double()>& pass);
+  void end(const std::string& reason);
+  double step();
+  double forwards();
   void run(const Action& action);
   void forward(const Action& action);
   void backward(const Action& action);
@@ -88,17 +74,18 @@ class Pipeline {
   std::vector<at::Tensor> output_gradients_of(const Action& action);
   void erase_if_done(const Action& action);
   void make_tied_groups();
-  void sum_tied();
+  void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
+  void sum_tied(const std::vector<at::Tensor>& before);
+  std::vector<at::Tensor> take_tied_gradients();
   double loss_of_all_ranks() const;
-  c10::Device device_for_numbers() const;
   bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
   bool is_mine(int stage) const { return stages_.contains(stage); }
 
   Schedule schedule_;
   std::map<int, Stage> stages_;
   std::map<int, SplitBackward> splits_;
-  std::shared_ptr<comm::Communicator> group_;
   PipelineOptions options_;
+  std::shared_ptr<comm::Communicator> group_;                     // the pipeline's own
   std::vector<std::shared_ptr<comm::Communicator>> tied_groups_;  // null where not mine
   Channels channels_;
   std::map<Key, Live> live_;
@@ -107,6 +94,8 @@ class Pipeline {
   at::Tensor loss_;          // of the step so far, on the last stage's rank
   std::vector<Span> spans_;  // of this rank, by its own clock
   int most_live_ = 0;
+  Action current_;    // the last that was begun
+  std::string over_;  // why it is, empty where it is not
 };
 
 }  // namespace lockstep::pipeline

@@ -1,0 +1,19 @@
+// Pipelines of real ranks: one rank's share of the tables.
+#pragma once
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep::pipeline {
+
+// Loss, gradients, live micro-batches and timelines of every kind of schedule.
+void check_schedules(ranks::Cells& cells);
+// Tied parameters, evaluation, and the like.
+void check_steps(ranks::Cells& cells);
+// Stages that throw, and what they must not return.
+void check_failures(ranks::Cells& cells);
+// What a pipeline is not to be made of.
+void check_mistakes(ranks::Cells& cells);
+// A Sequential over the ranks.
+void check_pipes(ranks::Cells& cells);
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,82 @@
+#include <ATen/ATen.h>
+
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/schedule/generate.h>
+
+#include "chain.h"
+#include "executor.h"
+
+namespace lockstep::pipeline {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// Whole numbers, so that sums are the same in every order.
+at::Tensor table() { return at::arange(12, at::kFloat).view({4, 3}).requires_grad_(); }
+
+// The first stage looks up what the last multiplies by.
+std::vector<Stage> tied_chain(int num_stages, const at::Tensor& first, const at::Tensor& last) {
+  std::vector<Stage> chain;
+  for (int index = 0; index < num_stages; ++index) {
+    const bool is_last = index + 1 == num_stages;
+    chain.push_back({[=](int micro_batch, const Tensors& inputs) -> Tensors {
+                       const at::Tensor x =
+                           index == 0 ? at::embedding(first, at::arange(2) + micro_batch % 2)
+                                      : inputs.at(0) * 2;
+                       return {is_last ? (x.matmul(last.t()) * (1 + micro_batch)).sum() : x};
+                     },
+                     is_last      ? Tensors{last}
+                     : index == 0 ? Tensors{first}
+                                  : Tensors{}});
+  }
+  return chain;
+}
+
+void check_tied(ranks::Cells& cells, const Schedule& schedule) {
+  const int stages = schedule.num_stages();
+  const at::Tensor mine = table(), whole = table();
+  const auto chain = tied_chain(stages, mine, mine);
+  const auto twin = tied_chain(stages, whole, whole);
+  const bool has_it = schedule.rank_of_stage.front() == cells.rank() ||
+                      schedule.rank_of_stage.back() == cells.rank();
+  PipelineOptions options;
+  options.tied = {{.stages = {0, stages - 1}, .mine = has_it ? mine : at::Tensor()}};
+  Pipeline pipeline(schedule, stages_of_rank(chain, schedule, cells.rank()), cells.group(),
+                    options);
+  // Gradients are added to those of the step before, which were summed then.
+  for (int step = 0; step < 3; ++step) {
+    double wanted = 0;
+    for (int i = 0; i < schedule.num_micro_batches; ++i) {
+      Tensors tensors;
+      for (const Stage& stage : twin) tensors = stage.forward(i, tensors);
+      wanted += tensors[0].item<double>();
+      tensors[0].backward();
+    }
+    cells.expect(pipeline.run_step() == wanted, "the loss is wrong");
+    if (has_it) cells.expect_same(mine.grad(), whole.grad(), fmt::format("step {}", step));
+  }
+}
+
+}  // namespace
+
+void check_steps(ranks::Cells& cells) {
+  for (const ScheduleKind kind : kScheduleKinds)
+    cells.cell(fmt::format("tied parameters, {}", name_of(kind)), [&] {
+      check_tied(cells,
+                 make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
+    });
+  cells.cell("two pipelines over the same ranks", [&] {
+    for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::zb_v}) {
+      const Schedule schedule =
+          make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 3});
+      const auto chain = make_chain(ChainKind::mlp, schedule.num_stages());
+      const auto mine = stages_of_rank(chain, schedule, cells.rank());
+      Pipeline one(schedule, mine, cells.group()), two(schedule, mine, cells.group());
+      const double loss = one.evaluate();
+      cells.expect(two.run_step() == loss && one.run_step() == loss, "they disturb each other");
+    }
+  });
+}
+
+}  // namespace lockstep::pipeline

@@ -1,0 +1,235 @@
+#include <map>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <torch/nn.h>
+#include <torch/utils.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/parallel/pipeline/pipe.h>
+
+#include "executor.h"
+
+namespace lockstep::pipeline {
+
+namespace {
+
+namespace nn = torch::nn;
+
+constexpr int kChunks = 4;
+
+struct MixImpl : nn::Module {
+  explicit MixImpl(int width) : up(8, width), down(width, 8) {
+    register_module("up", up);
+    register_module("down", down);
+  }
+
+  at::Tensor forward(const at::Tensor& x) { return down->forward(at::gelu(up->forward(x))); }
+
+  nn::Linear up, down;
+};
+TORCH_MODULE(Mix);
+
+// Activations that write into their input, norms with statistics, names.
+nn::Sequential layers() {
+  torch::manual_seed(8);
+  nn::Sequential model;
+  model->push_back("in", nn::Linear(6, 8));
+  for (int i = 0; i < 4; ++i) {
+    const std::string number = std::to_string(i);
+    model->push_back("relu" + number, nn::ReLU(nn::ReLUOptions().inplace(true)));
+    model->push_back("norm" + number, nn::BatchNorm1d(8));
+    model->push_back("mix" + number, Mix(16 * (i + 1)));
+  }
+  model->push_back("out", nn::Linear(8, 3));
+  return model;
+}
+
+at::Tensor pipe_input() {
+  torch::manual_seed(9);
+  return at::randn({12, 6});
+}
+
+at::Tensor pipe_target() { return at::arange(12) % 3; }
+
+at::Tensor summed_loss(const at::Tensor& output, const at::Tensor& target) {
+  return at::cross_entropy_loss(output, target, {}, at::Reduction::Sum);
+}
+
+double whole_step(nn::Sequential& model) {
+  double sum = 0;
+  for (int i = 0; i < kChunks; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const at::Tensor loss = summed_loss(model->forward(pipe_input().chunk(kChunks)[at]),
+                                        pipe_target().chunk(kChunks)[at]);
+    sum += loss.item<double>();
+    loss.backward();
+  }
+  return sum;
+}
+
+void expect_as_whole(ranks::Cells& cells, const Pipe& pipe, const nn::Sequential& whole) {
+  const auto parameters = whole->named_parameters();
+  const auto buffers = whole->named_buffers();
+  for (const auto& [index, part] : pipe.stages()) {
+    for (const auto& item : part->named_parameters())
+      cells.expect_same(item.value().grad(), parameters[item.key()].grad(), item.key());
+    for (const auto& item : part->named_buffers())
+      cells.expect_same(item.value(), buffers[item.key()], item.key());
+  }
+}
+
+void check_pipe(ranks::Cells& cells, const PipeOptions& options) {
+  nn::Sequential model = layers(), whole = layers();
+  Pipe pipe(model, cells.group(), options);
+  for (int step = 0; step < 2; ++step) {
+    const double wanted = whole_step(whole);
+    const bool first = cells.rank() == 0;
+    // Only who needs it has the batch; of a V the first rank has both ends.
+    const bool last =
+        options.schedule == ScheduleKind::zb_v ? first : cells.rank() + 1 == cells.num_ranks();
+    const double loss = pipe.forward_backward(first ? pipe_input() : at::Tensor(),
+                                              last ? pipe_target() : at::Tensor(), summed_loss);
+    cells.expect(loss == wanted, fmt::format("loss {} instead of {}", loss, wanted));
+    expect_as_whole(cells, pipe, whole);
+  }
+}
+
+std::int64_t numel_of(const std::vector<at::Tensor>& tensors) {
+  std::int64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
+
+void check_parts(ranks::Cells& cells) {
+  cells.cell("each rank keeps its own", [&] {
+    nn::Sequential model = layers();
+    const auto all = numel_of(layers()->parameters());
+    Pipe pipe(model, cells.group(), {.chunks = kChunks});
+    const auto mine = numel_of(pipe.parameters());
+    cells.expect(numel_of(model->parameters()) == mine, "others' parameters take memory");
+    cells.expect(mine > 0 && mine < all, fmt::format("{} of {} parameters", mine, all));
+    at::Tensor sum = at::tensor({mine}, at::kLong);
+    cells.group()->all_reduce(sum).wait();
+    cells.expect(sum.item<std::int64_t>() == all, "a parameter is missing, or there twice");
+  });
+  cells.cell("balanced by time", [&] {
+    nn::Sequential model = layers(), before = layers();
+    Pipe pipe(model, cells.group(),
+              {.chunks = kChunks, .cut = {.balance = Balance::time, .sample = pipe_input()}});
+    at::Tensor cuts = at::tensor(std::vector<std::int64_t>(pipe.cuts().begin(), pipe.cuts().end()));
+    const at::Tensor most = cuts.clone();
+    cells.group()->all_reduce(most, comm::ReduceOp::max).wait();
+    cells.expect_same(cuts, most, "where ranks cut");
+    for (const auto& [index, part] : pipe.stages()) {
+      for (const auto& item : part->named_buffers())
+        cells.expect_same(item.value(), before->named_buffers()[item.key()], item.key());
+      for (const at::Tensor& parameter : part->parameters())
+        cells.expect(!parameter.grad().defined(), "a measurement left a gradient");
+    }
+    whole_step(before);
+    pipe.forward_backward(pipe_input(), pipe_target(), summed_loss);
+    expect_as_whole(cells, pipe, before);
+  });
+  cells.cell("cut where it is said", [&] {
+    Cuts cuts = {0};
+    for (int i = 1; i < cells.num_ranks(); ++i) cuts.push_back(i);
+    cuts.push_back(14);
+    Pipe pipe(layers(), cells.group(), {.chunks = kChunks, .cut = {.cuts = cuts}});
+    cells.expect(pipe.cuts() == cuts, "it is cut elsewhere");
+    if (cells.rank() == 0)
+      cells.expect(pipe.stages().at(0)->named_parameters().contains("in.weight") &&
+                       pipe.stages().at(0)->size() == 1,
+                   "the first rank has other children");
+  });
+}
+
+void check_shared_child(ranks::Cells& cells) {
+  cells.cell("a child that is there twice", [&] {
+    const auto make = [] {
+      torch::manual_seed(2);
+      nn::Linear shared(6, 6);
+      nn::Sequential model;
+      model->push_back("first", shared);
+      for (int i = 0; i < 6; ++i) model->push_back("tanh" + std::to_string(i), nn::Tanh());
+      model->push_back("last", shared);
+      return model;
+    };
+    nn::Sequential whole = make();
+    Pipe pipe(make(), cells.group(), {.chunks = kChunks});
+    for (int step = 0; step < 2; ++step) {
+      whole_step(whole);
+      pipe.forward_backward(pipe_input(), pipe_target(), summed_loss);
+    }
+    for (const auto& [index, part] : pipe.stages())
+      for (const auto& item : part->named_parameters())
+        cells.expect_close(
+            item.value().grad(),
+            whole->named_parameters()["first" + item.key().substr(item.key().find('.'))].grad(),
+            item.key());
+  });
+}
+
+void check_pipe_mistakes(ranks::Cells& cells) {
+  const auto make = [&](const PipeOptions& options) { Pipe(layers(), cells.group(), options); };
+  cells.cell("what a pipe cannot be", [&] {
+    cells.expect_usage_error([&] { make({.chunks = 0}); }, "0 micro-batches");
+    cells.expect_usage_error(
+        [&] {
+          make({.chunks = 1, .schedule = ScheduleKind::interleaved, .num_stages_per_rank = 8});
+        },
+        fmt::format("14 blocks cannot be cut into {} stages", 8 * cells.num_ranks()));
+    cells.expect_usage_error([&] { make({.cut = {.cuts = {0, 3}}}); }, "does not cut 14 blocks");
+    cells.expect_usage_error([&] { make({.cut = {.balance = Balance::time}}); }, "no sample");
+  });
+  cells.cell("a sample that does not fit", [&] {
+    const PipeOptions options = {.cut = {.balance = Balance::time, .sample = at::ones({2, 5})}};
+    try {
+      make(options);
+      cells.expect(false, "nothing was thrown");
+    } catch (const UsageError& error) {
+      cells.expect(
+          cells.rank() != 0 && std::string(error.what()).find("rank 0") != std::string::npos,
+          error.what());
+    } catch (const c10::Error& error) {
+      cells.expect(cells.rank() == 0, "another rank measures");
+    }
+  });
+  const auto expect_end = [&](const at::Tensor& input, const at::Tensor& target, int where,
+                              const std::string& part) {
+    Pipe pipe(layers(), cells.group(), {.chunks = 5});
+    try {
+      pipe.forward_backward(input, target, summed_loss);
+      cells.expect(false, "nothing was thrown");
+    } catch (const UsageError& error) {
+      cells.expect(cells.rank() == where, "not here");
+      cells.expect(std::string(error.what()).find(part) != std::string::npos, error.what());
+    } catch (const CommError& error) {
+      cells.expect(cells.rank() != where, "here");
+      cells.expect(std::string(error.what()).find(part) != std::string::npos, error.what());
+    }
+  };
+  cells.cell("a batch that chunks do not divide",
+             [&] { expect_end(pipe_input(), pipe_target(), 0, "12 of a pipe's input"); });
+  cells.cell("no target", [&] {
+    expect_end(at::ones({10, 6}), {}, cells.num_ranks() - 1, "given no target");
+  });
+}
+
+}  // namespace
+
+void check_pipes(ranks::Cells& cells) {
+  for (const Checkpoint checkpoint :
+       {Checkpoint::never, Checkpoint::except_last, Checkpoint::always})
+    for (const ScheduleKind kind : kScheduleKinds) {
+      cells.cell(
+          fmt::format("pipe, {}, checkpoint {}", name_of(kind), static_cast<int>(checkpoint)), [&] {
+            check_pipe(cells, {.chunks = kChunks, .checkpoint = checkpoint, .schedule = kind});
+          });
+    }
+  check_parts(cells);
+  check_shared_child(cells);
+  check_pipe_mistakes(cells);
+}
+
+}  // namespace lockstep::pipeline
