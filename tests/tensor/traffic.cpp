@@ -1,3 +1,4 @@
+#include <functional>
 #include <numeric>
 
 #include <ATen/record_function.h>
@@ -152,33 +153,45 @@ void check_loss_traffic(Cells& cells) {
                       "its backward");
 }
 
-// The sum of the input's gradient is under way before the product for the weight begins: by then
-// the group has been called, which the product before it had not seen.
+// Called in this thread as each product of a backward pass begins, with its number.
+void run_backward_watched(const at::Tensor& loss, const std::function<void(int)>& on_product) {
+  static const std::function<void(int)>* watcher;
+  static int num_products;
+  watcher = &on_product;
+  num_products = 0;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        if (std::string(function.name()) == "aten::mm") (*watcher)(num_products++);
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  loss.backward();
+  at::removeCallback(handle);
+}
+
+// The sum of the input's gradient is under way while the product for the weight is computed: rank
+// 0 has begun with that product before any other begins its backward pass at all. Of slices it
+// cannot, as the input is gathered again in between: there it is the order of calls.
 void check_overlap(Cells& cells, BetweenLayers between) {
   const auto group = fresh_group(cells);
+  const auto signals = cells.group()->split(0, cells.rank(), "signals");
+  for (const auto& one : {group, signals}) one->set_timeout(milliseconds(20'000));
   ColumnParallelLinear layer(8, 12);
   cut_parallel_layers(*layer, std::make_shared<TensorAxis>(group, between));
   const std::int64_t length =
       between == BetweenLayers::whole ? std::int64_t{12} : 12 / cells.num_ranks();
   const at::Tensor x = at::randn({2, length, 8}).requires_grad_();
-  const at::Tensor y = layer->forward(x);
-  static std::vector<std::uint64_t> calls_before_product;
-  static comm::Communicator* watched;
-  calls_before_product.clear();
-  watched = group.get();
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                     -> std::unique_ptr<at::ObserverContext> {
-        if (std::string(function.name()) == "aten::mm")
-          calls_before_product.push_back(watched->recorder().last_sequence());
-        return nullptr;
-      }).scopes({at::RecordScope::FUNCTION}));
-  y.sum().backward();
-  at::removeCallback(handle);
-  cells.expect(calls_before_product.size() == 2, "another number of products");
-  if (calls_before_product.size() == 2)
-    cells.expect(calls_before_product[1] == calls_before_product[0] + 1,
-                 "the weight's gradient was computed before the sum was under way");
+  const at::Tensor loss = layer->forward(x).sum();
+  std::vector<std::uint64_t> calls;
+  const bool first = cells.rank() == 0;
+  if (!first && between == BetweenLayers::whole) signals->barrier().wait();
+  run_backward_watched(loss, [&](int product) {
+    calls.push_back(group->recorder().last_sequence());
+    if (first && product == 1 && between == BetweenLayers::whole) signals->barrier().wait();
+  });
+  cells.expect(calls.size() == 2, "another number of products");
+  if (calls.size() == 2)
+    cells.expect(calls[1] == calls[0] + 1, "the sum did not begin between the two products");
 }
 
 }  // namespace
