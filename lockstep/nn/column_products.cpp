@@ -26,7 +26,7 @@ at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // Autograd does not look for tensors in lists: so many pairs of a weight and a bias are arguments
 // of their own, those that there are first.
-constexpr std::size_t kMostProducts = 3;
+static_assert(kMostProducts == 3);
 using MaybeTensor = c10::optional<at::Tensor>;
 
 class ColumnProducts : public torch::autograd::Function<ColumnProducts> {

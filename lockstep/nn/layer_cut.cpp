@@ -1,6 +1,7 @@
 #include <lockstep/nn/layer_cut.h>
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/mesh/tensor_part.h>
 
@@ -8,14 +9,14 @@ namespace lockstep::nn {
 
 std::vector<CutParameter> cut_parameters(const torch::nn::Module& model) {
   std::vector<CutParameter> all;
-  for (const auto& item : model.named_modules()) {
-    const auto* const layer = dynamic_cast<const CuttableLayer*>(item.value().get());
-    if (layer == nullptr) continue;
+  internal::for_each_module(model, [&](const std::string& name, const torch::nn::Module& module) {
+    const auto* const layer = dynamic_cast<const CuttableLayer*>(&module);
+    if (layer == nullptr) return;
     for (CutParameter& one : layer->cut_parameters()) {
-      if (!item.key().empty()) one.name = item.key() + "." + one.name;
+      if (!name.empty()) one.name = name + "." + one.name;
       all.push_back(std::move(one));
     }
-  }
+  });
   return all;
 }
 
@@ -23,7 +24,16 @@ namespace internal {
 
 void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntArrayRef shape) {
   const c10::NoGradGuard no_grad;
-  parameter.set_data(mesh::part_of(parameter.detach(), placement).reshape(shape));
+  const auto part = [&](const at::Tensor& whole) {
+    return mesh::part_of(whole.detach(), placement).reshape(shape);
+  };
+  const at::Tensor gradient = parameter.grad();
+  parameter.mutable_grad().reset();
+  parameter.set_data(part(parameter));
+  if (gradient.defined()) parameter.mutable_grad() = part(gradient);
+  // A graph that still lives keeps the node that takes this parameter's gradients, with the whole
+  // shape: graphs to come are to make another.
+  torch::autograd::impl::set_grad_accumulator(parameter, {});
 }
 
 }  // namespace internal

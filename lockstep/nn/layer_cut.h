@@ -32,6 +32,8 @@ struct LayerCut {
   // than ranks, ranks that are next to each other have the same one.
   std::int64_t unit = 1;
   Features features = Features::cut;
+
+  bool operator==(const LayerCut&) const = default;
 };
 
 // A parameter that is a part of a larger one.
@@ -50,9 +52,12 @@ class CuttableLayer {
  public:
   virtual ~CuttableLayer() = default;
 
-  // Keeps of each parameter, which all ranks have whole and alike, this rank's part. `name` is the
-  // layer's in its model. UsageError, with the numbers, where it cannot be cut so, and for a second
-  // time. Every rank of the axis calls it.
+  // UsageError, with the numbers, where it cannot be cut so, or is cut already. `name` is the
+  // layer's in its model.
+  virtual void check_cut(const LayerCut& cut, const TensorAxis& axis,
+                         const std::string& name) const = 0;
+  // Keeps of each parameter, which all ranks have whole and alike, and of its gradient, this rank's
+  // part. Every rank of the axis calls it. Fails as check_cut() does, and the layer stays whole.
   virtual void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
                    const std::string& name) = 0;
   // Its own parameters, by their own names. None before it is cut.
@@ -64,8 +69,16 @@ std::vector<CutParameter> cut_parameters(const torch::nn::Module& model);
 
 namespace internal {
 
+// body(name, module) of a model, which need not lie in a shared_ptr, and of all modules in it.
+template <typename Module, typename Body>
+void for_each_module(Module& model, const Body& body) {
+  body(std::string(), model);
+  for (const auto& item : model.named_modules("", /*include_self=*/false))
+    body(item.key(), *item.value());
+}
+
 // Makes a parameter, which stays the same object, the part of it that a placement names, in
-// `shape`.
+// `shape`; and so its gradient.
 void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntArrayRef shape);
 
 }  // namespace internal

@@ -28,6 +28,8 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
 
   // By columns, rows, or vocabulary: then it has no forward(), as its rows are for
   // vocab_parallel_cross_entropy().
+  void check_cut(const LayerCut& cut, const TensorAxis& axis,
+                 const std::string& name) const override;
   void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
            const std::string& name) override;
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
@@ -40,8 +42,9 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
   friend std::vector<at::Tensor> linears(const at::Tensor& x,
                                          const std::vector<LinearImpl*>& layers);
 
-  void cut_columns(const std::string& name);
-  void cut_rows(const std::string& name);
+  void cut_columns();
+  void cut_rows();
+  at::Tensor all_outputs(const at::Tensor& y) const;
 
   LayerCut cut_;
   std::shared_ptr<TensorAxis> axis_;
@@ -50,8 +53,8 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
 
 TORCH_MODULE(Linear);
 
-// The products of several layers with one input, each as its forward() gives it. Where they are cut
-// by columns, what goes between ranks goes once for all of them.
+// The products of one to three layers with one input, each as its forward() gives it. Where they
+// are cut by columns, what goes between ranks goes once for all of them.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<LinearImpl*>& layers);
 
 // Row t of the weight for token t. The weight is uninitialised memory.
@@ -62,6 +65,8 @@ class EmbeddingImpl : public torch::nn::Module, public CuttableLayer {
   at::Tensor forward(const at::Tensor& tokens);  // [...] of int64 to [..., width]
 
   // By vocabulary.
+  void check_cut(const LayerCut& cut, const TensorAxis& axis,
+                 const std::string& name) const override;
   void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
            const std::string& name) override;
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }

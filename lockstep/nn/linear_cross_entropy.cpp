@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/parallel_pieces.h>
+#include <lockstep/mesh/placement.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/nn/once_differentiable.h>
 #include <lockstep/nn/softmax_kernels.h>
@@ -247,6 +248,12 @@ LossSum vocab_parallel_cross_entropy(const at::Tensor& hidden, const at::Tensor&
                                      const at::Tensor& targets, const VocabularyPart& part,
                                      const std::shared_ptr<TensorAxis>& axis,
                                      std::int64_t ignore_index) {
+  const auto mine = mesh::part_of(part.vocabulary, axis->rank(), axis->size());
+  if (weight.dim() == 2 && (part.begin != mine.begin || weight.size(0) != mine.size()))
+    throw UsageError("vocab_parallel_cross_entropy: rank {} of '{}' has {} rows of the weight from "
+                     "{} on; of a vocabulary of {} its part is {} from {} on",
+                     axis->rank(), axis->group()->name(), weight.size(0), part.begin,
+                     part.vocabulary, mine.size(), mine.begin);
   return loss_of("vocab_parallel_cross_entropy", hidden, weight, targets, ignore_index,
                  {.begin = part.begin, .vocabulary = part.vocabulary, .group = axis->group()});
 }

@@ -37,6 +37,13 @@ std::int64_t part_size(const at::Tensor& x, std::int64_t dim, const comm::Commun
   return size / group.size();
 }
 
+void check_positions(const at::Tensor& x, const TensorAxis& axis) {
+  if (x.dim() < 3)
+    throw UsageError("a tensor of shape [{}] has no positions that the {} ranks of '{}' could have "
+                     "slices of: with sequence parallelism give [batch, length, …]",
+                     fmt::join(x.sizes(), ", "), axis.size(), axis.group()->name());
+}
+
 // [ranks, …, size, …] to [..., ranks · size, …], the ranks' parts one after the other along `dim`.
 at::Tensor joined(const at::Tensor& parts, std::int64_t dim) {
   return parts.movedim(0, dim).flatten(dim, dim + 1);
@@ -47,12 +54,18 @@ at::Tensor separated(const at::Tensor& x, std::int64_t dim, int num_parts) {
   return x.unflatten(dim, {num_parts, -1}).movedim(dim, 0).contiguous();
 }
 
+// Beside the number of elements, which ranks with other shapes may have in common, they compare how
+// much there is of the dim that is cut.
+comm::CallOptions of_parts(std::int64_t size) {
+  return {.subject = static_cast<std::int32_t>(size & 0x7fffffff)};
+}
+
 at::Tensor gathered(const at::Tensor& x, std::int64_t dim, comm::Communicator& group) {
   const at::Tensor mine = x.contiguous();
   std::vector<std::int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), group.size());
   const at::Tensor parts = at::empty(shape, mine.options());
-  group.all_gather(parts, mine).wait();
+  group.all_gather(parts, mine, of_parts(mine.size(dim))).wait();
   return joined(parts, dim);
 }
 
@@ -71,10 +84,10 @@ at::Tensor moved(Move move, const at::Tensor& x, std::int64_t dim, comm::Communi
       return x.narrow(dim, group.rank() * size, size).clone(at::MemoryFormat::Contiguous);
     }
     case Move::sum_and_take: {
-      part_size(x, dim, group);
+      const std::int64_t size = part_size(x, dim, group);
       const at::Tensor parts = separated(x, dim, group.size());
       at::Tensor mine = at::empty(parts.sizes().slice(1), parts.options());
-      group.reduce_scatter(mine, parts).wait();
+      group.reduce_scatter(mine, parts, comm::ReduceOp::sum, of_parts(size)).wait();
       return mine;
     }
   }
@@ -146,13 +159,15 @@ class GatheredFeatures : public torch::autograd::Function<GatheredFeatures> {
 }  // namespace
 
 at::Tensor enter_products(const at::Tensor& x, const TensorAxis& axis) {
-  return axis.by_positions() ? move_both_ways(x, axis, kPositions, Move::gather, Move::sum_and_take)
-                             : move_both_ways(x, axis, kPositions, Move::keep, Move::sum);
+  if (!axis.by_positions()) return move_both_ways(x, axis, kPositions, Move::keep, Move::sum);
+  check_positions(x, axis);
+  return move_both_ways(x, axis, kPositions, Move::gather, Move::sum_and_take);
 }
 
 at::Tensor leave_products(const at::Tensor& x, const TensorAxis& axis) {
-  return axis.by_positions() ? move_both_ways(x, axis, kPositions, Move::sum_and_take, Move::gather)
-                             : move_both_ways(x, axis, kPositions, Move::sum, Move::keep);
+  if (!axis.by_positions()) return move_both_ways(x, axis, kPositions, Move::sum, Move::keep);
+  check_positions(x, axis);
+  return move_both_ways(x, axis, kPositions, Move::sum_and_take, Move::gather);
 }
 
 at::Tensor gather_features(const at::Tensor& x, const TensorAxis& axis) {
@@ -165,11 +180,15 @@ at::Tensor take_features(const at::Tensor& x, const TensorAxis& axis) {
 }
 
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group) {
-  if (group->size() == 1 || !parameter.requires_grad()) return;
+  if (group->size() == 1) return;
+  // One that is frozen may be thawed: it takes a hook only while it is not frozen, and keeps it.
+  const bool frozen = !parameter.requires_grad();
+  if (frozen) parameter.requires_grad_(true);
   parameter.register_hook([group = std::move(group)](const at::Tensor& gradient) {
     const c10::NoGradGuard no_grad;
     return moved(Move::sum, gradient, 0, *group);
   });
+  if (frozen) parameter.requires_grad_(false);
 }
 
 namespace internal {
@@ -180,19 +199,20 @@ Moving start_sum(at::Tensor partial, const TensorAxis& axis) {
     comm::Work work = group.all_reduce(partial);
     return {std::move(partial), std::move(work)};
   }
-  part_size(partial, kPositions, group);
+  const std::int64_t size = part_size(partial, kPositions, group);
   const at::Tensor parts = separated(partial, kPositions, group.size());
   at::Tensor mine = at::empty(parts.sizes().slice(1), parts.options());
-  comm::Work work = group.reduce_scatter(mine, parts);
+  comm::Work work = group.reduce_scatter(mine, parts, comm::ReduceOp::sum, of_parts(size));
   return {std::move(mine), std::move(work)};
 }
 
 GatheringPositions::GatheringPositions(const at::Tensor& slice, const TensorAxis& axis) {
+  check_positions(slice, axis);
   const at::Tensor mine = slice.contiguous();
   std::vector<std::int64_t> shape = mine.sizes().vec();
   shape.insert(shape.begin(), axis.size());
   parts_ = at::empty(shape, mine.options());
-  work_ = axis.group()->all_gather(parts_, mine);
+  work_ = axis.group()->all_gather(parts_, mine, of_parts(mine.size(kPositions)));
 }
 
 at::Tensor GatheringPositions::wait() {

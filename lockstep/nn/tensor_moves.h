@@ -27,7 +27,7 @@ at::Tensor gather_features(const at::Tensor& x, const TensorAxis& axis);
 at::Tensor take_features(const at::Tensor& x, const TensorAxis& axis);
 
 // From now on every gradient that comes for a parameter is summed over the group first: for one
-// that each rank has whole and uses for a part of the work.
+// that each rank has whole and uses for a part of the work. One that is frozen may be thawed later.
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group);
 
 namespace internal {

@@ -51,9 +51,10 @@ VocabParallelEmbeddingImpl::VocabParallelEmbeddingImpl(std::int64_t rows, std::i
 
 int cut_parallel_layers(torch::nn::Module& model, const std::shared_ptr<TensorAxis>& axis) {
   TensorPlan plan;
-  for (const auto& item : model.named_modules())
-    if (const auto* const layer = dynamic_cast<const ParallelLayer*>(item.value().get()))
-      plan.push_back({item.key(), layer->planned_cut()});
+  internal::for_each_module(model, [&](const std::string& name, const torch::nn::Module& module) {
+    if (const auto* const layer = dynamic_cast<const ParallelLayer*>(&module))
+      plan.push_back({name, layer->planned_cut()});
+  });
   apply_plan(model, plan, axis);
   return static_cast<int>(plan.size());
 }

@@ -103,6 +103,7 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
   parallel_ = make_parallel(*model_, mesh_, axes_, config_,
                             std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
                             parts_->norm_scope());
+  if (!numbers.steps()) return;
   optimizer_ =
       parallel_->make_optimizer(optim::SGDOptions{.momentum = 0.9},
                                 optim::decay_groups(data_parallel::trained_parameters(*model_),
@@ -130,6 +131,7 @@ double SpreadModel::pass(std::int64_t step) {
 double SpreadModel::clip(double max_norm) { return parallel_->clip_gradients(max_norm).norm; }
 
 void SpreadModel::step(double learning_rate) {
+  if (optimizer_ == nullptr) return model_->zero_grad();
   optimizer_->step(learning_rate);
   optimizer_->zero_grad();
 }

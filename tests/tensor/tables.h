@@ -1,0 +1,18 @@
+// What the ranks of a job are checked for.
+#pragma once
+
+#include <tests/ranks/cells.h>
+
+namespace lockstep::nn {
+
+void check_column_layers(ranks::Cells& cells);
+void check_row_layers(ranks::Cells& cells);
+void check_vocabulary_layers(ranks::Cells& cells);
+void check_vocabulary_loss(ranks::Cells& cells);
+void check_slices_of_positions(ranks::Cells& cells);
+void check_modules_of_users(ranks::Cells& cells);
+void check_traffic(ranks::Cells& cells);
+void check_tensor_mistakes(ranks::Cells& cells);
+void check_ranks_that_disagree(ranks::Cells& cells);
+
+}  // namespace lockstep::nn

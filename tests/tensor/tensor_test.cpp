@@ -1,0 +1,14 @@
+#include <gtest/gtest.h>
+
+#include <tests/ranks/job.h>
+
+namespace lockstep::nn {
+namespace {
+
+TEST(TensorParallel, OnOneRank) { ranks::expect_cells_pass(1, {"--all"}); }
+TEST(TensorParallel, OnTwoRanks) { ranks::expect_cells_pass(2, {"--all"}); }
+TEST(TensorParallel, OnThreeRanks) { ranks::expect_cells_pass(3, {"--all"}); }
+TEST(TensorParallel, OnFourRanks) { ranks::expect_cells_pass(4, {"--all"}); }
+
+}  // namespace
+}  // namespace lockstep::nn
