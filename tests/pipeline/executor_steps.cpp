@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
