@@ -60,6 +60,17 @@ double train_in_a_pipe(const std::shared_ptr<lockstep::comm::Communicator>& grou
   }
   return loss / static_cast<double>(targets.numel());
 }
+// documented: devices
+#include <lockstep/parallel/pipeline/model_parallel.h>
+
+// Devices such as {{torch::kCUDA, 0}, {torch::kCUDA, 1}}.
+double step_over(const std::vector<c10::Device>& devices, const torch::nn::Sequential& layers,
+                 const at::Tensor& batch, const at::Tensor& targets) {
+  lockstep::pipeline::ModelParallel model(layers, devices);
+  at::Tensor loss = torch::mse_loss(model->forward(batch), targets.to(model->output_device()));
+  loss.backward();
+  return loss.item<double>();
+}
 // documented: end
 
 namespace lockstep::pipeline {
@@ -75,6 +86,12 @@ void check_documented(ranks::Cells& cells) {
       cells.group()->broadcast(first, 0).wait();
       cells.expect_same(loss, first, "the loss");
     });
+  cells.cell("the step over devices of docs/pipeline.md", [&] {
+    const torch::nn::Sequential layers(torch::nn::Linear(16, 8), torch::nn::Linear(8, 16));
+    cells.expect(step_over({at::kCPU, at::kCPU}, layers, batch, targets) > 0, "no loss");
+    for (const at::Tensor& parameter : layers->parameters())
+      cells.expect(parameter.grad().defined(), "no gradient");
+  });
 }
 
 }  // namespace lockstep::pipeline
