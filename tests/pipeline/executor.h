@@ -15,5 +15,7 @@ void check_failures(ranks::Cells& cells);
 void check_mistakes(ranks::Cells& cells);
 // A Sequential over the ranks.
 void check_pipes(ranks::Cells& cells);
+// The programs of docs/pipeline.md.
+void check_documented(ranks::Cells& cells);
 
 }  // namespace lockstep::pipeline

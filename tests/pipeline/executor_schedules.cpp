@@ -72,7 +72,9 @@ void check_one(ranks::Cells& cells, ChainKind chain_kind, const Schedule& schedu
 
 void check_schedules(ranks::Cells& cells) {
   const int ranks = cells.num_ranks();
-  for (const ChainKind chain : kChainKinds)
+  for (const ChainKind chain : kChainKinds) {
+    // On more ranks those that differ most from each other, which takes long enough.
+    if (ranks > 2 && (chain == ChainKind::mlp || chain == ChainKind::frozen)) continue;
     for (const ScheduleKind kind : kScheduleKinds)
       for (const int micro_batches : {ranks - 1, ranks, 2 * ranks + 1}) {
         const Schedule schedule =
@@ -81,6 +83,7 @@ void check_schedules(ranks::Cells& cells) {
             fmt::format("{}, {}, {} micro-batches", name_of(chain), schedule.name, micro_batches),
             [&] { check_one(cells, chain, schedule); });
       }
+  }
   cells.cell("three chunks a rank", [&] {
     check_one(cells, ChainKind::mixed,
               make_schedule(ScheduleKind::interleaved,

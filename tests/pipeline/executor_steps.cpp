@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
@@ -58,6 +59,26 @@ void check_tied(ranks::Cells& cells, const Schedule& schedule) {
   }
 }
 
+void check_large(ranks::Cells& cells, const Schedule& schedule) {
+  constexpr std::int64_t kNumbers = 1 << 20;
+  const at::Tensor weight = at::ones({kNumbers}).requires_grad_();
+  std::map<int, Stage> mine;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] != cells.rank()) continue;
+    const bool last = stage + 1 == schedule.num_stages();
+    mine[stage] = {[=](int micro_batch, const Tensors& inputs) -> Tensors {
+                     const at::Tensor x =
+                         inputs.empty() ? at::full({kNumbers}, 1.0 + micro_batch) : inputs[0];
+                     return {last ? (x * weight).sum() : x * weight};
+                   },
+                   {weight}};
+  }
+  const double num_stages_here = static_cast<double>(mine.size());
+  Pipeline pipeline(schedule, std::move(mine), cells.group());
+  cells.expect(pipeline.run_step() == 15.0 * kNumbers, "the loss is wrong");
+  cells.expect_same(weight.grad(), at::full({kNumbers}, 15 * num_stages_here), "the gradient");
+}
+
 }  // namespace
 
 void check_steps(ranks::Cells& cells) {
@@ -65,6 +86,12 @@ void check_steps(ranks::Cells& cells) {
     cells.cell(fmt::format("tied parameters, {}", name_of(kind)), [&] {
       check_tied(cells,
                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
+    });
+  // More than any buffer between two ranks holds: sends go on while others are received.
+  for (const ScheduleKind kind : kScheduleKinds)
+    cells.cell(fmt::format("large tensors, {}", name_of(kind)), [&] {
+      check_large(cells,
+                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
     });
   cells.cell("two pipelines over the same ranks", [&] {
     for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::zb_v}) {

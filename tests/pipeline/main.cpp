@@ -22,6 +22,7 @@ const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
     {"--schedules", check_schedules},
     {"--behaviour", check_behaviour},
     {"--pipes", check_pipes},
+    {"--documented", check_documented},
 };
 
 }  // namespace

@@ -3,19 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <set>
 #include <string_view>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <spdlog/fmt/ranges.h>
-#include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/agreement.h>
+#include <lockstep/parallel/pipeline/stage_graph.h>
 
 namespace lockstep::pipeline {
 
@@ -23,53 +20,6 @@ namespace {
 
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// What the next stage, of this rank, is given: a graph of its own begins there.
-std::vector<at::Tensor> detached(const std::vector<at::Tensor>& outputs) {
-  std::vector<at::Tensor> inputs;
-  for (const at::Tensor& output : outputs)
-    inputs.push_back(output.detach().requires_grad_(output.requires_grad()));
-  return inputs;
-}
-
-// What a stage is given in place of a leaf, into which its first operator could not write, as an
-// activation in place does. Nothing is copied.
-struct Entrance : torch::autograd::Function<Entrance> {
-  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& leaf) {
-    return leaf.tensor_data();
-  }
-  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* /*context*/,
-                                          std::vector<at::Tensor> gradients) {
-    return gradients;
-  }
-};
-
-std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves) {
-  std::vector<at::Tensor> inputs;
-  for (const at::Tensor& leaf : leaves)
-    inputs.push_back(leaf.requires_grad() ? Entrance::apply(leaf) : leaf);
-  return inputs;
-}
-
-// One for each: zeros where none came to an input that wants one, as what is sent has it.
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& input : inputs)
-    gradients.push_back(input.requires_grad() && !input.grad().defined() ? at::zeros_like(input)
-                                                                         : input.grad());
-  return gradients;
-}
-
-void backward_whole(const std::vector<at::Tensor>& outputs,
-                    const std::vector<at::Tensor>& gradients) {
-  std::vector<at::Tensor> roots, starts;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].requires_grad()) continue;
-    roots.push_back(outputs[i]);
-    starts.push_back(gradients[i]);
-  }
-  if (!roots.empty()) torch::autograd::backward(roots, starts);
 }
 
 bool has_split_backward(const Schedule& schedule, int rank) {
@@ -86,27 +36,13 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
       stages_(std::move(stages)),
       options_(std::move(options)),
       group_(agreed_group(schedule_, stages_, options_, *group)),
+      tied_(options_.tied, schedule_, *group_),
       channels_(schedule_, *group_, options_.device) {
   if (has_split_backward(schedule_, group_->rank()))
     for (const auto& [index, stage] : stages_) splits_.emplace(index, stage.parameters);
-  make_tied_groups();
   // One that is still being made could not tell its neighbours why another has ended it. Over the
   // caller's group, which nobody ends.
   group->barrier().wait();
-}
-
-void Pipeline::make_tied_groups() {
-  for (const TiedParameter& tied : options_.tied) {
-    std::set<int> ranks;
-    for (const int stage : tied.stages)
-      ranks.insert(schedule_.rank_of_stage.at(static_cast<std::size_t>(stage)));
-    const bool mine = ranks.contains(group_->rank());
-    tied_groups_.push_back(ranks.size() < 2
-                               ? nullptr
-                               : group_->split(mine ? 0 : -1, group_->rank(),
-                                               fmt::format("{}, tied stages {}", group_->name(),
-                                                           fmt::join(tied.stages, ","))));
-  }
 }
 
 double Pipeline::run_step() {
@@ -157,8 +93,7 @@ void Pipeline::end(const std::string& reason) {
                             group_->rank(), reason);
   group_->abort(over_);
   channels_.abort(over_);
-  for (const auto& tied : tied_groups_)
-    if (tied != nullptr) tied->abort(over_);
+  tied_.abort(over_);
   live_.clear();
   handed_over_.clear();
   handed_back_.clear();
@@ -168,11 +103,11 @@ double Pipeline::step() {
   loss_ = at::Tensor();
   spans_.clear();
   most_live_ = 0;
-  const std::vector<at::Tensor> before = take_tied_gradients();
+  tied_.put_aside();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())])
     run(action);
   channels_.finish_sends();
-  sum_tied(before);
+  tied_.sum();
   LOCKSTEP_CHECK(live_.empty() && handed_over_.empty() && handed_back_.empty());
   return loss_of_all_ranks();
 }
@@ -231,7 +166,7 @@ void Pipeline::forward(const Action& action) {
     const at::Tensor loss = live.outputs[0].detach().reshape({}).to(at::kDouble);
     loss_ = loss_.defined() ? loss_ + loss : loss;
   } else if (is_mine(action.stage + 1)) {
-    handed_over_[{action.stage + 1, action.micro_batch}] = detached(live.outputs);
+    handed_over_[{action.stage + 1, action.micro_batch}] = leaves_of(live.outputs);
   }
   spans_.push_back({start, seconds_now(), action});
   live_[key] = std::move(live);
@@ -298,31 +233,6 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
       throw UsageError("stage {} of the pipeline returned a tensor on {}, and the pipeline is on "
                        "{}: move it there, or set PipelineOptions::device",
                        stage, output.device().str(), options_.device.str());
-  }
-}
-
-// What is there from steps before has been summed already.
-std::vector<at::Tensor> Pipeline::take_tied_gradients() {
-  std::vector<at::Tensor> before;
-  for (std::size_t i = 0; i < options_.tied.size(); ++i) {
-    before.emplace_back();
-    if (tied_groups_[i] == nullptr) continue;
-    at::Tensor& gradient = options_.tied[i].mine.mutable_grad();
-    std::swap(before.back(), gradient);
-  }
-  return before;
-}
-
-void Pipeline::sum_tied(const std::vector<at::Tensor>& before) {
-  for (std::size_t i = 0; i < options_.tied.size(); ++i) {
-    if (tied_groups_[i] == nullptr) continue;
-    const at::Tensor& parameter = options_.tied[i].mine;
-    at::Tensor& gradient = parameter.mutable_grad();
-    if (!gradient.defined()) gradient = at::zeros_like(parameter, at::MemoryFormat::Contiguous);
-    gradient = gradient.contiguous();
-    tied_groups_[i]->all_reduce(gradient).wait();
-    // Into the tensor that was there: somebody may hold on to it.
-    if (before[i].defined()) gradient = at::Tensor(before[i]).add_(gradient);
   }
 }
 

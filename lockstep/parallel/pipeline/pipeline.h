@@ -16,6 +16,7 @@
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
 #include <lockstep/parallel/pipeline/stage.h>
+#include <lockstep/parallel/pipeline/tied_gradients.h>
 
 namespace lockstep::pipeline {
 
@@ -73,10 +74,7 @@ class Pipeline {
   std::vector<at::Tensor> inputs_of(const Action& action);
   std::vector<at::Tensor> output_gradients_of(const Action& action);
   void erase_if_done(const Action& action);
-  void make_tied_groups();
   void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
-  void sum_tied(const std::vector<at::Tensor>& before);
-  std::vector<at::Tensor> take_tied_gradients();
   double loss_of_all_ranks() const;
   bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
   bool is_mine(int stage) const { return stages_.contains(stage); }
@@ -85,8 +83,8 @@ class Pipeline {
   std::map<int, Stage> stages_;
   std::map<int, SplitBackward> splits_;
   PipelineOptions options_;
-  std::shared_ptr<comm::Communicator> group_;                     // the pipeline's own
-  std::vector<std::shared_ptr<comm::Communicator>> tied_groups_;  // null where not mine
+  std::shared_ptr<comm::Communicator> group_;  // the pipeline's own
+  TiedGradients tied_;
   Channels channels_;
   std::map<Key, Live> live_;
   std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
