@@ -25,6 +25,8 @@ int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_sharded);
   if (argc == 2 && std::strcmp(argv[1], "--model-parallel") == 0)
+    return lockstep::ranks::run_cells(parity::check_some_model_parallel);
+  if (argc == 2 && std::strcmp(argv[1], "--model-parallel-whole") == 0)
     return lockstep::ranks::run_cells(parity::check_model_parallel);
   if (argc == 2 && std::strcmp(argv[1], "--model-parallel-gpu") == 0)
     return lockstep::ranks::run_cells(parity::check_model_parallel_on_gpu);

@@ -53,6 +53,8 @@ TEST(ParityOnGpu, OfShardsOverNccl) {
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 
+TEST(WholeParityOfModels, OverAllAxes) { ranks::expect_cells_pass(8, {"--model-parallel-whole"}); }
+
 TEST_P(WholeParity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded-whole"}); }
 
 INSTANTIATE_TEST_SUITE_P(Transports, ParityOver, ::testing::Values("tcp", "gloo"),

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
@@ -58,7 +60,9 @@ void check_one(ranks::Cells& cells, ChainKind chain_kind, const Schedule& schedu
                  fmt::format("{} loss {} instead of {}", step, loss, wanted.loss));
     const auto live = live_forwards(schedule)[static_cast<std::size_t>(cells.rank())];
     const double after = pipeline.evaluate();
-    cells.expect(before == loss && after == loss,
+    // LibTorch may have other kernels where no gradient is wanted.
+    const double rounding = 1e-5 * std::abs(loss);
+    cells.expect(before == after && std::abs(after - loss) <= rounding,
                  fmt::format("{} {} and {} without gradients, {} with", step, before, after, loss));
     cells.expect(pipeline.most_live() == live.until_weight,
                  fmt::format("{} {} forwards were live, and the schedule has {}", step,

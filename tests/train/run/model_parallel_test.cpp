@@ -1,0 +1,76 @@
+// That ranks which share a model, in whichever way, train what one rank trains.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+void expect_same_losses(const Training& training, const std::string& run,
+                        const std::string& wanted) {
+  const auto got = training.losses(run);
+  const auto all = training.losses(wanted);
+  ASSERT_EQ(got.size(), all.size()) << run;
+  for (const auto& [step, loss] : all)
+    EXPECT_NEAR(got.at(step), loss, 2e-5 * loss) << run << ", step " << step;
+}
+
+TEST(ModelParallel, HasTheLossesOfOneRank) {
+  Training training;
+  training.set("/model/num_layers", 4).set("/model/dropout", 0.1);
+  training.set("/train_batch_size", 8).set("/dataloader_drop_last", true);
+  training.train(1, "one");
+  const std::vector<std::pair<std::string, json>> layouts = {
+      {"tensor", {{"tensor", 2}, {"sequence_parallel", true}}},
+      {"context", {{"context", 2}}},
+      {"pipeline", {{"pipeline", 2}, {"schedule", "zb-v"}}},
+      {"shards of a pipeline of tensors",
+       {{"pipeline", 2}, {"tensor", 2}, {"sharding_strategy", "FULL_SHARD"}}}};
+  for (const auto& [name, parallel] : layouts) {
+    training.set("/parallel", parallel);
+    const bool pipelined = parallel.contains("pipeline");
+    const bool all = parallel.contains("sharding_strategy");
+    training.set("/train_micro_batch_size_per_gpu", pipelined ? 2 : 8);
+    training.train(all ? 8 : 2, name);
+    expect_same_losses(training, name, "one");
+  }
+}
+
+TEST(ModelParallel, ARunGoesOnInAnotherLayout) {
+  Training training;
+  training.set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
+  training.set("/train_batch_size", 8).set("/train_micro_batch_size_per_gpu", 4);
+  training.set("/dataloader_drop_last", true);
+  training.train(1, "one");
+  training.set("/max_steps", 4).set("/parallel", {{"pipeline", 2}});
+  training.train(2);
+  training.set("/max_steps", 8).set("/parallel", {{"tensor", 2}});
+  training.train(2);
+  training.set("/max_steps", 12).set("/parallel", json::object());
+  training.train(1);
+  expect_same_losses(training, "run", "one");
+}
+
+TEST(ModelParallel, ThatCannotBeIsRefusedBeforeAnyRankStarts) {
+  Training training;
+  const auto refusal = [&](int num_ranks, const json& parallel) {
+    training.set("/parallel", parallel);
+    Launched run = training.start(num_ranks);
+    EXPECT_EQ(run.wait(milliseconds(60'000)), 2);
+    return run.error();
+  };
+  EXPECT_THAT(refusal(3, {{"tensor", 2}}),
+              HasSubstr("3 ranks do not divide into groups of so many: start 2 or 4"));
+  EXPECT_THAT(refusal(2, {{"data", 2}, {"tensor", 2}}), HasSubstr("which is 4 ranks, and there are "
+                                                                  "2"));
+  EXPECT_THAT(refusal(16, {{"pipeline", 16}}), HasSubstr("of which each stage needs one"));
+  EXPECT_THAT(refusal(3, {{"tensor", 3}}), HasSubstr("heads cannot be shared by 3 ranks"));
+  EXPECT_THAT(refusal(3, {{"context", 3}}), HasSubstr("make it a multiple of 6"));
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing
