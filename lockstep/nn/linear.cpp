@@ -101,7 +101,7 @@ at::Tensor LinearImpl::all_outputs(const at::Tensor& y) const {
   const int num_holders = cut_parameters_.front().num_holders;
   if (cut_.blocks == 1 && num_holders == 1) return all;
   return all.unflatten(-1, {axis_->size(), cut_.blocks, -1})
-      .slice(-3, c10::nullopt, c10::nullopt, num_holders)
+      .slice(-3, 0, axis_->size(), num_holders)
       .transpose(-3, -2)
       .flatten(-3);
 }
