@@ -128,8 +128,9 @@ class DistributedManager {
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses. For pipelines.
   template <typename Model>
-  void backward(const Model& model, const std::function<at::Tensor()>& passes, std::int64_t count) {
-    parallel(model).backward(passes, count);
+  void backward_passes(const Model& model, const std::function<at::Tensor()>& passes,
+                       std::int64_t count) {
+    parallel(model).backward_passes(passes, count);
   }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.

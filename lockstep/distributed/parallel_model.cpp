@@ -28,8 +28,8 @@ class Replicated : public ParallelModel {
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     parallel_.backward(loss_sum, count);
   }
-  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
-    parallel_.backward(passes, count);
+  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    parallel_.backward_passes(passes, count);
   }
   data_parallel::NoSync no_sync() override { return parallel_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return parallel_.totals(); }
@@ -142,8 +142,8 @@ class OptimizerSharded final : public ParallelModel {
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     replicas_.backward(loss_sum, count);
   }
-  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
-    replicas_.backward(passes, count);
+  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    replicas_.backward_passes(passes, count);
   }
   data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
@@ -201,8 +201,8 @@ class Sharded final : public ParallelModel {
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     sharded_.backward(loss_sum, count);
   }
-  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) override {
-    sharded_.backward(passes, count);
+  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) override {
+    sharded_.backward_passes(passes, count);
   }
   data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return sharded_.totals(); }

@@ -33,7 +33,7 @@ class ParallelModel {
   virtual ~ParallelModel() = default;
 
   virtual void backward(const at::Tensor& loss_sum, std::int64_t count) = 0;
-  virtual void backward(const std::function<at::Tensor()>& passes, std::int64_t count) = 0;
+  virtual void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) = 0;
   virtual data_parallel::NoSync no_sync() = 0;
   virtual const data_parallel::StepTotals& totals() const = 0;
 

@@ -270,7 +270,7 @@ void Trainer::run_pipeline(std::int64_t num_passes) {
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += task_->count(batch);
   }
-  dist_.backward(
+  dist_.backward_passes(
       model_, [&] { return at::scalar_tensor(task_->run_pipeline(step_, batches), at::kDouble); },
       count);
 }

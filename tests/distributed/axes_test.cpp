@@ -21,13 +21,14 @@ DistributedConfig sharded(ShardingStrategy strategy, Axes mesh = {}) {
 }
 
 TEST(Axes, WhereNoneAreGivenSpanAllRanks) {
-  EXPECT_EQ(axes_for({}, 4), (Axes{{"dp_replicate", -1}}));
-  EXPECT_EQ(axes_for(sharded(ShardingStrategy::FULL_SHARD), 4), (Axes{{"dp_shard", -1}}));
-  EXPECT_EQ(axes_for(sharded(ShardingStrategy::SHARD_OPTIMIZER), 4), (Axes{{"dp_replicate", -1}}));
+  EXPECT_EQ(axes_for({}, 4).axes, (Axes{{"dp_replicate", -1}}));
+  EXPECT_EQ(axes_for(sharded(ShardingStrategy::FULL_SHARD), 4).axes, (Axes{{"dp_shard", -1}}));
+  EXPECT_EQ(axes_for(sharded(ShardingStrategy::SHARD_OPTIMIZER), 4).axes,
+            (Axes{{"dp_replicate", -1}}));
 }
 
 TEST(Axes, OfHybridShardsAreACopyOnEachHost) {
-  EXPECT_EQ(axes_for(sharded(ShardingStrategy::HYBRID_SHARD), 4),
+  EXPECT_EQ(axes_for(sharded(ShardingStrategy::HYBRID_SHARD), 4).axes,
             (Axes{{"dp_replicate", -1}, {"dp_shard", 4}}));
 }
 
@@ -55,6 +56,19 @@ TEST(Axes, ThatNoStrategyUsesAreRefused) {
         axes_for(sharded(ShardingStrategy::FULL_SHARD, {{"dp_replicate", 2}, {"dp_shard", 2}}), 4);
       },
       ThrowsMessage<UsageError>(HasSubstr("only HYBRID_SHARD uses both")));
+}
+
+TEST(Axes, OfRanksThatShareAModelLieAroundThoseOfData) {
+  DistributedConfig config = sharded(ShardingStrategy::FULL_SHARD);
+  config.model_parallel = {.tensor = 2, .pipeline = 3, .context = 4};
+  const JobAxes job = axes_for(config, 24);
+  EXPECT_EQ(job.axes, (Axes{{"pp", 3}, {"dp_shard", -1}, {"cp", 4}, {"tp", 2}}));
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(job.samples, (Names{"dp_shard"}));
+  EXPECT_EQ(job.gradients, (Names{"dp_shard", "cp"}));
+  EXPECT_EQ(job.shards, (Names{"dp_shard", "cp"}));
+  EXPECT_EQ(job.model, (Names{"pp", "tp"}));
+  EXPECT_EQ(joint_groups(job), (std::vector<Names>{{"dp_shard", "cp"}, {"pp", "tp"}}));
 }
 
 }  // namespace

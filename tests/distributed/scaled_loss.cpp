@@ -13,23 +13,24 @@ namespace lockstep {
 
 namespace {
 
-namespace nn = torch::nn;
 using ranks::Cells;
+using torch::nn::Linear;
+using torch::nn::Sequential;
 
 constexpr int kSteps = 3;
 constexpr int kSamples = 4;
 
-nn::Sequential seeded() {
+Sequential seeded() {
   torch::manual_seed(3);
-  return nn::Sequential(nn::Linear(6, 6), nn::Linear(6, 6), nn::Linear(6, 2));
+  return Sequential(Linear(6, 6), Linear(6, 6), Linear(6, 2));
 }
 
-at::Tensor loss_sum(const DistributedManager& dist, nn::Sequential& model, int step) {
+at::Tensor loss_sum(const DistributedManager& dist, Sequential& model, int step) {
   torch::manual_seed(static_cast<std::uint64_t>(100 * step + dist.rank()));
   return model->forward(at::randn({kSamples, 6})).pow(2).sum();
 }
 
-std::vector<NamedTensor> weights(DistributedManager& dist, const nn::Sequential& model) {
+std::vector<NamedTensor> weights(DistributedManager& dist, const Sequential& model) {
   auto state = dist.full_state_dict(model, {.rank0_only = false});
   for (NamedTensor& one : state) one.tensor = one.tensor.detach().clone();
   return state;
@@ -42,7 +43,7 @@ struct Trained {
 };
 
 Trained train_plainly(DistributedManager& dist) {
-  nn::Sequential model = dist.wrap_model(seeded());
+  Sequential model = dist.wrap_model(seeded());
   const auto adamw = dist.make_optimizer(model, optim::AdamWOptions{}, 0.1);
   for (int step = 0; step < kSteps; ++step) {
     adamw->zero_grad();
@@ -65,7 +66,7 @@ void expect_same(Cells& cells, const std::vector<NamedTensor>& got,
 void check_scaled_loss(DistributedManager dist, Cells& cells) {
   cells.cell("a scaled loss gives the same steps, to the bit", [&] {
     const Trained plain = train_plainly(dist);
-    nn::Sequential model = dist.wrap_model(seeded());
+    Sequential model = dist.wrap_model(seeded());
     const auto adamw = dist.make_optimizer(model, optim::AdamWOptions{}, 0.1);
     GradScaler scaler({.initial_scale_power = 10});
     scaler.set_samples_per_sum(kSamples);
@@ -81,7 +82,7 @@ void check_scaled_loss(DistributedManager dist, Cells& cells) {
   });
 
   cells.cell("an overflow on one rank skips the step on all, and moves the scale on", [&] {
-    nn::Sequential model = dist.wrap_model(seeded());
+    Sequential model = dist.wrap_model(seeded());
     GradScaler scaler({.initial_scale_power = 10, .hysteresis = 1});
     const bool last = dist.rank() == dist.world_size() - 1;
     const double factor = last ? std::numeric_limits<float>::infinity() : 1;
@@ -91,7 +92,7 @@ void check_scaled_loss(DistributedManager dist, Cells& cells) {
   });
 
   cells.cell("an overflow that only one rank's gradients show", [&] {
-    nn::Sequential model = dist.wrap_model(seeded());
+    Sequential model = dist.wrap_model(seeded());
     GradScaler scaler({.initial_scale_power = 10, .hysteresis = 1});
     const bool last = dist.rank() == dist.world_size() - 1;
     const double factor = last ? std::numeric_limits<float>::infinity() : 1;

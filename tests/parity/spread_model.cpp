@@ -113,8 +113,8 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
 double SpreadModel::pass(std::int64_t step) {
   step_ = step;
   if (pipeline_) {
-    parallel_->backward([&] { return at::scalar_tensor(pipeline_->run_step(), at::kDouble); },
-                        count_of_targets());
+    parallel_->backward_passes(
+        [&] { return at::scalar_tensor(pipeline_->run_step(), at::kDouble); }, count_of_targets());
     return parallel_->totals().mean_loss();
   }
   for (int pass = 0; pass < num_passes_; ++pass) {

@@ -18,10 +18,8 @@ void check_behaviour(ranks::Cells& cells) {
 }
 
 const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
-    {"--data-parallel", check_data_parallel},
-    {"--schedules", check_schedules},
-    {"--behaviour", check_behaviour},
-    {"--pipes", check_pipes},
+    {"--data-parallel", check_data_parallel}, {"--schedules", check_schedules},
+    {"--behaviour", check_behaviour},         {"--pipes", check_pipes},
     {"--documented", check_documented},
 };
 

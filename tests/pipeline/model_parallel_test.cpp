@@ -53,8 +53,10 @@ TEST(ModelParallel, HasTheGradientsOfOneDevice) {
 TEST(ModelParallel, MovesActivationsBetweenDevices) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   const c10::Device gpu(at::kCUDA, 0);
-  expect_as_on_one({gpu, at::kCPU}, 1e-5);
-  expect_as_on_one({at::kCPU, gpu, at::kCPU}, 1e-5);
+  // Products may be in TF32 there.
+  constexpr double kRounding = 1e-2;
+  expect_as_on_one({gpu, at::kCPU}, kRounding);
+  expect_as_on_one({at::kCPU, gpu, at::kCPU}, kRounding);
 }
 
 TEST(ModelParallel, CutsByParametersOrWhereItIsSaid) {

@@ -93,7 +93,8 @@ void check_gradient_norm(Cells& cells) {
     if (num_ranks == 3) piece.ranges.push_back({20, 20});
     piece.values = at::ones({piece.ranges[static_cast<std::size_t>(cells.rank())].size()});
     if (cells.rank() == 1) piece.values[3] = std::numeric_limits<float>::infinity();
-    cells.expect(std::isinf(gradient_sum_of_squares({piece}, *cells.group())), "the norm is finite");
+    cells.expect(std::isinf(gradient_sum_of_squares({piece}, *cells.group())),
+                 "the norm is finite");
   });
 }
 

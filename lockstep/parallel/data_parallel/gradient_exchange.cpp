@@ -39,7 +39,8 @@ void GradientExchange::check_before() {
   has_plain_gradients_ = false;
 }
 
-void GradientExchange::backward(const std::function<at::Tensor()>& passes, std::int64_t count) {
+void GradientExchange::backward_passes(const std::function<at::Tensor()>& passes,
+                                       std::int64_t count) {
   bool exchanges = false;
   {
     const std::lock_guard lock(mutex_);

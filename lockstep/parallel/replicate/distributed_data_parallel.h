@@ -40,8 +40,8 @@ class DistributedDataParallel {
   void backward(const at::Tensor& loss_sum, std::int64_t count);
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses.
-  void backward(const std::function<at::Tensor()>& passes, std::int64_t count) {
-    reducer_->backward(passes, count);
+  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) {
+    reducer_->backward_passes(passes, count);
   }
 
   // What the losses given to backward() came to over all ranks, at the last exchange.

@@ -175,9 +175,9 @@ void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t
   sharder_->backward(loss_sum, count);
 }
 
-void FullyShardedDataParallel::backward(const std::function<at::Tensor()>& passes,
-                                        std::int64_t count) {
-  sharder_->backward(passes, count);
+void FullyShardedDataParallel::backward_passes(const std::function<at::Tensor()>& passes,
+                                               std::int64_t count) {
+  sharder_->backward_passes(passes, count);
 }
 
 bool FullyShardedDataParallel::every_rank_computes() const {

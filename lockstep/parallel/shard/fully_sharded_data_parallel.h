@@ -59,7 +59,7 @@ class FullyShardedDataParallel {
   void backward(const at::Tensor& loss_sum, std::int64_t count);
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses. Gradients are whole on each rank until the last.
-  void backward(const std::function<at::Tensor()>& passes, std::int64_t count);
+  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count);
   const data_parallel::StepTotals& totals() const;
 
   // Steps on this rank's parts and brings the parameters up to date. The groups hold the module's
