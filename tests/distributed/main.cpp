@@ -1,7 +1,6 @@
 // The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
 // with --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp,
-// with
-// --scaled and a strategy that of scaled_loss.cpp.
+// with --tensor that of tensor_manager.cpp, with --scaled and a strategy that of scaled_loss.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -10,6 +9,7 @@
 #include "manager.h"
 #include "scaled_loss.h"
 #include "sharded_manager.h"
+#include "tensor_manager.h"
 
 namespace {
 
@@ -35,6 +35,13 @@ int main(int argc, char** argv) {
                                                    .device_type = c10::DeviceType::CPU});
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_sharded_manager(dist, cells); });
+  }
+  if (argc == 2 && std::strcmp(argv[1], "--tensor") == 0) {
+    const auto dist = lockstep::setup_distributed({.model_parallel = {.tensor = 2},
+                                                   .timeout = lockstep::milliseconds(30'000),
+                                                   .device_type = c10::DeviceType::CPU});
+    return lockstep::ranks::run_cells(
+        dist.world(), [&](lockstep::ranks::Cells& cells) { check_tensor_manager(dist, cells); });
   }
   if (argc == 2 && std::strcmp(argv[1], "--every-strategy") == 0)
     return lockstep::ranks::run_cells(lockstep::check_every_strategy);

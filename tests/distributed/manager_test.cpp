@@ -16,6 +16,9 @@ TEST(DistributedManager, UnscalesGradientsWithEveryStrategy) {
     ranks::expect_cells_pass(2, {"--scaled", strategy});
   }
 }
+TEST(DistributedManager, OfLayersThatRanksShare) {
+  for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--tensor"});
+}
 TEST(DistributedManager, OnOneRank) { ranks::expect_cells_pass(1, {"--rank"}); }
 
 }  // namespace
