@@ -1,5 +1,7 @@
 #include <lockstep/nn/layer_cut.h>
 
+#include <utility>
+
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -27,8 +29,7 @@ void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntA
   const auto part = [&](const at::Tensor& whole) {
     return mesh::part_of(whole.detach(), placement).reshape(shape);
   };
-  const at::Tensor gradient = parameter.grad();
-  parameter.mutable_grad().reset();
+  const at::Tensor gradient = std::exchange(parameter.mutable_grad(), at::Tensor());
   parameter.set_data(part(parameter));
   if (gradient.defined()) parameter.mutable_grad() = part(gradient);
   // A graph that still lives keeps the node that takes this parameter's gradients, with the whole

@@ -91,7 +91,9 @@ void check_evaluation(Cells& cells) {
 }
 
 void check_recomputed(Cells& cells) {
-  auto [kept, again] = make_twins(make_mlp, at::kDouble, axis_of(cells));
+  const auto twins = make_twins(make_mlp, at::kDouble, axis_of(cells));
+  const auto& kept = twins.whole;
+  const auto& again = twins.cut;
   cut_parallel_layers(*kept, axis_of(cells));
   const at::Tensor x = leaf(drawn({2, 3, 8})), y = leaf(x);
   kept->forward(x).pow(2).sum().backward();

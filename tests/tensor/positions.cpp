@@ -68,7 +68,9 @@ void check_thawed(Cells& cells) {
     block->down->bias.requires_grad_(false);
     return block;
   };
-  auto [whole, cut] = make_twins(make, at::kDouble, axis_of(cells, BetweenLayers::by_positions));
+  const auto twins = make_twins(make, at::kDouble, axis_of(cells, BetweenLayers::by_positions));
+  const auto& whole = twins.whole;
+  const auto& cut = twins.cut;
   const at::Tensor text = at::arange(kLength, at::kLong).remainder(13).view({1, kLength});
   const auto pass = [&] {
     whole->forward(text).sum().backward();

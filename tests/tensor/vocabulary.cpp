@@ -91,9 +91,9 @@ void check_vocabulary_loss(Cells& cells) {
       // More than a block of 16 MiB of logits, of any number of ranks, on each.
       {"blocks of rows", {.rows = 150, .vocabulary = 200'003}}};
   for (const Precision& precision : kPrecisions)
-    for (const auto& [name, one] : cases)
-      cells.cell(fmt::format("loss, {}, {}", name, c10::toString(precision.type)),
-                 [&] { check_loss(cells, one, precision); });
+    for (const auto& one : cases)
+      cells.cell(fmt::format("loss, {}, {}", one.first, c10::toString(precision.type)),
+                 [&] { check_loss(cells, one.second, precision); });
   cells.cell("loss in bfloat16",
              [&] { check_loss(cells, {}, {.type = at::kBFloat16, .tolerance = 2e-2}); });
 }
