@@ -113,7 +113,15 @@ MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Devi
       model_(models::resolved(model)),
       device_(device),
       precision_(precision),
-      offload_(device == plan::Device::cpu ? plan::Offload::none : offload) {}
+      offload_(device == plan::Device::cpu ? plan::Offload::none : offload) {
+  const ParallelSection& parallel = config_.parallel;
+  if (parallel.ranks_together() > 1)
+    throw UsageError(
+        "parallel has tensor {}, pipeline {} and context {}, and what ranks that share "
+        "a model take in memory is not known here: leave them out to see what data "
+        "parallelism takes (--set parallel.tensor=1 and so on)",
+        parallel.tensor, parallel.pipeline, parallel.context);
+}
 
 MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
   const Batch batch = resolve_batch(config_, num_ranks);

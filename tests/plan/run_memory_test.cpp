@@ -36,6 +36,16 @@ MemoryPlan plan_of(const TrainConfig& config, plan::Device device = plan::Device
                     device);
 }
 
+TEST(RunMemory, OfRanksThatShareAModelIsRefusedRatherThanWrong) {
+  for (const auto axis :
+       {&ParallelSection::tensor, &ParallelSection::pipeline, &ParallelSection::context}) {
+    TrainConfig shared = config();
+    shared.parallel.*axis = 2;
+    EXPECT_THAT(usage_error([&] { plan_of(shared); }),
+                HasSubstr("what ranks that share a model take in memory is not known here"));
+  }
+}
+
 TEST(RunMemory, FollowsTheConfig) {
   TrainConfig changed = config();
   const std::int64_t plain = plan_of(changed).estimate(plan_of(changed).configured(2)).peak;
