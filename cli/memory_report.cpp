@@ -7,6 +7,7 @@
 #include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/count_text.h>
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/plan/bytes_text.h>
@@ -68,12 +69,6 @@ plan::Device parse_device(const std::string& text, train::DeviceChoice configure
   if (configured == train::DeviceChoice::cuda) return plan::Device::gpu;
   if (configured == train::DeviceChoice::cpu) return plan::Device::cpu;
   return elastic::num_visible_gpus() > 0 ? plan::Device::gpu : plan::Device::cpu;
-}
-
-std::string count_text(double count) {
-  if (count >= 1e9) return fmt::format("{:.2f} B", count / 1e9);
-  if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);
-  return fmt::format("{:.0f}", count);
 }
 
 const char* word_for(Fit fit) {

@@ -19,12 +19,25 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
                  "ranks to start on this host: a number, auto, cpu, gpu, or gpu:N (1)");
   app.add_option("--set", flags.overrides, "KEY=VALUE in place of what the config has; repeatable")
       ->allow_extra_args(false);
+  app.add_flag(
+      "--describe", flags.describe,
+      "show the mesh, and which layers, shards and data each rank has; nothing is trained");
+  app.add_option("--svg", flags.svg, "with --describe: a file for the picture");
+  app.add_option("--nnodes", flags.num_hosts,
+                 "with --describe: hosts, each with the ranks of --nproc-per-node (1)");
   app.add_option("--output", flags.output)->group("");
   SplitArguments split = split_at_words(app, arguments, 1);
   if (!parse_flags(app, std::move(split.flags))) return std::nullopt;
   if (split.program.empty())
     throw UsageError("no config file was given: lockstep train CONFIG.json (docs/config.md has one "
                      "to start from)");
+  for (const auto& [flag, value] : {std::pair<const char*, const std::string&>("--svg", flags.svg),
+                                    {"--nnodes", flags.num_hosts}})
+    if (!flags.describe && !value.empty())
+      throw UsageError("{} is for --describe{}", flag,
+                       std::string_view(flag) == "--nnodes"
+                           ? ": `lockstep run --nnodes` starts ranks on several hosts"
+                           : "");
   flags.config = split.program.front();
   return flags;
 }

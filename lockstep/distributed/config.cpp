@@ -6,6 +6,31 @@ namespace lockstep {
 
 namespace {
 
+const char* mode_name(ParallelMode mode) {
+  switch (mode) {
+    case ParallelMode::DDP: return "DDP";
+    case ParallelMode::FSDP: return "FSDP";
+    case ParallelMode::TENSOR: return "TENSOR";
+    case ParallelMode::PIPELINE: return "PIPELINE";
+    case ParallelMode::CONTEXT: return "CONTEXT";
+    case ParallelMode::HYBRID: return "HYBRID";
+  }
+  return "a mode without a name";
+}
+
+// That of the axis which a mode is about; null where it is not about one.
+int* own_size(ParallelMode mode, ModelParallelSizes& sizes) {
+  switch (mode) {
+    case ParallelMode::TENSOR: return &sizes.tensor;
+    case ParallelMode::PIPELINE: return &sizes.pipeline;
+    case ParallelMode::CONTEXT: return &sizes.context;
+    case ParallelMode::DDP:
+    case ParallelMode::FSDP:
+    case ParallelMode::HYBRID: break;
+  }
+  return nullptr;
+}
+
 const char* name_of(const DistributedConfig& config) {
   if (config.mode == ParallelMode::DDP) return "DDP";
   switch (strategy_of(config)) {
@@ -21,15 +46,25 @@ const char* name_of(const DistributedConfig& config) {
 }  // namespace
 
 ShardingStrategy strategy_of(const DistributedConfig& config) {
-  return config.mode == ParallelMode::DDP
-             ? ShardingStrategy::NO_SHARD
-             : config.sharding_strategy.value_or(ShardingStrategy::FULL_SHARD);
+  if (config.mode == ParallelMode::DDP) return ShardingStrategy::NO_SHARD;
+  return config.sharding_strategy.value_or(config.mode == ParallelMode::FSDP
+                                               ? ShardingStrategy::FULL_SHARD
+                                               : ShardingStrategy::NO_SHARD);
 }
 
-bool takes_units(const DistributedConfig& config) {
-  const ShardingStrategy strategy = strategy_of(config);
-  return strategy == ShardingStrategy::SHARD_GRAD_OP || strategy == ShardingStrategy::FULL_SHARD ||
-         strategy == ShardingStrategy::HYBRID_SHARD;
+DistributedConfig sized_for(DistributedConfig config, int world_size) {
+  if (int* size = own_size(config.mode, config.model_parallel); size != nullptr && *size == 1)
+    *size = world_size;
+  return config;
+}
+
+bool takes_units(const DistributedConfig& config) { return cuts_gradients(strategy_of(config)); }
+
+JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks) {
+  return axes_for({.strategy = strategy_of(config),
+                   .data = config.mesh,
+                   .model_parallel = config.model_parallel},
+                  ranks);
 }
 
 void check(const DistributedConfig& config) {
@@ -37,12 +72,16 @@ void check(const DistributedConfig& config) {
       *config.sharding_strategy != ShardingStrategy::NO_SHARD)
     throw UsageError("a sharding_strategy is given, and the mode is DDP, in which every rank holds "
                      "the whole model: set .mode = ParallelMode::FSDP, too");
-  const ModelParallelSizes& sizes = config.model_parallel;
+  ModelParallelSizes sizes = config.model_parallel;
   for (const auto& [name, size] :
        {std::pair("tensor", sizes.tensor), std::pair("pipeline", sizes.pipeline),
         std::pair("context", sizes.context)})
     if (size < 1)
       throw UsageError("model_parallel.{} is {}: give the number of ranks, 1 for none", name, size);
+  if (const int* own = own_size(config.mode, sizes); own != nullptr && *own != sizes.ranks())
+    throw UsageError("the mode is {}, and model_parallel has tensor {} × pipeline {} × context {}: "
+                     "set .mode = ParallelMode::HYBRID, which takes all of them",
+                     mode_name(config.mode), sizes.tensor, sizes.pipeline, sizes.context);
   const MixedPrecision& precision = config.fsdp.mixed_precision;
   const CPUOffload& offload = config.fsdp.cpu_offload;
   const ZeroPlusPlusConfig& zero = config.fsdp.zero_plus_plus;

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/distributed/job_axes.h>
 #include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/nn/tensor_axis.h>
 #include <lockstep/parallel/replicate/options.h>
@@ -21,26 +22,22 @@ using shard::CPUOffload;
 using shard::MixedPrecision;
 using shard::ZeroPlusPlusConfig;
 
+// What ranks do with the model. The last four spread it along axes of model_parallel, each of them
+// alone over all ranks where its size is not given; with a sharding_strategy, along those of the
+// data, too.
 enum class ParallelMode {
-  DDP,   // every rank holds the whole model
-  FSDP,  // ranks hold parts of it, as ShardingStrategy says
-};
-
-// Ranks that work together on the same samples, by axes of the mesh: those along which data is
-// spread are the rest. What is cut is the model's own to say: layers (nn::ColumnParallelLinear and
-// the like, models::LanguageModel::spread), stages (pipeline::Pipeline), attention
-// (nn::ContextParallelAttention).
-struct ModelParallelSizes {
-  int tensor = 1;    // "tp": parts of each layer; ranks next to each other
-  int pipeline = 1;  // "pp": stages; ranks furthest from each other
-  int context = 1;   // "cp": parts of each sequence
-
-  int ranks() const { return tensor * pipeline * context; }
+  DDP,       // every rank holds the whole model
+  FSDP,      // ranks hold parts of it, as ShardingStrategy says
+  TENSOR,    // parts of each layer
+  PIPELINE,  // stages
+  CONTEXT,   // the whole model, and parts of each sequence
+  HYBRID,    // whatever the sizes in model_parallel say
 };
 
 struct DistributedConfig {
   ParallelMode mode = ParallelMode::DDP;
-  // Of FSDP, and FULL_SHARD where it is not given.
+  // FULL_SHARD where it is not given with FSDP; nothing is cut along the data's axes where it is
+  // not with the others.
   std::optional<ShardingStrategy> sharding_strategy = {};
   // The axes that data is spread over, slowest first; one size may be -1. Where not given, one axis
   // over all ranks that model_parallel leaves, or for HYBRID_SHARD a copy of the model on each
@@ -64,12 +61,18 @@ struct DistributedConfig {
   shard::Options fsdp = {};
 };
 
-// What a config cuts: nothing with DDP.
+// What a config cuts along the axes of the data: nothing with DDP.
 ShardingStrategy strategy_of(const DistributedConfig& config);
+
+// With the sizes that the mode leaves to the number of ranks.
+DistributedConfig sized_for(DistributedConfig config, int world_size);
 
 // Whether that strategy takes over a model's parameters unit by unit, so that they need not all be
 // there before.
 bool takes_units(const DistributedConfig& config);
+
+// The mesh that it asks for, as axes_for() says of JobSizes.
+JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks);
 
 // UsageError where a config asks for what its strategy does not have.
 void check(const DistributedConfig& config);

@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/distributed/job_axes.h>
+#include <lockstep/distributed/tensor_axis_warning.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
@@ -66,14 +67,15 @@ at::Tensor copy_to(c10::Device device, const at::Tensor& host) {
 
 }  // namespace
 
-DistributedManager setup_distributed(const DistributedConfig& config) {
-  check(config);
-  auto device_manager = choose_device(config);
-  auto world = comm::join_world({.backend = config.backend, .timeout = config.timeout});
+DistributedManager setup_distributed(const DistributedConfig& asked_for) {
+  check(asked_for);
+  auto device_manager = choose_device(asked_for);
+  auto world = comm::join_world({.backend = asked_for.backend, .timeout = asked_for.timeout});
+  const DistributedConfig config = sized_for(asked_for, world->size());
   const LaunchEnvironment job = read_launch_environment();
-  JobAxes axes = axes_for(config, job.local_world_size);
+  JobAxes axes = axes_for(config, {.world = world->size(), .of_host = job.local_world_size});
   mesh::DeviceMesh mesh(world, axes.axes, {.flatten = joint_groups(axes)});
-  return DistributedManager(std::make_shared<DistributedManager::State>(
+  DistributedManager manager(std::make_shared<DistributedManager::State>(
       DistributedManager::State{.config = config,
                                 .local_rank = job.local_rank,
                                 .device_manager = std::move(device_manager),
@@ -82,6 +84,9 @@ DistributedManager setup_distributed(const DistributedConfig& config) {
                                 .mesh = std::move(mesh),
                                 .models = {},
                                 .batch_norms = {}}));
+  if (config.model_parallel.tensor > 1 && job.num_nodes > 1)
+    warn_of_tensor_axis_across_hosts(manager.mesh(), job.node_rank, manager.device_for_numbers());
+  return manager;
 }
 
 int DistributedManager::local_rank() const { return state_->local_rank; }

@@ -60,7 +60,7 @@ class DistributedManager {
   c10::Device device() const;
   const device::DeviceManager& device_manager() const;
 
-  // What setup_distributed() was given.
+  // What setup_distributed() was given, with the sizes that follow from the number of ranks.
   const DistributedConfig& config() const;
   const std::shared_ptr<comm::Communicator>& world() const;
   mesh::DeviceMesh& mesh() const;

@@ -15,26 +15,26 @@ constexpr const char* kTensor = "tp";
 constexpr const char* kPipeline = "pp";
 
 // Those of a host that have samples of their own: stages are on hosts of their own first.
-int ranks_of_host(const DistributedConfig& config, int local_world_size) {
-  const int together = config.model_parallel.tensor * config.model_parallel.context;
-  return std::max(1, local_world_size / together);
+int ranks_of_host(const JobSizes& job, const JobRanks& ranks) {
+  const int together = job.model_parallel.tensor * job.model_parallel.context;
+  return std::max(1, std::min(ranks.of_host / together, ranks.world / job.model_parallel.ranks()));
 }
 
 // Those that data is spread over.
-std::vector<mesh::Axis> data_axes(const DistributedConfig& config, int local_world_size) {
-  const ShardingStrategy strategy = strategy_of(config);
-  const bool replicates = !takes_units(config);
-  if (config.mesh.empty()) {
+std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
+  const ShardingStrategy strategy = job.strategy;
+  const bool replicates = !cuts_gradients(strategy);
+  if (job.data.empty()) {
     if (strategy == ShardingStrategy::HYBRID_SHARD)
-      return {{kReplicate, -1}, {kShard, ranks_of_host(config, local_world_size)}};
+      return {{kReplicate, -1}, {kShard, ranks_of_host(job, ranks)}};
     return {{replicates ? kReplicate : kShard, -1}};
   }
   const auto has = [&](const char* name) {
-    return std::ranges::any_of(config.mesh, [&](const auto& axis) { return axis.name == name; });
+    return std::ranges::any_of(job.data, [&](const auto& axis) { return axis.name == name; });
   };
   std::string names;
-  for (const mesh::Axis& axis : config.mesh) names += (names.empty() ? "" : ", ") + axis.name;
-  for (const mesh::Axis& axis : config.mesh)
+  for (const mesh::Axis& axis : job.data) names += (names.empty() ? "" : ", ") + axis.name;
+  for (const mesh::Axis& axis : job.data)
     if (axis.name != kReplicate && axis.name != kShard)
       throw UsageError("the mesh has an axis '{}', and data is spread over {} and {} only: what "
                        "ranks of one place in the data share is for model_parallel to say",
@@ -51,29 +51,29 @@ std::vector<mesh::Axis> data_axes(const DistributedConfig& config, int local_wor
                          : std::string(replicates ? kReplicate : kShard));
   if (strategy != ShardingStrategy::HYBRID_SHARD && has(kReplicate) && has(kShard))
     throw UsageError("the mesh has the axes {}, but only HYBRID_SHARD uses both", names);
-  return config.mesh;
+  return job.data;
 }
 
 }  // namespace
 
-JobAxes axes_for(const DistributedConfig& config, int local_world_size) {
-  const ModelParallelSizes& sizes = config.model_parallel;
-  JobAxes job;
+JobAxes axes_for(const JobSizes& job, const JobRanks& ranks) {
+  const ModelParallelSizes& sizes = job.model_parallel;
+  JobAxes made;
   const auto add = [&](const char* name, int size) {
-    if (size > 1) job.axes.push_back({name, size});
+    if (size > 1) made.axes.push_back({name, size});
     return size > 1;
   };
-  if (add(kPipeline, sizes.pipeline)) job.model.emplace_back(kPipeline);
-  for (const mesh::Axis& axis : data_axes(config, local_world_size)) {
-    job.axes.push_back(axis);
-    job.samples.push_back(axis.name);
+  if (add(kPipeline, sizes.pipeline)) made.model.emplace_back(kPipeline);
+  for (const mesh::Axis& axis : data_axes(job, ranks)) {
+    made.axes.push_back(axis);
+    made.samples.push_back(axis.name);
   }
-  job.gradients = job.samples;
-  if (add(kContext, sizes.context)) job.gradients.emplace_back(kContext);
-  for (const std::string& name : job.gradients)
-    if (name != kReplicate) job.shards.push_back(name);
-  if (add(kTensor, sizes.tensor)) job.model.emplace_back(kTensor);
-  return job;
+  made.gradients = made.samples;
+  if (add(kContext, sizes.context)) made.gradients.emplace_back(kContext);
+  for (const std::string& name : made.gradients)
+    if (name != kReplicate) made.shards.push_back(name);
+  if (add(kTensor, sizes.tensor)) made.model.emplace_back(kTensor);
+  return made;
 }
 
 std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes) {
@@ -81,12 +81,6 @@ std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes) {
   for (const auto& names : {axes.gradients, axes.shards, axes.model})
     if (names.size() > 1 && std::ranges::count(groups, names) == 0) groups.push_back(names);
   return groups;
-}
-
-std::shared_ptr<comm::Communicator> group_along(mesh::DeviceMesh& mesh,
-                                                const std::vector<std::string>& axes) {
-  if (axes.empty()) return nullptr;
-  return axes.size() == 1 ? mesh.axis(axes.front()) : mesh.flatten(axes);
 }
 
 }  // namespace lockstep

@@ -1,14 +1,36 @@
-// The mesh that a config asks for, and what its axes are for.
+// The mesh that a job asks for, and what its axes are for. No LibTorch: launchers show it too.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include <lockstep/distributed/config.h>
-#include <lockstep/mesh/device_mesh.h>
+#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/parallel/shard/strategy.h>
 
 namespace lockstep {
+
+// Ranks that work together on the same samples, by axes of the mesh: those along which data is
+// spread are the rest. What is cut is the model's own to say: layers (nn::ColumnParallelLinear and
+// the like, models::LanguageModel::spread), stages (pipeline::Pipeline), attention
+// (nn::ContextParallelAttention).
+struct ModelParallelSizes {
+  int tensor = 1;    // "tp": parts of each layer; ranks next to each other
+  int pipeline = 1;  // "pp": stages; ranks furthest from each other
+  int context = 1;   // "cp": parts of each sequence
+
+  int ranks() const { return tensor * pipeline * context; }
+};
+
+struct JobSizes {
+  ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
+  std::vector<mesh::Axis> data = {};  // as DistributedConfig::mesh
+  ModelParallelSizes model_parallel = {};
+};
+
+struct JobRanks {
+  int world = 1;
+  int of_host = 1;
+};
 
 struct JobAxes {
   std::vector<mesh::Axis> axes;        // of the mesh, slowest first
@@ -19,15 +41,11 @@ struct JobAxes {
   std::vector<std::string> model;      // along which ranks have other parts of the model; or none
 };
 
-// UsageError, with the numbers, where the config's strategy needs an axis that it does not have, or
-// has one that it cannot use.
-JobAxes axes_for(const DistributedConfig& config, int local_world_size);
+// UsageError, with the numbers, where the strategy needs an axis that is not there, or there is one
+// that it cannot use.
+JobAxes axes_for(const JobSizes& job, const JobRanks& ranks);
 
 // Those of its groups that are of several axes.
 std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes);
-
-// The ranks along one or several axes; null along none.
-std::shared_ptr<comm::Communicator> group_along(mesh::DeviceMesh& mesh,
-                                                const std::vector<std::string>& axes);
 
 }  // namespace lockstep

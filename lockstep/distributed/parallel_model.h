@@ -9,6 +9,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/distributed/axis_groups.h>
 #include <lockstep/distributed/config.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/tensor_names.h>

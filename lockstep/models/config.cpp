@@ -1,5 +1,7 @@
 #include <lockstep/models/config.h>
 
+#include <algorithm>
+
 #include <lockstep/base/error.h>
 
 namespace lockstep::models {
@@ -118,20 +120,33 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks) {
 }
 
 std::int64_t num_parameters(const ModelConfig& config) {
+  return num_parameters(config,
+                        {.num_layers = config.num_layers, .has_embedding = true, .has_head = true});
+}
+
+std::int64_t num_parameters(const ModelConfig& config, const ModelShare& share) {
   const ModelConfig c = resolved(config);
+  check_tensor_ranks(c, share.tensor_ranks);
+  const std::int64_t ranks = share.tensor_ranks;
   const std::int64_t hidden = c.hidden_size;
-  const std::int64_t embedding = c.vocab_size * hidden;
-  const std::int64_t output = c.tie_embeddings ? 0 : embedding;
-  if (c.family == Family::gpt2) {
-    const std::int64_t norm = 2 * hidden;
-    const std::int64_t attention = 4 * hidden * hidden + 4 * hidden;
-    const std::int64_t mlp = 2 * hidden * c.intermediate_size + c.intermediate_size + hidden;
-    return embedding + c.max_positions * hidden + c.num_layers * (attention + mlp + 2 * norm) +
-           norm + output;
-  }
-  const std::int64_t attention = 2 * hidden * c.head_dim * (c.num_heads + c.num_kv_heads);
-  const std::int64_t mlp = 3 * hidden * c.intermediate_size;
-  return embedding + c.num_layers * (attention + mlp + 2 * hidden) + hidden + output;
+  const std::int64_t inside = c.intermediate_size / ranks;
+  // Rows that do not divide go to the first ranks.
+  const std::int64_t rows =
+      c.vocab_size / ranks + (share.tensor_rank < c.vocab_size % ranks ? 1 : 0);
+  const bool is_gpt = c.family == Family::gpt2;
+  const std::int64_t norm = (is_gpt ? 2 : 1) * hidden;
+  const std::int64_t heads = c.num_heads / ranks;
+  // Fewer than ranks are held by several each.
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, c.num_kv_heads / ranks);
+  // The biases of layers that are cut by columns are cut with them, those of the others whole.
+  const std::int64_t attention = 2 * hidden * c.head_dim * (heads + kv_heads) +
+                                 (is_gpt ? c.head_dim * (heads + 2 * kv_heads) + hidden : 0);
+  const std::int64_t mlp = (is_gpt ? 2 : 3) * hidden * inside + (is_gpt ? inside + hidden : 0);
+  std::int64_t total = share.num_layers * (attention + mlp + 2 * norm);
+  if (share.has_embedding) total += (rows + (is_gpt ? c.max_positions : 0)) * hidden;
+  const bool counted = c.tie_embeddings && share.has_embedding;
+  if (share.has_head) total += norm + (counted ? 0 : rows * hidden);
+  return total;
 }
 
 }  // namespace lockstep::models

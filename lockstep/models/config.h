@@ -49,4 +49,17 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks);
 // How many numbers a model learns. Checks first; what passes cannot overflow.
 std::int64_t num_parameters(const ModelConfig& config);
 
+// What one rank holds of a model: some of its layers, and of each of these its part.
+struct ModelShare {
+  std::int64_t num_layers = 0;
+  bool has_embedding = false;  // of tokens, and of positions where there is one
+  bool has_head = false;       // the last norm and the output layer
+  std::int64_t tensor_rank = 0;
+  std::int64_t tensor_ranks = 1;
+};
+
+// The same for a rank's share. An embedding whose weight is also the head's counts once where the
+// rank has both.
+std::int64_t num_parameters(const ModelConfig& config, const ModelShare& share);
+
 }  // namespace lockstep::models

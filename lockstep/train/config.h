@@ -132,6 +132,13 @@ struct ShardingSection {
 
 enum class PipelineSchedule { gpipe, one_forward_one_backward, interleaved, zb_h1, zb_v };
 enum class ContextExchange { ring, all_to_all };
+// What stages of a pipeline have as much as each other of.
+enum class StageBalance {
+  layers,
+  parameters,  // an embedding's and a head's among them
+  compute,     // multiplications for a token, counted
+  time,        // measured, when the run starts
+};
 
 // How many ranks lie along each axis of the mesh; their product is all of them.
 struct ParallelSection {
@@ -142,11 +149,14 @@ struct ParallelSection {
   bool sequence_parallel = false;
   ContextExchange context_algorithm = ContextExchange::ring;
   PipelineSchedule schedule = PipelineSchedule::one_forward_one_backward;
-  std::int64_t chunks = 0;  // stages a rank; 0: the schedule's own
+  std::int64_t chunks = 0;              // stages a rank; 0: the schedule's own
+  std::filesystem::path schedule_file;  // in place of the two above
+  StageBalance balance = StageBalance::layers;
+  std::vector<std::int64_t> stage_layers;  // of each stage; where empty, as balanced
+  std::int64_t timeline_step = 0;          // whose timeline is drawn; 0: none
 
   // That work together on the same samples.
   std::int64_t ranks_together() const { return tensor * pipeline * context; }
-  std::int64_t stages() const;  // of the pipeline
 };
 
 enum class Precision { fp32, bf16, fp16 };

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/pipeline/schedule/generate.h>
 
 namespace lockstep::train {
 
@@ -23,28 +24,23 @@ data::Batch filled_up(data::Batch batch, std::int64_t size) {
 }  // namespace
 
 LanguageModelPipeline::LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
-                                             std::shared_ptr<comm::Communicator> group,
-                                             const PipelineChoice& choice)
-    : model_(std::move(model)), group_(std::move(group)), choice_(choice) {
-  const pipeline::Schedule schedule = schedule_of(1);
+                                             const std::shared_ptr<comm::Communicator>& group,
+                                             const PipelinePlan& plan,
+                                             LanguageModelPipelineOptions options)
+    : model_(std::move(model)), options_(std::move(options)) {
   std::vector<mesh::Interval> mine;
-  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] != group_->rank()) continue;
-    mine.push_back(mesh::part_of(model_->config().num_layers, stage, schedule.num_stages()));
-    layers_[stage] = mine.back();
+  for (std::size_t stage = 0; stage < plan.layers.size(); ++stage) {
+    if (plan.schedule.rank_of_stage[stage] != group->rank()) continue;
+    mine.push_back(plan.layers[stage]);
+    layers_[static_cast<int>(stage)] = mine.back();
   }
   model_->keep_layers(mine);
+  training_ = make(plan.schedule, group);
+  evaluation_ = make(pipeline::one_micro_batch(plan.schedule.rank_of_stage), group);
 }
 
-pipeline::Schedule LanguageModelPipeline::schedule_of(int num_micro_batches) const {
-  return pipeline::make_schedule(choice_.schedule, {.num_ranks = group_->size(),
-                                                    .num_micro_batches = num_micro_batches,
-                                                    .num_chunks = choice_.num_chunks});
-}
-
-pipeline::Pipeline& LanguageModelPipeline::pipeline_of(int num_micro_batches) {
-  auto& found = pipelines_[num_micro_batches];
-  if (found != nullptr) return *found;
+std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(
+    const pipeline::Schedule& schedule, const std::shared_ptr<comm::Communicator>& group) {
   std::map<int, pipeline::Stage> stages;
   for (const auto& [stage, layers] : layers_)
     stages[stage] = {.forward =
@@ -52,25 +48,33 @@ pipeline::Pipeline& LanguageModelPipeline::pipeline_of(int num_micro_batches) {
                            return forward(layers, micro_batch, inputs);
                          },
                      .parameters = model_->parameters()};
-  pipeline::Schedule schedule = schedule_of(num_micro_batches);
   pipeline::PipelineOptions options{.device = model_->parameters().front().device()};
   if (model_->config().tie_embeddings)
     options.tied.push_back({{0, schedule.num_stages() - 1}, model_->tied_weight()});
-  found = std::make_unique<pipeline::Pipeline>(std::move(schedule), std::move(stages), group_,
-                                               std::move(options));
-  return *found;
+  return std::make_unique<pipeline::Pipeline>(schedule, std::move(stages), group,
+                                              std::move(options));
 }
 
 double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches) {
+  LOCKSTEP_CHECK(
+      batches.size() == static_cast<std::size_t>(training_->schedule().num_micro_batches),
+      "{} batches", batches.size());
   batches_ = &batches;
   step_ = step;
-  return pipeline_of(static_cast<int>(batches.size())).run_step();
+  const bool timed = step + 1 == options_.timeline_step;
+  const double loss =
+      training_->run_step(timed ? pipeline::TimesOf::work_done : pipeline::TimesOf::work_asked_for);
+  if (timed) {
+    const pipeline::Timeline timeline = training_->timeline();
+    if (options_.on_timeline) options_.on_timeline(timeline);
+  }
+  return loss;
 }
 
 double LanguageModelPipeline::evaluate(const data::Batch& batch) {
-  const std::vector<data::Batch> batches = {filled_up(batch, choice_.micro_batch)};
+  const std::vector<data::Batch> batches = {filled_up(batch, options_.micro_batch)};
   batches_ = &batches;
-  return pipeline_of(1).evaluate();
+  return evaluation_->evaluate();
 }
 
 std::int64_t LanguageModelPipeline::count(const data::Batch& batch) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -9,46 +10,49 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/train/pipeline_plan.h>
+#include <lockstep/train/task.h>
 
 namespace lockstep::train {
 
-struct PipelineChoice {
-  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
-  int num_chunks = 0;            // stages a rank; 0: the schedule's own
+struct LanguageModelPipelineOptions {
   std::int64_t micro_batch = 1;  // samples
+  // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
+  std::int64_t timeline_step = 0;
+  std::function<void(const pipeline::Timeline&)> on_timeline = {};
 };
 
 // Gives this rank's stages to the model, which keeps nothing else, and runs steps of micro-batches
 // through all of them. Every rank of the group makes one, with the same model, and calls the same
 // functions with the same batches.
 //
-// Ownership: shares model and group. Threading: one thread. Failure: as pipeline::Pipeline.
-class LanguageModelPipeline {
+// Ownership: shares the model. Threading: one thread. Failure: as pipeline::Pipeline.
+class LanguageModelPipeline : public PipelinePasses {
  public:
   LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
-                        std::shared_ptr<comm::Communicator> group, const PipelineChoice& choice);
+                        const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
+                        LanguageModelPipelineOptions options = {});
 
-  // Forward and backward of a step's batches: their summed loss, on every rank.
-  double run(std::int64_t step, const std::vector<data::Batch>& batches);
+  // As many batches as the plan has micro-batches.
+  double run(std::int64_t step, const std::vector<data::Batch>& batches) override;
+  // Targets of a batch that count on this rank of the data.
+  std::int64_t count(const data::Batch& batch) const override;
+
   // Forward of one batch of as many samples, or fewer.
   double evaluate(const data::Batch& batch);
 
-  // Targets of a batch that count on this rank of the data.
-  std::int64_t count(const data::Batch& batch) const;
-
  private:
-  pipeline::Pipeline& pipeline_of(int num_micro_batches);
-  pipeline::Schedule schedule_of(int num_micro_batches) const;
+  std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
+                                           const std::shared_ptr<comm::Communicator>& group);
   std::vector<at::Tensor> forward(mesh::Interval layers, int micro_batch,
                                   const std::vector<at::Tensor>& inputs);
 
   std::shared_ptr<models::LanguageModel> model_;
-  std::shared_ptr<comm::Communicator> group_;
-  PipelineChoice choice_;
-  std::map<int, mesh::Interval> layers_;                          // of this rank's stages
-  std::map<int, std::unique_ptr<pipeline::Pipeline>> pipelines_;  // by number of micro-batches
-  const std::vector<data::Batch>* batches_ = nullptr;             // of the step under way
+  LanguageModelPipelineOptions options_;
+  std::map<int, mesh::Interval> layers_;               // of this rank's stages
+  std::unique_ptr<pipeline::Pipeline> training_;       // a step's micro-batches
+  std::unique_ptr<pipeline::Pipeline> evaluation_;     // one of them
+  const std::vector<data::Batch>* batches_ = nullptr;  // of the step under way
   std::int64_t step_ = 0;
 };
 

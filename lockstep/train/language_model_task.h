@@ -30,11 +30,7 @@ class LanguageModelTask : public Task {
   void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
   checkpoint::StoredForms stored_forms() const override;
   std::map<std::string, std::string> checkpoint_files() const override;
-  bool is_pipelined() const override { return pipeline_ != nullptr; }
-  double run_pipeline(std::int64_t step, const std::vector<data::Batch>& batches) override {
-    return pipeline_->run(step, batches);
-  }
-  std::int64_t count(const data::Batch& batch) const override { return pipeline_->count(batch); }
+  PipelinePasses* pipeline() override { return pipeline_.get(); }
   Counted counted() const override { return Counted::tokens; }
 
  private:

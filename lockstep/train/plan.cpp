@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/step_cut.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/nn/sequence_positions.h>
 #include <lockstep/train/run_length.h>
 
 namespace lockstep::train {
@@ -114,15 +115,8 @@ std::int64_t data_ranks(const ParallelSection& parallel, std::int64_t world_size
   return world_size / together;
 }
 
-void check_pipeline(const TrainConfig& config, const models::ModelConfig& model) {
-  const ParallelSection& parallel = config.parallel;
-  if (parallel.pipeline == 1) return;
-  if (parallel.stages() > model.num_layers)
-    throw UsageError(
-        "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
-        "has {} layers, of which each stage needs one: take fewer stages or more "
-        "layers",
-        parallel.pipeline, parallel.stages(), model.num_layers);
+void check_precision_of_stages(const TrainConfig& config) {
+  if (config.parallel.pipeline == 1) return;
   if (config.precision.compute == Precision::fp16)
     throw UsageError(
         "fp16.enabled is set, and a pipeline's stages do not scale the loss: take bf16");
@@ -135,8 +129,8 @@ void check_pipeline(const TrainConfig& config, const models::ModelConfig& model)
 // Lengths that ranks share are cut into equal parts.
 void check_sequences(const ParallelSection& parallel, std::int64_t length,
                      const models::ModelConfig& model) {
-  // Each rank of a context axis has two parts, from the two ends: causal work is even then.
-  const std::int64_t context_parts = parallel.context > 1 ? 2 * parallel.context : 1;
+  const std::int64_t context_parts =
+      nn::length_multiple(static_cast<int>(parallel.context), nn::SplitKind::zigzag);
   const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
   const std::int64_t multiple =
       slices % 2 == 0 && context_parts > 1 ? context_parts * slices / 2 : context_parts * slices;
@@ -157,7 +151,7 @@ void check_sequences(const ParallelSection& parallel, std::int64_t length,
 void check_parallel(const TrainConfig& config, const models::ModelConfig& model) {
   if (config.parallel.ranks_together() == 1) return;
   models::check_tensor_ranks(model, config.parallel.tensor);
-  check_pipeline(config, model);
+  check_precision_of_stages(config);
   check_sequences(config.parallel, config.data.sequence_length, model);
 }
 
@@ -182,6 +176,7 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
       .training = std::move(training),
       .validation = std::move(validation),
       .batch = resolve_batch(config, num_data_ranks),
+      .pipeline = {},
       .schedule = config.scheduler};
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
@@ -190,6 +185,8 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
                      config.model.from.empty() ? " or model.max_positions larger"
                                                : ", as the model in model.from has no more");
   check_parallel(config, plan.model);
+  if (config.parallel.pipeline > 1)
+    plan.pipeline = plan_pipeline(config, plan.model, plan.batch.accumulation);
   plan.drop_last = config.dataloader_drop_last || config.parallel.pipeline > 1;
   const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
                           .batches_per_step = plan.batch.accumulation,
@@ -203,6 +200,9 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
                                                  : "the pipeline, whose steps are all alike");
   plan.total_steps = RunLength{.max_steps = config.max_steps, .epochs = config.epochs}.total_steps(
       plan.steps_per_epoch);
+  if (config.parallel.timeline_step > plan.total_steps)
+    throw UsageError("parallel.timeline_step is {}, and the run has {} steps: choose one of them",
+                     config.parallel.timeline_step, plan.total_steps);
   plan.schedule = with_length(plan.schedule, plan.total_steps);
   optim::make_schedule(plan.schedule, config.optimizer.lr);
   check_vocabulary(*stream, plan.model);

@@ -9,6 +9,7 @@
 #include <lockstep/models/config.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/config/batch.h>
+#include <lockstep/train/pipeline_plan.h>
 
 namespace lockstep::train {
 
@@ -17,6 +18,7 @@ struct RunPlan {
   data::SequenceSet training;
   std::optional<data::SequenceSet> validation;
   Batch batch;
+  std::optional<PipelinePlan> pipeline;
   // Whether a last step with fewer samples than the others is left out: a pipeline has no such.
   bool drop_last = false;
   std::int64_t steps_per_epoch = 0;

@@ -22,6 +22,19 @@ struct Evaluation {
   std::vector<double> metric_sums;  // as Task::metric_names() has them
 };
 
+// The passes of a model whose stages are on several ranks. As Task in all else.
+class PipelinePasses {
+ public:
+  virtual ~PipelinePasses() = default;
+
+  // Forward and backward of all of a step's batches at once, which add to the gradients. None of
+  // the batches is empty, and all have as many samples. Returns their summed loss, on every rank.
+  virtual double run(std::int64_t step, const std::vector<data::Batch>& batches) = 0;
+
+  // What LossSum::count of a batch would be.
+  virtual std::int64_t count(const data::Batch& batch) const = 0;
+};
+
 // Ownership: shares the model. Threading: one thread. Failure: whatever the model throws.
 class Task {
  public:
@@ -43,17 +56,8 @@ class Task {
     (void)rows;
   }
 
-  // Of a model whose stages are on several ranks, for all of a step's batches at once. None of them
-  // is empty, and all have as many samples. Runs forward and backward, which add to the gradients,
-  // and returns their summed loss, on every rank of the pipeline.
-  virtual bool is_pipelined() const { return false; }
-  virtual double run_pipeline(std::int64_t step, const std::vector<data::Batch>& batches) {
-    (void)step;
-    (void)batches;
-    return 0;
-  }
-  // What LossSum::count of a batch would be.
-  virtual std::int64_t count(const data::Batch& batch) const { return batch.size(); }
+  // In place of loss() where the model's stages are on several ranks; null where they are not.
+  virtual PipelinePasses* pipeline() { return nullptr; }
 
   // How weights lie in a checkpoint's model.safetensors, and what lies beside it (config.json).
   virtual checkpoint::StoredForms stored_forms() const { return {}; }

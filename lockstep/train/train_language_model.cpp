@@ -5,16 +5,24 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/base/count_text.h>
+#include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/is_there.h>
+#include <lockstep/base/log.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/observe/terminal.h>
+#include <lockstep/parallel/pipeline/schedule/drawing.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/language_model_task.h>
+#include <lockstep/train/layer_times.h>
+#include <lockstep/train/layout.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/memory_plan.h>
 #include <lockstep/train/plan.h>
@@ -39,10 +47,10 @@ std::optional<c10::ScalarType> scalar_type_of(Precision precision) {
 DistributedConfig distributed_config(const TrainConfig& config) {
   DistributedConfig result;
   result.mode = ParallelMode::FSDP;
-  result.sharding_strategy = strategy_of(config.sharding.strategy);
-  if (config.sharding.ranks_per_copy > 0)
-    result.mesh = {{"dp_replicate", -1},
-                   {"dp_shard", static_cast<int>(config.sharding.ranks_per_copy)}};
+  const JobSizes sizes = job_sizes(config);
+  result.sharding_strategy = sizes.strategy;
+  result.mesh = sizes.data;
+  result.model_parallel = sizes.model_parallel;
   result.fsdp.max_live_units = static_cast<std::size_t>(config.sharding.max_live_units);
   if (cuts_gradients(config.sharding.strategy)) {
     result.fsdp.mixed_precision = {.param_dtype = scalar_type_of(config.precision.compute),
@@ -56,12 +64,8 @@ DistributedConfig distributed_config(const TrainConfig& config) {
         .quantize_gradients = zero.quantized_gradients,
         .hierarchical_partition = static_cast<int>(zero.hpz_partition_size)};
   }
-  const ParallelSection& parallel = config.parallel;
-  result.model_parallel = {.tensor = static_cast<int>(parallel.tensor),
-                           .pipeline = static_cast<int>(parallel.pipeline),
-                           .context = static_cast<int>(parallel.context)};
-  result.between_layers =
-      parallel.sequence_parallel ? nn::BetweenLayers::by_positions : nn::BetweenLayers::whole;
+  result.between_layers = config.parallel.sequence_parallel ? nn::BetweenLayers::by_positions
+                                                            : nn::BetweenLayers::whole;
   if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
   if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
   constexpr double kMiB = 1 << 20;
@@ -121,13 +125,6 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   return options;
 }
 
-std::string count_text(std::int64_t count) {
-  if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
-  if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
-  if (count >= 1'000) return fmt::format("{:.1f} k", static_cast<double>(count) / 1e3);
-  return std::to_string(count);
-}
-
 // " (tensor 2, pipeline 2 by 1f1b, FULL_SHARD, bf16)"
 std::string layout_text(const TrainConfig& config) {
   std::vector<std::string> parts;
@@ -137,7 +134,9 @@ std::string layout_text(const TrainConfig& config) {
                                 parallel.sequence_parallel ? " with sequences" : ""));
   if (parallel.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} by {}", parallel.pipeline,
-                                name_of(parallel.schedule, kPipelineSchedules)));
+                                parallel.schedule_file.empty()
+                                    ? std::string(name_of(parallel.schedule, kPipelineSchedules))
+                                    : parallel.schedule_file.filename().string()));
   if (parallel.context > 1) parts.push_back(fmt::format("context {}", parallel.context));
   if (config.sharding.strategy != Sharding::none)
     parts.emplace_back(name_of(config.sharding.strategy, kShardings));
@@ -151,9 +150,9 @@ std::string data_text(const data::TokenStream& stream) {
   const data::TokenFormat format = stream.files().front().format();
   const std::string first = stream.files().front().path().filename().string();
   const std::size_t others = stream.files().size() - 1;
-  return fmt::format("{}{} read as {}, {} tokens", first,
-                     others == 0 ? "" : fmt::format(" and {} more", others),
-                     data::token_format_name(format), count_text(stream.size()));
+  return fmt::format(
+      "{}{} read as {}, {} tokens", first, others == 0 ? "" : fmt::format(" and {} more", others),
+      data::token_format_name(format), count_text(static_cast<double>(stream.size())));
 }
 
 // Where gradients are whole, weights are too, and 16 bits are autocast's; where they are cut, the
@@ -200,20 +199,26 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
-pipeline::ScheduleKind schedule_kind(PipelineSchedule schedule) {
-  return pipeline::schedule_kind_named(name_of(schedule, kPipelineSchedules));
-}
-
 // A model and, where its stages are on several ranks, what runs them.
 struct MadeModel {
   std::shared_ptr<models::LanguageModel> model;
   std::unique_ptr<LanguageModelPipeline> pipeline;
 };
 
+// The same on every rank, which would cut different stages otherwise.
+std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
+                                           const RunPlan& plan, const DistributedManager& dist) {
+  std::vector<double> seconds =
+      seconds_of_layers(model, plan.batch.micro, config.data.sequence_length);
+  if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
+  return dist.sum(std::move(seconds));
+}
+
 // Over the axes of ranks that work together on the same samples.
-MadeModel spread_model(std::shared_ptr<models::LanguageModel> model,
-                       const ParallelSection& parallel, std::int64_t micro_batch,
-                       DistributedManager& dist) {
+MadeModel spread_model(std::shared_ptr<models::LanguageModel> model, const TrainConfig& config,
+                       const RunPlan& plan, DistributedManager& dist,
+                       std::function<void(const pipeline::Timeline&)> on_timeline) {
+  const ParallelSection& parallel = config.parallel;
   models::ModelAxes axes;
   if (parallel.tensor > 1)
     axes.tensor =
@@ -224,18 +229,24 @@ MadeModel spread_model(std::shared_ptr<models::LanguageModel> model,
   model->to(dist.device());
   model->spread(axes);
   MadeModel made{.model = model, .pipeline = nullptr};
-  if (parallel.pipeline > 1)
+  if (plan.pipeline) {
+    PipelinePlan stages = *plan.pipeline;
+    if (parallel.balance == StageBalance::time)
+      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, plan, dist),
+                                      stages.schedule.num_stages());
     made.pipeline = std::make_unique<LanguageModelPipeline>(
-        model, dist.mesh().axis("pp"),
-        PipelineChoice{.schedule = schedule_kind(parallel.schedule),
-                       .num_chunks = static_cast<int>(parallel.chunks),
-                       .micro_batch = micro_batch});
+        model, dist.mesh().axis("pp"), stages,
+        LanguageModelPipelineOptions{.micro_batch = plan.batch.micro,
+                                     .timeline_step = parallel.timeline_step,
+                                     .on_timeline = std::move(on_timeline)});
+  }
   dist.wrap_model(model);
   return made;
 }
 
 // Spread over the ranks; none of them has ever all of it where the strategy cuts it, and only that.
-MadeModel make_model(const TrainConfig& config, const RunPlan& plan, DistributedManager& dist) {
+MadeModel make_model(const TrainConfig& config, const RunPlan& plan, DistributedManager& dist,
+                     std::function<void(const pipeline::Timeline&)> on_timeline) {
   const models::ModelConfig& sizes = plan.model;
   const auto make = [&] {
     const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
@@ -245,7 +256,7 @@ MadeModel make_model(const TrainConfig& config, const RunPlan& plan, Distributed
   };
   MadeModel made;
   if (config.parallel.ranks_together() > 1)
-    made = spread_model(make(), config.parallel, plan.batch.micro, dist);
+    made = spread_model(make(), config, plan, dist, std::move(on_timeline));
   else
     made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
   if (config.model.from.empty()) return made;
@@ -259,6 +270,27 @@ MadeModel make_model(const TrainConfig& config, const RunPlan& plan, Distributed
   });
   dist.load_full_state_dict(model, weights);
   return made;
+}
+
+std::filesystem::path timeline_file(const TrainConfig& config) {
+  return config.output / "timeline.svg";
+}
+
+// A picture that cannot be written costs a warning, never the run.
+void draw(const pipeline::Timeline& timeline, const TrainConfig& config, const PipelinePlan& plan) {
+  const std::string title =
+      fmt::format("{}, measured in step {}", plan.schedule.name, config.parallel.timeline_step);
+  const std::string subtitle =
+      fmt::format("{} ranks, {} stages, {} micro-batches", plan.schedule.num_ranks(),
+                  plan.schedule.num_stages(), plan.schedule.num_micro_batches);
+  try {
+    write_durably(
+        timeline_file(config),
+        pipeline::draw_svg(timeline, {.title = title, .subtitle = subtitle, .time_unit = "s"}));
+  } catch (const FileError& error) {
+    log::warn("the timeline of step {} was not drawn: {}", config.parallel.timeline_step,
+              error.what());
+  }
 }
 
 // Lines for whoever watches.
@@ -300,12 +332,16 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
     return std::string();
   });
 
-  MadeModel made = make_model(config, plan, dist);
-  const std::string what = fmt::format("{}, {} parameters, {} rank{}{} on {}",
-                                       plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
-                                       count_text(models::num_parameters(plan.model)),
-                                       dist.world_size(), dist.world_size() == 1 ? "" : "s",
-                                       layout_text(config), dist.device_manager().name());
+  pipeline::Timeline timeline;
+  MadeModel made = make_model(config, plan, dist, [&](const auto& measured) {
+    timeline = measured;
+    if (dist.is_main()) draw(timeline, config, *plan.pipeline);
+  });
+  const std::string what = fmt::format(
+      "{}, {} parameters, {} rank{}{} on {}",
+      plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+      count_text(static_cast<double>(models::num_parameters(plan.model))), dist.world_size(),
+      dist.world_size() == 1 ? "" : "s", layout_text(config), dist.device_manager().name());
   say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
   say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
@@ -348,12 +384,16 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
         result.skipped_steps, result.skipped_steps == 1 ? "was" : "were");
   if (result.end == TrainingResult::End::interrupted && !result.checkpoint.empty())
     say("{}", how_to_go_on(config, result.step));
+  if (!timeline.ranks.empty())
+    say("{}", pipeline::draw_text(timeline, {.width = observe::terminal_width(output_fd),
+                                             .characters = observe::locale_characters()}));
   const auto announce = [&](const char* name, const std::filesystem::path& path) {
     if (is_there(path)) say("{:<8} {}", name, path.string());
   };
   announce("weights", result.checkpoint);
   if (options.csv) announce("metrics", RunFolder(options).metrics());
   if (options.csv) announce("curve", RunFolder(options).curve());
+  if (!timeline.ranks.empty()) announce("timeline", timeline_file(config));
   return result;
 }
 

@@ -226,8 +226,8 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
   const auto end_of = [&](double StepTimes::*part) {
     if (clock) clock->add_to(*times.*part);
   };
-  if (task_->is_pipelined()) {
-    run_pipeline(num_passes);
+  if (PipelinePasses* pipeline = task_->pipeline()) {
+    run_pipeline(*pipeline, num_passes);
     end_of(&StepTimes::backward);
     return;
   }
@@ -260,7 +260,7 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
 }
 
 // Of all batches at once: which of them is where in it is for its schedule to say.
-void Trainer::run_pipeline(std::int64_t num_passes) {
+void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
   std::vector<data::Batch> batches;
   std::int64_t count = 0;
@@ -268,11 +268,10 @@ void Trainer::run_pipeline(std::int64_t num_passes) {
     data::Batch& batch = batches.emplace_back(loader_.next().value());
     samples_ += batch.global_size;
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
-    count += task_->count(batch);
+    count += pipeline.count(batch);
   }
   dist_.backward_passes(
-      model_, [&] { return at::scalar_tensor(task_->run_pipeline(step_, batches), at::kDouble); },
-      count);
+      model_, [&] { return at::scalar_tensor(pipeline.run(step_, batches), at::kDouble); }, count);
 }
 
 // Where parameters are cut, a rank without samples computes all the same, for the others to gather

@@ -89,7 +89,7 @@ class Trainer {
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
   Step train_step();
   void run_passes(std::optional<StepTimes>& times);
-  void run_pipeline(std::int64_t num_passes);
+  void run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
   std::optional<device::Autocast> low_precision() const;
   void report(const Step& step);

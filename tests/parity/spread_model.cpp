@@ -89,7 +89,7 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
     : layout_(layout),
       num_passes_(way.num_passes),
       config_(config_of(layout)),
-      axes_(axes_for(config_, world->size())),
+      axes_(axes_for(config_, {.world = world->size(), .of_host = world->size()})),
       mesh_(world, axes_.axes, {.flatten = joint_groups(axes_)}),
       model_(make_subject(config, numbers)) {
   models::ModelAxes axes{.context_algorithm = layout.algorithm, .context_split = layout.split};

@@ -19,7 +19,6 @@ TEST(ParallelKeys, say_how_many_ranks_lie_along_each_axis) {
                                             {"context_algorithm", "all_to_all"},
                                             {"sharding_strategy", "FULL_SHARD"}}}});
   EXPECT_EQ(config.parallel.ranks_together(), 30);
-  EXPECT_EQ(config.parallel.stages(), 12);
   EXPECT_EQ(config.parallel.schedule, PipelineSchedule::interleaved);
   EXPECT_EQ(config.parallel.context_algorithm, ContextExchange::all_to_all);
   EXPECT_TRUE(config.parallel.sequence_parallel);
@@ -35,16 +34,17 @@ TEST(ParallelKeys, are_one_rank_along_each_where_they_are_left_out) {
   EXPECT_EQ(to_json(parse_config(to_json(config), {.name = "again.json"})), to_json(config));
 }
 
-TEST(ParallelKeys, have_as_many_stages_a_rank_as_the_schedule) {
-  const auto stages = [](const char* schedule) {
-    return config_with({{"/parallel", {{"pipeline", 2}, {"schedule", schedule}}}})
-        .parallel.stages();
-  };
-  EXPECT_EQ(stages("gpipe"), 2);
-  EXPECT_EQ(stages("1f1b"), 2);
-  EXPECT_EQ(stages("zb-h1"), 2);
-  EXPECT_EQ(stages("interleaved"), 4);
-  EXPECT_EQ(stages("zb-v"), 4);
+TEST(ParallelKeys, of_a_pipeline_are_written_as_they_were_read) {
+  for (const nlohmann::json& keys :
+       {nlohmann::json{{"schedule_file", "/schedules/mine.json"}, {"balance", "compute"}},
+        nlohmann::json{{"schedule", "zb-h1"}, {"stage_layers", {3, 5}}, {"timeline_step", 7}}}) {
+    nlohmann::json parallel = keys;
+    parallel["pipeline"] = 2;
+    const std::string text = to_json(config_with({{"/parallel", parallel}}));
+    const auto written = nlohmann::json::parse(text).at("parallel");
+    for (const auto& [key, value] : keys.items()) EXPECT_EQ(written.at(key), value) << key;
+    EXPECT_EQ(to_json(parse_config(text, {.name = "again.json"})), text);
+  }
 }
 
 TEST(ParallelKeys, that_contradict_each_other_are_refused) {
@@ -52,7 +52,23 @@ TEST(ParallelKeys, that_contradict_each_other_are_refused) {
     return mistake_with({{"/parallel", std::move(parallel)}});
   };
   EXPECT_THAT(mistake({{"data", 0}}), HasSubstr("parallel.data is 0"));
-  EXPECT_THAT(mistake({{"schedule", "zb-v"}}), HasSubstr("there is no pipeline to run by it"));
+  for (const auto& [key, value] :
+       std::map<std::string, nlohmann::json>{{"schedule", "zb-v"},
+                                             {"chunks", 2},
+                                             {"schedule_file", "mine.json"},
+                                             {"balance", "time"},
+                                             {"stage_layers", {4}},
+                                             {"timeline_step", 3}})
+    EXPECT_THAT(mistake({{key, value}}),
+                HasSubstr("parallel." + key + " is set, and there is no pipeline"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"schedule_file", "mine.json"}, {"schedule", "zb-v"}}),
+              HasSubstr("schedule_file is set, and so is schedule"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"balance", "time"}, {"stage_layers", {1, 2}}}),
+              HasSubstr("stage_layers is set, and so is balance"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"stage_layers", {1, 0}}}),
+              HasSubstr("stage_layers is [1,0]: it must be a list of 1 to"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"stage_layers", 3}}), HasSubstr("it must be a list"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"balance", "even"}}), HasSubstr("balance is \"even\""));
   EXPECT_THAT(mistake({{"sequence_parallel", true}}), HasSubstr("there is no tensor axis"));
   EXPECT_THAT(mistake({{"pipeline", 2}, {"chunks", 3}}), HasSubstr("has one stage a rank"));
   EXPECT_THAT(mistake({{"pipeline", 2}, {"schedule", "zb-v"}, {"chunks", 3}}),

@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
@@ -17,10 +18,6 @@
 namespace lockstep::pipeline {
 
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 bool has_split_backward(const Schedule& schedule, int rank) {
   return std::ranges::any_of(
@@ -45,7 +42,8 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
   group->barrier().wait();
 }
 
-double Pipeline::run_step() {
+double Pipeline::run_step(TimesOf times) {
+  times_ = times;
   if (!c10::GradMode::is_enabled())
     throw UsageError("a step of the pipeline '{}' without gradients (NoGradGuard): evaluate() is "
                      "for that",
@@ -155,7 +153,7 @@ void Pipeline::run(const Action& action) {
 void Pipeline::forward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   Live live{.inputs = inputs_of(action)};
-  const double start = seconds_now();
+  const double start = time_now();
   live.outputs = stages_.at(action.stage).forward(action.micro_batch, entered(live.inputs));
   check_outputs(action.stage, live.outputs);
   if (is_last(action.stage)) {
@@ -168,7 +166,7 @@ void Pipeline::forward(const Action& action) {
   } else if (is_mine(action.stage + 1)) {
     handed_over_[{action.stage + 1, action.micro_batch}] = leaves_of(live.outputs);
   }
-  spans_.push_back({start, seconds_now(), action});
+  spans_.push_back({start, time_now(), action});
   live_[key] = std::move(live);
   most_live_ = std::max(most_live_, static_cast<int>(live_.size()));
 }
@@ -193,14 +191,14 @@ void Pipeline::backward(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   const std::vector<at::Tensor> gradients = output_gradients_of(action);
   Live& live = live_.at(key);
-  const double start = seconds_now();
+  const double start = time_now();
   if (action.kind == ActionKind::backward)
     backward_whole(live.outputs, gradients);
   else
     live.weight_half = splits_.at(action.stage).backward_input(live.outputs, gradients);
   live.outputs.clear();
   live.weights_done = action.kind == ActionKind::backward;
-  spans_.push_back({start, seconds_now(), action});
+  spans_.push_back({start, time_now(), action});
   if (is_sent(schedule_, action.stage, action.stage - 1)) return;
   if (action.stage > 0)
     handed_back_[{action.stage - 1, action.micro_batch}] = gradients_of(live.inputs);
@@ -211,11 +209,19 @@ void Pipeline::backward(const Action& action) {
 
 void Pipeline::backward_weight(const Action& action) {
   Live& live = live_.at({action.stage, action.micro_batch});
-  const double start = seconds_now();
+  const double start = time_now();
   live.weight_half.run();
   live.weights_done = true;
-  spans_.push_back({start, seconds_now(), action});
+  spans_.push_back({start, time_now(), action});
   erase_if_done(action);
+}
+
+double Pipeline::time_now() const {
+  if (times_ == TimesOf::work_done && !options_.device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl device(options_.device.type());
+    device.synchronizeStream(device.getStream(options_.device));
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void Pipeline::erase_if_done(const Action& action) {

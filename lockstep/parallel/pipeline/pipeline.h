@@ -20,6 +20,12 @@
 
 namespace lockstep::pipeline {
 
+// What the times of a step are of, on a GPU; elsewhere they are the same.
+enum class TimesOf : std::uint8_t {
+  work_asked_for,  // when the host had asked for it, which costs nothing
+  work_done,       // when it was done: the host waits for each action
+};
+
 // Every rank of the group makes one, with the same schedule and its own stages, and calls
 // run_step() together with the others.
 //
@@ -43,12 +49,12 @@ class Pipeline {
   const Schedule& schedule() const { return schedule_; }
 
   // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank.
-  double run_step();
+  double run_step(TimesOf times = TimesOf::work_asked_for);
   // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
   double evaluate();
 
   // When all ranks computed what in the last step, in seconds; those of other hosts, whose clocks
-  // differ, each from its own start. On a GPU it is when it was asked to. Every rank calls it.
+  // differ, each from its own start. Every rank calls it.
   Timeline timeline() const;
   // The most forwards of stages whose activations were kept at once in the last step.
   int most_live() const { return most_live_; }
@@ -74,6 +80,7 @@ class Pipeline {
   std::vector<at::Tensor> inputs_of(const Action& action);
   std::vector<at::Tensor> output_gradients_of(const Action& action);
   void erase_if_done(const Action& action);
+  double time_now() const;
   void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
   double loss_of_all_ranks() const;
   bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
@@ -89,7 +96,8 @@ class Pipeline {
   std::map<Key, Live> live_;
   std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
   std::map<Key, std::vector<at::Tensor>> handed_back_;  // gradients of outputs, likewise
-  at::Tensor loss_;          // of the step so far, on the last stage's rank
+  at::Tensor loss_;  // of the step so far, on the last stage's rank
+  TimesOf times_ = TimesOf::work_asked_for;
   std::vector<Span> spans_;  // of this rank, by its own clock
   int most_live_ = 0;
   Action current_;    // the last that was begun

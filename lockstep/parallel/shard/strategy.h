@@ -12,4 +12,13 @@ enum class ShardingStrategy {
   HYBRID_SHARD,  // all of it among the ranks of the axis dp_shard, with copies along dp_replicate
 };
 
+// Whether ranks keep parts of gradients.
+constexpr bool cuts_gradients(ShardingStrategy strategy) {
+  return strategy >= ShardingStrategy::SHARD_GRAD_OP;
+}
+// Whether ranks keep parts of parameters.
+constexpr bool cuts_parameters(ShardingStrategy strategy) {
+  return strategy >= ShardingStrategy::FULL_SHARD;
+}
+
 }  // namespace lockstep

@@ -98,6 +98,9 @@ class JsonSection {
                std::int64_t highest);
   bool integer(std::string_view key, std::optional<std::int64_t>& value, std::int64_t lowest,
                std::int64_t highest);
+  // A list of at least one.
+  bool integers(std::string_view key, std::vector<std::int64_t>& values, std::int64_t lowest,
+                std::int64_t highest);
   struct Range {
     double lowest;
     double highest;

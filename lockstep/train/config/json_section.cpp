@@ -91,6 +91,28 @@ bool JsonSection::integer(std::string_view key, std::optional<std::int64_t>& val
   return true;
 }
 
+bool JsonSection::integers(std::string_view key, std::vector<std::int64_t>& values,
+                           std::int64_t lowest, std::int64_t highest) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  std::vector<std::int64_t> found;
+  bool fits =
+      node->list() != nullptr && !node->list()->empty() && node->list()->size() <= kMostItems;
+  for (std::size_t i = 0; fits && i < node->list()->size(); ++i) {
+    const auto number = whole((*node->list())[i]);
+    fits = number && *number >= lowest && *number <= highest;
+    if (fits) found.push_back(*number);
+  }
+  if (!fits) {
+    mistake(key,
+            fmt::format("is {}: it must be a list of 1 to {} whole numbers, each from {} to {}",
+                        node->quoted(), kMostItems, lowest, highest));
+    return false;
+  }
+  values = std::move(found);
+  return true;
+}
+
 bool JsonSection::number(std::string_view key, double& value, Range range) {
   const JsonNode* node = find(key);
   if (node == nullptr) return false;

@@ -38,6 +38,11 @@ inline constexpr Named<PipelineSchedule> kPipelineSchedules[] = {
     {"zb-h1", PipelineSchedule::zb_h1},
     {"zb-v", PipelineSchedule::zb_v}};
 
+inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
+                                                         {"parameters", StageBalance::parameters},
+                                                         {"compute", StageBalance::compute},
+                                                         {"time", StageBalance::time}};
+
 inline constexpr Named<ContextExchange> kContextExchanges[] = {
     {"ring", ContextExchange::ring}, {"all_to_all", ContextExchange::all_to_all}};
 

@@ -14,9 +14,43 @@ bool has_chunks(PipelineSchedule schedule) {
   return schedule == PipelineSchedule::interleaved || schedule == PipelineSchedule::zb_v;
 }
 
+// What only a pipeline has.
+void read_pipeline(JsonSection& section, const PathReader& paths, ParallelSection& parallel) {
+  const bool scheduled = section.choice("schedule", parallel.schedule, kPipelineSchedules);
+  const bool chunked = section.integer("chunks", parallel.chunks, 1, kMostChunks);
+  const bool from_file = paths.read(section, "schedule_file", parallel.schedule_file);
+  const bool balanced = section.choice("balance", parallel.balance, kStageBalances);
+  const bool given = section.integers("stage_layers", parallel.stage_layers, 1, kMostOnAnAxis);
+  const bool drawn = section.integer("timeline_step", parallel.timeline_step, 0, kMostSteps);
+  if (parallel.pipeline == 1) {
+    const std::pair<const char*, bool> set[] = {
+        {"schedule", scheduled},      {"chunks", chunked},
+        {"schedule_file", from_file}, {"balance", balanced},
+        {"stage_layers", given},      {"timeline_step", drawn && parallel.timeline_step > 0}};
+    for (const auto& [key, is_set] : set)
+      if (is_set)
+        section.mistake(key, "is set, and there is no pipeline: set pipeline, or remove it");
+    return;
+  }
+  if (from_file && (scheduled || chunked))
+    section.mistake("schedule_file", fmt::format("is set, and so is {}: the file says it all, so "
+                                                 "remove one of them",
+                                                 scheduled ? "schedule" : "chunks"));
+  if (balanced && given)
+    section.mistake("stage_layers", "is set, and so is balance: layers are given, or balanced");
+  if (chunked && !has_chunks(parallel.schedule) && parallel.chunks != 1)
+    section.mistake("chunks",
+                    fmt::format("is {}, and the schedule \"{}\" has one stage a rank: "
+                                "take \"interleaved\", or remove it",
+                                parallel.chunks, name_of(parallel.schedule, kPipelineSchedules)));
+  if (parallel.schedule == PipelineSchedule::zb_v && parallel.chunks > 0 && parallel.chunks != 2)
+    section.mistake("chunks", fmt::format("is {}, and \"zb-v\" has two stages a rank: remove it",
+                                          parallel.chunks));
+}
+
 }  // namespace
 
-void read_parallel(JsonSection& top, ParallelSection& parallel) {
+void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& parallel) {
   JsonSection section = top.section("parallel");
   section.integer("data", parallel.data, -1, kMostOnAnAxis);
   if (parallel.data == 0)
@@ -31,25 +65,7 @@ void read_parallel(JsonSection& top, ParallelSection& parallel) {
                     "is true, and there is no tensor axis whose ranks could share the sequence "
                     "between layers: set tensor, or remove it");
   section.choice("context_algorithm", parallel.context_algorithm, kContextExchanges);
-  const bool scheduled = section.choice("schedule", parallel.schedule, kPipelineSchedules);
-  if (scheduled && parallel.pipeline == 1)
-    section.mistake("schedule", fmt::format("is \"{}\", and there is no pipeline to run by it: set "
-                                            "pipeline, or remove it",
-                                            name_of(parallel.schedule, kPipelineSchedules)));
-  if (section.integer("chunks", parallel.chunks, 1, kMostChunks) &&
-      !has_chunks(parallel.schedule) && parallel.chunks != 1)
-    section.mistake("chunks",
-                    fmt::format("is {}, and the schedule \"{}\" has one stage a rank: "
-                                "take \"interleaved\", or remove it",
-                                parallel.chunks, name_of(parallel.schedule, kPipelineSchedules)));
-  if (parallel.schedule == PipelineSchedule::zb_v && parallel.chunks > 0 && parallel.chunks != 2)
-    section.mistake("chunks", fmt::format("is {}, and \"zb-v\" has two stages a rank: remove it",
-                                          parallel.chunks));
-}
-
-std::int64_t ParallelSection::stages() const {
-  const std::int64_t own = has_chunks(schedule) ? 2 : 1;
-  return pipeline * (chunks > 0 ? chunks : own);
+  read_pipeline(section, paths, parallel);
 }
 
 }  // namespace lockstep::train

@@ -33,7 +33,7 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Named
   read_batch(top, config.batch);
   read_optimizer(top, config.optimizer);
   read_scheduler(top, config);
-  read_parallel(top, config.parallel);
+  read_parallel(top, paths, config.parallel);
   read_sharding(top, config.sharding);
   read_precision(top, config.sharding.strategy, config.precision);
   read_recompute(top, config.recomputed_blocks);

@@ -40,7 +40,7 @@ void read_scheduler(JsonSection& top, TrainConfig& config);
 void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& source,
               TrainConfig& config);
 // parallel, but for the strategy that it may name.
-void read_parallel(JsonSection& top, ParallelSection& parallel);
+void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& parallel);
 // sharding_strategy, also in parallel, fsdp and zero_optimization.
 void read_sharding(JsonSection& top, ShardingSection& sharding);
 // What zero_optimization says of offload and ZeRO++, after its strategy.

@@ -137,8 +137,16 @@ json parallel_json(const ParallelSection& parallel) {
                   {"context_algorithm", name_of(parallel.context_algorithm, kContextExchanges)}};
   // Those without a pipeline have none.
   if (parallel.pipeline > 1) {
-    section["schedule"] = name_of(parallel.schedule, kPipelineSchedules);
+    if (parallel.schedule_file.empty())
+      section["schedule"] = name_of(parallel.schedule, kPipelineSchedules);
+    else
+      section["schedule_file"] = parallel.schedule_file.string();
     if (parallel.chunks > 0) section["chunks"] = parallel.chunks;
+    if (parallel.stage_layers.empty())
+      section["balance"] = name_of(parallel.balance, kStageBalances);
+    else
+      section["stage_layers"] = parallel.stage_layers;
+    section["timeline_step"] = parallel.timeline_step;
   }
   return section;
 }

@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/base/files.h"
 #include "training.h"
 
 namespace lockstep::train::testing {
 namespace {
 
+using lockstep::testing::read_file;
 using nlohmann::json;
 using ::testing::HasSubstr;
 
@@ -70,6 +72,45 @@ TEST(ModelParallel, ThatCannotBeIsRefusedBeforeAnyRankStarts) {
   EXPECT_THAT(refusal(16, {{"pipeline", 16}}), HasSubstr("of which each stage needs one"));
   EXPECT_THAT(refusal(3, {{"tensor", 3}}), HasSubstr("heads cannot be shared by 3 ranks"));
   EXPECT_THAT(refusal(3, {{"context", 3}}), HasSubstr("make it a multiple of 6"));
+  EXPECT_THAT(refusal(2, {{"pipeline", 2}, {"stage_layers", {1, 1, 1}}}),
+              HasSubstr("has 3 numbers, and the schedule has 2 stages"));
+  EXPECT_THAT(refusal(2, {{"pipeline", 2}, {"stage_layers", {1, 9}}}),
+              HasSubstr("is [1, 9], which is 10 layers, and the model has"));
+  EXPECT_THAT(refusal(2, {{"pipeline", 2}, {"timeline_step", 1000}}),
+              HasSubstr("timeline_step is 1000, and the run has"));
+}
+
+// By a schedule that was written down, with stages that differ, and what they did drawn.
+TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
+  Training training;
+  training.set("/model/num_layers", 4).set("/max_steps", 6);
+  training.set("/train_batch_size", 8).set("/dataloader_drop_last", true);
+  training.train(1, "one");
+  training.set("/train_micro_batch_size_per_gpu", 2);
+  const std::string file = (training.folder() / "mine.json").string();
+  Launched written({LOCKSTEP_PROGRAM, "plan", "schedule", "--kind", "zb-h1", "--stages", "2",
+                    "--micro-batches", "4", "--write", file});
+  ASSERT_EQ(written.wait(), 0) << written.error();
+  training.set(
+      "/parallel",
+      {{"pipeline", 2}, {"schedule_file", file}, {"stage_layers", {3, 1}}, {"timeline_step", 2}});
+  Launched run = training.start(2, "given");
+  ASSERT_EQ(run.wait(milliseconds(120'000)), 0) << run.error();
+  expect_same_losses(training, "given", "one");
+  // Of each rank and micro-batch, as measured: forward, and both halves of backward.
+  EXPECT_THAT(run.output(), HasSubstr("I backward (input), W backward (weights)"));
+  EXPECT_THAT(read_file(training.output("given") / "timeline.svg"),
+              HasSubstr("zb-h1, measured in step 2"));
+
+  training.set("/parallel/stage_layers", nullptr).set("/parallel/balance", "time");
+  training.train(2, "timed");
+  expect_same_losses(training, "timed", "one");
+
+  training.set("/train_micro_batch_size_per_gpu", 4);
+  Launched other = training.start(2, "other");
+  EXPECT_EQ(other.wait(milliseconds(60'000)), 2);
+  EXPECT_THAT(other.error(), HasSubstr("a schedule of 4 micro-batches, and a step of this run has "
+                                       "2: set gradient_accumulation_steps to 4"));
 }
 
 }  // namespace

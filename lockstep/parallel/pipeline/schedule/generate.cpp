@@ -1,5 +1,6 @@
 #include <lockstep/parallel/pipeline/schedule/generate.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include <spdlog/fmt/ranges.h>
@@ -97,6 +98,25 @@ Schedule make_schedule(ScheduleKind kind, const ScheduleSize& size) {
   schedule.rank_of_stage = kind == ScheduleKind::zb_v ? stages_in_a_v(size.num_ranks)
                                                       : stages_in_turn(size.num_ranks, chunks);
   schedule.actions = order_of(kind, size.num_ranks, size.num_micro_batches, chunks);
+  return with_transfers(schedule);
+}
+
+Schedule one_micro_batch(const std::vector<int>& rank_of_stage) {
+  if (rank_of_stage.empty()) throw UsageError("a pipeline has no stages: at least 1 is needed");
+  const int num_stages = static_cast<int>(rank_of_stage.size());
+  Schedule schedule{.name = "one micro-batch",
+                    .num_micro_batches = 1,
+                    .rank_of_stage = rank_of_stage,
+                    .actions = {}};
+  schedule.actions.resize(
+      static_cast<std::size_t>(*std::max_element(rank_of_stage.begin(), rank_of_stage.end())) + 1);
+  const auto add = [&](ActionKind kind, int stage) {
+    const int rank = rank_of_stage[static_cast<std::size_t>(stage)];
+    schedule.actions[static_cast<std::size_t>(rank)].push_back(
+        {.kind = kind, .stage = stage, .micro_batch = 0});
+  };
+  for (int stage = 0; stage < num_stages; ++stage) add(ActionKind::forward, stage);
+  for (int stage = num_stages - 1; stage >= 0; --stage) add(ActionKind::backward, stage);
   return with_transfers(schedule);
 }
 

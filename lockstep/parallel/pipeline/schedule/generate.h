@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 
@@ -35,5 +36,8 @@ struct ScheduleSize {
 // and for interleaved their number need not be a multiple of the ranks'. UsageError for a size
 // below 1, one that no machine has, or chunks that the kind does not have.
 Schedule make_schedule(ScheduleKind kind, const ScheduleSize& size);
+
+// Forward and backward of one micro-batch through stages that lie on ranks as given.
+Schedule one_micro_batch(const std::vector<int>& rank_of_stage);
 
 }  // namespace lockstep::pipeline

@@ -1,0 +1,18 @@
+// How long the layers of a language model take.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <lockstep/models/language_model.h>
+
+namespace lockstep::train {
+
+// Seconds for forward and backward of a micro-batch, for each layer: the first with the embedding,
+// the last with the head, and those between are taken to be alike. Gradients are undefined
+// afterwards. Every rank that shares the model's layers or sequences calls it, before any stage is
+// cut off.
+std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t micro_batch,
+                                      std::int64_t sequence_length);
+
+}  // namespace lockstep::train

@@ -1,0 +1,159 @@
+// `lockstep train --describe`, as users start it.
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/base/files.h"
+#include "tests/elastic/launched.h"
+
+namespace lockstep::plan {
+namespace {
+
+using elastic::testing::Folder;
+using elastic::testing::Launched;
+using lockstep::testing::read_file;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A GPT of four layers, four heads, and 32 sequences a step.
+class DescribeCommand : public ::testing::Test {
+ protected:
+  DescribeCommand() {
+    std::ofstream text(folder_.path() / "text.txt");
+    for (int i = 0; i < 4000; ++i) text << "word ";
+  }
+
+  struct Told {
+    int code;
+    std::string output;
+    std::string error;
+  };
+
+  Told ask(const std::vector<std::string>& settings, std::vector<std::string> flags) {
+    std::vector<std::string> words = {LOCKSTEP_PROGRAM, "train", "--describe",
+                                      LOCKSTEP_EXAMPLES "/quickstart.json"};
+    for (const std::string& setting :
+         {"data.train=" + (folder_.path() / "text.txt").string(),
+          "output=" + (folder_.path() / "run").string(), std::string("model.vocab_size=256")})
+      words.insert(words.end(), {"--set", setting});
+    for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
+    words.insert(words.end(), flags.begin(), flags.end());
+    Launched run(words, {"LC_ALL=C.UTF-8"});
+    const int code = run.wait();
+    return {code, run.output(), run.error()};
+  }
+
+  Folder folder_;
+};
+
+TEST_F(DescribeCommand, ShowsWhoHoldsWhat) {
+  const Told told = ask({"parallel.tensor=2", "parallel.pipeline=2", "sharding_strategy=FULL_SHARD",
+                         "gradient_accumulation_steps=4"},
+                        {"--nproc-per-node", "8"});
+  EXPECT_EQ(told.code, 0) << told.error;
+  EXPECT_EQ(
+      told.output,
+      "GPT, 1.0 M parameters, on 8 ranks: pp 2 × dp_shard 2 × tp 2\n"
+      "\n"
+      "dp_shard │ 0     │ 1\n"
+      "tp       │ 0  1  │ 0  1\n"
+      "─────────┼───────┼───────\n"
+      "pp 0     │ 0  1  │ 2  3   embedding, layers 0–1\n"
+      "pp 1     │ 4  5  │ 6  7   layers 2–3, head\n"
+      "\n"
+      "pp          2  stages: 2 of them by 1f1b, 4 micro-batches a step; with stages that take as "
+      "long, ranks are idle for 20.0 % of it\n"
+      "dp_shard    2  samples of their own; parameters, gradients and the optimizer's state in 2 "
+      "parts\n"
+      "tp          2  parts of each layer; a rank sends 4.5 MiB along it in a step\n"
+      "\n"
+      "Each batch of 8 sequences goes to 2 ranks or groups of ranks, 4 such batches a step.\n"
+      "\n"
+      "rank  pp  dp_shard  tp  layers                 heads  MLP      vocabulary  samples    shard "
+      "  parameters\n"
+      "0     0   0         0   embedding, layers 0–1  0–1    0–287    0–127       0, 2, … 6  0 of "
+      "2  139.6 k\n"
+      "1     0   0         1   embedding, layers 0–1  2–3    288–575  128–255     0, 2, … 6  0 of "
+      "2  139.6 k\n"
+      "2     0   1         0   embedding, layers 0–1  0–1    0–287    0–127       1, 3, … 7  1 of "
+      "2  139.6 k\n"
+      "3     0   1         1   embedding, layers 0–1  2–3    288–575  128–255     1, 3, … 7  1 of "
+      "2  139.6 k\n"
+      "4     1   0         0   layers 2–3, head       0–1    0–287    0–127       0, 2, … 6  0 of "
+      "2  135.1 k\n"
+      "5     1   0         1   layers 2–3, head       2–3    288–575  128–255     0, 2, … 6  0 of "
+      "2  135.1 k\n"
+      "6     1   1         0   layers 2–3, head       0–1    0–287    0–127       1, 3, … 7  1 of "
+      "2  135.1 k\n"
+      "7     1   1         1   layers 2–3, head       2–3    288–575  128–255     1, 3, … 7  1 of "
+      "2  135.1 k\n");
+}
+
+TEST_F(DescribeCommand, ShowsPositionsStagesAndSharedHeads) {
+  EXPECT_THAT(
+      ask({"parallel.context=2"}, {"--nproc-per-node", "4"}).output,
+      AllOf(HasSubstr("dp_replicate 2 × cp 2"), HasSubstr("0–15, 48–63"), HasSubstr("16–47")));
+  EXPECT_THAT(
+      ask({"parallel.pipeline=2", "parallel.schedule=zb-v", "gradient_accumulation_steps=4"},
+          {"--nproc-per-node", "2"})
+          .output,
+      AllOf(HasSubstr("pp 0  │ 0   embedding, layer 0, layer 3, head\n"),
+            HasSubstr("pp 1  │ 1   layer 1, layer 2\n")));
+  EXPECT_THAT(ask({"model.family=llama", "model.num_kv_heads=2", "parallel.tensor=4"},
+                  {"--nproc-per-node", "4"})
+                  .output,
+              AllOf(HasSubstr("kv heads"), HasSubstr("  1      0         96–191"),
+                    HasSubstr("  2      1         192–287")));
+}
+
+TEST_F(DescribeCommand, SaysWhenTheTensorAxisReachesOverHosts) {
+  const std::vector<std::string> flags = {"--nproc-per-node", "2", "--nnodes", "2"};
+  EXPECT_THAT(ask({"parallel.tensor=4"}, flags).output,
+              AllOf(HasSubstr("on 4 ranks of 2 hosts"),
+                    HasSubstr("reaches over hosts (ranks 0, 1 of host 0 with 2, 3 of host 1)"),
+                    HasSubstr("With tensor 2 it stays inside")));
+  EXPECT_THAT(ask({"parallel.tensor=2"}, flags).output, Not(HasSubstr("reaches over")));
+}
+
+TEST_F(DescribeCommand, BalancesStagesAsAsked) {
+  const auto first_stage = [&](const std::string& setting) {
+    const std::string output = ask({"parallel.pipeline=2", "gradient_accumulation_steps=2",
+                                    "model.num_layers=8", "model.vocab_size=20000", setting},
+                                   {"--nproc-per-node", "2"})
+                                   .output;
+    const std::size_t at = output.find("pp 0");
+    return output.substr(at, output.find('\n', at) - at);
+  };
+  EXPECT_THAT(first_stage("parallel.balance=layers"), HasSubstr("layers 0–3"));
+  // A head of 2.9 M weights, and layers of 0.25 M: it stands alone with one of them.
+  EXPECT_THAT(first_stage("parallel.balance=compute"), HasSubstr("layers 0–6"));
+  EXPECT_THAT(first_stage("parallel.balance=parameters"), HasSubstr("layers 0–3"));
+  EXPECT_THAT(first_stage("parallel.stage_layers=[1,7]"), HasSubstr("layer 0"));
+}
+
+TEST_F(DescribeCommand, DrawsAPicture) {
+  const auto file = folder_.path() / "layout.svg";
+  const Told told = ask({"parallel.pipeline=2", "gradient_accumulation_steps=2"},
+                        {"--nproc-per-node", "4", "--svg", file.string()});
+  EXPECT_EQ(told.code, 0) << told.error;
+  EXPECT_THAT(read_file(file), AllOf(HasSubstr("<svg"), HasSubstr("rank 3"),
+                                     HasSubstr("layers 2–3, head"), HasSubstr("dp_replicate 1")));
+}
+
+TEST_F(DescribeCommand, ShowsWhatFitsOfManyRanks) {
+  const Told told = ask({"train_batch_size=1024"}, {"--nproc-per-node", "512"});
+  EXPECT_EQ(told.code, 0) << told.error;
+  EXPECT_THAT(told.output, HasSubstr("…  embedding, layers 0–3, head\n"));
+  EXPECT_THAT(told.output, HasSubstr("\n511   511           embedding"));
+}
+
+TEST_F(DescribeCommand, RefusesWhatTrainingWould) {
+  const Told told = ask({"parallel.tensor=3"}, {"--nproc-per-node", "4"});
+  EXPECT_EQ(told.code, 2);
+  EXPECT_THAT(told.error, HasSubstr("start 3 or 6"));
+}
+
+}  // namespace
+}  // namespace lockstep::plan
