@@ -6,6 +6,10 @@
 //   lockstep run --standalone --nproc-per-node 2 build/release/bench/context_attention [runs
 //   [length…]]
 //
+// The second row is what the machine makes of it where nobody talks: every rank computes what the
+// ring has it compute, at the same time as the others, on keys and values that it has already. What
+// cores that share their caches, memory and clock lose to each other is in it.
+//
 // The last columns are the time over a rank's share of one rank's time, where 1 is the best there
 // can be (in all, and of forward + backward), and the same of the processor time that the busiest
 // rank took, its communication's included: what the first is where every rank has a core to itself
@@ -27,6 +31,7 @@
 
 #include <lockstep/comm/world.h>
 #include <lockstep/nn/attention.h>
+#include <lockstep/nn/attention_parts.h>
 #include <lockstep/nn/context_parallel.h>
 
 namespace {
@@ -34,6 +39,12 @@ namespace {
 using namespace lockstep;
 using Tensors = std::vector<at::Tensor>;
 using Computation = std::function<at::Tensor(const Tensors&)>;
+
+// One pass of every rank, in two halves.
+struct Pass {
+  std::function<void()> forward;
+  std::function<void()> backward;
+};
 using Clock = std::chrono::steady_clock;
 
 // Milliseconds.
@@ -59,13 +70,20 @@ class Measure {
 
   void run(Who who, const Computation& computation, const Tensors& inputs, Best& best) {
     at::Tensor result;
+    run(who,
+        {.forward = [&] { result = computation(inputs); },
+         .backward = [&] { torch::autograd::grad({result}, inputs, {at::ones_like(result)}); }},
+        best);
+  }
+
+  void run(Who who, const Pass& pass, Best& best) {
     const bool takes_part = who == Who::all || world_.rank() == 0;
     double processor = 0.0;
     const auto forward = time(processor, [&] {
-      if (takes_part) result = computation(inputs);
+      if (takes_part) pass.forward();
     });
     const auto backward = time(processor, [&] {
-      if (takes_part) torch::autograd::grad({result}, inputs, {at::ones_like(result)});
+      if (takes_part) pass.backward();
     });
     auto busiest = at::full({1}, processor, at::kDouble);
     world_.all_reduce(busiest, comm::ReduceOp::max).wait();
@@ -96,6 +114,62 @@ Tensors drawn(std::int64_t length) {
   return inputs;
 }
 
+// The products of a rank in a zigzag ring, with its own keys in place of everybody's.
+class SilentRing {
+ public:
+  SilentRing(const Tensors& part, int rank, int size)
+      : q_(part[0].detach()),
+        k_(part[1].detach()),
+        v_(part[2].detach()),
+        rank_(rank),
+        size_(size) {}
+
+  void forward() {
+    result_ = nn::internal::attend(q_, k_, v_, kTerms);
+    others([&](const auto& sight, const auto& terms) {
+      nn::internal::attend_more(
+          {queries(result_.output, sight), queries(result_.log_sum_exp, sight)}, queries(q_, sight),
+          keys(k_, sight), keys(v_, sight), terms);
+    });
+  }
+
+  void backward() {
+    const auto grad = at::ones_like(result_.output);
+    const nn::internal::AttentionGradients gradients{at::zeros_like(q_), at::zeros_like(k_),
+                                                     at::zeros_like(v_)};
+    nn::internal::add_gradients(gradients, grad, q_, k_, v_, result_, kTerms);
+    others([&](const auto& sight, const auto& terms) {
+      nn::internal::add_gradients(
+          {queries(gradients.q, sight), keys(gradients.k, sight), keys(gradients.v, sight)},
+          queries(grad, sight), queries(q_, sight), keys(k_, sight), keys(v_, sight),
+          {queries(result_.output, sight), queries(result_.log_sum_exp, sight)}, terms);
+    });
+  }
+
+ private:
+  using Sight = nn::internal::BlockSight;
+  static constexpr nn::internal::AttentionTerms kTerms{.causal = true, .scale = 0.125};
+
+  void others(const std::function<void(const Sight&, const nn::internal::AttentionTerms&)>& body) {
+    for (int owner = 0; owner < size_; ++owner) {
+      if (owner == rank_) continue;
+      const auto sight = nn::internal::sight_of({.rank = rank_, .size = size_}, owner, q_.size(2),
+                                                /*causal=*/true);
+      body(sight, {.causal = sight.causal, .scale = kTerms.scale});
+    }
+  }
+  static at::Tensor queries(const at::Tensor& x, const Sight& sight) {
+    return x.narrow(2, sight.queries.begin, sight.queries.size());
+  }
+  static at::Tensor keys(const at::Tensor& x, const Sight& sight) {
+    return x.narrow(2, sight.keys.begin, sight.keys.size());
+  }
+
+  at::Tensor q_, k_, v_;
+  int rank_, size_;
+  nn::internal::AttentionResult result_;
+};
+
 struct Arm {
   nn::ContextAlgorithm algorithm;
   nn::SplitKind split;
@@ -108,7 +182,8 @@ void compare(const std::shared_ptr<comm::Communicator>& world, std::int64_t leng
   Measure measure(*world);
   const int ranks = world->size();
   const auto whole = drawn(length), part = drawn(length / ranks);
-  Best alone;
+  Best alone, silent;
+  SilentRing silent_ring(part, world->rank(), ranks);
   std::vector<Arm> arms = {{nn::ContextAlgorithm::ring, nn::SplitKind::zigzag, {}},
                            {nn::ContextAlgorithm::ring, nn::SplitKind::contiguous, {}},
                            {nn::ContextAlgorithm::all_to_all, nn::SplitKind::zigzag, {}}};
@@ -116,6 +191,10 @@ void compare(const std::shared_ptr<comm::Communicator>& world, std::int64_t leng
     measure.run(
         Who::first, [](const Tensors& in) { return nn::attention(in[0], in[1], in[2]); }, whole,
         alone);
+    measure.run(
+        Who::all,
+        {.forward = [&] { silent_ring.forward(); }, .backward = [&] { silent_ring.backward(); }},
+        silent);
     for (auto& arm : arms)
       measure.run(
           Who::all,
@@ -128,12 +207,14 @@ void compare(const std::shared_ptr<comm::Communicator>& world, std::int64_t leng
   if (world->rank() != 0) return;
   std::printf("%6lld positions, one rank           %8.2f + %8.2f ms\n",
               static_cast<long long>(length), alone.forward, alone.backward);
-  for (const auto& arm : arms)
-    std::printf(
-        "%6lld positions, %-18s %8.2f + %8.2f ms   %5.3f (%5.3f + %5.3f)   %5.3f\n",
-        static_cast<long long>(length), arm.name().c_str(), arm.best.forward, arm.best.backward,
-        arm.best.sum() * ranks / alone.sum(), arm.best.forward * ranks / alone.forward,
-        arm.best.backward * ranks / alone.backward, arm.best.processor * ranks / alone.processor);
+  const auto print = [&](const std::string& name, const Best& best) {
+    std::printf("%6lld positions, %-18s %8.2f + %8.2f ms   %5.3f (%5.3f + %5.3f)   %5.3f\n",
+                static_cast<long long>(length), name.c_str(), best.forward, best.backward,
+                best.sum() * ranks / alone.sum(), best.forward * ranks / alone.forward,
+                best.backward * ranks / alone.backward, best.processor * ranks / alone.processor);
+  };
+  print("nobody talks", silent);
+  for (const auto& arm : arms) print(arm.name(), arm.best);
   std::fflush(stdout);
 }
 
