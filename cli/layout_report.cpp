@@ -161,15 +161,6 @@ std::string about_axis(const std::string& name, const DescribedRun& run) {
                      layout.shards > layout.shape.size(name) ? ", with other axes" : "");
 }
 
-// ": pp 2 × tp 4"; those of one rank say nothing.
-std::string axes_text(const mesh::MeshShape& shape) {
-  std::string text;
-  for (const mesh::Axis& axis : shape.axes())
-    if (axis.size > 1)
-      text += fmt::format("{}{} {}", text.empty() ? ": " : " × ", axis.name, axis.size);
-  return text;
-}
-
 struct Column {
   std::string title;
   std::function<std::string(int, const RankLayout&)> text;
@@ -294,6 +285,13 @@ RankGrid grid_of(const train::RunLayout& layout) {
   return grid;
 }
 
+std::string axes_text(const train::RunLayout& layout) {
+  std::vector<std::string> texts;
+  for (const mesh::Axis& axis : layout.shape.axes())
+    if (axis.size > 1) texts.push_back(fmt::format("{} {}", axis.name, axis.size));
+  return fmt::format("{}", fmt::join(texts, " × "));
+}
+
 int coordinate_along(const train::RunLayout& layout, int rank, const std::string& axis) {
   return layout.shape.coordinate(rank, axis);
 }
@@ -303,11 +301,11 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
   const int num_hosts = layout.ranks.back().host + 1;
   const int num_ranks = layout.shape.world_size();
   std::string text = fmt::format(
-      "{}, {} parameters, on {} rank{}{}{}\n\n",
+      "{}, {} parameters, on {} rank{}{}{}{}\n\n",
       run.plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
       count_text(static_cast<double>(models::num_parameters(run.plan.model))), num_ranks,
       num_ranks == 1 ? "" : "s", num_hosts > 1 ? fmt::format(" of {} hosts", num_hosts) : "",
-      axes_text(layout.shape));
+      num_ranks > 1 ? ": " : "", axes_text(layout));
   text += GridText(run, style).text();
   if (num_ranks > 1) text += "\n";
   std::size_t width = 0;

@@ -30,6 +30,9 @@ std::string layout_svg(const DescribedRun& run);
 // ---- what both are made of
 // -----------------------------------------------------------------------
 
+// "pp 2 × tp 4": axes of more than one rank.
+std::string axes_text(const train::RunLayout& layout);
+
 // "0–3", "0–63, 192–255": last ones included.
 std::string interval_text(const mesh::Interval& interval);
 std::string intervals_text(const std::vector<mesh::Interval>& intervals);

@@ -80,7 +80,7 @@ class LayoutDrawing {
     const int left_out = static_cast<int>(grid_.ranks.front().size()) - columns_;
     svg_.text(
         {kMargin, 64},
-        layout.shape.text() +
+        axes_text(layout) +
             (left_out > 0 ? fmt::format("; {} more ranks in each row have other samples", left_out)
                           : ""),
         {.colour = kSoftInk, .size = 13});

@@ -47,6 +47,25 @@ TEST(UnderALauncher, TorchrunsVariables) {
   EXPECT_EQ(training.losses().size(), 12u);
 }
 
+// Two hosts, as far as the launcher says: each has one rank of the axis.
+TEST(UnderALauncher, ATensorAxisAcrossHostsIsWarnedOf) {
+  Training training;
+  training.set("/parallel", {{"tensor", 2}});
+  const std::string port = master_port();
+  const auto rank = [&](const std::string& number) {
+    return Launched(training.command(),
+                    {"RANK=" + number, "GROUP_RANK=" + number, "LOCAL_RANK=0", "WORLD_SIZE=2",
+                     "LOCAL_WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", port});
+  };
+  Launched first = rank("0");
+  Launched second = rank("1");
+  EXPECT_EQ(first.wait(milliseconds(60'000)), 0) << first.error();
+  EXPECT_EQ(second.wait(milliseconds(60'000)), 0) << second.error();
+  EXPECT_THAT(first.error(), HasSubstr("reaches over hosts (ranks 0 of host 0 with 1 of host 1)"));
+  EXPECT_THAT(first.error(), HasSubstr("a sum of 1 MiB takes"));
+  EXPECT_EQ(second.error().find("reaches over hosts"), std::string::npos);
+}
+
 TEST(UnderALauncher, ThreadsAreWhatTheUserSaidOrAShareOfTheCores) {
   Training training;
   training.set("/threads_per_rank", "auto");
