@@ -2,6 +2,8 @@
 #include <torch/nn/modules/conv.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/optimizer.h>
+#include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
@@ -121,6 +123,7 @@ void check_refused_operators(Cells& cells) {
   cells.expect_close(weight.slice(0, 1, 3), before + 1, "a view taken again");
 }
 
+// What sees memory as it lies, and not through operators.
 void check_other_strategies(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   const auto cut = [&] {
@@ -133,6 +136,25 @@ void check_other_strategies(Cells& cells) {
   cells.expect_usage_error(
       [&] { shard::FullyShardedDataParallel(*cut(), shard::shard_over(cells.group())); },
       "parallelize_module()");
+  const auto model = cut();
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : model->named_parameters())
+    parameters.push_back({item.key(), item.value()});
+  cells.expect_usage_error(
+      [&] {
+        const auto optimizer =
+            optim::make_optimizer(optim::AdamWOptions{}, optim::decay_groups(parameters, 0.1));
+        model->forward(at::ones({2, 8})).sum().backward();
+        optimizer->step(0.1);
+      },
+      "has no memory here");
+  bool thrown = false;
+  try {
+    model->fc1->clone();
+  } catch (const std::exception&) {
+    thrown = true;
+  }
+  cells.expect(thrown, "a layer that is cut can be cloned");
 }
 
 }  // namespace
