@@ -42,8 +42,9 @@ class TaggedArguments {
   std::vector<Use> uses_;
 };
 
+// Also of a tensor whose storage() throws, as that of one without memory may.
 const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
-  return tensor.storage().unsafeGetStorageImpl();
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 class RunningCall final : public Call {

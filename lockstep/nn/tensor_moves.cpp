@@ -176,7 +176,15 @@ at::Tensor gather_features(const at::Tensor& x, const TensorAxis& axis) {
 }
 
 at::Tensor take_features(const at::Tensor& x, const TensorAxis& axis) {
-  return move_both_ways(x, axis, x.dim() - 1, Move::take, Move::gather);
+  return take_part(x, x.dim() - 1, axis);
+}
+
+at::Tensor gather_parts(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis) {
+  return move_both_ways(x, axis, dim, Move::gather, Move::take);
+}
+
+at::Tensor take_part(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis) {
+  return move_both_ways(x, axis, dim, Move::take, Move::gather);
 }
 
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group) {

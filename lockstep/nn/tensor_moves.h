@@ -26,6 +26,10 @@ at::Tensor leave_products(const at::Tensor& x, const TensorAxis& axis);
 at::Tensor gather_features(const at::Tensor& x, const TensorAxis& axis);
 at::Tensor take_features(const at::Tensor& x, const TensorAxis& axis);
 
+// The same along any dim, of equal parts.
+at::Tensor gather_parts(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis);
+at::Tensor take_part(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis);
+
 // From now on every gradient that comes for a parameter is summed over the group first: for one
 // that each rank has whole and uses for a part of the work. One that is frozen may be thawed later.
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group);

@@ -1,25 +1,16 @@
 #include <lockstep/nn/tensor_plan.h>
 
 #include <algorithm>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <lockstep/base/error.h>
+#include <lockstep/nn/layer_names.h>
 #include <lockstep/nn/tensor_moves.h>
 
 namespace lockstep::nn {
 
 namespace {
-
-bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern.front() != '*')
-    return !name.empty() && pattern.front() == name.front() &&
-           matches(pattern.substr(1), name.substr(1));
-  if (matches(pattern.substr(1), name)) return true;
-  return !name.empty() && name.front() != '.' && matches(pattern, name.substr(1));
-}
 
 struct PlannedLayer {
   std::string name;
@@ -33,7 +24,7 @@ std::vector<PlannedLayer> planned_layers(torch::nn::Module& model, const TensorP
   internal::for_each_module(model, [&](const std::string& name, torch::nn::Module& module) {
     const PlannedCut* found = nullptr;
     for (const PlannedCut& planned : plan) {
-      if (!matches(planned.layers, name)) continue;
+      if (!matches_layer(planned.layers, name)) continue;
       if (found != nullptr)
         throw UsageError("'{}' is cut by '{}' and by '{}' of the plan: a layer is cut once", name,
                          found->layers, planned.layers);

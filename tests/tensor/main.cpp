@@ -22,7 +22,18 @@ void check_all(ranks::Cells& cells) {
   check_ranks_that_disagree(cells);
 }
 
-const std::map<std::string, void (*)(ranks::Cells&)> kTables = {{"--all", check_all}};
+void check_plain(ranks::Cells& cells) {
+  tensor::check_plain_modules(cells);
+  tensor::check_plain_gathers(cells);
+  tensor::check_plain_operators(cells);
+  tensor::check_plain_graph(cells);
+  tensor::check_plain_training(cells);
+  tensor::check_plain_state(cells);
+  tensor::check_plain_mistakes(cells);
+}
+
+const std::map<std::string, void (*)(ranks::Cells&)> kTables = {{"--all", check_all},
+                                                                {"--plain", check_plain}};
 
 }  // namespace
 

@@ -16,3 +16,16 @@ void check_tensor_mistakes(ranks::Cells& cells);
 void check_ranks_that_disagree(ranks::Cells& cells);
 
 }  // namespace lockstep::nn
+
+namespace lockstep::tensor {
+
+// Of plain modules that a plan of names cuts.
+void check_plain_modules(ranks::Cells& cells);
+void check_plain_gathers(ranks::Cells& cells);
+void check_plain_operators(ranks::Cells& cells);
+void check_plain_graph(ranks::Cells& cells);
+void check_plain_training(ranks::Cells& cells);
+void check_plain_state(ranks::Cells& cells);
+void check_plain_mistakes(ranks::Cells& cells);
+
+}  // namespace lockstep::tensor

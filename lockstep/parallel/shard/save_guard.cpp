@@ -47,9 +47,15 @@ void refuse_sharded(const torch::nn::Module& module) {
                      "part of one that was wrapped",
                      name);
   };
-  for (const auto& parameter : module.named_parameters())
+  for (const auto& parameter : module.named_parameters()) {
     for (const auto& owner : intercept::owners_of(parameter.value()))
       if (dynamic_cast<const ParameterGatherer*>(owner.get()) != nullptr) refuse(parameter.key());
+    if (parameter.value().numel() > 0 && parameter.value().data_ptr() == nullptr)
+      throw UsageError(
+          "'{}' has no memory of its own, as a parameter that parallelize_module() cut "
+          "over a tensor axis: such a model cannot be sharded, too",
+          parameter.key());
+  }
   for (const auto& part : module.modules(/*include_self=*/false))
     if (is_guard(*part)) refuse(module.name());
 }

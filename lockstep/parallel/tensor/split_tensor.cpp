@@ -1,0 +1,224 @@
+#include <lockstep/parallel/tensor/split_tensor.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/custom_class.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/key.h>
+#include <lockstep/nn/tensor_moves.h>
+#include <lockstep/parallel/tensor/split_owner.h>
+
+namespace lockstep::tensor {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Its address marks the storages that are ours.
+void delete_split(void* split) { delete static_cast<Split*>(split); }
+
+bool in_backward() { return torch::autograd::get_current_graph_task_nodes_in_graph() != nullptr; }
+
+// What a node keeps of a tensor: nothing of its memory.
+struct SplitCapsule : torch::CustomClassHolder {
+  explicit SplitCapsule(const Split& of, c10::VariableVersion version = {})
+      : split{of.owner, {}, of.dim, of.source}, version(std::move(version)) {}
+  Split split;
+  c10::VariableVersion version;  // the part's counter
+};
+
+// From a tensor that takes gradients to its part, and from the part's gradient to one that shows
+// itself whole.
+class PartOf : public torch::autograd::Function<PartOf> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
+    const Split& split = *split_of(tensor);
+    context->saved_data["split"] =
+        c10::IValue::make_capsule(c10::make_intrusive<SplitCapsule>(split));
+    return split.part.detach();
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (!gradients.at(0).defined()) return {at::Tensor()};
+    const auto capsule =
+        c10::static_intrusive_pointer_cast<SplitCapsule>(context->saved_data["split"].toCapsule());
+    return {make_split_like(capsule->split, gradients[0], capsule->split.dim)};
+  }
+};
+
+Split& mutable_split_of(const at::Tensor& tensor) {
+  return *static_cast<Split*>(tensor.unsafeGetTensorImpl()
+                                  ->unsafe_storage()
+                                  .unsafeGetStorageImpl()
+                                  ->data_ptr()
+                                  .get_context());
+}
+
+// The tensor, without a history.
+at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
+  const at::Tensor part = split.part;
+  LOCKSTEP_CHECK(part.defined() && !intercept::is_tagged(part));
+  LOCKSTEP_CHECK(0 <= split.dim && split.dim < part.dim());
+  const int parts = split.owner->axis().size();
+  std::vector<std::int64_t> sizes = part.sizes().vec();
+  sizes[static_cast<std::size_t>(split.dim)] *= parts;
+  const std::vector<std::int64_t> strides =
+      given_strides ? given_strides->vec() : whole_strides(part.strides(), split.dim, parts);
+  const std::shared_ptr<SplitOwner> owner = split.owner;
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), 0,
+      c10::DataPtr(nullptr, new Split(std::move(split)), &delete_split, part.device()),
+      /*allocator=*/nullptr, /*resizable=*/false);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(storage), part.key_set().add(intercept::kKey), part.dtype());
+  impl->set_sizes_and_strides(sizes, strides);
+  // Autograd asks gradients that it adds up how many have their storage.
+  if (!in_backward()) impl->set_storage_access_should_throw();
+  intercept::add_owner(storage, owner);
+  at::Tensor tensor(std::move(impl));
+  // Whoever keeps it is to notice when the part is written to.
+  if (!part.is_inference() && !tensor.is_inference())
+    torch::autograd::impl::set_version_counter(tensor,
+                                               torch::autograd::impl::version_counter(part));
+  return tensor;
+}
+
+// From a part with a graph to the tensor that stands for it. Gradients come from what is no
+// operator, whole or cut.
+class Shown : public torch::autograd::Function<Shown> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const Split& split,
+                            at::OptionalIntArrayRef strides) {
+    context->saved_data["split"] = c10::IValue::make_capsule(
+        c10::make_intrusive<SplitCapsule>(split, torch::autograd::impl::version_counter(part)));
+    context->saved_data["version"] = static_cast<std::int64_t>(part._version());
+    return shell_of(split, strides);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto capsule =
+        c10::static_intrusive_pointer_cast<SplitCapsule>(context->saved_data["split"].toCapsule());
+    const Split& split = capsule->split;
+    if (capsule->version.current_version() != context->saved_data["version"].toInt())
+      throw UsageError("a gradient came for a tensor that is cut over ranks, comes from '{}', and "
+                       "was written to since, in place or through a view: write to a clone()",
+                       *split.source);
+    const at::Tensor& gradient = gradients.at(0);
+    if (!gradient.defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const Split* const cut = split_of(gradient);
+    if (cut != nullptr && cut->owner == split.owner && cut->dim == split.dim)
+      return {part_to_read(gradient), at::Tensor(), at::Tensor()};
+    const at::Tensor whole = cut != nullptr ? whole_of(gradient) : gradient;
+    return {nn::take_part(whole, split.dim, split.owner->axis()), at::Tensor(), at::Tensor()};
+  }
+};
+
+bool is_recorded(const at::Tensor& tensor) {
+  return tensor.requires_grad() && c10::GradMode::is_enabled();
+}
+
+// Whether gradients of the tensor are to come to itself, and not to its part at once.
+bool takes_gradients(const at::Tensor& tensor, const Split& split) {
+  return tensor.is_leaf() || tensor.grad_fn().get() != split.node || tensor.retains_grad() ||
+         !torch::autograd::impl::hooks(tensor).empty();
+}
+
+// The dims from the outermost in memory to the innermost.
+std::vector<std::int64_t> order_in_memory(const at::Tensor& tensor) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(tensor.dim()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
+    return tensor.stride(a) > tensor.stride(b);
+  });
+  return order;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> whole_strides(at::IntArrayRef part_strides, std::int64_t dim, int parts) {
+  std::vector<std::int64_t> strides = part_strides.vec();
+  const std::int64_t of_dim = strides[static_cast<std::size_t>(dim)];
+  for (std::size_t i = 0; i < strides.size(); ++i) {
+    // A part of one element in the dim has neighbours of the same stride: those before it.
+    const bool outside =
+        strides[i] > of_dim || (strides[i] == of_dim && static_cast<std::int64_t>(i) < dim);
+    if (outside) strides[i] *= parts;
+  }
+  return strides;
+}
+
+std::vector<std::int64_t> part_strides(at::IntArrayRef whole_strides, std::int64_t dim, int parts) {
+  std::vector<std::int64_t> strides = whole_strides.vec();
+  const std::int64_t of_dim = strides[static_cast<std::size_t>(dim)];
+  for (std::int64_t& stride : strides)
+    if (stride > of_dim) stride /= parts;
+  return strides;
+}
+
+at::Tensor make_split(Split split, at::OptionalIntArrayRef strides) {
+  split.node = nullptr;
+  if (!is_recorded(split.part)) return shell_of(std::move(split), strides);
+  const at::Tensor part = split.part;
+  at::Tensor tensor = Shown::apply(part, split, strides);
+  mutable_split_of(tensor).node = tensor.grad_fn().get();
+  return tensor;
+}
+
+at::Tensor make_split_like(const Split& like, at::Tensor part, std::int64_t dim,
+                           at::OptionalIntArrayRef strides) {
+  return make_split({like.owner, std::move(part), dim, like.source}, strides);
+}
+
+const Split* split_of(const at::Tensor& tensor) {
+  if (!intercept::is_tagged(tensor)) return nullptr;
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage ? storage.unsafeGetStorageImpl()->data_ptr().cast_context<Split>(&delete_split)
+                 : nullptr;
+}
+
+at::Tensor part_to_read(const at::Tensor& tensor) {
+  const Split& split = *split_of(tensor);
+  if (is_recorded(tensor) && takes_gradients(tensor, split)) return PartOf::apply(tensor);
+  return split.part;
+}
+
+at::Tensor part_to_write(const at::Tensor& tensor) {
+  Split& split = mutable_split_of(tensor);
+  if (!is_recorded(tensor) || !takes_gradients(tensor, split)) return split.part;
+  if (tensor.is_leaf())
+    throw UsageError("'{}', which requires a gradient, is written to while gradients are recorded: "
+                     "do so under a torch::NoGradGuard",
+                     *split.source);
+  // From here on the part has the graph that the tensor has from elsewhere.
+  split.part = PartOf::apply(tensor);
+  return split.part;
+}
+
+void was_written(const at::Tensor& tensor) {
+  Split& split = mutable_split_of(tensor);
+  if (!is_recorded(split.part)) return;
+  const at::Tensor shown = Shown::apply(split.part, split, tensor.strides());
+  torch::autograd::impl::set_gradient_edge(tensor, torch::autograd::impl::gradient_edge(shown));
+  split.node = tensor.grad_fn().get();
+}
+
+at::Tensor whole_of(const at::Tensor& tensor) {
+  const Split& split = *split_of(tensor);
+  const at::Tensor part = part_to_read(tensor);
+  const auto& axis = split.owner->axis();
+  if (tensor.is_contiguous()) return nn::gather_parts(part, split.dim, axis);
+  const std::vector<std::int64_t> order = order_in_memory(tensor);
+  const auto place = std::ranges::find(order, split.dim) - order.begin();
+  std::vector<std::int64_t> back(order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) back[static_cast<std::size_t>(order[i])] = i;
+  return nn::gather_parts(part.permute(order), place, axis).permute(back);
+}
+
+}  // namespace lockstep::tensor
