@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 namespace lockstep::parity {
 namespace {
@@ -85,6 +87,21 @@ TEST(ModelLayouts, StrategiesUseTheAxesThatAreThere) {
     EXPECT_TRUE(copies ? one.shard == 1 : one.shard * one.cp > 1) << one.text();
     EXPECT_TRUE(copies || (hybrid ? one.replicate > 1 : one.replicate == 1)) << one.text();
     EXPECT_TRUE(one.pp > 1 || one.chunks == 1) << one.text();
+  }
+}
+
+// tests/mutants names the cells that have to find its faults.
+TEST(ModelLayouts, HaveTheCellsThatFindMutants) {
+  std::ifstream table(LOCKSTEP_SOURCE_DIR "/tests/mutants/mutants.json");
+  for (const auto& mutant : nlohmann::json::parse(table)) {
+    const auto layouts = layouts_of(mutant.at("ranks"), Share::everyday);
+    const std::string cells = mutant.at("cells");
+    EXPECT_TRUE(std::ranges::any_of(layouts,
+                                    [&](const ModelLayout& layout) {
+                                      return cells.find(", " + layout.text() + ", ") !=
+                                             std::string::npos;
+                                    }))
+        << mutant.at("name") << ": " << cells;
   }
 }
 

@@ -130,8 +130,13 @@ void SpreadModel::step(double learning_rate) {
 
 std::map<std::string, at::Tensor> SpreadModel::gradients() {
   std::vector<NamedTensor> mine;
-  for (const auto& item : model_->named_parameters())
-    mine.push_back({item.key(), parallel_->full_gradient(item.key()).clone()});
+  for (const auto& item : model_->named_parameters()) {
+    const at::Tensor gradient = parallel_->full_gradient(item.key());
+    // One that never came is no exception, but a wrong number.
+    mine.push_back({item.key(), gradient.defined()
+                                    ? gradient.clone()
+                                    : at::zeros(item.value().sizes(), item.value().options())});
+  }
   return joined(mine);
 }
 
