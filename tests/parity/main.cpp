@@ -1,5 +1,9 @@
-// The test program; with the name of a table it is one rank of a job that runs it.
-#include <cstring>
+// The test program; with the name of a table it is one rank of a job that runs it, or those of its
+// cells that have a text in their names:
+//
+//   lockstep run --nproc-per-node 4 parity_test --model-parallel 'cp 2 tp 2'
+#include <map>
+#include <string>
 
 #include <gtest/gtest.h>
 
@@ -10,26 +14,25 @@
 #include "sharded.h"
 
 int main(int argc, char** argv) {
-  namespace parity = lockstep::parity;
-  if (argc == 2 && std::strcmp(argv[1], "--data-parallel") == 0)
-    return lockstep::ranks::run_cells(parity::check_data_parallel);
-  if (argc == 2 && std::strcmp(argv[1], "--sharded") == 0)
-    return lockstep::ranks::run_cells(parity::check_some_sharded);
-  if (argc == 3 && std::strcmp(argv[1], "--sharded-over") == 0)
-    return lockstep::ranks::run_cells(
-        lockstep::comm::join_world({.backend = argv[2], .timeout = lockstep::milliseconds(60'000)}),
-        std::strcmp(argv[2], "nccl") == 0 ? parity::check_sharded_on_gpu
-                                          : parity::check_some_sharded);
-  if (argc == 2 && std::strcmp(argv[1], "--sharded-gpu") == 0)
-    return lockstep::ranks::run_cells(parity::check_sharded_on_gpu);
-  if (argc == 2 && std::strcmp(argv[1], "--sharded-whole") == 0)
-    return lockstep::ranks::run_cells(parity::check_sharded);
-  if (argc == 2 && std::strcmp(argv[1], "--model-parallel") == 0)
-    return lockstep::ranks::run_cells(parity::check_some_model_parallel);
-  if (argc == 2 && std::strcmp(argv[1], "--model-parallel-whole") == 0)
-    return lockstep::ranks::run_cells(parity::check_model_parallel);
-  if (argc == 2 && std::strcmp(argv[1], "--model-parallel-gpu") == 0)
-    return lockstep::ranks::run_cells(parity::check_model_parallel_on_gpu);
+  using namespace lockstep;
+  using Table = void (*)(ranks::Cells&);
+  const std::map<std::string, Table> tables = {
+      {"--data-parallel", parity::check_data_parallel},
+      {"--sharded", parity::check_some_sharded},
+      {"--sharded-gpu", parity::check_sharded_on_gpu},
+      {"--sharded-whole", parity::check_sharded},
+      {"--model-parallel", parity::check_some_model_parallel},
+      {"--model-parallel-whole", parity::check_model_parallel},
+      {"--model-parallel-gpu", parity::check_model_parallel_on_gpu},
+  };
+  const std::string first = argc > 1 ? argv[1] : "";
+  const std::string second = argc > 2 ? argv[2] : "";
+  if (const auto table = tables.find(first); table != tables.end())
+    return ranks::run_cells(table->second, second);
+  if (first == "--sharded-over")
+    return ranks::run_cells(
+        comm::join_world({.backend = second, .timeout = milliseconds(60'000)}),
+        second == "nccl" ? parity::check_sharded_on_gpu : parity::check_some_sharded);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -24,7 +24,6 @@ std::vector<ModelKind> model_kinds() {
   const ModelConfig gpt{.family = models::Family::gpt2,
                         .vocab_size = 37,
                         .hidden_size = 32,
-                        .num_layers = 4,
                         .num_heads = 4,
                         .max_positions = kModelLength,
                         .dropout = 0.1};
@@ -36,71 +35,21 @@ std::vector<ModelKind> model_kinds() {
   return {{"GPT", gpt}, {"Llama", llama}};
 }
 
-std::vector<ModelLayout> layouts_of(int num_ranks) {
-  using enum nn::ContextAlgorithm;
-  using enum pipeline::ScheduleKind;
-  constexpr auto slices = nn::BetweenLayers::by_positions;
-  switch (num_ranks) {
-    case 1: return {{}};
-    case 2:
-      return {{.tp = 2},
-              {.tp = 2, .between = slices},
-              {.cp = 2},
-              {.cp = 2, .split = nn::SplitKind::contiguous},
-              {.cp = 2, .algorithm = all_to_all},
-              {.pp = 2, .schedule = gpipe},
-              {.pp = 2},
-              {.pp = 2, .schedule = interleaved, .chunks = 2},
-              {.pp = 2, .schedule = zb_h1},
-              {.pp = 2, .schedule = zb_v, .chunks = 2}};
-    case 4:
-      return {{.tp = 4},
-              {.tp = 4, .between = slices},
-              {.cp = 4},
-              {.cp = 4, .algorithm = all_to_all},
-              {.cp = 2, .tp = 2},
-              {.cp = 2, .tp = 2, .between = slices, .algorithm = all_to_all},
-              {.dp = 2, .tp = 2, .between = slices},
-              {.dp = 2, .cp = 2},
-              {.pp = 4, .schedule = gpipe},
-              {.pp = 4},
-              {.pp = 4, .schedule = zb_h1},
-              {.pp = 2, .tp = 2, .between = slices},
-              {.pp = 2, .cp = 2, .schedule = zb_h1},
-              {.pp = 2, .dp = 2, .schedule = zb_v, .chunks = 2},
-              {.dp = 2, .tp = 2, .strategy = ShardingStrategy::FULL_SHARD},
-              {.dp = 2, .cp = 2, .strategy = ShardingStrategy::SHARD_GRAD_OP},
-              {.pp = 2, .dp = 2, .strategy = ShardingStrategy::SHARD_OPTIMIZER},
-              {.pp = 2, .dp = 2, .strategy = ShardingStrategy::FULL_SHARD}};
-    case 8:
-      return {{.dp = 2, .cp = 2, .tp = 2},
-              {.dp = 2, .cp = 2, .tp = 2, .between = slices},
-              {.cp = 2, .tp = 4, .between = slices},
-              {.pp = 2, .dp = 2, .tp = 2},
-              {.pp = 2, .cp = 2, .tp = 2, .between = slices, .schedule = zb_v, .chunks = 2},
-              {.pp = 2, .dp = 2, .cp = 2, .schedule = interleaved, .chunks = 2},
-              {.pp = 4, .tp = 2, .between = slices, .schedule = zb_h1},
-              {.pp = 2,
-               .dp = 2,
-               .tp = 2,
-               .between = slices,
-               .schedule = zb_h1,
-               .strategy = ShardingStrategy::FULL_SHARD},
-              {.dp = 2,
-               .cp = 2,
-               .tp = 2,
-               .between = slices,
-               .strategy = ShardingStrategy::HYBRID_SHARD,
-               .copies = 2}};
-    default: return {};
-  }
+// A pipeline has fewer micro-batches than stages, as many, and more. Many processes on few cores
+// take long: of those, one way for each layout.
+std::vector<StepWay> ways_of(const ModelLayout& layout, Share share) {
+  const StepWay two_passes{"two passes, recomputed", 2, 1.0};
+  if (layout.num_ranks() >= (share == Share::everyday ? 8 : 16)) return {two_passes};
+  std::vector<StepWay> ways = {{"one pass"}, two_passes};
+  if (layout.pp > 1 && layout.data_ranks() == 1) ways.push_back({"four passes", 4});
+  return ways;
 }
 
-// A pipeline has fewer micro-batches than stages, as many, and more.
-std::vector<StepWay> ways_of(const ModelLayout& layout) {
-  std::vector<StepWay> ways = {{"one pass"}, {"two passes, recomputed", 2, 1.0}};
-  if (layout.pp > 1 && layout.dp == 1) ways.push_back({"four passes", 4});
-  return ways;
+// What goes wrong in 32 bits and not in 64 does so in every way: CI looks at one.
+bool runs(const Numbers& numbers, const ModelLayout& layout, const StepWay& way, Share share) {
+  if (!numbers.steps() && layout.strategy != ShardingStrategy::NO_SHARD) return false;
+  return share == Share::whole || numbers.type != at::kFloat ||
+         (layout.num_ranks() < 8 && way.recomputed > 0);
 }
 
 void expect_near(Cells& cells, const at::Tensor& got, const at::Tensor& wanted, double tolerance,
@@ -124,9 +73,11 @@ void expect_all_near(Cells& cells, const std::map<std::string, at::Tensor>& got,
 void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout,
                   const StepWay& way, const Numbers& numbers) {
   constexpr double kRate = 0.2;
-  constexpr double kMaxNorm = 0.5;
+  constexpr double kMaxNorm = 0.25;
   const double tolerance = numbers.tolerance;
-  const auto reference = make_subject(kind.config, numbers);
+  ModelConfig config = kind.config;
+  config.num_layers = layout.num_layers();
+  const auto reference = make_subject(config, numbers);
   std::vector<NamedTensor> parameters;
   for (const auto& item : reference->named_parameters())
     parameters.push_back({item.key(), item.value()});
@@ -134,9 +85,9 @@ void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout
   if (numbers.steps())
     sgd = optim::make_optimizer(optim::SGDOptions{.momentum = 0.9},
                                 optim::decay_groups(parameters, 0.01, optim::DecayRule::matrices));
-  SpreadModel spread(kind.config, numbers, layout, way, cells.group());
+  SpreadModel spread(config, numbers, layout, way, cells.group());
   for (std::int64_t step = 0; step < kModelSteps; ++step) {
-    const double wanted = one_process_pass(*reference, step);
+    const double wanted = one_process_pass(*reference, step, num_samples(layout, way));
     const double got = spread.pass(step);
     cells.expect(std::abs(got - wanted) <= tolerance * std::abs(wanted),
                  fmt::format("the loss of step {} is {} and not {}", step, got, wanted));
@@ -147,6 +98,8 @@ void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout
       expect_all_near(cells, gradients, whole, tolerance, fmt::format("gradients {}", step));
     }
     const double norm = optim::clip_gradients(parameters, kMaxNorm).norm;
+    // Or there would be nothing to see of it.
+    cells.expect(norm > kMaxNorm, fmt::format("a norm of {} is not clipped", norm));
     const double spread_norm = spread.clip(kMaxNorm);
     cells.expect(std::abs(spread_norm - norm) <= tolerance * norm,
                  fmt::format("the norm of step {} is {} and not {}", step, spread_norm, norm));
@@ -161,22 +114,15 @@ void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout
   expect_all_near(cells, weights, whole, tolerance, "weights");
 }
 
-// Many processes on few cores take long: of eight ranks, one way for each layout.
-enum class Ways { all, one_of_eight_ranks };
-
-void check_layouts(Cells& cells, const std::vector<Numbers>& all_numbers, Ways ways) {
+void check_layouts(Cells& cells, const std::vector<Numbers>& all_numbers, Share share) {
   for (const ModelKind& kind : model_kinds())
-    for (const ModelLayout& layout : layouts_of(cells.num_ranks()))
-      for (const StepWay& way : ways_of(layout)) {
-        if (ways == Ways::one_of_eight_ranks && cells.num_ranks() == 8 && way.recomputed == 0)
-          continue;
-        for (const Numbers& numbers : all_numbers) {
-          if (!numbers.steps() && layout.strategy != ShardingStrategy::NO_SHARD) continue;
-          cells.cell(
-              fmt::format("{}, {}, {}, {}", kind.name, layout.text(), way.name, numbers.text()),
-              [&] { check_layout(cells, kind, layout, way, numbers); });
-        }
-      }
+    for (const ModelLayout& layout : layouts_of(cells.num_ranks(), share))
+      for (const StepWay& way : ways_of(layout, share))
+        for (const Numbers& numbers : all_numbers)
+          if (runs(numbers, layout, way, share))
+            cells.cell(
+                fmt::format("{}, {}, {}, {}", kind.name, layout.text(), way.name, numbers.text()),
+                [&] { check_layout(cells, kind, layout, way, numbers); });
 }
 
 std::vector<Numbers> numbers_of_cpus() {
@@ -186,16 +132,16 @@ std::vector<Numbers> numbers_of_cpus() {
 }  // namespace
 
 void check_some_model_parallel(Cells& cells) {
-  check_layouts(cells, numbers_of_cpus(), Ways::one_of_eight_ranks);
+  check_layouts(cells, numbers_of_cpus(), Share::everyday);
 }
 
-void check_model_parallel(Cells& cells) { check_layouts(cells, numbers_of_cpus(), Ways::all); }
+void check_model_parallel(Cells& cells) { check_layouts(cells, numbers_of_cpus(), Share::whole); }
 
 void check_model_parallel_on_gpu(Cells& cells) {
   check_layouts(cells,
                 {{.type = at::kFloat, .device = at::kCUDA, .tolerance = 1e-4},
                  {.type = at::kBFloat16, .device = at::kCUDA, .tolerance = 6e-2}},
-                Ways::all);
+                Share::whole);
 }
 
 }  // namespace lockstep::parity

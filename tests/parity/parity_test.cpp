@@ -53,13 +53,19 @@ TEST(ParityOnGpu, OfShardsOverNccl) {
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 
-TEST(WholeParityOfModels, OverAllAxes) { ranks::expect_cells_pass(8, {"--model-parallel-whole"}); }
+class WholeParityOfModels : public ::testing::TestWithParam<int> {};
+
+TEST_P(WholeParityOfModels, OverAllAxes) {
+  ranks::expect_cells_pass(GetParam(), {"--model-parallel-whole"}, milliseconds(1'800'000));
+}
 
 TEST_P(WholeParity, OfShards) { ranks::expect_cells_pass(GetParam(), {"--sharded-whole"}); }
 
 INSTANTIATE_TEST_SUITE_P(Transports, ParityOver, ::testing::Values("tcp", "gloo"),
                          [](const auto& info) { return std::string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Whole, WholeParity, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Whole, WholeParityOfModels, ::testing::Values(2, 4, 8, 16),
                          [](const auto& info) { return std::to_string(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ranks, ParityOfModels, ::testing::Values(1, 2, 4, 8),
                          [](const auto& info) { return std::to_string(info.param); });

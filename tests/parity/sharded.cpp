@@ -13,6 +13,7 @@
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "reference.h"
+#include "share.h"
 #include "subject.h"
 
 namespace lockstep::parity {
@@ -314,8 +315,6 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
 }  // namespace
 
 namespace {
-
-enum class Share { everyday, whole };
 
 bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
                  c10::Device device) {

@@ -1,5 +1,7 @@
 #include "spread_model.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -18,11 +20,11 @@ struct TokensAndTargets {
   at::Tensor targets;
 };
 
-TokensAndTargets batch_of(std::int64_t step, const LanguageModel& model) {
+TokensAndTargets batch_of(std::int64_t step, const LanguageModel& model, std::int64_t samples) {
   const at::Tensor text =
-      (at::arange(kModelSamples * (kModelLength + 1), at::kLong) * (7 + step) + step * step)
+      (at::arange(samples * (kModelLength + 1), at::kLong) * (7 + step) + step * step)
           .remainder(model.config().vocab_size)
-          .view({kModelSamples, kModelLength + 1})
+          .view({samples, kModelLength + 1})
           .to(model.parameters().front().device());
   at::Tensor targets = text.narrow(1, 1, kModelLength).clone();
   targets[1].narrow(0, 3, 5).fill_(nn::kIgnoredTarget);
@@ -30,9 +32,9 @@ TokensAndTargets batch_of(std::int64_t step, const LanguageModel& model) {
 }
 
 // Some samples of it, whose random numbers are drawn next.
-TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t first,
-                      std::int64_t count) {
-  const TokensAndTargets all = batch_of(step, model);
+TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t samples,
+                      std::int64_t first, std::int64_t count) {
+  const TokensAndTargets all = batch_of(step, model, samples);
   std::vector<std::int64_t> rows;
   for (std::int64_t i = 0; i < count; ++i) rows.push_back(first + i);
   model.set_random_position(static_cast<std::uint64_t>(step), rows);
@@ -45,26 +47,11 @@ DistributedConfig config_of(const ModelLayout& layout) {
   config.sharding_strategy = layout.strategy;
   config.model_parallel = {.tensor = layout.tp, .pipeline = layout.pp, .context = layout.cp};
   if (layout.strategy == ShardingStrategy::HYBRID_SHARD)
-    config.mesh = {{"dp_replicate", layout.copies}, {"dp_shard", layout.dp / layout.copies}};
+    config.mesh = {{"dp_replicate", layout.replicate}, {"dp_shard", layout.shard}};
   return config;
 }
 
 }  // namespace
-
-std::string ModelLayout::text() const {
-  std::string text = fmt::format("pp {} dp {} cp {} tp {}", pp, dp, cp, tp);
-  if (pp > 1) text += fmt::format(", {}", pipeline::name_of(schedule));
-  if (cp > 1) text += fmt::format(", {} {}", nn::name(algorithm), nn::name(split));
-  if (between == nn::BetweenLayers::by_positions) text += ", by positions";
-  switch (strategy) {
-    case ShardingStrategy::NO_SHARD: break;
-    case ShardingStrategy::SHARD_OPTIMIZER: text += ", ZeRO-1"; break;
-    case ShardingStrategy::SHARD_GRAD_OP: text += ", ZeRO-2"; break;
-    case ShardingStrategy::FULL_SHARD: text += ", ZeRO-3"; break;
-    case ShardingStrategy::HYBRID_SHARD: text += fmt::format(", {} copies", copies); break;
-  }
-  return text;
-}
 
 std::string Numbers::text() const {
   return fmt::format("{}{}", c10::toString(type), device.is_cpu() ? "" : " on a GPU");
@@ -76,8 +63,12 @@ std::shared_ptr<LanguageModel> make_subject(const ModelConfig& config, const Num
   return model;
 }
 
-double one_process_pass(LanguageModel& model, std::int64_t step) {
-  const auto [tokens, targets] = take(model, step, 0, kModelSamples);
+std::int64_t num_samples(const ModelLayout& layout, const StepWay& way) {
+  return std::max(4, layout.data_ranks() * way.num_passes);
+}
+
+double one_process_pass(LanguageModel& model, std::int64_t step, std::int64_t samples) {
+  const auto [tokens, targets] = take(model, step, samples, 0, samples);
   const nn::LossSum loss = model.loss(tokens, targets);
   (loss.sum / loss.count).backward();
   return loss.sum.item<double>() / static_cast<double>(loss.count);
@@ -88,6 +79,7 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
                          const std::shared_ptr<comm::Communicator>& world)
     : layout_(layout),
       num_passes_(way.num_passes),
+      num_samples_(num_samples(layout, way)),
       config_(config_of(layout)),
       axes_(axes_for(config_, {.world = world->size(), .of_host = world->size()})),
       mesh_(world, axes_.axes, {.flatten = joint_groups(axes_)}),
@@ -121,7 +113,7 @@ double SpreadModel::pass(std::int64_t step) {
     std::optional<data_parallel::NoSync> no_sync;
     if (pass + 1 < num_passes_) no_sync.emplace(parallel_->no_sync());
     const Samples samples = samples_of(pass);
-    const auto [tokens, targets] = take(*model_, step_, samples.first, samples.count);
+    const auto [tokens, targets] = take(*model_, step_, num_samples_, samples.first, samples.count);
     const nn::LossSum loss = model_->loss(tokens, targets);
     parallel_->backward(loss.sum, loss.count);
   }
@@ -138,8 +130,13 @@ void SpreadModel::step(double learning_rate) {
 
 std::map<std::string, at::Tensor> SpreadModel::gradients() {
   std::vector<NamedTensor> mine;
-  for (const auto& item : model_->named_parameters())
-    mine.push_back({item.key(), parallel_->full_gradient(item.key()).clone()});
+  for (const auto& item : model_->named_parameters()) {
+    const at::Tensor gradient = parallel_->full_gradient(item.key());
+    // One that never came is no exception, but a wrong number.
+    mine.push_back({item.key(), gradient.defined()
+                                    ? gradient.clone()
+                                    : at::zeros(item.value().sizes(), item.value().options())});
+  }
   return joined(mine);
 }
 
@@ -157,13 +154,14 @@ std::map<std::string, at::Tensor> SpreadModel::joined(const std::vector<NamedTen
 }
 
 SpreadModel::Samples SpreadModel::samples_of(int pass) const {
-  const std::int64_t each = kModelSamples / (layout_.dp * num_passes_);
+  const std::int64_t each = num_samples_ / (layout_.data_ranks() * num_passes_);
   const int place = mesh_.shape().position_in_group(mesh_.rank(), axes_.samples);
   return {(place * num_passes_ + pass) * each, each};
 }
 
 std::int64_t SpreadModel::count_of_targets() const {
-  const at::Tensor targets = model_->axes().attended_part(batch_of(step_, *model_).targets);
+  const at::Tensor targets =
+      model_->axes().attended_part(batch_of(step_, *model_, num_samples_).targets);
   std::int64_t count = 0;
   for (int pass = 0; pass < num_passes_; ++pass) {
     const Samples samples = samples_of(pass);
@@ -189,7 +187,8 @@ void SpreadModel::cut_into_stages() {
     stages[stage].forward = [this, layers, num_layers](int pass,
                                                        const std::vector<at::Tensor>& inputs) {
       const Samples samples = samples_of(pass);
-      const auto [tokens, targets] = take(*model_, step_, samples.first, samples.count);
+      const auto [tokens, targets] =
+          take(*model_, step_, num_samples_, samples.first, samples.count);
       const at::Tensor made =
           model_->run_layers(layers, tokens, inputs.empty() ? at::Tensor() : inputs.front());
       return std::vector{layers.end == num_layers ? model_->loss_of(made, targets).sum : made};

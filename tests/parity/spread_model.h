@@ -11,29 +11,13 @@
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
+
+#include "model_layouts.h"
 
 namespace lockstep::parity {
 
 inline constexpr std::int64_t kModelLength = 16;
-inline constexpr std::int64_t kModelSamples = 4;
-
-struct ModelLayout {
-  int pp = 1;
-  int dp = 1;
-  int cp = 1;
-  int tp = 1;
-  nn::BetweenLayers between = nn::BetweenLayers::whole;
-  nn::ContextAlgorithm algorithm = nn::ContextAlgorithm::ring;
-  nn::SplitKind split = nn::SplitKind::zigzag;
-  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
-  int chunks = 1;
-  ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
-  int copies = 1;  // of HYBRID_SHARD, among the `dp`
-
-  std::string text() const;
-};
 
 // What goes on in a step, whatever the layout.
 struct StepWay {
@@ -53,12 +37,15 @@ struct Numbers {
   std::string text() const;
 };
 
+// Samples in a batch: some for each pass of each rank that has its own.
+std::int64_t num_samples(const ModelLayout& layout, const StepWay& way);
+
 // In training mode.
 std::shared_ptr<models::LanguageModel> make_subject(const models::ModelConfig& config,
                                                     const Numbers& numbers);
 
 // The whole batch of a step in one pass of one process. Returns the mean loss.
-double one_process_pass(models::LanguageModel& model, std::int64_t step);
+double one_process_pass(models::LanguageModel& model, std::int64_t step, std::int64_t samples);
 
 class SpreadModel {
  public:
@@ -90,6 +77,7 @@ class SpreadModel {
 
   ModelLayout layout_;
   int num_passes_;
+  std::int64_t num_samples_;
   std::int64_t step_ = 0;
   DistributedConfig config_;
   JobAxes axes_;

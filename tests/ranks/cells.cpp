@@ -1,5 +1,6 @@
 #include "cells.h"
 
+#include <chrono>
 #include <cstdio>
 
 #include <ATen/ATen.h>
@@ -11,9 +12,13 @@
 namespace lockstep::ranks {
 
 void Cells::cell(const std::string& name, const std::function<void()>& body) {
+  if (name.find(only_) == std::string::npos) return;
   current_ = name;
   ++num_cells_;
+  const auto start = std::chrono::steady_clock::now();
   body();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (rank() == 0) std::printf("%.2f s [%s]\n", took.count(), name.c_str());
 }
 
 void Cells::expect(bool good, const std::string& otherwise) {
@@ -51,19 +56,23 @@ void Cells::expect_usage_error(const std::function<void()>& body, const std::str
   expect(false, fmt::format("no UsageError that says '{}'", part));
 }
 
-int run_cells(const std::function<void(Cells&)>& table) {
-  return run_cells(comm::join_world({.timeout = milliseconds(60'000)}), table);
+int run_cells(const std::function<void(Cells&)>& table, const std::string& only) {
+  return run_cells(comm::join_world({.timeout = milliseconds(60'000)}), table, only);
 }
 
 int run_cells(const std::shared_ptr<comm::Communicator>& group,
-              const std::function<void(Cells&)>& table) {
+              const std::function<void(Cells&)>& table, const std::string& only) {
   at::set_num_threads(1);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  Cells cells(group);
+  Cells cells(group, only);
   try {
     table(cells);
   } catch (const std::exception& error) {
     std::printf("FAIL [%s] threw %s\n", cells.current().c_str(), error.what());
+    return 1;
+  }
+  if (cells.num_cells() == 0 && !only.empty()) {
+    std::printf("FAIL no cell has '%s' in its name\n", only.c_str());
     return 1;
   }
   std::printf("%d cells, %d failures\n", cells.num_cells(), cells.num_failures());

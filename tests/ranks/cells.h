@@ -16,12 +16,15 @@ namespace lockstep::ranks {
 // one run shows all of them. All ranks run the same cells in the same order.
 class Cells {
  public:
-  explicit Cells(std::shared_ptr<comm::Communicator> group) : group_(std::move(group)) {}
+  // Only the cells with this text in their names.
+  explicit Cells(std::shared_ptr<comm::Communicator> group, std::string only = "")
+      : group_(std::move(group)), only_(std::move(only)) {}
 
   const std::shared_ptr<comm::Communicator>& group() const { return group_; }
   int rank() const { return group_->rank(); }
   int num_ranks() const { return group_->size(); }
 
+  // The first rank says how long it took.
   void cell(const std::string& name, const std::function<void()>& body);
 
   void expect(bool good, const std::string& otherwise);
@@ -38,15 +41,16 @@ class Cells {
 
  private:
   std::shared_ptr<comm::Communicator> group_;
+  std::string only_;
   std::string current_;
   int num_cells_ = 0;
   int num_failures_ = 0;
 };
 
 // The main() of a rank: joins the job, runs the table, says how it went. Returns the exit code.
-int run_cells(const std::function<void(Cells&)>& table);
+int run_cells(const std::function<void(Cells&)>& table, const std::string& only = "");
 // The same of one that has joined by itself.
 int run_cells(const std::shared_ptr<comm::Communicator>& group,
-              const std::function<void(Cells&)>& table);
+              const std::function<void(Cells&)>& table, const std::string& only = "");
 
 }  // namespace lockstep::ranks

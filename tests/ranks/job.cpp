@@ -14,12 +14,13 @@ using elastic::testing::Launched;
 // mount namespace of its own.
 const std::filesystem::path kThisProgram = std::filesystem::read_symlink("/proc/self/exe");
 
-void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments) {
+void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments,
+                       milliseconds longest) {
   std::vector<std::string> words = {"--standalone", "--nproc-per-node", std::to_string(num_ranks),
                                     kThisProgram.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   Launched job = Launched::run(words);
-  const int code = job.wait(milliseconds(200'000));
+  const int code = job.wait(longest);
   std::string failures;
   int finished = 0;
   for (const std::string& line : elastic::testing::lines_of(job.output())) {
