@@ -39,8 +39,11 @@ void ModelParallelImpl::check_shared() const {
 }
 
 at::Tensor ModelParallelImpl::forward(at::Tensor x) {
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    x = parts_[i]->forward(x.to(devices_[i], /*non_blocking=*/true));
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    // A CPU would read what has not arrived yet.
+    const bool on_stream = !devices_[i].is_cpu();
+    x = parts_[i]->forward(x.to(devices_[i], /*non_blocking=*/on_stream));
+  }
   return x;
 }
 
