@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
