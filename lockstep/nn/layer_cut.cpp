@@ -22,6 +22,19 @@ std::vector<CutParameter> cut_parameters(const torch::nn::Module& model) {
   return all;
 }
 
+namespace {
+
+// The node is held by a std::weak_ptr or by one of LibTorch's own, of a version that has no empty
+// one.
+template <typename Weak>
+void forget_accumulator(const at::Tensor& parameter,
+                        void (*set_accumulator)(const at::Tensor&, Weak)) {
+  const decltype(torch::autograd::impl::try_get_grad_accumulator(parameter)) none;
+  set_accumulator(parameter, Weak(none));
+}
+
+}  // namespace
+
 namespace internal {
 
 void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntArrayRef shape) {
@@ -34,7 +47,7 @@ void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntA
   if (gradient.defined()) parameter.mutable_grad() = part(gradient);
   // A graph that still lives keeps the node that takes this parameter's gradients, with the whole
   // shape: graphs to come are to make another.
-  torch::autograd::impl::set_grad_accumulator(parameter, {});
+  forget_accumulator(parameter, torch::autograd::impl::set_grad_accumulator);
 }
 
 }  // namespace internal
