@@ -41,7 +41,8 @@ TEST(ParityOnGpu, OfShards) {
 
 TEST(ParityOnGpu, OfModelsOverAllAxes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
-  for (const int num_ranks : {2, 4}) ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu"});
+  for (const int num_ranks : {2, 4})
+    ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu"}, milliseconds(1'800'000));
 }
 
 // NCCL wants a GPU for each rank, and there may be only one.
