@@ -35,6 +35,7 @@ LanguageModelPipeline::LanguageModelPipeline(std::shared_ptr<models::LanguageMod
     layers_[static_cast<int>(stage)] = mine.back();
   }
   model_->keep_layers(mine);
+  model_->to(options_.device);
   training_ = make(plan.schedule, group);
   evaluation_ = make(pipeline::one_micro_batch(plan.schedule.rank_of_stage), group);
 }
@@ -48,7 +49,7 @@ std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(
                            return forward(layers, micro_batch, inputs);
                          },
                      .parameters = model_->parameters()};
-  pipeline::PipelineOptions options{.device = model_->parameters().front().device()};
+  pipeline::PipelineOptions options{.device = options_.device};
   if (model_->config().tie_embeddings)
     options.tied.push_back({{0, schedule.num_stages() - 1}, model_->tied_weight()});
   return std::make_unique<pipeline::Pipeline>(schedule, std::move(stages), group,

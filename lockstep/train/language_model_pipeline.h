@@ -16,7 +16,8 @@
 namespace lockstep::train {
 
 struct LanguageModelPipelineOptions {
-  std::int64_t micro_batch = 1;  // samples
+  c10::Device device = at::kCPU;  // where this rank's stages are put
+  std::int64_t micro_batch = 1;   // samples
   // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
   std::int64_t timeline_step = 0;
   std::function<void(const pipeline::Timeline&)> on_timeline = {};

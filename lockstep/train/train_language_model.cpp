@@ -6,30 +6,25 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/count_text.h>
-#include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
-#include <lockstep/base/error.h>
 #include <lockstep/base/is_there.h>
-#include <lockstep/base/log.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
-#include <lockstep/models/make_model.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
-#include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/language_model_task.h>
-#include <lockstep/train/layer_times.h>
 #include <lockstep/train/layout.h>
 #include <lockstep/train/main_rank.h>
+#include <lockstep/train/make_language_model.h>
 #include <lockstep/train/memory_plan.h>
 #include <lockstep/train/plan.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
+#include <lockstep/train/timeline_file.h>
 
 namespace lockstep::train {
 
@@ -199,100 +194,6 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
-// A model and, where its stages are on several ranks, what runs them.
-struct MadeModel {
-  std::shared_ptr<models::LanguageModel> model;
-  std::unique_ptr<LanguageModelPipeline> pipeline;
-};
-
-// The same on every rank, which would cut different stages otherwise.
-std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
-                                           const RunPlan& plan, const DistributedManager& dist) {
-  std::vector<double> seconds =
-      seconds_of_layers(model, plan.batch.micro, config.data.sequence_length);
-  if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
-  return dist.sum(std::move(seconds));
-}
-
-// Over the axes of ranks that work together on the same samples.
-MadeModel spread_model(std::shared_ptr<models::LanguageModel> model, const TrainConfig& config,
-                       const RunPlan& plan, DistributedManager& dist,
-                       std::function<void(const pipeline::Timeline&)> on_timeline) {
-  const ParallelSection& parallel = config.parallel;
-  models::ModelAxes axes;
-  if (parallel.tensor > 1)
-    axes.tensor =
-        std::make_shared<nn::TensorAxis>(dist.mesh().axis("tp"), dist.config().between_layers);
-  if (parallel.context > 1) axes.context = dist.mesh().axis("cp");
-  if (parallel.context_algorithm == ContextExchange::all_to_all)
-    axes.context_algorithm = nn::ContextAlgorithm::all_to_all;
-  model->to(dist.device());
-  model->spread(axes);
-  MadeModel made{.model = model, .pipeline = nullptr};
-  if (plan.pipeline) {
-    PipelinePlan stages = *plan.pipeline;
-    if (parallel.balance == StageBalance::time)
-      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, plan, dist),
-                                      stages.schedule.num_stages());
-    made.pipeline = std::make_unique<LanguageModelPipeline>(
-        model, dist.mesh().axis("pp"), stages,
-        LanguageModelPipelineOptions{.micro_batch = plan.batch.micro,
-                                     .timeline_step = parallel.timeline_step,
-                                     .on_timeline = std::move(on_timeline)});
-  }
-  dist.wrap_model(model);
-  return made;
-}
-
-// Spread over the ranks; none of them has ever all of it where the strategy cuts it, and only that.
-MadeModel make_model(const TrainConfig& config, const RunPlan& plan, DistributedManager& dist,
-                     std::function<void(const pipeline::Timeline&)> on_timeline) {
-  const models::ModelConfig& sizes = plan.model;
-  const auto make = [&] {
-    const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
-    if (config.recomputed_blocks > 0)
-      SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
-    return model;
-  };
-  MadeModel made;
-  if (config.parallel.ranks_together() > 1)
-    made = spread_model(make(), config, plan, dist, std::move(on_timeline));
-  else
-    made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
-  if (config.model.from.empty()) return made;
-  const auto& model = made.model;
-  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
-  const std::vector<NamedTensor> weights = dist.full_state_dict(model);
-  on_main_rank(dist, [&] {
-    verify_recorded_files(config.model.from);
-    load_weights(sizes, weights, config.model.from);
-    return std::string();
-  });
-  dist.load_full_state_dict(model, weights);
-  return made;
-}
-
-std::filesystem::path timeline_file(const TrainConfig& config) {
-  return config.output / "timeline.svg";
-}
-
-// A picture that cannot be written costs a warning, never the run.
-void draw(const pipeline::Timeline& timeline, const TrainConfig& config, const PipelinePlan& plan) {
-  const std::string title =
-      fmt::format("{}, measured in step {}", plan.schedule.name, config.parallel.timeline_step);
-  const std::string subtitle =
-      fmt::format("{} ranks, {} stages, {} micro-batches", plan.schedule.num_ranks(),
-                  plan.schedule.num_stages(), plan.schedule.num_micro_batches);
-  try {
-    write_durably(
-        timeline_file(config),
-        pipeline::draw_svg(timeline, {.title = title, .subtitle = subtitle, .time_unit = "s"}));
-  } catch (const FileError& error) {
-    log::warn("the timeline of step {} was not drawn: {}", config.parallel.timeline_step,
-              error.what());
-  }
-}
-
 // Lines for whoever watches.
 class Speaker {
  public:
@@ -333,9 +234,9 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   });
 
   pipeline::Timeline timeline;
-  MadeModel made = make_model(config, plan, dist, [&](const auto& measured) {
+  SpreadLanguageModel made = make_language_model(config, plan, dist, [&](const auto& measured) {
     timeline = measured;
-    if (dist.is_main()) draw(timeline, config, *plan.pipeline);
+    if (dist.is_main()) draw_timeline(timeline, config, *plan.pipeline);
   });
   const std::string what = fmt::format(
       "{}, {} parameters, {} rank{}{} on {}",

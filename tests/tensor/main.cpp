@@ -17,6 +17,7 @@ void check_all(ranks::Cells& cells) {
   check_vocabulary_loss(cells);
   check_slices_of_positions(cells);
   check_modules_of_users(cells);
+  check_deferred_models(cells);
   check_traffic(cells);
   check_tensor_mistakes(cells);
   check_ranks_that_disagree(cells);

@@ -11,6 +11,7 @@ void check_vocabulary_layers(ranks::Cells& cells);
 void check_vocabulary_loss(ranks::Cells& cells);
 void check_slices_of_positions(ranks::Cells& cells);
 void check_modules_of_users(ranks::Cells& cells);
+void check_deferred_models(ranks::Cells& cells);
 void check_traffic(ranks::Cells& cells);
 void check_tensor_mistakes(ranks::Cells& cells);
 void check_ranks_that_disagree(ranks::Cells& cells);

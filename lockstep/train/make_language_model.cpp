@@ -1,0 +1,101 @@
+#include <lockstep/train/make_language_model.h>
+
+#include <algorithm>
+
+#include <lockstep/deferred/construction.h>
+#include <lockstep/models/make_model.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
+#include <lockstep/train/language_model_task.h>
+#include <lockstep/train/layer_times.h>
+#include <lockstep/train/main_rank.h>
+#include <lockstep/train/resume_check.h>
+
+namespace lockstep::train {
+
+namespace {
+
+// The same on every rank, which would cut different stages otherwise.
+std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
+                                           const RunPlan& plan, const DistributedManager& dist) {
+  std::vector<double> seconds =
+      seconds_of_layers(model, plan.batch.micro, config.data.sequence_length);
+  if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
+  return dist.sum(std::move(seconds));
+}
+
+// Over the axes of ranks that work together on the same samples.
+models::ModelAxes axes_of(const ParallelSection& parallel, DistributedManager& dist) {
+  models::ModelAxes axes;
+  if (parallel.tensor > 1)
+    axes.tensor =
+        std::make_shared<nn::TensorAxis>(dist.mesh().axis("tp"), dist.config().between_layers);
+  if (parallel.context > 1) axes.context = dist.mesh().axis("cp");
+  if (parallel.context_algorithm == ContextExchange::all_to_all)
+    axes.context_algorithm = nn::ContextAlgorithm::all_to_all;
+  return axes;
+}
+
+SpreadLanguageModel spread_model(
+    const std::function<std::shared_ptr<models::LanguageModel>()>& make, const TrainConfig& config,
+    const RunPlan& plan, DistributedManager& dist,
+    std::function<void(const pipeline::Timeline&)> on_timeline) {
+  const ParallelSection& parallel = config.parallel;
+  deferred::Construction construction;
+  SpreadLanguageModel made{.model = construction.construct(make), .pipeline = nullptr};
+  const auto& model = made.model;
+  const bool is_timed = plan.pipeline && parallel.balance == StageBalance::time;
+  if (is_timed) {
+    // Layers are run before anybody knows whose they are.
+    construction.keep(model->parameters());
+    model->to(dist.device());
+  }
+  model->spread(axes_of(parallel, dist));
+  if (plan.pipeline) {
+    PipelinePlan stages = *plan.pipeline;
+    if (is_timed)
+      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, plan, dist),
+                                      stages.schedule.num_stages());
+    made.pipeline = std::make_unique<LanguageModelPipeline>(
+        model, dist.mesh().axis("pp"), stages,
+        LanguageModelPipelineOptions{.device = dist.device(),
+                                     .micro_batch = plan.batch.micro,
+                                     .timeline_step = parallel.timeline_step,
+                                     .on_timeline = std::move(on_timeline)});
+  }
+  construction.keep(model->parameters());
+  construction.keep_all();
+  dist.wrap_model(model);
+  return made;
+}
+
+}  // namespace
+
+SpreadLanguageModel make_language_model(
+    const TrainConfig& config, const RunPlan& plan, DistributedManager& dist,
+    std::function<void(const pipeline::Timeline&)> on_timeline) {
+  const models::ModelConfig& sizes = plan.model;
+  const auto make = [&] {
+    const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
+    if (config.recomputed_blocks > 0)
+      SelectiveGradientCheckpointing(*model, config.recomputed_blocks);
+    return model;
+  };
+  SpreadLanguageModel made;
+  if (config.parallel.ranks_together() > 1)
+    made = spread_model(make, config, plan, dist, std::move(on_timeline));
+  else
+    made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
+  if (config.model.from.empty()) return made;
+  const auto& model = made.model;
+  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
+  const std::vector<NamedTensor> weights = dist.full_state_dict(model);
+  on_main_rank(dist, [&] {
+    verify_recorded_files(config.model.from);
+    load_weights(sizes, weights, config.model.from);
+    return std::string();
+  });
+  dist.load_full_state_dict(model, weights);
+  return made;
+}
+
+}  // namespace lockstep::train

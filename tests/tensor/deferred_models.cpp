@@ -1,0 +1,67 @@
+// Models that are built without memory and cut: no rank ever has all of one.
+#include <ATen/ATen.h>
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/deferred/construction.h>
+#include <lockstep/models/make_model.h>
+
+#include "tables.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+std::size_t bytes_held(const torch::nn::Module& model) {
+  std::size_t bytes = 0;
+  for (const auto& item : model.named_parameters()) bytes += item.value().nbytes();
+  return bytes;
+}
+
+void check_deferred(ranks::Cells& cells, models::Family family) {
+  const models::ModelConfig config{.family = family,
+                                   .vocab_size = 1024,
+                                   .hidden_size = 192,
+                                   .num_layers = 6,
+                                   .num_heads = 12,
+                                   .intermediate_size = 768,
+                                   .max_positions = 64};
+  const auto spread = [&](const std::shared_ptr<models::LanguageModel>& model) {
+    models::ModelAxes axes;
+    axes.tensor = std::make_shared<TensorAxis>(cells.group());
+    model->spread(axes);
+    model->keep_layers({{0, 2}});
+  };
+  const auto plain = models::make_model(config, 7);
+  const std::size_t whole = bytes_held(*plain);
+  spread(plain);
+  deferred::Construction construction;
+  const auto built = construction.construct([&] { return models::make_model(config, 7); });
+  spread(built);
+  construction.keep(built->parameters());
+  // A parameter at a time is whole, with what its values are computed from.
+  cells.expect(construction.peak_bytes() < whole / 4,
+               fmt::format("{} bytes of {} were there at once", construction.peak_bytes(), whole));
+  const auto expected = plain->named_parameters();
+  cells.expect(built->named_parameters().size() == expected.size(), "other parameters");
+  for (const auto& item : built->named_parameters()) {
+    cells.expect(!construction.is_deferred(item.value()), item.key() + " has no memory");
+    cells.expect_same(item.value(), expected[item.key()], item.key());
+  }
+  const models::ModelShare share{.num_layers = 2,
+                                 .has_embedding = true,
+                                 .tensor_rank = cells.rank(),
+                                 .tensor_ranks = cells.num_ranks()};
+  cells.expect(
+      static_cast<std::int64_t>(bytes_held(*built)) == 4 * models::num_parameters(config, share),
+      fmt::format("{} bytes are held, and {} parameters", bytes_held(*built),
+                  models::num_parameters(config, share)));
+}
+
+}  // namespace
+
+void check_deferred_models(ranks::Cells& cells) {
+  cells.cell("a GPT built without memory", [&] { check_deferred(cells, models::Family::gpt2); });
+  cells.cell("a Llama built without memory", [&] { check_deferred(cells, models::Family::llama); });
+}
+
+}  // namespace lockstep::nn
