@@ -30,10 +30,11 @@ void check_tensor(const at::Tensor& tensor, const char* what, Operation operatio
     throw UsageError("{}: {} of shape {} is not contiguous: pass tensor.contiguous() and copy the "
                      "result back where it is written",
                      name(operation), what, shape_text(tensor.sizes()));
-  if (tensor.numel() > 0 && tensor.data_ptr() == nullptr)
-    throw UsageError("{}: {} of shape {} has no memory, as a parameter or gradient that is cut over "
-                     "ranks: pass this rank's part, or what is put together of all",
-                     name(operation), what, shape_text(tensor.sizes()));
+  if (tensor.numel() > 0 && !tensor.is_meta() && tensor.data_ptr() == nullptr)
+    throw UsageError(
+        "{}: {} of shape {} has no memory, as a parameter or gradient that is cut over "
+        "ranks: pass this rank's part, or what is put together of all",
+        name(operation), what, shape_text(tensor.sizes()));
 }
 
 void check_same_device(const at::Tensor& first, const at::Tensor& other, Operation operation) {
