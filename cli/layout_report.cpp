@@ -25,16 +25,28 @@ Lines lines_of(observe::Characters characters) {
   return {"│", "─", "┼", "…"};
 }
 
+std::string in_ascii(std::string text) {
+  for (const auto& [character, instead] :
+       {std::pair<std::string_view, std::string_view>("–", "-"), {"…", "..."}, {"×", "x"}})
+    for (std::size_t at = 0; (at = text.find(character, at)) != std::string::npos;)
+      text.replace(at, character.size(), instead);
+  return text;
+}
+
 std::string repeated(std::string_view text, std::size_t times) {
   std::string result;
   for (std::size_t i = 0; i < times; ++i) result += text;
   return result;
 }
 
-// "a" in so many columns, whatever bytes its characters have.
-std::string padded(const std::string& text, std::size_t columns) {
-  const auto width = static_cast<std::size_t>(std::ranges::count_if(
+// Of a terminal, whatever bytes the characters have.
+std::size_t num_columns(const std::string& text) {
+  return static_cast<std::size_t>(std::ranges::count_if(
       text, [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }));
+}
+
+std::string padded(const std::string& text, std::size_t columns) {
+  const std::size_t width = num_columns(text);
   return width >= columns ? text : text + std::string(columns - width, ' ');
 }
 
@@ -63,10 +75,9 @@ class GridText {
     for (const mesh::Axis& axis : grid_.column_axes)
       result += line(axis.name, [&](std::size_t column) {
         const int rank = grid_.ranks.front()[column];
-        const int place = coordinate_along(run_.layout, rank, axis.name);
-        const bool begins =
-            column == 0 ||
-            coordinate_along(run_.layout, grid_.ranks.front()[column - 1], axis.name) != place;
+        const int place = run_.layout.shape.coordinate(rank, axis.name);
+        const bool begins = column == 0 || run_.layout.shape.coordinate(
+                                               grid_.ranks.front()[column - 1], axis.name) != place;
         return begins ? std::to_string(place) : "";
       });
     if (!grid_.column_axes.empty()) result += rule();
@@ -219,10 +230,7 @@ std::string table_of(const DescribedRun& run) {
   std::vector<std::size_t> widths(columns.size());
   for (const auto& row : rows)
     for (std::size_t i = 0; i < row.size(); ++i)
-      widths[i] =
-          std::max(widths[i], static_cast<std::size_t>(std::ranges::count_if(row[i], [](char byte) {
-                     return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
-                   })));
+      widths[i] = std::max(widths[i], num_columns(row[i]));
   for (const auto& row : rows) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) line += padded(row[i], widths[i] + 2);
@@ -233,68 +241,6 @@ std::string table_of(const DescribedRun& run) {
 }
 
 }  // namespace
-
-std::string interval_text(const mesh::Interval& interval) {
-  if (interval.size() == 1) return std::to_string(interval.begin);
-  return fmt::format("{}–{}", interval.begin, interval.end - 1);
-}
-
-std::string intervals_text(const std::vector<mesh::Interval>& intervals) {
-  std::vector<std::string> texts;
-  for (const mesh::Interval& interval : intervals) texts.push_back(interval_text(interval));
-  return fmt::format("{}", fmt::join(texts, ", "));
-}
-
-std::string layers_text(const RankLayout& rank, const models::ModelConfig& model) {
-  std::vector<std::string> texts;
-  for (const mesh::Interval& layers : rank.layers) {
-    if (layers.begin == 0) texts.emplace_back("embedding");
-    texts.push_back(
-        fmt::format("layer{} {}", layers.size() == 1 ? "" : "s", interval_text(layers)));
-    if (layers.end == model.num_layers) texts.emplace_back("head");
-  }
-  return fmt::format("{}", fmt::join(texts, ", "));
-}
-
-std::string samples_text(const RankLayout& rank, const DescribedRun& run) {
-  const std::int64_t step = run.layout.data_ranks;
-  const std::int64_t micro = run.plan.batch.micro;
-  const std::int64_t first = rank.data_rank;
-  const std::int64_t last = first + (micro - 1) * step;
-  if (micro == 1) return fmt::format("{}", first);
-  if (step == 1) return interval_text({first, last + 1});
-  if (micro == 2) return fmt::format("{}, {}", first, last);
-  return fmt::format("{}, {}, … {}", first, first + step, last);
-}
-
-RankGrid grid_of(const train::RunLayout& layout) {
-  RankGrid grid;
-  const bool piped = layout.shape.axes().front().name == "pp";
-  const int num_rows = piped ? layout.shape.axes().front().size : 1;
-  for (const mesh::Axis& axis : layout.shape.axes())
-    if (axis.size > 1 && axis.name != "pp") grid.column_axes.push_back(axis);
-  const int num_columns = layout.shape.world_size() / num_rows;
-  // The pipeline is the slowest axis: a row's ranks follow each other.
-  for (int row = 0; row < num_rows; ++row) {
-    grid.row_names.push_back(piped ? fmt::format("pp {}", row) : "");
-    auto& ranks = grid.ranks.emplace_back();
-    for (int column = 0; column < num_columns; ++column)
-      ranks.push_back(row * num_columns + column);
-  }
-  grid.columns_per_share = num_columns / layout.data_ranks;
-  return grid;
-}
-
-std::string axes_text(const train::RunLayout& layout) {
-  std::vector<std::string> texts;
-  for (const mesh::Axis& axis : layout.shape.axes())
-    if (axis.size > 1) texts.push_back(fmt::format("{} {}", axis.name, axis.size));
-  return fmt::format("{}", fmt::join(texts, " × "));
-}
-
-int coordinate_along(const train::RunLayout& layout, int rank, const std::string& axis) {
-  return layout.shape.coordinate(rank, axis);
-}
 
 std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
   const train::RunLayout& layout = run.layout;
@@ -321,13 +267,16 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
                       layout.data_ranks == 1 ? "" : "s", layout.data_ranks == 1 ? "" : "s",
                       run.plan.batch.accumulation, run.plan.batch.accumulation == 1 ? "" : "es");
   if (layout.tensor_crossing)
-    text += fmt::format("\nThe tensor axis reaches over hosts ({}): each layer then waits for the "
-                        "network twice forward and twice backward, {} of a rank in a step. With "
-                        "tensor {} it stays inside.\n",
-                        to_text(*layout.tensor_crossing),
-                        plan::bytes_text(static_cast<double>(layout.tensor_bytes)),
-                        layout.tensor_crossing->most_on_a_host);
-  return text + "\n" + table_of(run);
+    text += fmt::format(
+        "\nThe tensor axis reaches over hosts ({}): each layer then waits for the "
+        "network twice forward and twice backward, {} of a rank in a step. {}.\n",
+        to_text(*layout.tensor_crossing),
+        plan::bytes_text(static_cast<double>(layout.tensor_bytes)),
+        layout.tensor_crossing->inside > 1
+            ? fmt::format("With tensor {} it stays inside", layout.tensor_crossing->inside)
+            : "Hosts of so many ranks have no part of it to themselves");
+  text += "\n" + table_of(run);
+  return style.characters == observe::Characters::ascii ? in_ascii(text) : text;
 }
 
 }  // namespace lockstep::cli

@@ -89,9 +89,9 @@ class LayoutDrawing {
   void head(int column) {
     double y = kTop;
     for (const mesh::Axis& axis : grid_.column_axes) {
-      const int place = coordinate_along(run_.layout, rank_at(0, column), axis.name);
+      const int place = run_.layout.shape.coordinate(rank_at(0, column), axis.name);
       const bool begins =
-          column == 0 || coordinate_along(run_.layout, rank_at(0, column - 1), axis.name) != place;
+          column == 0 || run_.layout.shape.coordinate(rank_at(0, column - 1), axis.name) != place;
       if (begins)
         svg_.text({x_of(column) + 2, y}, fmt::format("{} {}", axis.name, place),
                   {.colour = kSoftInk, .size = 13});

@@ -6,6 +6,9 @@ namespace lockstep {
 
 namespace {
 
+// So that three of them multiply to a number that fits.
+constexpr int kMostOnAnAxis = 1 << 10;
+
 const char* mode_name(ParallelMode mode) {
   switch (mode) {
     case ParallelMode::DDP: return "DDP";
@@ -76,8 +79,10 @@ void check(const DistributedConfig& config) {
   for (const auto& [name, size] :
        {std::pair("tensor", sizes.tensor), std::pair("pipeline", sizes.pipeline),
         std::pair("context", sizes.context)})
-    if (size < 1)
-      throw UsageError("model_parallel.{} is {}: give the number of ranks, 1 for none", name, size);
+    if (size < 1 || size > kMostOnAnAxis)
+      throw UsageError(
+          "model_parallel.{} is {}: give the number of ranks, 1 for none and at most {}", name,
+          size, kMostOnAnAxis);
   if (const int* own = own_size(config.mode, sizes); own != nullptr && *own != sizes.ranks())
     throw UsageError("the mode is {}, and model_parallel has tensor {} × pipeline {} × context {}: "
                      "set .mode = ParallelMode::HYBRID, which takes all of them",

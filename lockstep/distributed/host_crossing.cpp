@@ -1,7 +1,7 @@
 #include <lockstep/distributed/host_crossing.h>
 
-#include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -31,14 +31,17 @@ std::optional<HostCrossing> host_crossing(const mesh::MeshShape& shape, const st
     std::vector<int> hosts;
     for (const int member : ranks) hosts.push_back(host_of_rank[static_cast<std::size_t>(member)]);
     const auto by_host = ranks_by_host(ranks, hosts);
-    for (const auto& [host, there] : by_host)
-      crossing.most_on_a_host = std::max(crossing.most_on_a_host, static_cast<int>(there.size()));
     if (by_host.size() == 1) continue;
     if (crossing.num_groups++ > 0) continue;
     crossing.ranks = ranks;
     crossing.hosts = hosts;
   }
   if (crossing.num_groups == 0) return std::nullopt;
+  crossing.inside = shape.size(axis);
+  std::map<int, int> ranks_on_host;
+  for (const int host : host_of_rank) ++ranks_on_host[host];
+  for (const auto& [host, num_ranks] : ranks_on_host)
+    crossing.inside = std::gcd(crossing.inside, num_ranks);
   return crossing;
 }
 

@@ -13,7 +13,7 @@ struct HostCrossing {
   std::vector<int> ranks;  // of the first group along the axis that is on several hosts
   std::vector<int> hosts;  // of these ranks
   int num_groups = 0;      // that are
-  int most_on_a_host = 0;  // ranks of one group
+  int inside = 1;          // the largest part of the axis that every host has whole groups of
 };
 
 // `host_of_rank` has a number for each rank of the world. Nothing where each group of the axis is

@@ -1,6 +1,7 @@
 #include <lockstep/distributed/job_axes.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include <lockstep/base/error.h>
 
@@ -14,10 +15,11 @@ constexpr const char* kContext = "cp";
 constexpr const char* kTensor = "tp";
 constexpr const char* kPipeline = "pp";
 
-// Those of a host that have samples of their own: stages are on hosts of their own first.
+// Those of a host that have samples of their own, or as many of them as can be put together to all:
+// stages are on hosts of their own first.
 int ranks_of_host(const JobSizes& job, const JobRanks& ranks) {
   const int together = job.model_parallel.tensor * job.model_parallel.context;
-  return std::max(1, std::min(ranks.of_host / together, ranks.world / job.model_parallel.ranks()));
+  return std::max(1, std::gcd(ranks.of_host / together, ranks.world / job.model_parallel.ranks()));
 }
 
 // Those that data is spread over.

@@ -44,13 +44,15 @@ void warn_of_tensor_axis_across_hosts(const mesh::DeviceMesh& mesh, int host, c1
   const auto& group = mesh.axis("tp");
   const double taken = milliseconds_of_sum(*group, device);
   if (mesh.rank() != crossing->ranks.front()) return;
-  log::warn("the tensor axis reaches over hosts ({}{}): each layer that is cut waits for the "
-            "network twice forward and twice backward, and a sum of 1 MiB takes {:.2f} ms here. "
-            "With tensor {}, a host's ranks keep it to themselves; pipeline and data are for what "
-            "lies between hosts",
-            to_text(*crossing),
-            crossing->num_groups > 1 ? fmt::format(", and {} more", crossing->num_groups - 1) : "",
-            taken, crossing->most_on_a_host);
+  log::warn(
+      "the tensor axis reaches over hosts ({}{}): each layer that is cut waits for the "
+      "network twice forward and twice backward, and a sum of 1 MiB takes {:.2f} ms here. {}; "
+      "pipeline and data are for what lies between hosts",
+      to_text(*crossing),
+      crossing->num_groups > 1 ? fmt::format(", and {} more", crossing->num_groups - 1) : "", taken,
+      crossing->inside > 1
+          ? fmt::format("With tensor {} it stays inside of hosts", crossing->inside)
+          : "Hosts of so many ranks have no part of it to themselves");
 }
 
 }  // namespace lockstep

@@ -101,11 +101,31 @@ ModelConfig resolved(const ModelConfig& config) {
   return filled(config);
 }
 
+namespace {
+
+bool can_share(const ModelConfig& c, std::int64_t ranks) {
+  return c.num_heads % ranks == 0 && (c.num_kv_heads % ranks == 0 || ranks % c.num_kv_heads == 0) &&
+         c.intermediate_size % ranks == 0 && c.vocab_size >= ranks;
+}
+
+// "2 or 4": the nearest numbers of ranks, below and above, that can share such a model's layers.
+std::string ranks_next_to(const ModelConfig& c, std::int64_t num_ranks) {
+  std::int64_t below = std::min(num_ranks, c.num_heads);
+  while (!can_share(c, below)) --below;
+  std::int64_t above = num_ranks;
+  while (above <= c.num_heads && !can_share(c, above)) ++above;
+  return above <= c.num_heads ? fmt::format("{} or {}", below, above) : fmt::format("{}", below);
+}
+
+}  // namespace
+
 void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks) {
   const ModelConfig c = resolved(config);
   const auto refuse = [&](const char* what, std::int64_t number, const char* otherwise) {
-    throw UsageError("the model's {} {} cannot be shared by {} ranks of the tensor axis: {}",
-                     number, what, num_ranks, otherwise);
+    throw UsageError(
+        "the model's {} {} cannot be shared by {} ranks of the tensor axis: {}. Next to "
+        "it, {} can",
+        number, what, num_ranks, otherwise, ranks_next_to(c, num_ranks));
   };
   if (c.num_heads % num_ranks != 0)
     refuse("heads", c.num_heads, "take a number of ranks that divides the heads");

@@ -7,22 +7,6 @@
 
 namespace lockstep::train {
 
-namespace {
-
-// With samples that do not count: all that go through a pipeline have one shape.
-data::Batch filled_up(data::Batch batch, std::int64_t size) {
-  const std::int64_t missing = size - batch.size();
-  if (missing <= 0) return batch;
-  batch.input = at::cat({batch.input, batch.input.narrow(0, 0, 1).expand({missing, -1})});
-  const at::Tensor& target = batch.target;
-  batch.target =
-      at::cat({target, at::full({missing, target.size(1)}, nn::kIgnoredTarget, target.options())});
-  batch.rows.resize(static_cast<std::size_t>(size));
-  return batch;
-}
-
-}  // namespace
-
 LanguageModelPipeline::LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
                                              const std::shared_ptr<comm::Communicator>& group,
                                              const PipelinePlan& plan,
@@ -57,10 +41,12 @@ std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(
 }
 
 double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches) {
-  LOCKSTEP_CHECK(
-      batches.size() == static_cast<std::size_t>(training_->schedule().num_micro_batches),
-      "{} batches", batches.size());
-  batches_ = &batches;
+  const auto num_micro_batches = static_cast<std::size_t>(training_->schedule().num_micro_batches);
+  LOCKSTEP_CHECK(batches.size() <= num_micro_batches, "{} batches", batches.size());
+  std::vector<data::Batch> full;
+  for (const data::Batch& batch : batches) full.push_back(filled_up(batch));
+  while (full.size() < num_micro_batches) full.push_back(filled_up({}));
+  batches_ = &full;
   step_ = step;
   const bool timed = step + 1 == options_.timeline_step;
   const double loss =
@@ -73,12 +59,28 @@ double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Bat
 }
 
 double LanguageModelPipeline::evaluate(const data::Batch& batch) {
-  const std::vector<data::Batch> batches = {filled_up(batch, options_.micro_batch)};
+  const std::vector<data::Batch> batches = {filled_up(batch)};
   batches_ = &batches;
   return evaluation_->evaluate();
 }
 
+data::Batch LanguageModelPipeline::filled_up(const data::Batch& batch) const {
+  const std::int64_t missing = options_.micro_batch - batch.size();
+  if (missing == 0) return batch;
+  const auto tokens = at::dtype(at::kLong).device(options_.device);
+  const std::vector<std::int64_t> shape = {missing, options_.sequence_length};
+  data::Batch full = batch;
+  full.input = at::zeros(shape, tokens);
+  full.target = at::full(shape, nn::kIgnoredTarget, tokens);
+  full.rows.resize(static_cast<std::size_t>(options_.micro_batch));
+  if (batch.size() == 0) return full;
+  full.input = at::cat({batch.input, full.input});
+  full.target = at::cat({batch.target, full.target});
+  return full;
+}
+
 std::int64_t LanguageModelPipeline::count(const data::Batch& batch) const {
+  if (batch.size() == 0) return 0;
   return model_->axes()
       .attended_part(batch.target)
       .ne(nn::kIgnoredTarget)

@@ -18,6 +18,7 @@ namespace lockstep::train {
 struct LanguageModelPipelineOptions {
   c10::Device device = at::kCPU;  // where this rank's stages are put
   std::int64_t micro_batch = 1;   // samples
+  std::int64_t sequence_length = 0;
   // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
   std::int64_t timeline_step = 0;
   std::function<void(const pipeline::Timeline&)> on_timeline = {};
@@ -34,15 +35,17 @@ class LanguageModelPipeline : public PipelinePasses {
                         const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
                         LanguageModelPipelineOptions options = {});
 
-  // As many batches as the plan has micro-batches.
+  // At most as many batches as the plan has micro-batches, of at most as many samples.
   double run(std::int64_t step, const std::vector<data::Batch>& batches) override;
   // Targets of a batch that count on this rank of the data.
   std::int64_t count(const data::Batch& batch) const override;
 
-  // Forward of one batch of as many samples, or fewer.
+  // Forward of one batch of at most as many samples.
   double evaluate(const data::Batch& batch);
 
  private:
+  // With samples that do not count: all that go through a pipeline have one shape.
+  data::Batch filled_up(const data::Batch& batch) const;
   std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
                                            const std::shared_ptr<comm::Communicator>& group);
   std::vector<at::Tensor> forward(mesh::Interval layers, int micro_batch,

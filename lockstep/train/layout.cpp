@@ -10,15 +10,17 @@ namespace lockstep::train {
 
 namespace {
 
-// What a rank sends along the tensor axis in a step: of each layer two activations forward and two
-// gradients backward, each summed over all ranks, or gathered and scattered.
+// What a rank sends along the tensor axis for the layers of a step: of each layer two activations
+// forward and two gradients backward are summed, and with sequence parallelism two are gathered
+// once more in backward. A sum is a scatter and a gather.
 std::int64_t bytes_along_tensor_axis(const TrainConfig& config, const RunPlan& plan,
                                      std::int64_t most_layers) {
   const std::int64_t ranks = config.parallel.tensor;
   const std::int64_t element = config.precision.compute == Precision::fp32 ? 4 : 2;
   const std::int64_t activation = plan.batch.micro * config.data.sequence_length /
                                   config.parallel.context * plan.model.hidden_size * element;
-  return 4 * most_layers * plan.batch.accumulation * activation * 2 * (ranks - 1) / ranks;
+  const std::int64_t moves = config.parallel.sequence_parallel ? 10 : 8;
+  return moves * most_layers * plan.batch.accumulation * activation * (ranks - 1) / ranks;
 }
 
 // Along an axis that is there only where it has more than one rank.

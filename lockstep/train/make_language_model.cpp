@@ -59,6 +59,7 @@ SpreadLanguageModel spread_model(
         model, dist.mesh().axis("pp"), stages,
         LanguageModelPipelineOptions{.device = dist.device(),
                                      .micro_batch = plan.batch.micro,
+                                     .sequence_length = config.data.sequence_length,
                                      .timeline_step = parallel.timeline_step,
                                      .on_timeline = std::move(on_timeline)});
   }

@@ -1,5 +1,6 @@
 #include <lockstep/train/pipeline_plan.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include <spdlog/fmt/ranges.h>
@@ -76,9 +77,10 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
   if (num_stages > model.num_layers)
     throw UsageError(
         "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
-        "has {} layers, of which each stage needs one: take fewer stages or more "
+        "has {} layers, of which each stage needs one: take a pipeline of at most {}, or more "
         "layers",
-        parallel.pipeline, num_stages, model.num_layers);
+        parallel.pipeline, num_stages, model.num_layers,
+        std::max<std::int64_t>(1, model.num_layers * parallel.pipeline / num_stages));
   if (!parallel.stage_layers.empty()) {
     plan.layers = given_layers(parallel, model, num_stages);
     return plan;

@@ -187,17 +187,14 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
   check_parallel(config, plan.model);
   if (config.parallel.pipeline > 1)
     plan.pipeline = plan_pipeline(config, plan.model, plan.batch.accumulation);
-  plan.drop_last = config.dataloader_drop_last || config.parallel.pipeline > 1;
   const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
                           .batches_per_step = plan.batch.accumulation,
-                          .drop_last = plan.drop_last};
+                          .drop_last = config.dataloader_drop_last};
   plan.steps_per_epoch = cut.num_steps(cut.num_used(plan.training.size()));
   if (plan.steps_per_epoch == 0)
     throw UsageError("the training data has {} sequences, which are not one batch of {}: make "
-                     "train_batch_size smaller, or leave out {}",
-                     plan.training.size(), plan.batch.global,
-                     config.dataloader_drop_last ? "dataloader_drop_last"
-                                                 : "the pipeline, whose steps are all alike");
+                     "train_batch_size smaller, or leave out dataloader_drop_last",
+                     plan.training.size(), plan.batch.global);
   plan.total_steps = RunLength{.max_steps = config.max_steps, .epochs = config.epochs}.total_steps(
       plan.steps_per_epoch);
   if (config.parallel.timeline_step > plan.total_steps)

@@ -19,8 +19,6 @@ struct RunPlan {
   std::optional<data::SequenceSet> validation;
   Batch batch;
   std::optional<PipelinePlan> pipeline;
-  // Whether a last step with fewer samples than the others is left out: a pipeline has no such.
-  bool drop_last = false;
   std::int64_t steps_per_epoch = 0;
   std::int64_t total_steps = 0;
   // The schedule, with the run's own length where the config left that open.

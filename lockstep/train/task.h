@@ -27,8 +27,9 @@ class PipelinePasses {
  public:
   virtual ~PipelinePasses() = default;
 
-  // Forward and backward of all of a step's batches at once, which add to the gradients. None of
-  // the batches is empty, and all have as many samples. Returns their summed loss, on every rank.
+  // Forward and backward of all of a step's batches at once, which add to the gradients. The last
+  // step of an epoch may have fewer of them, and fewer samples, or none, in each. Returns their
+  // summed loss, on every rank.
   virtual double run(std::int64_t step, const std::vector<data::Batch>& batches) = 0;
 
   // What LossSum::count of a batch would be.

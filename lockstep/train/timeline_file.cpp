@@ -11,7 +11,7 @@ std::filesystem::path timeline_file(const TrainConfig& config) {
   return config.output / "timeline.svg";
 }
 
-void draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
+bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
                    const PipelinePlan& plan) {
   const std::string title =
       fmt::format("{}, measured in step {}", plan.schedule.name, config.parallel.timeline_step);
@@ -22,9 +22,11 @@ void draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config
     write_durably(
         timeline_file(config),
         pipeline::draw_svg(timeline, {.title = title, .subtitle = subtitle, .time_unit = "s"}));
+    return true;
   } catch (const FileError& error) {
     log::warn("the timeline of step {} was not drawn: {}", config.parallel.timeline_step,
               error.what());
+    return false;
   }
 }
 

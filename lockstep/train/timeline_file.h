@@ -11,8 +11,8 @@ namespace lockstep::train {
 
 std::filesystem::path timeline_file(const TrainConfig& config);
 
-// A picture that cannot be written costs a warning, never the run.
-void draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
+// A picture that cannot be written costs a warning, never the run: false then.
+bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
                    const PipelinePlan& plan);
 
 }  // namespace lockstep::train

@@ -88,7 +88,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.epochs = config.epochs;
   options.batch_size = plan.batch.micro;
   options.accumulation = plan.batch.accumulation;
-  options.drop_last = plan.drop_last;
+  options.drop_last = config.dataloader_drop_last;
   options.num_workers = static_cast<int>(config.data.num_workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.optimizer = optimizer_options(config.optimizer);
@@ -234,9 +234,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   });
 
   pipeline::Timeline timeline;
+  bool drawn = false;
   SpreadLanguageModel made = make_language_model(config, plan, dist, [&](const auto& measured) {
     timeline = measured;
-    if (dist.is_main()) draw_timeline(timeline, config, *plan.pipeline);
+    if (dist.is_main()) drawn = draw_timeline(timeline, config, *plan.pipeline);
   });
   const std::string what = fmt::format(
       "{}, {} parameters, {} rank{}{} on {}",
@@ -251,8 +252,6 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
       std::min(plan.batch.global, plan.training.size()));
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
-  if (plan.drop_last && !config.dataloader_drop_last)
-    say("a pipeline leaves out the last step of an epoch where that has fewer samples");
   if (!memory_note.empty()) say("{}", memory_note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
@@ -294,7 +293,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   announce("weights", result.checkpoint);
   if (options.csv) announce("metrics", RunFolder(options).metrics());
   if (options.csv) announce("curve", RunFolder(options).curve());
-  if (!timeline.ranks.empty()) announce("timeline", timeline_file(config));
+  if (drawn) announce("timeline", timeline_file(config));
   return result;
 }
 

@@ -39,6 +39,8 @@ TEST(Axes, OfHybridShardsAreACopyOnEachHost) {
   config.model_parallel = {.tensor = 2, .pipeline = 2};
   EXPECT_EQ(axes_for(config, {.world = 8, .of_host = 8}).axes,
             (Axes{{"pp", 2}, {"dp_replicate", -1}, {"dp_shard", 2}, {"tp", 2}}));
+  EXPECT_EQ(axes_for(config, {.world = 24, .of_host = 8}).axes,
+            (Axes{{"pp", 2}, {"dp_replicate", -1}, {"dp_shard", 2}, {"tp", 2}}));
   EXPECT_EQ(axes_for(config, {.world = 32, .of_host = 4}).axes,
             (Axes{{"pp", 2}, {"dp_replicate", -1}, {"dp_shard", 2}, {"tp", 2}}));
 }
@@ -72,12 +74,12 @@ TEST(HostCrossing, IsWhereAGroupOfAnAxisIsOnSeveralHosts) {
   const auto all = host_crossing(shape, "dp_replicate", {0, 0, 0, 0, 1, 1, 1, 1});
   ASSERT_TRUE(all);
   EXPECT_EQ(all->num_groups, 4);
-  EXPECT_EQ(all->most_on_a_host, 1);
+  EXPECT_EQ(all->inside, 2);
   EXPECT_EQ(to_text(*all), "ranks 0 of host 0 with 4 of host 1");
   const auto uneven = host_crossing(shape, "tp", {0, 0, 0, 0, 1, 1, 1, 2});
   ASSERT_TRUE(uneven);
   EXPECT_EQ(uneven->num_groups, 1);
-  EXPECT_EQ(uneven->most_on_a_host, 4);
+  EXPECT_EQ(uneven->inside, 1);
   EXPECT_EQ(to_text(*uneven), "ranks 4, 5, 6 of host 1 with 7 of host 2");
 }
 

@@ -31,7 +31,8 @@ class DescribeCommand : public ::testing::Test {
     std::string error;
   };
 
-  Told ask(const std::vector<std::string>& settings, std::vector<std::string> flags) {
+  Told ask(const std::vector<std::string>& settings, std::vector<std::string> flags,
+           const std::string& locale = "C.UTF-8") {
     std::vector<std::string> words = {LOCKSTEP_PROGRAM, "train", "--describe",
                                       LOCKSTEP_EXAMPLES "/quickstart.json"};
     for (const std::string& setting :
@@ -40,7 +41,7 @@ class DescribeCommand : public ::testing::Test {
       words.insert(words.end(), {"--set", setting});
     for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
     words.insert(words.end(), flags.begin(), flags.end());
-    Launched run(words, {"LC_ALL=C.UTF-8"});
+    Launched run(words, {"LC_ALL=" + locale});
     const int code = run.wait();
     return {code, run.output(), run.error()};
   }
@@ -115,6 +116,14 @@ TEST_F(DescribeCommand, SaysWhenTheTensorAxisReachesOverHosts) {
                     HasSubstr("reaches over hosts (ranks 0, 1 of host 0 with 2, 3 of host 1)"),
                     HasSubstr("With tensor 2 it stays inside")));
   EXPECT_THAT(ask({"parallel.tensor=2"}, flags).output, Not(HasSubstr("reaches over")));
+  EXPECT_THAT(
+      ask({"parallel.tensor=4", "train_batch_size=36"}, {"--nproc-per-node", "6", "--nnodes", "2"})
+          .output,
+      HasSubstr("With tensor 2 it stays inside"));
+  EXPECT_THAT(
+      ask({"parallel.tensor=2", "train_batch_size=36"}, {"--nproc-per-node", "3", "--nnodes", "2"})
+          .output,
+      HasSubstr("Hosts of so many ranks have no part of it"));
 }
 
 TEST_F(DescribeCommand, BalancesStagesAsAsked) {
@@ -147,6 +156,14 @@ TEST_F(DescribeCommand, ShowsWhatFitsOfManyRanks) {
   EXPECT_EQ(told.code, 0) << told.error;
   EXPECT_THAT(told.output, HasSubstr("…  embedding, layers 0–3, head\n"));
   EXPECT_THAT(told.output, HasSubstr("\n511   511           embedding"));
+}
+
+TEST_F(DescribeCommand, SpeaksAsciiWhereNothingElseIsShown) {
+  const std::string output =
+      ask({"parallel.tensor=2"}, {"--nproc-per-node", "4"}, /*locale=*/"C").output;
+  EXPECT_THAT(output, HasSubstr("dp_replicate 2 x tp 2"));
+  EXPECT_THAT(output, HasSubstr("embedding, layers 0-3, head"));
+  for (const char byte : output) EXPECT_GE(byte, 0);
 }
 
 TEST_F(DescribeCommand, RefusesWhatTrainingWould) {

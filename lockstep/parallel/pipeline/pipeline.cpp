@@ -68,7 +68,7 @@ double Pipeline::unless_over(const std::function<double()>& pass) {
   try {
     return pass();
   } catch (const CommError& error) {
-    end(error.details().explanation);
+    end(error.what());
     throw;
   } catch (const c10::Error& error) {
     end(error.what_without_backtrace());
@@ -87,8 +87,8 @@ void Pipeline::end(const std::string& reason) {
   constexpr std::string_view kBegins = "a rank of the pipeline could not go on";
   over_ = reason.find(kBegins) != std::string::npos
               ? reason
-              : fmt::format("{} with {}: rank {} says: {}", kBegins, to_text(current_),
-                            group_->rank(), reason);
+              : fmt::format("{} with {}: rank {} says: {}", kBegins, under_way_, group_->rank(),
+                            reason);
   group_->abort(over_);
   channels_.abort(over_);
   tied_.abort(over_);
@@ -104,8 +104,11 @@ double Pipeline::step() {
   tied_.put_aside();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())])
     run(action);
+  under_way_ = "the last of what it sends";
   channels_.finish_sends();
+  under_way_ = "the sum of tied gradients";
   tied_.sum();
+  under_way_ = "the sum of the loss";
   LOCKSTEP_CHECK(live_.empty() && handed_over_.empty() && handed_back_.empty());
   return loss_of_all_ranks();
 }
@@ -127,7 +130,7 @@ double Pipeline::forwards() {
 }
 
 void Pipeline::run(const Action& action) {
-  current_ = action;
+  under_way_ = to_text(action);
   const Key key{action.stage, action.micro_batch};
   switch (action.kind) {
     case ActionKind::send_activation:

@@ -100,8 +100,8 @@ class Pipeline {
   TimesOf times_ = TimesOf::work_asked_for;
   std::vector<Span> spans_;  // of this rank, by its own clock
   int most_live_ = 0;
-  Action current_;    // the last that was begun
-  std::string over_;  // why it is, empty where it is not
+  std::string under_way_;  // what was begun last
+  std::string over_;       // why it is, empty where it is not
 };
 
 }  // namespace lockstep::pipeline
