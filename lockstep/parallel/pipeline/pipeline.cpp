@@ -104,11 +104,9 @@ double Pipeline::step() {
   tied_.put_aside();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())])
     run(action);
-  under_way_ = "the last of what it sends";
-  channels_.finish_sends();
+  finish_sends();
   under_way_ = "the sum of tied gradients";
   tied_.sum();
-  under_way_ = "the sum of the loss";
   LOCKSTEP_CHECK(live_.empty() && handed_over_.empty() && handed_back_.empty());
   return loss_of_all_ranks();
 }
@@ -125,8 +123,13 @@ double Pipeline::forwards() {
     if (action.kind == (sent ? ActionKind::send_activation : ActionKind::forward))
       live_.erase({action.stage, action.micro_batch});
   }
-  channels_.finish_sends();
+  finish_sends();
   return loss_of_all_ranks();
+}
+
+void Pipeline::finish_sends() {
+  under_way_ = "the last of what it sends";
+  channels_.finish_sends();
 }
 
 void Pipeline::run(const Action& action) {
@@ -282,7 +285,8 @@ Timeline Pipeline::timeline() const {
   return timeline;
 }
 
-double Pipeline::loss_of_all_ranks() const {
+double Pipeline::loss_of_all_ranks() {
+  under_way_ = "the sum of the loss";
   const at::Tensor sum =
       at::zeros({}, at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device)));
   if (loss_.defined()) sum.copy_(loss_);

@@ -82,7 +82,8 @@ class Pipeline {
   void erase_if_done(const Action& action);
   double time_now() const;
   void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
-  double loss_of_all_ranks() const;
+  void finish_sends();
+  double loss_of_all_ranks();
   bool is_last(int stage) const { return stage + 1 == schedule_.num_stages(); }
   bool is_mine(int stage) const { return stages_.contains(stage); }
 
