@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/autocast.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
 
 namespace lockstep::train {
@@ -92,6 +93,8 @@ std::vector<at::Tensor> LanguageModelPipeline::forward(mesh::Interval layers, in
                                                        const std::vector<at::Tensor>& inputs) {
   const data::Batch& batch = (*batches_)[static_cast<std::size_t>(micro_batch)];
   model_->set_random_position(static_cast<std::uint64_t>(step_), batch.rows);
+  std::optional<device::Autocast> cast;
+  if (options_.autocast) cast.emplace(options_.device.type(), *options_.autocast);
   const at::Tensor made =
       model_->run_layers(layers, batch.input, inputs.empty() ? at::Tensor() : inputs.front());
   const bool last = layers.end == model_->config().num_layers;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <lockstep/data/dataset.h>
@@ -19,6 +20,7 @@ struct LanguageModelPipelineOptions {
   c10::Device device = at::kCPU;  // where this rank's stages are put
   std::int64_t micro_batch = 1;   // samples
   std::int64_t sequence_length = 0;
+  std::optional<c10::ScalarType> autocast = {};  // what operators of forward passes compute in
   // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
   std::int64_t timeline_step = 0;
   std::function<void(const pipeline::Timeline&)> on_timeline = {};

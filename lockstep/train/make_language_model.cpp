@@ -8,6 +8,7 @@
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/layer_times.h>
 #include <lockstep/train/main_rank.h>
+#include <lockstep/train/precision.h>
 #include <lockstep/train/resume_check.h>
 
 namespace lockstep::train {
@@ -60,6 +61,7 @@ SpreadLanguageModel spread_model(
         LanguageModelPipelineOptions{.device = dist.device(),
                                      .micro_batch = plan.batch.micro,
                                      .sequence_length = config.data.sequence_length,
+                                     .autocast = autocast_of(config, dist.device()),
                                      .timeline_step = parallel.timeline_step,
                                      .on_timeline = std::move(on_timeline)});
   }

@@ -120,10 +120,6 @@ void check_precision_of_stages(const TrainConfig& config) {
   if (config.precision.compute == Precision::fp16)
     throw UsageError(
         "fp16.enabled is set, and a pipeline's stages do not scale the loss: take bf16");
-  if (config.precision.compute == Precision::bf16 && !cuts_gradients(config.sharding.strategy))
-    throw UsageError("bf16.enabled is set, and the stages of a pipeline compute in bf16 only where "
-                     "gradients are cut: take the sharding_strategy \"SHARD_GRAD_OP\" or "
-                     "\"FULL_SHARD\"");
 }
 
 // Lengths that ranks share are cut into equal parts.

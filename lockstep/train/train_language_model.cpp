@@ -20,6 +20,7 @@
 #include <lockstep/train/make_language_model.h>
 #include <lockstep/train/memory_plan.h>
 #include <lockstep/train/plan.h>
+#include <lockstep/train/precision.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/stop_request.h>
@@ -29,15 +30,6 @@
 namespace lockstep::train {
 
 namespace {
-
-std::optional<c10::ScalarType> scalar_type_of(Precision precision) {
-  switch (precision) {
-    case Precision::fp32: break;
-    case Precision::bf16: return at::kBFloat16;
-    case Precision::fp16: return at::kHalf;
-  }
-  return std::nullopt;
-}
 
 DistributedConfig distributed_config(const TrainConfig& config) {
   DistributedConfig result;
@@ -150,12 +142,10 @@ std::string data_text(const data::TokenStream& stream) {
       data::token_format_name(format), count_text(static_cast<double>(stream.size())));
 }
 
-// Where gradients are whole, weights are too, and 16 bits are autocast's; where they are cut, the
-// strategy's.
 void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions& options) {
   const bool cuts = cuts_gradients(config.sharding.strategy);
+  options.autocast = autocast_of(config, device);
   if (!cuts && device.is_cpu()) return;
-  if (!cuts) options.autocast = scalar_type_of(config.precision.compute);
   if (config.precision.compute == Precision::fp16 ||
       (cuts && config.precision.gradients == Precision::fp16))
     options.loss_scale = config.precision.loss_scale;

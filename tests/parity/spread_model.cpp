@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/device/autocast.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
@@ -41,20 +42,28 @@ TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t samp
   return {all.tokens.narrow(0, first, count), all.targets.narrow(0, first, count)};
 }
 
-DistributedConfig config_of(const ModelLayout& layout) {
+std::unique_ptr<device::Autocast> cast_to(const std::optional<at::ScalarType>& type,
+                                          const LanguageModel& model) {
+  if (!type) return nullptr;
+  return std::make_unique<device::Autocast>(model.parameters().front().device().type(), *type);
+}
+
+DistributedConfig config_of(const ModelLayout& layout, const Numbers& numbers) {
   DistributedConfig config;
   config.mode = ParallelMode::FSDP;
   config.sharding_strategy = layout.strategy;
   config.model_parallel = {.tensor = layout.tp, .pipeline = layout.pp, .context = layout.cp};
   if (layout.strategy == ShardingStrategy::HYBRID_SHARD)
     config.mesh = {{"dp_replicate", layout.replicate}, {"dp_shard", layout.shard}};
+  if (takes_units(config)) config.fsdp.mixed_precision.param_dtype = numbers.computed_in;
   return config;
 }
 
 }  // namespace
 
 std::string Numbers::text() const {
-  return fmt::format("{}{}", c10::toString(type), device.is_cpu() ? "" : " on a GPU");
+  return fmt::format("{}{}", c10::toString(computed_in.value_or(type)),
+                     device.is_cpu() ? "" : " on a GPU");
 }
 
 std::shared_ptr<LanguageModel> make_subject(const ModelConfig& config, const Numbers& numbers) {
@@ -67,9 +76,12 @@ std::int64_t num_samples(const ModelLayout& layout, const StepWay& way) {
   return std::max(4, layout.data_ranks() * way.num_passes);
 }
 
-double one_process_pass(LanguageModel& model, std::int64_t step, std::int64_t samples) {
+double one_process_pass(LanguageModel& model, const Numbers& numbers, std::int64_t step,
+                        std::int64_t samples) {
   const auto [tokens, targets] = take(model, step, samples, 0, samples);
+  auto cast = cast_to(numbers.computed_in, model);
   const nn::LossSum loss = model.loss(tokens, targets);
+  cast.reset();
   (loss.sum / loss.count).backward();
   return loss.sum.item<double>() / static_cast<double>(loss.count);
 }
@@ -80,7 +92,8 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
     : layout_(layout),
       num_passes_(way.num_passes),
       num_samples_(num_samples(layout, way)),
-      config_(config_of(layout)),
+      config_(config_of(layout, numbers)),
+      autocast_(takes_units(config_) ? std::nullopt : numbers.computed_in),
       axes_(axes_for(config_, {.world = world->size(), .of_host = world->size()})),
       mesh_(world, axes_.axes, {.flatten = joint_groups(axes_)}),
       model_(make_subject(config, numbers)) {
@@ -95,7 +108,6 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
   parallel_ = make_parallel(*model_, mesh_, axes_, config_,
                             std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
                             parts_->norm_scope());
-  if (!numbers.steps()) return;
   optimizer_ =
       parallel_->make_optimizer(optim::SGDOptions{.momentum = 0.9},
                                 optim::decay_groups(data_parallel::trained_parameters(*model_),
@@ -114,7 +126,9 @@ double SpreadModel::pass(std::int64_t step) {
     if (pass + 1 < num_passes_) no_sync.emplace(parallel_->no_sync());
     const Samples samples = samples_of(pass);
     const auto [tokens, targets] = take(*model_, step_, num_samples_, samples.first, samples.count);
+    auto cast = cast_to(autocast_, *model_);
     const nn::LossSum loss = model_->loss(tokens, targets);
+    cast.reset();
     parallel_->backward(loss.sum, loss.count);
   }
   return parallel_->totals().mean_loss();
@@ -123,7 +137,6 @@ double SpreadModel::pass(std::int64_t step) {
 double SpreadModel::clip(double max_norm) { return parallel_->clip_gradients(max_norm).norm; }
 
 void SpreadModel::step(double learning_rate) {
-  if (optimizer_ == nullptr) return model_->zero_grad();
   optimizer_->step(learning_rate);
   optimizer_->zero_grad();
 }
@@ -189,6 +202,7 @@ void SpreadModel::cut_into_stages() {
       const Samples samples = samples_of(pass);
       const auto [tokens, targets] =
           take(*model_, step_, num_samples_, samples.first, samples.count);
+      const auto cast = cast_to(autocast_, *model_);
       const at::Tensor made =
           model_->run_layers(layers, tokens, inputs.empty() ? at::Tensor() : inputs.front());
       return std::vector{layers.end == num_layers ? model_->loss_of(made, targets).sum : made};

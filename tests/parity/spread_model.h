@@ -28,12 +28,12 @@ struct StepWay {
 
 // What a model computes with.
 struct Numbers {
-  at::ScalarType type = at::kDouble;
+  at::ScalarType type = at::kDouble;  // of its weights
+  // Where it is another one: by autocast, or the strategy's mixed precision.
+  std::optional<at::ScalarType> computed_in = {};
   c10::Device device = at::kCPU;
   double tolerance = 1e-9;  // of a difference from one process, relative to the largest number
 
-  // Optimizers keep what they step on in 32 bits at least; sharding does that for 16.
-  bool steps() const { return type == at::kFloat || type == at::kDouble; }
   std::string text() const;
 };
 
@@ -45,7 +45,8 @@ std::shared_ptr<models::LanguageModel> make_subject(const models::ModelConfig& c
                                                     const Numbers& numbers);
 
 // The whole batch of a step in one pass of one process. Returns the mean loss.
-double one_process_pass(models::LanguageModel& model, std::int64_t step, std::int64_t samples);
+double one_process_pass(models::LanguageModel& model, const Numbers& numbers, std::int64_t step,
+                        std::int64_t samples);
 
 class SpreadModel {
  public:
@@ -56,7 +57,7 @@ class SpreadModel {
   double pass(std::int64_t step);
   // Clips, and returns the norm.
   double clip(double max_norm);
-  // Where the numbers step, makes one, and leaves gradients undefined.
+  // Leaves gradients undefined.
   void step(double learning_rate);
 
   // Every gradient, or weight, as a whole, by name: on rank 0 of the world, and nothing elsewhere.
@@ -80,6 +81,7 @@ class SpreadModel {
   std::int64_t num_samples_;
   std::int64_t step_ = 0;
   DistributedConfig config_;
+  std::optional<at::ScalarType> autocast_;
   JobAxes axes_;
   mesh::DeviceMesh mesh_;
   std::shared_ptr<models::LanguageModel> model_;
@@ -87,7 +89,7 @@ class SpreadModel {
   std::optional<pipeline::Pipeline> pipeline_;
   std::optional<ModelParts> parts_;
   std::unique_ptr<ParallelModel> parallel_;
-  std::unique_ptr<optim::Optimizer> optimizer_;  // of numbers that step
+  std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
 }  // namespace lockstep::parity

@@ -23,6 +23,11 @@ namespace lockstep::nn {
 struct Precision {
   at::ScalarType type;
   double tolerance;
+  c10::DeviceType device = at::kCPU;
+
+  std::string text() const {
+    return fmt::format("{}{}", c10::toString(type), device == at::kCPU ? "" : " on a GPU");
+  }
 };
 
 inline constexpr Precision kPrecisions[] = {{at::kDouble, 1e-10}, {at::kFloat, 1e-5}};

@@ -52,7 +52,7 @@ at::Tensor several_functions(const at::Tensor& x) {
 
 void check_mlps(Cells& cells, const nn::Precision& precision) {
   const auto cell = [&](const std::string& name, const PlainCase<PlainMlp>& one) {
-    cells.cell(fmt::format("plain {}, {}", name, c10::toString(precision.type)),
+    cells.cell(fmt::format("plain {}, {}", name, precision.text()),
                [&] { expect_same_training(cells, one, precision); });
   };
   const Activation gelu = [](const at::Tensor& x) { return at::gelu(x); };
@@ -113,7 +113,7 @@ void check_residual(Cells& cells, const nn::Precision& precision) {
                  int) { return uneven_loss(model.forward(x)); },
       .optimizer = adamw,
       .max_norm = 0.01};
-  cells.cell(fmt::format("plain residual blocks, {}", c10::toString(precision.type)),
+  cells.cell(fmt::format("plain residual blocks, {}", precision.text()),
              [&] { expect_same_training(cells, one, precision); });
 }
 
@@ -134,18 +134,18 @@ void check_transformer(Cells& cells, const nn::Precision& precision) {
   using Layer = torch::nn::TransformerEncoderLayerImpl;
   using Encoder = torch::nn::TransformerEncoderImpl;
   const auto layer = transformer_case<Layer>([=] { return std::make_shared<Layer>(options); });
-  cells.cell(fmt::format("TransformerEncoderLayer, {}", c10::toString(precision.type)),
+  cells.cell(fmt::format("TransformerEncoderLayer, {}", precision.text()),
              [&] { expect_same_training(cells, layer, precision); });
   auto encoder = transformer_case<Encoder>([=] {
     return std::make_shared<Encoder>(
         torch::nn::TransformerEncoderOptions(torch::nn::TransformerEncoderLayer(options), 2));
   });
   encoder.plan = {{"layers.*.linear1", Cut::column}, {"layers.*.linear2", Cut::row}};
-  cells.cell(fmt::format("TransformerEncoder, {}", c10::toString(precision.type)),
+  cells.cell(fmt::format("TransformerEncoder, {}", precision.text()),
              [&] { expect_same_training(cells, encoder, precision); });
   auto attention = layer;
   attention.plan.push_back({"self_attn.out_proj", Cut::row});
-  cells.cell(fmt::format("attention's output, {}", c10::toString(precision.type)),
+  cells.cell(fmt::format("attention's output, {}", precision.text()),
              [&] { expect_same_training(cells, attention, precision); });
 }
 
@@ -163,18 +163,19 @@ struct Words : torch::nn::Module {
 
 void check_tables(Cells& cells, const nn::Precision& precision) {
   for (const Cut cut : {Cut::column, Cut::row}) {
-    const PlainCase<Words> one{.make = [] { return std::make_shared<Words>(); },
-                               .plan = {{"table", cut}, {"fc", Cut::row}},
-                               .input = {3, 5, 8},
-                               .loss =
-                                   [](Words& model, const at::Tensor& x, int number) {
-                                     const at::Tensor words =
-                                         (at::arange(15, at::kLong) * (number + 7)) % 16;
-                                     return uneven_loss(model.forward(words.view({3, 5}), x));
-                                   },
-                               .optimizer = momentum};
+    const PlainCase<Words> one{
+        .make = [] { return std::make_shared<Words>(); },
+        .plan = {{"table", cut}, {"fc", Cut::row}},
+        .input = {3, 5, 8},
+        .loss =
+            [](Words& model, const at::Tensor& x, int number) {
+              const at::Tensor words =
+                  (at::arange(15, x.options().dtype(at::kLong)) * (number + 7)) % 16;
+              return uneven_loss(model.forward(words.view({3, 5}), x));
+            },
+        .optimizer = momentum};
     cells.cell(fmt::format("plain embedding cut by {}, {}", cut == Cut::row ? "tokens" : "features",
-                           c10::toString(precision.type)),
+                           precision.text()),
                [&] { expect_same_training(cells, one, precision); });
   }
 }
@@ -182,7 +183,10 @@ void check_tables(Cells& cells, const nn::Precision& precision) {
 }  // namespace
 
 void check_plain_modules(Cells& cells) {
-  for (const nn::Precision& precision : kPlainPrecisions) {
+  std::vector<nn::Precision> precisions(std::begin(kPlainPrecisions), std::end(kPlainPrecisions));
+  if (at::hasCUDA())
+    precisions.push_back({.type = at::kDouble, .tolerance = 1e-9, .device = at::kCUDA});
+  for (const nn::Precision& precision : precisions) {
     check_mlps(cells, precision);
     check_residual(cells, precision);
     check_transformer(cells, precision);

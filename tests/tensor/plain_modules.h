@@ -146,8 +146,8 @@ void expect_same_training(ranks::Cells& cells, const PlainCase<Model>& one,
   // Weights become those of the first rank.
   torch::manual_seed(3 + cells.rank());
   const auto cut = one.make();
-  whole->to(precision.type);
-  cut->to(precision.type);
+  whole->to(precision.device, precision.type);
+  cut->to(precision.device, precision.type);
   auto parallelized = parallelize_module(*cut, cells.group(), one.plan);
   const auto whole_optimizer = one.optimizer(whole->parameters());
   const auto cut_optimizer = one.optimizer(cut->parameters());
@@ -155,7 +155,7 @@ void expect_same_training(ranks::Cells& cells, const PlainCase<Model>& one,
     for (int pass = 0; pass < one.num_passes; ++pass) {
       const int number = step * one.num_passes + pass;
       torch::manual_seed(100 + number);
-      const at::Tensor x = at::randn(one.input, precision.type);
+      const at::Tensor x = at::randn(one.input, precision.type).to(precision.device);
       const at::Tensor of_whole = nn::leaf(x), of_cut = nn::leaf(x);
       torch::manual_seed(200 + number);
       const at::Tensor wanted = one.loss(*whole, of_whole, number);
