@@ -100,7 +100,7 @@ int train(Arguments arguments) {
   if (flags->describe) return describe(*flags, config, num_ranks);
   const train::RunPlan plan = train::plan_run(config, num_ranks);
   check_machine(config, plan, num_ranks);
-  train::check_resume(config, plan, train::FileCheck::contents);
+  train::check_resume(config, plan);
 
   elastic::LaunchOptions options;
   options.program = {torch_program("train").string(), "train", flags->config};

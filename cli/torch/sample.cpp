@@ -10,7 +10,8 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/models/hugging_face.h>
 #include <lockstep/models/make_model.h>
@@ -49,15 +50,22 @@ fs::path model_folder(const fs::path& folder) {
     throw UsageError("'{}' is a file: name the folder that it is in", folder.string());
   // A run's folder has a config.json too, which is the run's.
   for (const fs::path& runs : {folder / "checkpoints", folder})
-    if (const auto newest = checkpoint::newest_checkpoint(runs)) {
-      train::check_is_language_model(newest->path);
-      return newest->path;
+    if (const auto usable = checkpoint::newest_usable(runs); usable.checkpoint) {
+      for (const std::string& damage : usable.damages) log::warn("{}", damage);
+      train::check_is_language_model(usable.checkpoint->path);
+      return usable.checkpoint->path;
+    } else if (!usable.damages.empty()) {
+      throw UsageError("{}, and there is no older one that is whole", usable.damages.front());
     }
   if (fs::exists(folder / "model.safetensors") ||
       fs::exists(folder / "model.safetensors.index.json"))
     return folder;
-  throw UsageError("'{}' holds no model: neither a model.safetensors, as checkpoints and Hugging "
-                   "Face's folders have, nor the checkpoints of a run",
+  if (fs::exists(folder / checkpoint::kManifestFile)) {
+    train::check_is_language_model(folder);
+    return folder;
+  }
+  throw UsageError("'{}' holds no model: it is neither a run with checkpoints, nor a checkpoint "
+                   "(manifest.json), nor a Hugging Face model (model.safetensors)",
                    folder.string());
 }
 
@@ -147,7 +155,6 @@ int sample(Arguments arguments) {
   const models::GenerateOptions options = generate_options(flags);
 
   const fs::path folder = model_folder(split.program.front());
-  train::verify_recorded_files(folder);
   const models::ModelConfig config = models::read_model_config(folder);
   const std::vector<std::int64_t> prompt = first_tokens(flags, config.vocab_size, folder);
   const auto model = models::make_model(config, 0);

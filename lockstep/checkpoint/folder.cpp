@@ -161,7 +161,7 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
   for (auto& [name, path] : scan(run_folder)) {
     const bool candidate =
         name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::old;
-    if (!candidate || !fs::is_regular_file(path / kStateFile, ignored)) continue;
+    if (!candidate || !fs::is_regular_file(path / kManifestFile, ignored)) continue;
     // One that was about to be replaced counts where its successor did not get the name.
     if (name.kind == FolderName::Kind::complete)
       complete[name.step] = std::move(path);
@@ -178,6 +178,17 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& run_folder) {
   auto all = list_checkpoints(run_folder);
   if (all.empty()) return std::nullopt;
   return std::move(all.back());
+}
+
+fs::path set_aside(const Checkpoint& checkpoint) {
+  const fs::path folder = checkpoint.path.parent_path();
+  const std::string name = "damaged-" + checkpoint_name(checkpoint.step);
+  fs::path aside = folder / name;
+  for (int number = 2; is_there(aside); ++number)
+    aside = folder / fmt::format("{}-{}", name, number);
+  rename_or_throw(checkpoint.path, aside);
+  sync_folder(folder);
+  return aside;
 }
 
 std::vector<Checkpoint> remove_old(const fs::path& run_folder, int keep_last) {
@@ -218,9 +229,9 @@ CheckpointWriter::~CheckpointWriter() {
 
 fs::path CheckpointWriter::commit() {
   LOCKSTEP_CHECK(!part_.empty(), "a checkpoint is committed once");
-  if (!is_there(part_ / kStateFile))
+  if (!is_there(part_ / kManifestFile))
     throw UsageError("the checkpoint in '{}' has no {}, without which it is not complete",
-                     part_.string(), kStateFile);
+                     part_.string(), kManifestFile);
   sync_tree(part_);
   fs::path final_path = run_folder_ / checkpoint_name(step_);
   const fs::path old = run_folder_ / hidden_name(FolderName::Kind::old, step_);

@@ -2,7 +2,7 @@
 // not there.
 //
 //   CheckpointWriter writer(run_folder, 500);
-//   … files in writer.path(), state.json last …
+//   … files in writer.path(), manifest.json last …
 //   writer.commit();
 //   remove_old(run_folder, 3);
 //
@@ -19,11 +19,9 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/manifest.h>
 
 namespace lockstep::checkpoint {
-
-// A checkpoint without it is not one. Written last.
-inline constexpr const char* kStateFile = "state.json";
 
 // "step-00000500"
 std::string checkpoint_name(std::int64_t step);
@@ -40,6 +38,10 @@ struct Checkpoint {
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& run_folder);
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& run_folder);
+
+// Gives a damaged one another name, beside those that are listed: "damaged-step-00000500", where it
+// can be looked at. Returns that. FileError where it cannot be renamed.
+std::filesystem::path set_aside(const Checkpoint& checkpoint);
 
 // Removes all but the newest `keep_last` complete ones (0 keeps all) and returns those. For after a
 // commit, when a newer one is safe. FileError where one cannot be removed.
@@ -63,7 +65,7 @@ class CheckpointWriter {
   const std::filesystem::path& path() const { return part_; }
 
   // Puts every file on disk and gives the folder its name, in place of a checkpoint of the same
-  // step. Returns where it is. UsageError where it has no state.json.
+  // step. Returns where it is. UsageError where it has no manifest.json.
   std::filesystem::path commit();
 
  private:

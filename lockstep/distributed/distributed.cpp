@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/distributed/job_axes.h>
+#include <lockstep/distributed/rank_messages.h>
 #include <lockstep/distributed/tensor_axis_warning.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
@@ -58,11 +59,6 @@ device::DeviceManager choose_device(const DistributedConfig& config) {
         "faster",
         job.local_world_size, manager.num_devices(), manager.num_devices() == 1 ? "" : "s");
   return manager;
-}
-
-// Memory of its own: a call that fails may leave it to others for a while.
-at::Tensor copy_to(c10::Device device, const at::Tensor& host) {
-  return host.to(device, host.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 }  // namespace
@@ -182,7 +178,8 @@ void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
 
 void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
                              const shard::Origin& origin) {
-  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model), device());
+  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model), device(),
+                   origin.values ? ModelParts::Values::deferred : ModelParts::Values::there);
   auto made = make_parallel(*module, state_->mesh, state_->axes, state_->config,
                             state_->counted_pass, parts.norm_scope(), origin);
   state_->models.push_back({module, std::move(parts), std::move(made)});
@@ -237,24 +234,24 @@ bool DistributedManager::unscale(const std::shared_ptr<torch::nn::Module>& modul
 // Only ranks that have the first samples have anything to join.
 std::vector<NamedTensor> DistributedManager::joined(
     const std::shared_ptr<torch::nn::Module>& module, std::vector<NamedTensor> mine,
-    const StateDictOptions& options) {
+    ModelParts::Names names, const StateDictOptions& options) {
   const ModelParts& all = parts(module);
   if (all.alone()) return mine;
   if (!options.rank0_only)
     throw UsageError("rank0_only is off, and this job has {} ranks for each place in the data: "
                      "whole tensors come to the main rank only",
                      state_->config.model_parallel.ranks());
-  return is_first_of_data() ? all.join(mine) : std::vector<NamedTensor>();
+  return is_first_of_data() ? all.join(mine, names) : std::vector<NamedTensor>();
 }
 
 std::vector<NamedTensor> DistributedManager::own_parts(
     const std::shared_ptr<torch::nn::Module>& module, const std::vector<NamedTensor>& wanted,
-    const std::vector<NamedTensor>& whole) {
+    const std::vector<NamedTensor>& whole, ModelParts::Names names) {
   const ModelParts& all = parts(module);
   if (all.alone()) return whole;
   std::vector<std::string> faults;
   std::vector<NamedTensor> mine;
-  if (is_first_of_data()) mine = all.take(wanted, whole, faults);
+  if (is_first_of_data()) mine = all.take(wanted, whole, names, faults);
   data_parallel::refuse_together(
       faults.empty() ? "" : fmt::format("the state does not fit this model: {}", faults.front()),
       *world(), device_for_numbers());
@@ -282,37 +279,16 @@ c10::Device DistributedManager::device_for_numbers() const {
 }
 
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {
-  return sum_over(*world(), std::move(values));
+  return RankMessages(world(), device()).sum(std::move(values));
 }
 
 std::vector<double> DistributedManager::sum_over_data(std::vector<double> values) const {
-  return sum_over(*group_along(state_->mesh, state_->axes.gradients), std::move(values));
-}
-
-std::vector<double> DistributedManager::sum_over(comm::Communicator& group,
-                                                 std::vector<double> values) const {
-  const at::Tensor host =
-      at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kDouble);
-  const at::Tensor totals = copy_to(device_for_numbers(), host);
-  group.all_reduce(totals).wait();
-  host.copy_(totals);
-  return values;
+  return RankMessages(group_along(state_->mesh, state_->axes.gradients), device())
+      .sum(std::move(values));
 }
 
 std::string DistributedManager::broadcast(const std::string& text) const {
-  const c10::Device device = device_for_numbers();
-  const at::Tensor size =
-      at::full({1}, static_cast<std::int64_t>(text.size()), at::dtype(at::kLong).device(device));
-  world()->broadcast(size, 0).wait();
-  std::string received(static_cast<std::size_t>(size.item<std::int64_t>()), '\0');
-  if (is_main()) received = text;
-  if (received.empty()) return received;
-  const at::Tensor host =
-      at::from_blob(received.data(), {static_cast<std::int64_t>(received.size())}, at::kByte);
-  const at::Tensor bytes = copy_to(device, host);
-  world()->broadcast(bytes, 0).wait();
-  host.copy_(bytes);
-  return received;
+  return RankMessages(world(), device()).broadcast(text);
 }
 
 void DistributedManager::barrier() const { world()->barrier().wait(); }

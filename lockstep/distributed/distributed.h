@@ -29,6 +29,7 @@
 #include <lockstep/distributed/model_parts.h>
 #include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
+#include <lockstep/mesh/held_tensor.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
@@ -199,13 +200,15 @@ class DistributedManager {
   template <typename Model>
   std::vector<NamedTensor> full_state_dict(const Model& model,
                                            const StateDictOptions& options = {}) {
-    return joined(internal::module_of(model), parallel(model).full_state_dict(options), options);
+    return joined(internal::module_of(model), parallel(model).full_state_dict(options),
+                  ModelParts::Names::of_tensors, options);
   }
   // The reverse, from the main rank's. UsageError on every rank for what does not fit.
   template <typename Model>
   void load_full_state_dict(const Model& model, const std::vector<NamedTensor>& state) {
     ParallelModel& found = parallel(model);
-    found.load_full_state_dict(own_parts(internal::module_of(model), found.names().all(), state));
+    found.load_full_state_dict(own_parts(internal::module_of(model), found.names().all(), state,
+                                         ModelParts::Names::of_tensors));
   }
 
   // The same for an optimizer of make_optimizer().
@@ -214,7 +217,8 @@ class DistributedManager {
                                                 const optim::Optimizer& optimizer,
                                                 const StateDictOptions& options = {}) {
     return joined(internal::module_of(model),
-                  parallel(model).full_optimizer_state(optimizer, options), options);
+                  parallel(model).full_optimizer_state(optimizer, options),
+                  ModelParts::Names::of_state, options);
   }
   template <typename Model>
   void load_full_optimizer_state(const Model& model, optim::Optimizer& optimizer,
@@ -224,7 +228,28 @@ class DistributedManager {
     if (parts(module).alone()) return found.load_full_optimizer_state(optimizer, state);
     // What it has to be like: whole, but for what a tensor axis cuts.
     const auto wanted = found.full_optimizer_state(optimizer, {});
-    found.load_full_optimizer_state(optimizer, own_parts(module, wanted, state));
+    found.load_full_optimizer_state(optimizer,
+                                    own_parts(module, wanted, state, ModelParts::Names::of_state));
+  }
+
+  // What this rank has of the model's parameters and buffers, under their names and as parts of the
+  // whole: the memory itself, for checkpoints. Who has written to it says so on every rank.
+  template <typename Model>
+  std::vector<mesh::HeldTensor> held_state(const Model& model) {
+    return parts(internal::module_of(model))
+        .placed(parallel(model).held_state(), ModelParts::Names::of_tensors);
+  }
+  template <typename Model>
+  void held_state_written(const Model& model) {
+    parallel(model).held_state_written();
+  }
+  // The same of an optimizer of make_optimizer(), which takes what was written by load_state(). Its
+  // counts of steps are copies.
+  template <typename Model>
+  std::vector<mesh::HeldTensor> held_optimizer_state(const Model& model,
+                                                     const optim::Optimizer& optimizer) {
+    return parts(internal::module_of(model))
+        .placed(parallel(model).held_optimizer_state(optimizer), ModelParts::Names::of_state);
   }
 
   // While what it returns lives, parameters that are cut are whole on every rank, for code that
@@ -271,12 +296,13 @@ class DistributedManager {
   const ModelParts& parts(const std::shared_ptr<torch::nn::Module>& module);
   bool unscale(const std::shared_ptr<torch::nn::Module>& module, optim::GradScaler& scaler);
   std::vector<NamedTensor> joined(const std::shared_ptr<torch::nn::Module>& module,
-                                  std::vector<NamedTensor> mine, const StateDictOptions& options);
+                                  std::vector<NamedTensor> mine, ModelParts::Names names,
+                                  const StateDictOptions& options);
   std::vector<NamedTensor> own_parts(const std::shared_ptr<torch::nn::Module>& module,
                                      const std::vector<NamedTensor>& wanted,
-                                     const std::vector<NamedTensor>& whole);
+                                     const std::vector<NamedTensor>& whole,
+                                     ModelParts::Names names);
   bool is_first_of_data() const;
-  std::vector<double> sum_over(comm::Communicator& group, std::vector<double> values) const;
   void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);

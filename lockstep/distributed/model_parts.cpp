@@ -1,7 +1,6 @@
 #include <lockstep/distributed/model_parts.h>
 
 #include <algorithm>
-#include <cstring>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -9,6 +8,8 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/content_hash.h>
+#include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensor_part.h>
 
 namespace lockstep {
@@ -17,34 +18,8 @@ namespace {
 
 using mesh::Placement;
 
-// Every rank's text, on every rank.
-std::vector<std::string> gather_texts(const std::string& mine, comm::Communicator& group,
-                                      c10::Device wire) {
-  const auto lengths = at::empty({group.size()}, at::dtype(at::kLong).device(wire));
-  group
-      .all_gather(lengths, at::full({1}, static_cast<std::int64_t>(mine.size()), lengths.options()))
-      .wait();
-  const at::Tensor sizes = lengths.cpu();
-  std::vector<at::Tensor> bytes;
-  for (int rank = 0; rank < group.size(); ++rank)
-    bytes.push_back(
-        at::empty({sizes[rank].item<std::int64_t>()}, at::dtype(at::kByte).device(wire)));
-  const at::Tensor own = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
-  std::memcpy(own.data_ptr(), mine.data(), mine.size());
-  group.all_gather(bytes, own.to(wire)).wait();
-  std::vector<std::string> texts;
-  for (const at::Tensor& one : bytes) {
-    const at::Tensor host = one.cpu();
-    texts.emplace_back(static_cast<const char*>(host.data_ptr()),
-                       static_cast<std::size_t>(host.numel()));
-  }
-  return texts;
-}
-
-// "exp_avg.<parameter>" or the parameter itself.
-std::string parameter_in(const std::string& name) {
-  const auto dot = name.find('.');
-  return dot == std::string::npos ? name : name.substr(dot + 1);
+std::string parameter_in(const std::string& name, ModelParts::Names names) {
+  return names == ModelParts::Names::of_tensors ? name : name.substr(name.find('.') + 1);
 }
 
 std::vector<std::int64_t> read_numbers(std::istringstream& text) {
@@ -58,7 +33,7 @@ std::vector<std::int64_t> read_numbers(std::istringstream& text) {
 }  // namespace
 
 ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
-                       c10::Device device)
+                       c10::Device device, Values values)
     : group_(std::move(group)),
       wire_(group_ != nullptr && group_->backend() == "nccl" ? device : c10::Device(at::kCPU)) {
   if (alone()) return;
@@ -66,7 +41,7 @@ ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Co
   std::vector<NamedTensor> parameters;
   for (const auto& item : module.named_parameters())
     parameters.push_back({item.key(), item.value()});
-  const auto all = pieces_of_all(parameters);
+  const auto all = pieces_of_all(parameters, Names::of_tensors);
   const auto rank = static_cast<std::size_t>(group_->rank());
   for (const Piece& mine : all[rank]) {
     const bool before =
@@ -74,23 +49,64 @@ ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Co
                     [&](const auto& its) { return std::ranges::find(its, mine) != its.end(); });
     if (!before) counted_.insert(mine.name);
   }
+  if (values == Values::there) check_same_values(parameters, all);
 }
 
+void ModelParts::check_same_values(const std::vector<NamedTensor>& parameters,
+                                   const std::vector<std::vector<Piece>>& of_all) const {
+  const auto own_rank = static_cast<std::size_t>(group_->rank());
+  const auto others_have = [&](const Piece& mine) {
+    for (std::size_t rank = 0; rank < of_all.size(); ++rank)
+      if (rank != own_rank && std::ranges::find(of_all[rank], mine) != of_all[rank].end())
+        return true;
+    return false;
+  };
+  std::string text;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Piece& mine = of_all[own_rank][i];
+    if (!others_have(mine)) continue;
+    const at::Tensor values = parameters[i].tensor.detach().cpu().contiguous();
+    const auto hash = checkpoint::content_hash(
+        std::span(static_cast<const std::byte*>(values.data_ptr()), values.nbytes()));
+    text += fmt::format("{} {}\n", hash.text(), to_text(mine).substr(0, to_text(mine).size() - 1));
+  }
+  // By piece: the first rank that has it, and what it has.
+  std::map<std::string, std::pair<int, std::string>> first;
+  int rank = 0;
+  for (const std::string& its : RankMessages(group_, wire_).gather(text)) {
+    std::istringstream lines(its);
+    for (std::string line; std::getline(lines, line);) {
+      const auto space = line.find(' ');
+      const std::string hash = line.substr(0, space), key = line.substr(space + 1);
+      const auto& [holder, known] = first.try_emplace(key, rank, hash).first->second;
+      if (known != hash)
+        throw UsageError(
+            "ranks {} and {} of those that share the model both have a parameter '{}', with "
+            "different values, where one name is one parameter: stages of a pipeline need names "
+            "of their own (as the numbers of their layers), and copies the same seed",
+            holder, rank, key.substr(key.rfind('\t') + 1));
+    }
+    ++rank;
+  }
+}
+
+// The name last: it may have blanks.
 std::string ModelParts::to_text(const Piece& piece) {
   std::vector<std::int64_t> ends;
   for (const mesh::Interval& range : piece.placement.box())
     ends.insert(ends.end(), {range.begin, range.end});
-  return fmt::format("{} {} {} {} {} {} {} {}\n", piece.name, static_cast<int>(piece.type),
+  return fmt::format("{} {} {} {} {} {} {} {}\n", static_cast<int>(piece.type),
                      piece.whole_shape.size(), fmt::join(piece.whole_shape, " "),
                      piece.placement.shape().size(), fmt::join(piece.placement.shape(), " "),
-                     ends.size(), fmt::join(ends, " "));
+                     ends.size(), fmt::join(ends, " "), '\t' + piece.name);
 }
 
 ModelParts::Piece ModelParts::parse(const std::string& line) {
-  std::istringstream text(line);
-  std::string name;
+  const auto tab = line.find('\t');
+  LOCKSTEP_CHECK(tab != std::string::npos, "a tensor of another rank: '{}'", line);
+  std::istringstream text(line.substr(0, tab));
   int type = 0;
-  text >> name >> type;
+  text >> type;
   auto whole_shape = read_numbers(text);
   auto placement = Placement::full(read_numbers(text));
   const auto ends = read_numbers(text);
@@ -98,28 +114,48 @@ ModelParts::Piece ModelParts::parse(const std::string& line) {
   for (std::size_t dim = 0; 2 * dim < ends.size(); ++dim)
     placement =
         placement.cut_dim(static_cast<int>(dim), mesh::Interval{ends[2 * dim], ends[2 * dim + 1]});
-  return {.name = std::move(name),
+  return {.name = line.substr(tab + 1),
           .type = static_cast<at::ScalarType>(type),
           .whole_shape = std::move(whole_shape),
           .placement = std::move(placement)};
 }
 
-ModelParts::Piece ModelParts::piece_of(const NamedTensor& one) const {
-  for (const std::string& parameter : {one.name, parameter_in(one.name)}) {
-    const auto cut = cut_.find(parameter);
-    if (cut != cut_.end() && cut->second.placement.elements() == one.tensor.numel())
-      return {one.name, one.tensor.scalar_type(), cut->second.whole_shape, cut->second.placement};
+const nn::CutParameter* ModelParts::cut_of(const std::string& name, Names names,
+                                           at::IntArrayRef shape) const {
+  const auto cut = cut_.find(parameter_in(name, names));
+  // A count of steps is the whole parameter's.
+  if (cut == cut_.end() || (names == Names::of_state && shape.empty())) return nullptr;
+  return &cut->second;
+}
+
+std::vector<mesh::HeldTensor> ModelParts::placed(std::vector<mesh::HeldTensor> mine,
+                                                 Names names) const {
+  for (mesh::HeldTensor& one : mine) {
+    const nn::CutParameter* const cut = cut_of(one.name, names, one.shape);
+    if (cut == nullptr) continue;
+    LOCKSTEP_CHECK(one.placement.has_whole_box_of_tensor() &&
+                       one.placement.logical_elements() == cut->placement.elements(),
+                   "{} is {}, and was cut as {}", one.name, one.placement.text(),
+                   cut->placement.text());
+    one.shape = cut->whole_shape;
+    one.placement = cut->placement.cut_flat(one.placement.range());
   }
+  return mine;
+}
+
+ModelParts::Piece ModelParts::piece_of(const NamedTensor& one, Names names) const {
+  if (const nn::CutParameter* const cut = cut_of(one.name, names, one.tensor.sizes()))
+    return {one.name, one.tensor.scalar_type(), cut->whole_shape, cut->placement};
   return {one.name, one.tensor.scalar_type(), one.tensor.sizes().vec(),
           Placement::full(one.tensor.sizes().vec())};
 }
 
 std::vector<std::vector<ModelParts::Piece>> ModelParts::pieces_of_all(
-    const std::vector<NamedTensor>& mine) const {
+    const std::vector<NamedTensor>& mine, Names names) const {
   std::string text;
-  for (const NamedTensor& one : mine) text += to_text(piece_of(one));
+  for (const NamedTensor& one : mine) text += to_text(piece_of(one, names));
   std::vector<std::vector<Piece>> all;
-  for (const std::string& its : gather_texts(text, *group_, wire_)) {
+  for (const std::string& its : RankMessages(group_, wire_).gather(text)) {
     auto& pieces = all.emplace_back();
     std::istringstream lines(its);
     for (std::string line; std::getline(lines, line);) pieces.push_back(parse(line));
@@ -146,10 +182,10 @@ void ModelParts::take_largest(at::Tensor& number) const {
   number.copy_(sent);
 }
 
-std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine) const {
+std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine, Names names) const {
   if (alone()) return mine;
   const c10::NoGradGuard no_grad;
-  const auto all = pieces_of_all(mine);
+  const auto all = pieces_of_all(mine, names);
   if (group_->rank() != 0) {
     for (const NamedTensor& one : mine)
       group_->exchange({comm::send_to(0, one.tensor.detach().to(wire_).contiguous())}).wait();
@@ -184,11 +220,11 @@ std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine) 
 }
 
 std::vector<NamedTensor> ModelParts::take(const std::vector<NamedTensor>& wanted,
-                                          const std::vector<NamedTensor>& whole,
+                                          const std::vector<NamedTensor>& whole, Names names,
                                           std::vector<std::string>& faults) const {
   if (alone()) return whole;
   const c10::NoGradGuard no_grad;
-  const auto all = pieces_of_all(wanted);
+  const auto all = pieces_of_all(wanted, names);
   std::map<std::string, at::Tensor> there;
   if (group_->rank() == 0)
     for (const NamedTensor& one : whole) there.emplace(one.name, one.tensor);

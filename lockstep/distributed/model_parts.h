@@ -13,6 +13,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/held_tensor.h>
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/mesh/placement.h>
 #include <lockstep/nn/layer_cut.h>
@@ -23,12 +24,26 @@ namespace lockstep {
 // One rank's parts of the model, as they are when it is made, and those that hold the others: the
 // ranks of one place in the data. Every rank of the group makes it and calls its functions.
 //
+// A parameter that several ranks have, of one name and shape, is one parameter.
+//
 // Ownership: shares the group. Threading: as the group. Failure: CommError from its calls.
 class ModelParts {
  public:
-  // `group` may be null where every rank has all of every model.
+  // What names of tensors stand for.
+  enum class Names {
+    of_tensors,  // parameters and buffers
+    of_state,    // an optimizer's: "exp_avg.<parameter>"
+  };
+  enum class Values {
+    there,
+    deferred,  // parameters are without memory yet
+  };
+
+  // `group` may be null where every rank has all of every model. UsageError on every rank where two
+  // have a parameter of one name whose values differ: stages that were built with the same names,
+  // or copies that did not start from the same weights.
   ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
-             c10::Device device);
+             c10::Device device, Values values = Values::there);
 
   bool alone() const { return group_ == nullptr || group_->size() == 1; }
 
@@ -37,14 +52,17 @@ class ModelParts {
   // The largest of all ranks' numbers, in place.
   void take_largest(at::Tensor& number) const;
 
-  // From every rank's tensors, by the names of parameters or "exp_avg.<parameter>", the whole ones
-  // on the first rank of the group, and nothing on the others.
-  std::vector<NamedTensor> join(const std::vector<NamedTensor>& mine) const;
+  // What this rank has of the whole model's tensors, from what it has of its own.
+  std::vector<mesh::HeldTensor> placed(std::vector<mesh::HeldTensor> mine, Names names) const;
+
+  // From every rank's tensors the whole ones, on the first rank of the group, and nothing on the
+  // others.
+  std::vector<NamedTensor> join(const std::vector<NamedTensor>& mine, Names names) const;
   // The reverse: this rank's part of what the first rank has for each of `wanted`, whose tensors
   // say what it is to be like. What the first rank does not have, or has in another shape, is in
   // `faults` there, and comes as it was.
   std::vector<NamedTensor> take(const std::vector<NamedTensor>& wanted,
-                                const std::vector<NamedTensor>& whole,
+                                const std::vector<NamedTensor>& whole, Names names,
                                 std::vector<std::string>& faults) const;
 
  private:
@@ -60,9 +78,14 @@ class ModelParts {
 
   static std::string to_text(const Piece& piece);
   static Piece parse(const std::string& line);
-  Piece piece_of(const NamedTensor& tensor) const;
+  Piece piece_of(const NamedTensor& tensor, Names names) const;
+  // Of a tensor of such a shape on this rank; nothing where no layer is cut so.
+  const nn::CutParameter* cut_of(const std::string& name, Names names, at::IntArrayRef shape) const;
   // Of each rank of the group.
-  std::vector<std::vector<Piece>> pieces_of_all(const std::vector<NamedTensor>& mine) const;
+  std::vector<std::vector<Piece>> pieces_of_all(const std::vector<NamedTensor>& mine,
+                                                Names names) const;
+  void check_same_values(const std::vector<NamedTensor>& parameters,
+                         const std::vector<std::vector<Piece>>& of_all) const;
 
   std::shared_ptr<comm::Communicator> group_;
   c10::Device wire_;                             // where the group's calls want tensors

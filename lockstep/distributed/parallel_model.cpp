@@ -14,6 +14,12 @@ namespace lockstep {
 
 namespace {
 
+std::vector<mesh::HeldTensor> whole_tensors(const std::vector<NamedTensor>& tensors) {
+  std::vector<mesh::HeldTensor> held;
+  for (const auto& [name, tensor] : tensors) held.push_back(mesh::whole_tensor(name, tensor));
+  return held;
+}
+
 // Every rank has everything.
 class Replicated : public ParallelModel {
  public:
@@ -80,6 +86,12 @@ class Replicated : public ParallelModel {
     }
     data_parallel::broadcast_from_first(received, *group_, device());
     optimizer.load_state(received);
+  }
+
+  std::vector<mesh::HeldTensor> held_state() override { return whole_tensors(names_.distinct()); }
+  void held_state_written() override {}
+  std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) override {
+    return whole_tensors(optimizer.state());
   }
 
   std::shared_ptr<void> full_parameters() override { return nullptr; }
@@ -174,6 +186,11 @@ class OptimizerSharded final : public ParallelModel {
                                  const std::vector<NamedTensor>& state) override {
     shards_.load_full_optimizer_state(optimizer, state);
   }
+  std::vector<mesh::HeldTensor> held_state() override { return replicas_.held_state(); }
+  void held_state_written() override { replicas_.held_state_written(); }
+  std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) override {
+    return shard::held_state(optimizer.state(), shards_.units());
+  }
   std::shared_ptr<void> full_parameters() override { return nullptr; }
   bool every_rank_computes() const override { return false; }
   std::string describe() const override { return shards_.describe(); }
@@ -232,6 +249,11 @@ class Sharded final : public ParallelModel {
   void load_full_optimizer_state(optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state) override {
     sharded_.load_full_optimizer_state(optimizer, state);
+  }
+  std::vector<mesh::HeldTensor> held_state() override { return sharded_.held_state(); }
+  void held_state_written() override { sharded_.held_state_written(); }
+  std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) override {
+    return shard::held_state(optimizer.state(), sharded_.units());
   }
   std::shared_ptr<void> full_parameters() override {
     // What was written to them meanwhile lasts, through whatever it was written.

@@ -14,6 +14,7 @@
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/tensor_names.h>
 #include <lockstep/mesh/device_mesh.h>
+#include <lockstep/mesh/held_tensor.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>
@@ -51,6 +52,11 @@ class ParallelModel {
                                                         const StateDictOptions& options) = 0;
   virtual void load_full_optimizer_state(optim::Optimizer& optimizer,
                                          const std::vector<NamedTensor>& state) = 0;
+
+  // What this rank has of them, among those that data is spread over.
+  virtual std::vector<mesh::HeldTensor> held_state() = 0;
+  virtual void held_state_written() = 0;
+  virtual std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) = 0;
 
   virtual std::shared_ptr<void> full_parameters() = 0;
   virtual bool every_rank_computes() const = 0;

@@ -135,6 +135,14 @@ Placement Placement::cut_flat(int index, int parts, Uneven uneven) const {
   return cut_flat(part_of(elements(), index, parts, uneven));
 }
 
+Placement Placement::in_shape(Shape shape) const {
+  const Placement whole = full(std::move(shape));
+  if (!has_whole_box_of_tensor() || whole.logical_elements_ != logical_elements_)
+    throw UsageError("{} is not a part of the flat order of a tensor of shape [{}]", text(),
+                     fmt::join(whole.shape_, ", "));
+  return whole.cut_flat(range_);
+}
+
 std::optional<std::int64_t> Placement::local_offset(
     std::span<const std::int64_t> coordinates) const {
   if (coordinates.size() != shape_.size())

@@ -77,6 +77,11 @@ class Placement {
   std::int64_t logical_index(std::int64_t local) const;
   Shape coordinates(std::int64_t local) const;
 
+  // The same elements of a tensor of another shape with as many, which a placement has whose box is
+  // the whole tensor; UsageError for any other.
+  Placement in_shape(Shape shape) const;
+  bool has_whole_box_of_tensor() const { return box_elements_ == logical_elements_; }
+
   // The same box and range of the same shape. Two placements may hold the same elements and differ.
   bool operator==(const Placement&) const = default;
 

@@ -95,6 +95,7 @@ enum class Resume {
 struct CheckpointSection {
   std::int64_t interval = 1000;  // steps; 0: only at the end
   std::int64_t keep = 2;         // the newest so many
+  bool asynchronous = true;      // training goes on while they are written
   Resume resume = Resume::automatic;
   std::filesystem::path resume_from;
 };

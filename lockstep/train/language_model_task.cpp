@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/is_there.h>
+#include <lockstep/checkpoint/load_held.h>
+#include <lockstep/checkpoint/scalar_type.h>
+#include <lockstep/checkpoint/tensors.h>
 #include <lockstep/models/hugging_face.h>
 
 namespace lockstep::train {
@@ -22,25 +26,39 @@ void LanguageModelTask::begin(std::int64_t step, const std::vector<std::int64_t>
   model_->set_random_position(static_cast<std::uint64_t>(step), rows);
 }
 
-checkpoint::StoredForms LanguageModelTask::stored_forms() const {
-  return train::stored_forms(model_->config());
-}
-
 std::map<std::string, std::string> LanguageModelTask::checkpoint_files() const {
   std::map<std::string, std::string> files = more_files_;
   files["config.json"] = models::to_hugging_face(model_->config());
   return files;
 }
 
-checkpoint::StoredForms stored_forms(const models::ModelConfig& config) {
-  return [config](const std::string& name) {
-    return checkpoint::StoredForm{.name = models::file_name_of(name),
-                                  .transposed = models::stored_transposed(config, name)};
-  };
+namespace {
+
+void load_checkpoint_weights(const std::vector<NamedTensor>& weights,
+                             const std::filesystem::path& folder) {
+  const c10::NoGradGuard no_grad;
+  checkpoint::CheckpointReader reader(folder);
+  std::vector<mesh::HeldTensor> stored;
+  for (const auto& [name, tensor] : weights) {
+    // As they are there, and then as they are to be.
+    mesh::HeldTensor held = mesh::whole_tensor("model/" + name, tensor);
+    const auto* const record = reader.find(held.name);
+    const auto type = record == nullptr ? std::nullopt : checkpoint::scalar_type_of(record->dtype);
+    if (type && at::isFloatingType(*type) && at::isFloatingType(tensor.scalar_type()))
+      held.values = at::empty(tensor.sizes(), *type);
+    stored.push_back(std::move(held));
+  }
+  if (const std::string fault = checkpoint::fit_fault(reader, stored); !fault.empty())
+    throw UsageError("the checkpoint '{}' does not fit this model: {}", folder.string(), fault);
+  checkpoint::load_held(reader, stored);
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i].tensor.copy_(stored[i].values);
 }
+
+}  // namespace
 
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder) {
+  if (is_there(folder / checkpoint::kManifestFile)) return load_checkpoint_weights(weights, folder);
   const checkpoint::SafetensorsFolder files(folder);
   // Files of models without their output layer leave out the first word of each name.
   std::map<std::string, std::string> file_names;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/mesh/named_tensor.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/task.h>
@@ -28,7 +29,6 @@ class LanguageModelTask : public Task {
   nn::LossSum loss(const data::Batch& batch) override;
   Evaluation evaluate(const data::Batch& batch) override;
   void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
-  checkpoint::StoredForms stored_forms() const override;
   std::map<std::string, std::string> checkpoint_files() const override;
   PipelinePasses* pipeline() override { return pipeline_.get(); }
   Counted counted() const override { return Counted::tokens; }
@@ -39,12 +39,9 @@ class LanguageModelTask : public Task {
   std::unique_ptr<LanguageModelPipeline> pipeline_;
 };
 
-// How the weights of such a model lie in a file of Hugging Face's.
-checkpoint::StoredForms stored_forms(const models::ModelConfig& config);
-
 // Reads the weights of such a model, which are all in `weights` by their names, from a checkpoint
-// or another folder of Hugging Face's, whatever floating type they have there. UsageError naming
-// what does not fit.
+// or a folder of Hugging Face's, whatever floating type they have there. UsageError naming what
+// does not fit, DamagedCheckpoint what is not as it was written.
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder);
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);

@@ -93,7 +93,6 @@ SpreadLanguageModel make_language_model(
   // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
   const std::vector<NamedTensor> weights = dist.full_state_dict(model);
   on_main_rank(dist, [&] {
-    verify_recorded_files(config.model.from);
     load_weights(sizes, weights, config.model.from);
     return std::string();
   });

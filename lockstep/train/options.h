@@ -77,6 +77,9 @@ struct TrainerOptions {
   std::filesystem::path output = {};
   std::int64_t checkpoint_interval = 0;  // steps; 0: only at the end
   int keep_checkpoints = 2;              // the newest so many; 0: all
+  // Whether training goes on while a checkpoint is written, from a copy of what it holds; the last
+  // one of a run is waited for in any case.
+  bool asynchronous_checkpoints = true;
   ResumePolicy resume = ResumePolicy::newest;
   // Another checkpoint to start from, in place of the run's own.
   std::optional<std::filesystem::path> resume_from = {};

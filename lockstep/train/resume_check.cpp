@@ -9,7 +9,7 @@
 #include <lockstep/base/is_there.h>
 #include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/models/hugging_face.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
@@ -48,7 +48,7 @@ std::string kept_by(const OptimizerSection& optimizer) {
   return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
 }
 
-bool is_language_model(const fs::path& checkpoint, const checkpoint::StateFile& saved) {
+bool is_language_model(const fs::path& checkpoint, const checkpoint::Manifest& saved) {
   return saved.files.contains("config.json") || is_there(checkpoint / "config.json");
 }
 
@@ -103,18 +103,6 @@ std::string way_out(const TrainConfig& config) {
       config.output.string());
 }
 
-std::string without_it(const TrainConfig& config, const fs::path& damaged) {
-  if (config.checkpoint.resume == Resume::from)
-    return "Name another checkpoint in checkpoint.resume";
-  const checkpoint::Checkpoint* before = nullptr;
-  const auto all = checkpoint::list_checkpoints(checkpoints_of(config));
-  for (const auto& one : all)
-    if (one.path != damaged) before = &one;
-  return fmt::format("Get a copy of it that is whole, or remove '{}': the run then {}",
-                     damaged.string(),
-                     before ? fmt::format("goes on from step {}", before->step) : "starts anew");
-}
-
 }  // namespace
 
 void check_no_later_checkpoints(const fs::path& checkpoints, std::int64_t step) {
@@ -133,21 +121,19 @@ std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config) {
     check_no_later_checkpoints(checkpoints_of(config), 0);
     return std::nullopt;
   }
-  const auto newest = checkpoint::newest_checkpoint(checkpoints_of(config));
-  return newest ? std::optional(newest->path) : std::nullopt;
+  const auto usable = checkpoint::newest_usable(checkpoints_of(config));
+  if (usable.checkpoint) return usable.checkpoint->path;
+  if (usable.damages.empty()) return std::nullopt;
+  throw UsageError("{}, and '{}' has no older one that is whole. Get a copy of one, or move them "
+                   "away: the run then starts anew",
+                   usable.damages.front(), checkpoints_of(config).string());
 }
 
 void check_is_language_model(const fs::path& checkpoint) {
-  if (is_language_model(checkpoint, checkpoint::read_state(checkpoint / checkpoint::kStateFile)))
-    return;
+  if (is_language_model(checkpoint, checkpoint::read_manifest(checkpoint))) return;
   throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
                    "config.json of a GPT or Llama, as those of 'lockstep train' have",
                    checkpoint.string());
-}
-
-void verify_recorded_files(const fs::path& folder) {
-  if (!is_there(folder / checkpoint::kStateFile)) return;
-  checkpoint::verify_files(folder, checkpoint::read_state(folder / checkpoint::kStateFile).files);
 }
 
 std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
@@ -157,19 +143,14 @@ std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
       step);
 }
 
-std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
-                                      FileCheck files) {
+std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan) {
   const auto from = checkpoint_to_resume(config);
   if (!from) return {};
-  checkpoint::StateFile saved;
+  checkpoint::CheckpointReader reader(*from);
+  reader.check_files();
+  const checkpoint::Manifest& saved = reader.manifest();
   models::ModelConfig model;
-  try {
-    saved = checkpoint::read_state(*from / checkpoint::kStateFile);
-    if (files == FileCheck::contents) checkpoint::verify_files(*from, saved.files);
-    if (is_language_model(*from, saved)) model = models::resolved(models::read_model_config(*from));
-  } catch (const UsageError& error) {
-    throw UsageError("{}. {}", error.what(), without_it(config, *from));
-  }
+  if (is_language_model(*from, saved)) model = models::resolved(models::read_model_config(*from));
   if (!is_language_model(*from, saved))
     throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
                      "config.json of a GPT or Llama. {}",
@@ -181,7 +162,7 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
     check_no_later_checkpoints(checkpoints_of(config), saved.state.step);
   std::vector<std::string> found = differences(plan.model, model);
   const TrainConfig before = parse_config(
-      saved.state.config, {.name = (*from / checkpoint::kStateFile).string() + ", its config"});
+      saved.state.config, {.name = (*from / checkpoint::kManifestFile).string() + ", its config"});
   if (kept_by(config.optimizer) != kept_by(before.optimizer))
     found.push_back(fmt::format("optimizer.type is {}, was {}", kept_by(config.optimizer),
                                 kept_by(before.optimizer)));

@@ -9,7 +9,6 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/checkpoint/tensors.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/train/counted.h>
@@ -60,8 +59,7 @@ class Task {
   // In place of loss() where the model's stages are on several ranks; null where they are not.
   virtual PipelinePasses* pipeline() { return nullptr; }
 
-  // How weights lie in a checkpoint's model.safetensors, and what lies beside it (config.json).
-  virtual checkpoint::StoredForms stored_forms() const { return {}; }
+  // What lies in a checkpoint beside the tensors: config.json.
   virtual std::map<std::string, std::string> checkpoint_files() const { return {}; }
 
   // What LossSum::count counts.

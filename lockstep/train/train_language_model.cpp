@@ -99,6 +99,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.output = config.output;
   options.checkpoint_interval = config.checkpoint.interval;
   options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
+  options.asynchronous_checkpoints = config.checkpoint.asynchronous;
   options.resume =
       config.checkpoint.resume == Resume::never ? ResumePolicy::never : ResumePolicy::newest;
   if (config.checkpoint.resume == Resume::from) options.resume_from = config.checkpoint.resume_from;
@@ -212,7 +213,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
-    changed = check_resume(config, plan, FileCheck::none);
+    changed = check_resume(config, plan);
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,

@@ -9,7 +9,6 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/unsigned_nan.h>
@@ -151,7 +150,7 @@ TrainingResult Trainer::run() {
                                                          .counted = task_->counted(),
                                                          .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
-  std::int64_t saved_step = step_;
+  saved_step_ = step_;
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
@@ -163,15 +162,16 @@ TrainingResult Trainer::run() {
       validate();
     if (agree_to_stop(stop.made()) && !finished()) result_.end = TrainingResult::End::interrupted;
     const bool last = finished() || result_.end == TrainingResult::End::interrupted;
-    if (!last && due(options_.checkpoint_interval) && save(WhenSavingFails::go_on))
-      saved_step = step_;
+    poll_save();
+    if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
   }
   if (result_.end == TrainingResult::End::finished) validate();
   if (reporter_) {
     reporter_->finish();
     result_.units_per_second = reporter_->mean_rate();
   }
-  if (step_ > saved_step) save(WhenSavingFails::stop);
+  finish_save();
+  if (step_ > saved_step_) save(Saving::at_the_end);
   if (result_.end == TrainingResult::End::interrupted) result_.signal = signal_of(dist_);
   result_.step = step_;
   return result_;

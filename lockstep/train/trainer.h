@@ -12,6 +12,7 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
+#include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/train/loss_scaling.h>
@@ -79,7 +80,10 @@ class Trainer {
     std::optional<StepTimes> times;
     Skipped skipped = Skipped::no;
   };
-  enum class WhenSavingFails { go_on, stop };
+  enum class Saving {
+    on_the_way,  // what fails is told, and training goes on
+    at_the_end,  // waits until it is there, and fails where it is not
+  };
 
   void check_autocast() const;
   void check_batch_norms() const;
@@ -100,13 +104,17 @@ class Trainer {
   void update(Step& step);
   bool unscale(Step& step);
   std::string last_checkpoint() const;
-  [[noreturn]] void give_up(const Step& step) const;
+  [[noreturn]] void give_up(const Step& step);
 
   // trainer_checkpoints.cpp
-  std::optional<FolderLock> open_output() const;
+  std::optional<FolderLock> open_output();
   void resume();
   void restore(const std::filesystem::path& checkpoint);
-  bool save(WhenSavingFails when_it_fails);  // whether a checkpoint was written
+  CheckpointContents contents();
+  void save(Saving saving);
+  void poll_save();
+  void finish_save();
+  void heed(const SaveResult& saved);
   checkpoint::TrainingState state() const;
 
   DistributedManager dist_;
@@ -120,12 +128,14 @@ class Trainer {
   std::unique_ptr<optim::Schedule> schedule_;
   std::optional<LossScaling> loss_scaling_;  // of fp16
   std::int64_t total_steps_ = 0;
-  std::unique_ptr<Reporter> reporter_;  // of the main rank
+  std::unique_ptr<Reporter> reporter_;         // of the main rank
+  std::unique_ptr<Checkpointer> checkpoints_;  // of runs with a folder
 
   std::int64_t step_ = 0;  // done so far
   int skips_in_a_row_ = 0;
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
   std::int64_t samples_ = 0;  // seen by all ranks
+  std::int64_t saved_step_ = 0;
   TrainingResult result_;
 };
 

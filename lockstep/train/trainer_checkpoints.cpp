@@ -1,13 +1,15 @@
 // How a trainer saves itself and goes on where it was.
+#include <algorithm>
 #include <cstring>
+#include <sstream>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/checkpoint.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -17,68 +19,46 @@ namespace lockstep::train {
 
 namespace {
 
-// Every rank's generators, under "rank3/cpu" and so on; on the main rank only.
-checkpoint::GeneratorStates gather_generators(const DistributedManager& dist) {
-  checkpoint::GeneratorStates all;
-  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    const at::Tensor mine = at::empty({size}, at::kByte);
-    std::memcpy(mine.data_ptr(), bytes.data(), bytes.size());
-    at::Tensor every =
-        at::empty({dist.world_size() * size}, at::device(dist.device()).dtype(at::kByte));
-    dist.world()->all_gather(every, mine.to(dist.device())).wait();
-    every = every.cpu();
-    for (int rank = 0; rank < dist.world_size(); ++rank) {
-      auto& state = all[fmt::format("rank{}/{}", rank, name)];
-      state.resize(bytes.size());
-      std::memcpy(state.data(), static_cast<const std::byte*>(every.data_ptr()) + rank * size,
-                  bytes.size());
-    }
-  }
-  return all;
+// A rank's own random numbers: "generators/rank3/cpu".
+std::string generator_name(int rank, const std::string& name) {
+  return fmt::format("generators/rank{}/{}", rank, name);
 }
 
-// Gives this rank its own; one that the checkpoint does not have keeps what it was seeded with.
-void scatter_generators(const DistributedManager& dist, const checkpoint::GeneratorStates& all) {
+std::vector<mesh::HeldTensor> generators_of(const DistributedManager& dist) {
+  std::vector<mesh::HeldTensor> held;
+  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
+    const at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+    std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
+    held.push_back(mesh::whole_tensor(generator_name(dist.rank(), name), state));
+  }
+  return held;
+}
+
+// One that the checkpoint does not have, as it was of fewer ranks or of another device, keeps what
+// it was seeded with.
+void restore_generators(const DistributedManager& dist, const std::filesystem::path& from) {
+  checkpoint::CheckpointReader reader(from);
   checkpoint::GeneratorStates mine;
   for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    // The main rank sends all of them; a row's last byte says whether it was there.
-    at::Tensor rows = at::zeros({dist.world_size(), size + 1}, at::kByte);
-    if (dist.is_main())
-      for (int rank = 0; rank < dist.world_size(); ++rank) {
-        const auto found = all.find(fmt::format("rank{}/{}", rank, name));
-        if (found == all.end() || found->second.size() != bytes.size()) continue;
-        auto* const row = rows[rank].data_ptr<std::uint8_t>();
-        std::memcpy(row, found->second.data(), bytes.size());
-        row[size] = 1;
-      }
-    rows = rows.to(dist.device());
-    dist.world()->broadcast(rows, 0).wait();
-    rows = rows.cpu();
-    const auto* const row = rows[dist.rank()].data_ptr<std::uint8_t>();
-    if (row[size] == 0) continue;
+    const std::string saved = generator_name(dist.rank(), name);
+    const std::vector<std::int64_t> shape = {static_cast<std::int64_t>(bytes.size())};
+    const checkpoint::TensorRecord* const record = reader.find(saved);
+    if (record == nullptr || record->dtype != checkpoint::DType::u8 || record->shape != shape)
+      continue;
     auto& state = mine[name];
     state.resize(bytes.size());
-    std::memcpy(state.data(), row, bytes.size());
+    reader.read(saved, mesh::Placement::full(shape), state);
   }
   if (!mine.empty()) checkpoint::restore_generators(mine, dist.device());
 }
 
-// Under all their names, as checkpoints have them; cut ones only say how large they are.
-std::vector<NamedTensor> tensors_of(const torch::nn::Module& model) {
-  std::vector<NamedTensor> tensors;
-  for (const auto& item : model.named_parameters()) tensors.push_back({item.key(), item.value()});
-  for (const auto& item : model.named_buffers()) tensors.push_back({item.key(), item.value()});
-  return tensors;
-}
-
-// The new one is safe: that an old one stays costs nothing but room on the disk.
-void remove_old_or_warn(const std::filesystem::path& folder, int keep_last) {
+// It would be the newest again, and one of those that are kept.
+void set_aside(const checkpoint::Checkpoint& damaged, const std::string& damage) {
   try {
-    checkpoint::remove_old(folder, keep_last);
-  } catch (const Error& error) {
-    log::warn("an old checkpoint stays where it is: {}", error.what());
+    log::warn("{}. It is '{}' now, and the one before is used", damage,
+              checkpoint::set_aside(damaged).string());
+  } catch (const FileError& error) {
+    log::warn("{}. The one before is used ({})", damage, error.what());
   }
 }
 
@@ -95,56 +75,73 @@ checkpoint::TrainingState Trainer::state() const {
           .samples_seen = samples_,
           .last_loss = result_.loss,
           .values = std::move(values),
-          .config = options_.config,
-          .generators = {}};
+          .config = options_.config};
+}
+
+CheckpointContents Trainer::contents() {
+  CheckpointContents contents{.tensors = state_of(dist_, model_, *optimizer_),
+                              .state = state(),
+                              .files = task_->checkpoint_files()};
+  for (mesh::HeldTensor& one : generators_of(dist_)) contents.tensors.push_back(std::move(one));
+  return contents;
 }
 
 // What would keep the run from being saved is found before anything is computed.
-std::optional<FolderLock> Trainer::open_output() const {
+std::optional<FolderLock> Trainer::open_output() {
   std::optional<FolderLock> lock;
   if (options_.output.empty()) return lock;
+  check_contents(contents());
+  const RunFolder folder(options_);
   on_main_rank(dist_, [&] {
-    checkpoint::check_contents({.model = tensors_of(*model_),
-                                .optimizer = optimizer_->state(),
-                                .state = state(),
-                                .files = task_->checkpoint_files(),
-                                .stored = task_->stored_forms()});
-    const RunFolder folder(options_);
     lock.emplace(folder.claim());
     if (!options_.config.empty()) write_durably(folder.config(), options_.config);
     return std::string();
   });
+  checkpoints_ = std::make_unique<Checkpointer>(
+      dist_, folder.checkpoints(), CheckpointerOptions{.keep_last = options_.keep_checkpoints});
   return lock;
 }
 
+// From the newest checkpoint that is whole.
 void Trainer::resume() {
-  const std::string from = on_main_rank(dist_, [&]() -> std::string {
-    if (options_.resume_from) return options_.resume_from->string();
-    if (options_.output.empty()) return "";
+  if (options_.resume_from) return restore(*options_.resume_from);
+  if (options_.output.empty()) return;
+  const auto folder = RunFolder(options_).checkpoints();
+  std::istringstream newest_first(on_main_rank(dist_, [&] {
+    std::string paths;
     if (options_.resume == ResumePolicy::never) {
-      check_no_later_checkpoints(RunFolder(options_).checkpoints(), 0);
-      return "";
+      check_no_later_checkpoints(folder, 0);
+      return paths;
     }
-    const auto newest = checkpoint::newest_checkpoint(RunFolder(options_).checkpoints());
-    return newest ? newest->path.string() : "";
-  });
-  if (!from.empty()) restore(from);
+    for (const checkpoint::Checkpoint& one : checkpoint::list_checkpoints(folder))
+      paths = one.path.string() + '\n' + paths;
+    return paths;
+  }));
+  std::string damage;
+  for (std::string path; std::getline(newest_first, path);) {
+    try {
+      return restore(path);
+    } catch (const checkpoint::DamagedCheckpoint& error) {
+      damage = error.what();
+    }
+    on_main_rank(dist_, [&] {
+      const auto all = checkpoint::list_checkpoints(folder);
+      const auto found =
+          std::ranges::find(all, std::filesystem::path(path), &checkpoint::Checkpoint::path);
+      if (found != all.end()) set_aside(*found, damage);
+      return std::string();
+    });
+  }
+  if (!damage.empty())
+    throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
+                                      "on from. Get a copy of one, or start anew in another folder",
+                                      damage));
 }
 
-// The main rank reads the files; the others get everything from it.
+// Each rank reads what it needs.
 void Trainer::restore(const std::filesystem::path& from) {
-  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
-  const std::vector<NamedTensor> model = dist_.full_state_dict(model_);
-  const std::vector<NamedTensor> optimizer = dist_.full_optimizer_state(model_, *optimizer_);
-  checkpoint::TrainingState state;
-  const std::string text = on_main_rank(dist_, [&] {
-    state = checkpoint::load_checkpoint(from, model, optimizer, task_->stored_forms());
-    return checkpoint::to_text({.state = state, .files = {}});
-  });
-  dist_.load_full_state_dict(model_, model);
-  dist_.load_full_optimizer_state(model_, *optimizer_, optimizer);
-  scatter_generators(dist_, state.generators);
-  state = checkpoint::parse_state(text, from.string()).state;
+  const checkpoint::TrainingState state = load_checkpoint(dist_, from, model_, *optimizer_);
+  restore_generators(dist_, from);
   step_ = state.step;
   const auto updates = state.values.find("updates");
   if (updates == state.values.end())
@@ -173,43 +170,39 @@ void Trainer::restore(const std::filesystem::path& from) {
     log::info("goes on from step {} ({})", step_, from.string());
 }
 
-bool Trainer::save(WhenSavingFails when_it_fails) {
-  if (options_.output.empty()) return false;
-  const auto generators = gather_generators(dist_);
-  const std::vector<NamedTensor> model = dist_.full_state_dict(model_);
-  const std::vector<NamedTensor> optimizer = dist_.full_optimizer_state(model_, *optimizer_);
-  const auto folder = RunFolder(options_).checkpoints();
-  const auto write = [&]() -> std::string {
-    checkpoint::TrainingState now = state();
-    now.generators = generators;
-    return checkpoint::save_checkpoint(folder, {.model = model,
-                                                .optimizer = optimizer,
-                                                .state = std::move(now),
-                                                .files = task_->checkpoint_files(),
-                                                .stored = task_->stored_forms()})
-        .string();
-  };
-  const std::string path = on_main_rank(dist_, [&]() -> std::string {
-    try {
-      const std::string written = write();
-      remove_old_or_warn(folder, options_.keep_checkpoints);
-      return written;
-    } catch (const FileError& error) {
-      if (when_it_fails == WhenSavingFails::stop)
-        throw FileError("the last checkpoint, of step {}, could not be written, so that the run's "
-                        "weights are lost{}: {}",
-                        step_,
-                        result_.checkpoint.empty()
-                            ? ""
-                            : fmt::format(" since '{}'", result_.checkpoint.string()),
-                        error.what());
-      log::warn("no checkpoint of step {}: {}. Training goes on", step_, error.what());
-      return "";
-    }
-  });
-  if (path.empty()) return false;
-  result_.checkpoint = path;
-  return true;
+void Trainer::save(Saving saving) {
+  if (checkpoints_ == nullptr) return;
+  finish_save();
+  if (saving == Saving::on_the_way && options_.asynchronous_checkpoints)
+    return checkpoints_->save(contents());
+  const SaveResult saved = checkpoints_->save_and_wait(contents());
+  if (saving == Saving::at_the_end && !saved.ok())
+    throw TrainingStopped(fmt::format(
+        "the last checkpoint, of step {}, could not be written, so that the run's "
+        "weights are lost{}: {}",
+        step_,
+        result_.checkpoint.empty() ? "" : fmt::format(" since '{}'", result_.checkpoint.string()),
+        saved.error));
+  heed(saved);
+}
+
+void Trainer::poll_save() {
+  if (checkpoints_ == nullptr) return;
+  if (const auto saved = checkpoints_->poll()) heed(*saved);
+}
+
+void Trainer::finish_save() {
+  if (checkpoints_ != nullptr && checkpoints_->under_way()) heed(checkpoints_->finish());
+}
+
+void Trainer::heed(const SaveResult& saved) {
+  if (!saved.ok()) {
+    if (dist_.is_main())
+      log::warn("no checkpoint of step {}: {}. Training goes on", saved.step, saved.error);
+    return;
+  }
+  result_.checkpoint = saved.path;
+  saved_step_ = saved.step;
 }
 
 }  // namespace lockstep::train

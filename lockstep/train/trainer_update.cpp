@@ -48,12 +48,14 @@ bool Trainer::unscale(Step& step) {
     if (loss_scaling_->unscale(dist_, model_)) return true;
   } catch (const UsageError& error) {
     if (reporter_) reporter_->finish();
+    finish_save();
     throw TrainingStopped(fmt::format("training stopped at step {}: {}. {}", step_ + 1,
                                       error.what(), last_checkpoint()));
   }
   step.gradient_norm = std::numeric_limits<double>::infinity();
   if (loss_scaling_->is_fixed() && ++skips_in_a_row_ > kMostSkipsInARow) {
     if (reporter_) reporter_->finish();
+    finish_save();
     throw TrainingStopped(fmt::format(
         "training stopped at step {}: its gradients overflow at the fixed loss scale of {:g}, as "
         "those of the {} steps before it did. {}. Try a smaller fp16.loss_scale, or 0, which finds "
@@ -71,7 +73,8 @@ std::string Trainer::last_checkpoint() const {
              : fmt::format("The last checkpoint is '{}'", result_.checkpoint.string());
 }
 
-void Trainer::give_up(const Step& step) const {
+void Trainer::give_up(const Step& step) {
+  finish_save();
   throw TrainingStopped(fmt::format(
       "training stopped at step {}: the loss is {} and the gradient norm {}{}. {}. Try a smaller "
       "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is "

@@ -20,7 +20,7 @@ using testing::write_file;
 fs::path write_checkpoint(const fs::path& folder, std::int64_t step, const std::string& text) {
   CheckpointWriter writer(folder, step);
   write_file(writer.path() / "data", text);
-  write_file(writer.path() / kStateFile, "{}");
+  write_file(writer.path() / kManifestFile, "{}");
   return writer.commit();
 }
 
@@ -50,7 +50,7 @@ TEST(CheckpointFolder, AppearsAtCommitWithAllItsFiles) {
   write_file(writer.path() / "data", "numbers");
   create_directory(writer.path() / "more");
   write_file(writer.path() / "more" / "data", "numbers");
-  write_file(writer.path() / kStateFile, "{}");
+  write_file(writer.path() / kManifestFile, "{}");
   EXPECT_FALSE(exists(run / "step-00000500"));
   EXPECT_THAT(list_checkpoints(run), ElementsAre());
   EXPECT_EQ(writer.commit(), run / "step-00000500");
@@ -64,7 +64,7 @@ TEST(CheckpointFolder, DroppedItLeavesNothingBehind) {
   {
     CheckpointWriter writer(folder.path(), 1);
     write_file(writer.path() / "data", "half");
-    EXPECT_THAT(usage_error([&] { writer.commit(); }), HasSubstr("has no state.json"));
+    EXPECT_THAT(usage_error([&] { writer.commit(); }), HasSubstr("has no manifest.json"));
   }
   EXPECT_TRUE(is_empty(folder.path()));
 }
@@ -79,7 +79,7 @@ TEST(CheckpointFolder, ListsTheCompleteOnesByStep) {
   for (const char* name :
        {"step-7", "step-000000008", "step--0000001", "step-00000009x", "steps", "step-", "x",
         "step-99999999999999999999", ".step-00006000.part-1", ".step-00006000.gone-1"})
-    make_folder(folder / name, {kStateFile});
+    make_folder(folder / name, {kManifestFile});
   write_file(folder / "step-00004000", "a file");
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(0, 3, 20, 1000, 123456789012));
   EXPECT_EQ(newest_checkpoint(folder.path())->step, 123456789012);
@@ -99,7 +99,7 @@ TEST(CheckpointFolder, ReplacesOneOfTheSameStep) {
   write_file(folder / "step-00000005" / "extra", "");
   write_checkpoint(folder.path(), 5, "new");
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000005"));
-  EXPECT_THAT(names_in(folder / "step-00000005"), UnorderedElementsAre("data", kStateFile));
+  EXPECT_THAT(names_in(folder / "step-00000005"), UnorderedElementsAre("data", kManifestFile));
   EXPECT_EQ(read_file(folder / "step-00000005" / "data"), "new");
 }
 
@@ -108,7 +108,7 @@ TEST(CheckpointFolder, TheNextWriterRemovesWhatKilledOnesLeft) {
   write_checkpoint(folder.path(), 1, "");
   make_folder(folder / ".step-00000002.part-4711", {"data", "data.part"});
   make_folder(folder / ".step-00000003.gone-4711", {"data"});
-  make_folder(folder / ".step-00000001.old-4711", {"data", kStateFile});
+  make_folder(folder / ".step-00000001.old-4711", {"data", kManifestFile});
   make_folder(folder / ".mine", {"data"});
   make_folder(folder / ".step-x.part-1", {"data"});
   write_checkpoint(folder.path(), 4, "");
@@ -122,7 +122,7 @@ TEST(CheckpointFolder, AReplacementThatWasNotCompletedLosesNothing) {
   write_checkpoint(folder.path(), 1, "");
   write_checkpoint(folder.path(), 2, "numbers");
   rename(folder / "step-00000002", folder / ".step-00000002.old-4711");
-  make_folder(folder / ".step-00000002.part-4711", {"data", kStateFile});
+  make_folder(folder / ".step-00000002.part-4711", {"data", kManifestFile});
   EXPECT_EQ(newest_checkpoint(folder.path()), (Checkpoint{2, folder / ".step-00000002.old-4711"}));
   write_checkpoint(folder.path(), 3, "");
   EXPECT_THAT(names_in(folder.path()),
@@ -133,7 +133,7 @@ TEST(CheckpointFolder, AReplacementThatWasNotCompletedLosesNothing) {
 TEST(CheckpointFolder, OneWriterAtATime) {
   const TemporaryFolder folder;
   CheckpointWriter writer(folder.path(), 1);
-  write_file(writer.path() / kStateFile, "");
+  write_file(writer.path() / kManifestFile, "");
   EXPECT_THAT(usage_error([&] { CheckpointWriter(folder.path(), 2); }),
               HasSubstr("another run writes into"));
   EXPECT_NO_THROW(writer.commit());
@@ -149,6 +149,26 @@ TEST(CheckpointFolder, KeepsTheNewest) {
   EXPECT_THAT(names_in(folder.path()),
               UnorderedElementsAre("step-00000004", "step-00000005", "step-00000009"));
   EXPECT_THAT(usage_error([&] { remove_old(folder.path(), -1); }), HasSubstr("0 keeps all"));
+}
+
+TEST(Folder, ADamagedOneIsSetAside) {
+  const TemporaryFolder folder;
+  for (const int step : {1, 2}) {
+    CheckpointWriter writer(folder.path(), step);
+    write_file(writer.path() / kManifestFile, "{}");
+    writer.commit();
+  }
+  const auto newest = newest_checkpoint(folder.path());
+  EXPECT_EQ(set_aside(*newest), folder / "damaged-step-00000002");
+  EXPECT_EQ(newest_checkpoint(folder.path())->step, 1);
+  EXPECT_TRUE(exists(folder / "damaged-step-00000002" / kManifestFile)) << "to be looked at";
+  // Another one of the same step goes beside it.
+  {
+    CheckpointWriter writer(folder.path(), 2);
+    write_file(writer.path() / kManifestFile, "{}");
+    writer.commit();
+  }
+  EXPECT_EQ(set_aside(*newest_checkpoint(folder.path())), folder / "damaged-step-00000002-2");
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ TEST(FullDisk, LeavesOlderCheckpointsAndNothingHalfWritten) {
   const auto write_checkpoint = [&](std::int64_t step) {
     CheckpointWriter writer(run, step);
     write_durably(writer.path() / "data", std::string(300 << 10, 'x'));
-    write_durably(writer.path() / kStateFile, "{}");
+    write_durably(writer.path() / kManifestFile, "{}");
     writer.commit();
   };
   std::int64_t step = 0;

@@ -124,7 +124,7 @@ struct Complex : NetImpl {
 TEST(BeforeTheFirstStep, ATensorThatNoCheckpointCanHold) {
   const TemporaryFolder folder;
   Trial trial(four_steps(folder.path()), std::make_shared<Complex>());
-  EXPECT_THAT(usage_error([&] { trial.run(); }), HasSubstr("'roots' cannot be saved"));
+  EXPECT_THAT(usage_error([&] { trial.run(); }), HasSubstr("'model/roots' cannot be saved"));
   EXPECT_EQ(trial.num_losses, 0);
   Trial unsaved(four_steps(""), std::make_shared<Complex>());
   EXPECT_EQ(unsaved.run().step, 4) << "who saves nothing may have it";

@@ -6,7 +6,7 @@
 #include <sys/mount.h>
 
 #include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/manifest.h>
 #include <lockstep/train/distributed_trainer.h>
 
 #include "../base/files.h"
@@ -42,7 +42,7 @@ nn::LossSum ignoring(const at::Tensor& output, const at::Tensor& target) {
 }
 
 checkpoint::TrainingState saved(const TrainingResult& result) {
-  return checkpoint::read_state(result.checkpoint / checkpoint::kStateFile).state;
+  return checkpoint::read_manifest(result.checkpoint).state;
 }
 
 TEST(Checkpoints, AStepWithNothingToLearnFromIsSkippedAndKeptCountOf) {
@@ -92,7 +92,7 @@ TEST(Checkpoints, AnOldOneThatCannotBeRemovedCostsNothing) {
   if (!disk.mounted()) GTEST_SKIP() << "only root can mount something";
   const fs::path old = disk / "run/checkpoints/step-00000000";
   fs::create_directories(old / "held");
-  write_file(old / checkpoint::kStateFile, "");
+  write_file(old / checkpoint::kManifestFile, "");
   ASSERT_EQ(::mount("tmpfs", (old / "held").c_str(), "tmpfs", 0, "size=4k"), 0);
   TrainerOptions one = three_steps(disk / "run");
   one.resume = train::ResumePolicy::never;

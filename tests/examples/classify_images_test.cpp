@@ -50,7 +50,7 @@ TEST(ClassifyImages, OneRankAndTwoLearnTheSame) {
     ASSERT_EQ(job.wait(), 0) << job.error();
     EXPECT_GT(accuracy(job.output()), 90) << job.output();
     EXPECT_TRUE(std::filesystem::exists(output / "loss.svg"));
-    EXPECT_TRUE(std::filesystem::exists(output / "checkpoints/step-00000128/model.safetensors"));
+    EXPECT_TRUE(std::filesystem::exists(output / "checkpoints/step-00000128/manifest.json"));
     by_ranks[num_ranks] = losses_by_step(text_of(output / "metrics.csv"));
   }
   ASSERT_EQ(by_ranks[1].size(), 128u);

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/device/autocast.h>
+#include <lockstep/distributed/checkpointer.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 
@@ -15,6 +16,8 @@ namespace {
 
 using models::LanguageModel;
 using models::ModelConfig;
+
+constexpr const char* kOptimizerPrefix = "optimizer/";
 
 struct TokensAndTargets {
   at::Tensor tokens;
@@ -88,7 +91,8 @@ double one_process_pass(LanguageModel& model, const Numbers& numbers, std::int64
 
 SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
                          const ModelLayout& layout, const StepWay& way,
-                         const std::shared_ptr<comm::Communicator>& world)
+                         const std::shared_ptr<comm::Communicator>& world,
+                         const optim::OptimizerOptions& optimizer)
     : layout_(layout),
       num_passes_(way.num_passes),
       num_samples_(num_samples(layout, way)),
@@ -108,10 +112,9 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
   parallel_ = make_parallel(*model_, mesh_, axes_, config_,
                             std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
                             parts_->norm_scope());
-  optimizer_ =
-      parallel_->make_optimizer(optim::SGDOptions{.momentum = 0.9},
-                                optim::decay_groups(data_parallel::trained_parameters(*model_),
-                                                    0.01, optim::DecayRule::matrices));
+  optimizer_ = parallel_->make_optimizer(
+      optimizer, optim::decay_groups(data_parallel::trained_parameters(*model_), 0.01,
+                                     optim::DecayRule::matrices));
 }
 
 double SpreadModel::pass(std::int64_t step) {
@@ -159,10 +162,30 @@ std::map<std::string, at::Tensor> SpreadModel::weights() {
   return joined(mine);
 }
 
+std::vector<mesh::HeldTensor> SpreadModel::state() {
+  using Names = ModelParts::Names;
+  auto all = internal::below("model/", parts_->placed(parallel_->held_state(), Names::of_tensors));
+  for (auto& one : internal::below(
+           kOptimizerPrefix,
+           parts_->placed(parallel_->held_optimizer_state(*optimizer_), Names::of_state)))
+    all.push_back(std::move(one));
+  return all;
+}
+
+void SpreadModel::state_was_read(const std::vector<mesh::HeldTensor>& state) {
+  parallel_->held_state_written();
+  std::vector<NamedTensor> loaded;
+  for (const mesh::HeldTensor& one : state)
+    if (one.name.starts_with(kOptimizerPrefix))
+      loaded.push_back({one.name.substr(std::string(kOptimizerPrefix).size()), one.values});
+  optimizer_->load_state(loaded);
+}
+
 std::map<std::string, at::Tensor> SpreadModel::joined(const std::vector<NamedTensor>& mine) const {
   std::map<std::string, at::Tensor> all;
   if (mesh_.shape().position_in_group(mesh_.rank(), axes_.gradients) != 0) return all;
-  for (const auto& [name, tensor] : parts_->join(mine)) all.emplace(name, tensor);
+  for (const auto& [name, tensor] : parts_->join(mine, ModelParts::Names::of_tensors))
+    all.emplace(name, tensor);
   return all;
 }
 

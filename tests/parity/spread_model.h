@@ -51,7 +51,8 @@ double one_process_pass(models::LanguageModel& model, const Numbers& numbers, st
 class SpreadModel {
  public:
   SpreadModel(const models::ModelConfig& config, const Numbers& numbers, const ModelLayout& layout,
-              const StepWay& way, const std::shared_ptr<comm::Communicator>& world);
+              const StepWay& way, const std::shared_ptr<comm::Communicator>& world,
+              const optim::OptimizerOptions& optimizer = optim::SGDOptions{.momentum = 0.9});
 
   // Forward and backward. Returns the mean loss of all ranks.
   double pass(std::int64_t step);
@@ -63,6 +64,11 @@ class SpreadModel {
   // Every gradient, or weight, as a whole, by name: on rank 0 of the world, and nothing elsewhere.
   std::map<std::string, at::Tensor> gradients();
   std::map<std::string, at::Tensor> weights();
+
+  // What this rank has of the model and the optimizer, as checkpoints have it, and what is to be
+  // done once a checkpoint was read into it.
+  std::vector<mesh::HeldTensor> state();
+  void state_was_read(const std::vector<mesh::HeldTensor>& state);
 
  private:
   // Of a step's batch.

@@ -245,6 +245,11 @@ const TensorEntry* SafetensorsHeader::find(std::string_view name) const {
 }
 
 SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::string_view file) {
+  return parse_header(bytes, bytes.size(), file);
+}
+
+SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::uint64_t file_bytes,
+                               std::string_view file) {
   SafetensorsHeader header;
   const std::string_view text = header_text(bytes, file);
   header.data_offset = kPrefixBytes + text.size();
@@ -258,7 +263,7 @@ SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::string_vie
                      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
                    });
   index_names(header, file);
-  check_places(header, bytes.size(), file);
+  check_places(header, file_bytes, file);
   return header;
 }
 

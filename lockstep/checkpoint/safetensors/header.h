@@ -35,5 +35,8 @@ struct SafetensorsHeader {
 // keys that are there twice, types that do not exist, shapes that do not fit their bytes, bytes
 // that overlap, leave a gap or do not end where the file does.
 SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::string_view file);
+// The same of the first bytes of a file of so many, of which the header is all that is looked at.
+SafetensorsHeader parse_header(std::span<const std::byte> bytes, std::uint64_t file_bytes,
+                               std::string_view file);
 
 }  // namespace lockstep::checkpoint

@@ -56,6 +56,16 @@ JsonPlace JsonPlace::at(const std::string& key) const {
   return {file_, *found, place_.empty() ? key : fmt::format("{}.{}", place_, key)};
 }
 
+JsonPlace JsonPlace::at(std::size_t index) const {
+  if (index >= array_size()) fail(fmt::format("has {} elements, not {}", array_size(), index + 1));
+  return {file_, value_[index], fmt::format("{}[{}]", place_, index)};
+}
+
+std::size_t JsonPlace::array_size() const {
+  if (!value_.is_array()) fail("not an array");
+  return value_.size();
+}
+
 const json& JsonPlace::object() const {
   if (!value_.is_object()) fail("not an object");
   return value_;

@@ -1,4 +1,4 @@
-// A sharded model's state, whole, out and in.
+// A sharded model's state, whole and in parts, out and in.
 #include <map>
 
 #include <ATen/ATen.h>
@@ -72,6 +72,28 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
     if (first) buffer.tensor.copy_(given.at(buffer.name));
   if (!buffers_.empty()) data_parallel::broadcast_from_first(buffers_, *groups_.all);
   gatherer_->release_all();
+}
+
+std::vector<mesh::HeldTensor> FullyShardedDataParallel::held_state() const {
+  sharder_->check_model();
+  std::vector<mesh::HeldTensor> held;
+  for (const auto& unit : units_)
+    for (std::size_t member = 0; member < unit->parameters().size(); ++member) {
+      const auto& [name, parameter] = unit->parameters()[member];
+      held.push_back({name, unit->piece(member), parameter.sizes().vec(), unit->placement(member)});
+    }
+  for (const auto& [name, buffer] : buffers_) held.push_back(mesh::whole_tensor(name, buffer));
+  return held;
+}
+
+void FullyShardedDataParallel::held_state_written() {
+  gatherer_->release_all();
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    units_[unit]->part_changed();
+    if (units_[unit]->residence() != Residence::gathered) continue;
+    units_[unit]->start_gather({.subject = static_cast<std::int32_t>(unit)});
+    units_[unit]->finish_gather();
+  }
 }
 
 }  // namespace lockstep::shard

@@ -91,6 +91,11 @@ class FullyShardedDataParallel {
   // UsageError on all ranks naming what is missing, unknown or of another shape.
   void load_full_state_dict(const std::vector<NamedTensor>& state);
 
+  // What this rank has of every distinct parameter and buffer: the memory itself. Who writes to it
+  // says so afterwards, on every rank, before anything else is done with the model.
+  std::vector<mesh::HeldTensor> held_state() const;
+  void held_state_written();
+
   // What an optimizer of make_optimizer() has to save, whole, as full_state_dict() has the model;
   // and the reverse.
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,

@@ -105,6 +105,19 @@ std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
   return all;
 }
 
+std::vector<mesh::HeldTensor> held_state(const std::vector<NamedTensor>& parts,
+                                         std::span<const std::unique_ptr<FlatUnit>> units) {
+  const Places places(units);
+  std::vector<mesh::HeldTensor> held;
+  for (const auto& [name, tensor] : parts) {
+    const auto place = places.find({name, tensor});
+    held.push_back(place ? mesh::HeldTensor{name, tensor, shape_at(place).vec(),
+                                            place->unit->placement(place->member)}
+                         : mesh::whole_tensor(name, tensor));
+  }
+  return held;
+}
+
 void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& whole,
                    std::span<const std::unique_ptr<FlatUnit>> units, comm::Communicator& all,
                    int rank) {

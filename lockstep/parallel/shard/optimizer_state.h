@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/held_tensor.h>
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/shard/flat_unit.h>
@@ -30,9 +31,13 @@ std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
                                       comm::Communicator& group, const StateDictOptions& options,
                                       bool is_first);
 
-// The reverse: from the first of all ranks, into each rank's parts; other ranks' lists are not
-// looked at. `rank` is this one's among those that hold the parts. UsageError on all ranks where
-// something is missing or of another shape.
+// The same tensors as parts of the whole ones.
+std::vector<mesh::HeldTensor> held_state(const std::vector<NamedTensor>& parts,
+                                         std::span<const std::unique_ptr<FlatUnit>> units);
+
+// The reverse of gather_state: from the first of all ranks, into each rank's parts; other ranks'
+// lists are not looked at. `rank` is this one's among those that hold the parts. UsageError on all
+// ranks where something is missing or of another shape.
 void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& whole,
                    std::span<const std::unique_ptr<FlatUnit>> units, comm::Communicator& all,
                    int rank);

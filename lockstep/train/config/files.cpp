@@ -128,8 +128,9 @@ void check_model_folder(JsonReader& reader, const fs::path& folder) {
       !problem.empty())
     return named(is_there(folder / "config.json") ? "has a config.json that " + problem
                                                   : "has no config.json");
-  if (is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json"))
-    return;
+  // Of a checkpoint, or of a Hugging Face model.
+  for (const char* weights : {"manifest.json", "model.safetensors", "model.safetensors.index.json"})
+    if (is_there(folder / weights)) return;
   named(is_there(folder / "pytorch_model.bin")
             ? "has its weights in pytorch_model.bin, a pickle, which Lockstep never opens: save "
               "them as safetensors"

@@ -41,6 +41,7 @@ void read_checkpoint(JsonSection& top, const PathReader& paths, CheckpointSectio
   JsonSection section = top.section("checkpoint");
   section.integer("interval", checkpoint.interval, 0, kMostSteps);
   section.integer("keep", checkpoint.keep, 1, 1'000'000);
+  section.boolean("async", checkpoint.asynchronous);
   const JsonNode* node = section.find("resume");
   if (node == nullptr) return;
   if (node->text() != nullptr && *node->text() == "never") {

@@ -113,7 +113,9 @@ json monitor_json(const MonitorSection& monitor) {
 }
 
 json checkpoint_json(const CheckpointSection& checkpoint) {
-  json section = {{"interval", checkpoint.interval}, {"keep", checkpoint.keep}};
+  json section = {{"interval", checkpoint.interval},
+                  {"keep", checkpoint.keep},
+                  {"async", checkpoint.asynchronous}};
   switch (checkpoint.resume) {
     case Resume::automatic: section["resume"] = "auto"; break;
     case Resume::never: section["resume"] = "never"; break;

@@ -7,6 +7,8 @@
 
 #include <fstream>
 
+#include <lockstep/checkpoint/manifest.h>
+
 #include "tests/base/files.h"
 #include "tests/checkpoint/tiny_disk.h"
 #include "training.h"
@@ -138,20 +140,26 @@ TEST(BadInput, DamagedCheckpoints) {
   training.set("/checkpoint/interval", 5);
   training.train(1);
   const fs::path newest = training.checkpoint();
-  for (const char* file : {"model.safetensors", "optimizer.safetensors", "config.json"}) {
-    const std::string good = read_file(newest / file);
-    std::string bad = good;
+  const fs::path kept = training.folder() / "kept";
+  fs::copy(training.output(), kept, fs::copy_options::recursive);
+  const std::string weights = training.weights();
+  for (const char* file : {"shard-00000.safetensors", "config.json", "manifest.json"}) {
+    std::string bad = read_file(newest / file);
     bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
     write_file(newest / file, bad);
-    expect_refused(training.start(1),
-                   {file, "damaged", "remove '" + newest.string() + "'", "goes on from step 10"});
-    write_file(newest / file, good);
+    Launched run = training.start(1);
+    EXPECT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
+    EXPECT_THAT(run.error(), AllOf(HasSubstr((newest.filename() / file).string()),
+                                   HasSubstr("damaged"), HasSubstr("the one before is used")));
+    EXPECT_TRUE(fs::exists(training.output() / "checkpoints/damaged-step-00000012")) << file;
+    EXPECT_EQ(training.weights(), weights) << file;
+    fs::remove_all(training.output());
+    fs::copy(kept, training.output(), fs::copy_options::recursive);
   }
-  write_file(newest / "state.json", read_file(newest / "state.json").substr(0, 100));
-  expect_refused(training.start(1), {"state.json", "goes on from step 10"});
-  fs::remove_all(newest);
-  training.train(1);  // the way out
-  EXPECT_EQ(training.losses().size(), 12u);
+  for (const auto& one : fs::directory_iterator(training.output() / "checkpoints"))
+    fs::resize_file(one.path() / "shard-00000.safetensors", 100);
+  expect_refused(training.start(1), {"step-00000012/shard-00000.safetensors", "has 100 bytes",
+                                     "no older one that is whole"});
 }
 
 TEST(FullDisk, IsFoundBeforeTrainingWhereItIsTooSmallForAnyCheckpoint) {
@@ -185,9 +193,9 @@ TEST(BadInput, CheckpointsOfOtherPrograms) {
   training.train(1);
   // As a program of one's own leaves it: whole, without a language model's config.
   const fs::path checkpoint = training.checkpoint();
-  auto state = nlohmann::json::parse(read_file(checkpoint / "state.json"));
-  ASSERT_EQ(state.at("files").erase("config.json"), 1u);
-  write_file(checkpoint / "state.json", state.dump());
+  auto manifest = checkpoint::read_manifest(checkpoint);
+  ASSERT_EQ(manifest.files.erase("config.json"), 1u);
+  write_file(checkpoint / "manifest.json", to_text(manifest));
   fs::remove(checkpoint / "config.json");
   expect_refused(training.start(1), {"of another model or program", "--set output=FOLDER"});
   Launched text = sample({training.output().string()});
@@ -215,18 +223,21 @@ TEST(BadInput, ARunsFolderInPlaceOfACheckpoint) {
 TEST(BadInput, WeightsThatLostABit) {
   Training training;
   training.train(1);
-  const fs::path file = training.checkpoint() / "model.safetensors";
+  const fs::path file = training.checkpoint() / "shard-00000.safetensors";
   std::string weights = read_file(file);
-  weights[weights.size() - 5] ^= 1;
+  const auto head = checkpoint::read_manifest(training.checkpoint())
+                        .files.at("shard-00000.safetensors")
+                        .head_bytes;
+  for (std::size_t at = head; at < weights.size(); at += 64) weights[at] ^= 1;
   write_file(file, weights);
   Launched text = sample({training.output().string()});
   EXPECT_EQ(text.wait(), 2);
-  EXPECT_THAT(text.error(), HasSubstr("model.safetensors"));
+  EXPECT_THAT(text.error(), HasSubstr("shard-00000.safetensors"));
   EXPECT_EQ(text.output(), "");
   training.config["model"] = {{"from", training.checkpoint().string()}};
   Launched run = training.start(1, "other");
   EXPECT_EQ(run.wait(), 2) << run.error();
-  EXPECT_THAT(run.error(), HasSubstr("model.safetensors"));
+  EXPECT_THAT(run.error(), HasSubstr("shard-00000.safetensors"));
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST_P(Learns, MoreThanHowOftenEachByteComes) {
   EXPECT_EQ(count(run.output(), "done at step 80"), 1);
 
   EXPECT_EQ(training.checkpoint().filename(), "step-00000080");
-  for (const char* file : {"model.safetensors", "config.json", "state.json"})
+  for (const char* file : {"shard-00000.safetensors", "config.json", "manifest.json"})
     EXPECT_TRUE(fs::exists(training.checkpoint() / file)) << file;
   EXPECT_THAT(read_file(training.output() / "loss.svg"), HasSubstr("<svg"));
   std::vector<fs::path> events;

@@ -118,7 +118,8 @@ TEST_F(Sample, HelpHasNoStrayBracket) {
 TEST_F(Sample, Mistakes) {
   expect_refused({}, {"no model was given"});
   expect_refused({"/nowhere"}, {"'/nowhere' does not exist"});
-  expect_refused({training_->folder().string()}, {"holds no model", "model.safetensors"});
+  expect_refused({training_->folder().string()},
+                 {"holds no model", "manifest.json", "model.safetensors"});
   expect_refused({run_folder(), "--max-tokens", "0"}, {"--max-tokens is '0'"});
   expect_refused({run_folder(), "--prompt", ""}, {"--prompt is empty"});
   expect_refused({run_folder(), "--max-tokens", "99999999999999999999"},
@@ -142,12 +143,67 @@ TEST(SampleOfTokens, NeedsNumbers) {
   EXPECT_EQ(count(text, " "), 5) << text;
 }
 
+// As Hugging Face's tools read and write it, and back: the same model.
+TEST(SampleOfExport, WritesTheSameText) {
+  for (const bool llama : {false, true}) {
+    Training training;
+    if (llama) training.set("/model/family", "llama");
+    training.train(2);
+    const auto ckpt = [&](std::vector<std::string> words) {
+      words.insert(words.begin(), {LOCKSTEP_PROGRAM, "ckpt"});
+      Launched run(std::move(words));
+      EXPECT_EQ(run.wait(), 0) << run.error();
+      return run.output();
+    };
+    const std::string run = training.output().string();
+    const std::string model = (training.folder() / "model").string();
+    EXPECT_THAT(ckpt({"export", run, model, "--max-file-size", "20000"}),
+                AllOf(HasSubstr("model-00001-of-"), HasSubstr("model.safetensors.index.json")));
+    const std::string text = text_of({run, "--max-tokens", "30"});
+    EXPECT_EQ(text_of({model, "--max-tokens", "30"}), text);
+    const std::string imported = (training.folder() / "imported").string();
+    ckpt({"import", model, imported});
+    EXPECT_EQ(text_of({imported, "--max-tokens", "30"}), text);
+    Launched again({LOCKSTEP_PROGRAM, "ckpt", "export", run, model});
+    EXPECT_EQ(again.wait(), 2);
+    EXPECT_THAT(again.error(), HasSubstr("already"));
+  }
+}
+
+// What programs and people are told of a run's checkpoints.
+TEST(Ckpt, TellsWhatIsThere) {
+  Training training;
+  training.set("/checkpoint/interval", 5);
+  training.train(2);
+  const auto ckpt = [&](std::vector<std::string> words, int exit_code) {
+    words.insert(words.begin(), {LOCKSTEP_PROGRAM, "ckpt"});
+    Launched run(std::move(words));
+    EXPECT_EQ(run.wait(), exit_code) << run.error();
+    return run.output() + run.error();
+  };
+  const std::string run = training.output().string();
+  const fs::path newest = training.checkpoint();
+  EXPECT_THAT(ckpt({"ls", run}, 0), AllOf(HasSubstr("step-00000010"), HasSubstr("step-00000012")));
+  EXPECT_THAT(ckpt({"show", run}, 0), AllOf(HasSubstr("step 12"), HasSubstr("optimizer")));
+  EXPECT_THAT(ckpt({"show", "--tensors", run}, 0), HasSubstr("model/transformer.wte.weight F32"));
+  EXPECT_EQ(count(ckpt({"verify", run}, 0), "is whole"), 2);
+  EXPECT_THAT(ckpt({"diff", run, newest.string()}, 0), HasSubstr("to the bit"));
+  EXPECT_THAT(ckpt({"diff", run, (newest.parent_path() / "step-00000010").string()}, 1),
+              HasSubstr("model/transformer.wte.weight:"));
+  EXPECT_THAT(ckpt({"shw", run}, 2), HasSubstr("did you mean 'show'"));
+  EXPECT_THAT(ckpt({"diff", run}, 2), HasSubstr("1 path was given"));
+  EXPECT_THAT(ckpt({"show", training.folder().string()}, 2), HasSubstr("neither a checkpoint"));
+  fs::resize_file(newest / "shard-00001.safetensors", 3000);
+  EXPECT_THAT(ckpt({"ls", run}, 0), AllOf(HasSubstr("DAMAGED"), HasSubstr("has 3000 bytes")));
+  EXPECT_THAT(ckpt({"verify", run}, 1), HasSubstr("shard-00001.safetensors"));
+}
+
 TEST(SampleOfDamage, IsRefused) {
   Training training;
   training.train(1);
-  const fs::path weights = training.checkpoint() / "model.safetensors";
+  const fs::path weights = training.checkpoint() / "shard-00000.safetensors";
   fs::resize_file(weights, 1000);
-  expect_refused({training.output().string()}, {"model.safetensors"});
+  expect_refused({training.output().string()}, {"shard-00000.safetensors", "damaged"});
   fs::remove(training.checkpoint() / "config.json");
   expect_refused({training.output().string()}, {"config.json"});
 }

@@ -1,5 +1,6 @@
 #include "training.h"
 
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/elastic/rendezvous.h>
 
 #include <gtest/gtest.h>
@@ -99,7 +100,16 @@ fs::path Training::checkpoint(const std::string& output) const {
 }
 
 std::string Training::weights(const std::string& output) const {
-  return lockstep::testing::read_file(checkpoint(output) / "model.safetensors");
+  checkpoint::CheckpointReader reader(checkpoint(output));
+  std::string all;
+  for (const auto& [name, record] : reader.manifest().tensors) {
+    if (!name.starts_with("model/")) continue;
+    const auto whole = mesh::Placement::full(record.shape);
+    std::string bytes(checkpoint::piece_bytes(record.dtype, whole), '\0');
+    reader.read(name, whole, std::as_writable_bytes(std::span(bytes)));
+    all += name + bytes;
+  }
+  return all;
 }
 
 Launched sample(std::vector<std::string> arguments) {

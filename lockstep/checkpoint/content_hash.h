@@ -1,0 +1,29 @@
+// What bytes on a disk are known by: XXH3, 128 bits. Finds any damage there is; proves nothing
+// against someone who makes files to deceive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep::checkpoint {
+
+struct ContentHash {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+
+  bool operator==(const ContentHash&) const = default;
+
+  // 32 hexadecimal digits.
+  std::string text() const;
+  // Nothing where it is not such a text.
+  static std::optional<ContentHash> parse(std::string_view text);
+};
+
+ContentHash content_hash(std::span<const std::byte> bytes);
+ContentHash content_hash(std::string_view text);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,230 @@
+#include <lockstep/checkpoint/reader.h>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include <lockstep/base/is_there.h>
+#include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/mesh/read_plan.h>
+
+namespace lockstep::checkpoint {
+
+namespace {
+
+// Pieces of one tensor may have been cut as another shape with as many elements: those that were
+// not cut along dims can be taken as of any.
+std::vector<mesh::Placement> in_one_shape(const TensorRecord& record, const std::string& tensor,
+                                          mesh::Placement& mine) {
+  std::optional<std::vector<std::int64_t>> cut_as;
+  const auto look_at = [&](const mesh::Placement& placement) {
+    if (placement.has_whole_box_of_tensor()) return;
+    if (cut_as && *cut_as != placement.shape())
+      throw UsageError("{} was cut along the dims of {}, and is asked for along those of {}",
+                       quote(tensor), shape_text(*cut_as), shape_text(placement.shape()));
+    cut_as = placement.shape();
+  };
+  for (const Piece& piece : record.pieces) look_at(piece.placement);
+  look_at(mine);
+  const auto& shape = cut_as ? *cut_as : record.shape;
+  const auto taken = [&](const mesh::Placement& placement) {
+    return placement.shape() == shape ? placement : placement.in_shape(shape);
+  };
+  mine = taken(mine);
+  std::vector<mesh::Placement> holders;
+  for (const Piece& piece : record.pieces) holders.push_back(taken(piece.placement));
+  return holders;
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(std::filesystem::path checkpoint, int reader)
+    : path_(std::move(checkpoint)), reader_(reader) {
+  if (!is_there(path_ / kManifestFile))
+    throw UsageError("'{}' is no checkpoint: it has no {}", path_.string(), kManifestFile);
+  manifest_ = read_manifest(path_);
+}
+
+CheckpointReader::OpenFile::~OpenFile() {
+  if (fd >= 0) ::close(fd);
+}
+
+const TensorRecord* CheckpointReader::find(const std::string& tensor) const {
+  const auto found = manifest_.tensors.find(tensor);
+  return found == manifest_.tensors.end() ? nullptr : &found->second;
+}
+
+void CheckpointReader::fail(const std::string& file, const std::string& what) const {
+  throw DamagedCheckpoint("'{}' {}: the checkpoint is damaged, or was changed since it was written",
+                          (path_ / file).string(), what);
+}
+
+const CheckpointReader::OpenFile& CheckpointReader::open(const std::string& file) {
+  if (const auto found = files_.find(file); found != files_.end()) return found->second;
+  const FileRecord& record = manifest_.files.at(file);
+  OpenFile opened(::open((path_ / file).c_str(), O_RDONLY | O_CLOEXEC));
+  if (opened.fd < 0) fail(file, fmt::format("cannot be opened ({})", std::strerror(errno)));
+  struct stat status = {};
+  if (::fstat(opened.fd, &status) != 0 ||
+      static_cast<std::uint64_t>(status.st_size) != record.bytes)
+    fail(file, fmt::format("has {} bytes, and had {}", status.st_size, record.bytes));
+  std::vector<std::byte> head(record.head_bytes);
+  read_bytes(opened.fd, file, 0, head);
+  if (content_hash(head) != record.hash)
+    fail(file, fmt::format("is not what was written in its first {} bytes", record.head_bytes));
+  if (file.ends_with(".safetensors"))
+    opened.header = parse_header(head, record.bytes, (path_ / file).string());
+  return files_.emplace(file, std::move(opened)).first->second;
+}
+
+CheckpointReader::Source CheckpointReader::source_of(const std::string& tensor,
+                                                     const TensorRecord& record,
+                                                     const Piece& piece) {
+  const OpenFile& file = open(piece.file);
+  const TensorEntry* const entry = file.header.find(piece_name(tensor, piece.placement));
+  const std::uint64_t bytes = piece_bytes(record.dtype, piece.placement);
+  if (entry == nullptr || entry->dtype != record.dtype || entry->size_bytes() != bytes)
+    fail(piece.file,
+         fmt::format("does not have {} {} of {} as the manifest has it",
+                     checkpoint::name(record.dtype), piece.placement.text(), quote(tensor)));
+  return {file.fd, file.header.data_offset + entry->begin, bytes, &piece, &tensor};
+}
+
+void CheckpointReader::read_bytes(int fd, const std::string& file, std::uint64_t offset,
+                                  std::span<std::byte> into) {
+  while (!into.empty()) {
+    const ssize_t count = ::pread(fd, into.data(), into.size(), static_cast<::off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(file, fmt::format("cannot be read ({})", std::strerror(errno)));
+    if (count == 0) fail(file, fmt::format("ends at byte {}", offset));
+    offset += static_cast<std::uint64_t>(count);
+    bytes_read_ += static_cast<std::uint64_t>(count);
+    into = into.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+void CheckpointReader::read_stretch(const Source& source, std::uint64_t index,
+                                    std::span<std::byte> into) {
+  const std::uint64_t begin = index * kHashedBytes;
+  read_bytes(source.fd, source.piece->file, source.offset + begin, into);
+  if (content_hash(into) != source.piece->hashes[index])
+    fail(source.piece->file,
+         fmt::format("is not what was written in {} ({}), bytes {} to {}", quote(*source.tensor),
+                     source.piece->placement.text(), source.offset + begin,
+                     source.offset + begin + into.size()));
+}
+
+void CheckpointReader::read_part(const Source& source, std::uint64_t begin,
+                                 std::span<std::byte> into) {
+  while (!into.empty()) {
+    const std::uint64_t index = begin / kHashedBytes;
+    const std::uint64_t first = index * kHashedBytes;
+    const std::uint64_t size = std::min(kHashedBytes, source.bytes - first);
+    const std::uint64_t count = std::min<std::uint64_t>(into.size(), first + size - begin);
+    if (count == size) {
+      read_stretch(source, index, into.first(count));
+    } else {
+      if (stretch_piece_ != source.piece || stretch_index_ != index) {
+        stretch_piece_ = nullptr;
+        stretch_.resize(size);
+        read_stretch(source, index, stretch_);
+        stretch_piece_ = source.piece;
+        stretch_index_ = index;
+      }
+      std::memcpy(into.data(), stretch_.data() + (begin - first), count);
+    }
+    begin += count;
+    into = into.subspan(count);
+  }
+}
+
+void CheckpointReader::read(const std::string& tensor, const mesh::Placement& placement,
+                            std::span<std::byte> into) {
+  const auto found = manifest_.tensors.find(tensor);
+  if (found == manifest_.tensors.end())
+    throw UsageError("the checkpoint '{}' has no {}", path_.string(), quote(tensor));
+  const TensorRecord& record = found->second;
+  mesh::Placement mine = placement;
+  const auto holders = in_one_shape(record, tensor, mine);
+  const std::uint64_t element_bytes = bits_of(record.dtype) / 8;
+  LOCKSTEP_CHECK(element_bytes > 0 && into.size() == piece_bytes(record.dtype, mine),
+                 "{} bytes for {} of {}", into.size(), mine.text(), tensor);
+  const mesh::ReadPlan plan = mesh::plan_reads(mine, holders, {.reader = reader_, .local = {}});
+  plan.check_complete(tensor, mine);
+  std::vector<std::optional<Source>> sources(holders.size());
+  // By holder: then each of its stretches is read once.
+  std::vector<mesh::Read> reads = plan.reads;
+  std::ranges::stable_sort(reads, {}, &mesh::Read::holder);
+  for (const mesh::Read& read : reads) {
+    auto& source = sources[static_cast<std::size_t>(read.holder)];
+    if (!source)
+      source =
+          source_of(found->first, record, record.pieces[static_cast<std::size_t>(read.holder)]);
+    read_part(*source, static_cast<std::uint64_t>(read.source_offset) * element_bytes,
+              into.subspan(static_cast<std::size_t>(read.destination_offset) * element_bytes,
+                           static_cast<std::size_t>(read.count) * element_bytes));
+  }
+}
+
+std::string CheckpointReader::read_text_file(const std::string& file) {
+  const auto record = manifest_.files.find(file);
+  if (record == manifest_.files.end())
+    throw UsageError("the checkpoint '{}' has no {}", path_.string(), quote(file));
+  const int fd = open(file).fd;
+  std::string text(record->second.head_bytes, '\0');
+  read_bytes(fd, file, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void CheckpointReader::check_files(int stride) {
+  int index = 0;
+  for (const auto& [name, record] : manifest_.files)
+    if (index++ % stride == reader_ % stride) open(name);
+}
+
+std::vector<std::string> CheckpointReader::damages() {
+  std::vector<std::string> found;
+  const auto look = [&](const auto& at) {
+    try {
+      at();
+    } catch (const DamagedCheckpoint& damage) {
+      found.emplace_back(damage.what());
+    }
+  };
+  for (const auto& [name, record] : manifest_.files) look([&] { open(name); });
+  std::vector<std::byte> stretch;
+  for (const auto& [name, record] : manifest_.tensors)
+    for (const Piece& piece : record.pieces) {
+      // Of a file that is gone as a whole there is nothing more to say.
+      if (!files_.contains(piece.file)) continue;
+      std::optional<Source> source;
+      look([&] { source = source_of(name, record, piece); });
+      for (std::uint64_t i = 0; source && i < piece.hashes.size(); ++i) {
+        stretch.resize(std::min(kHashedBytes, source->bytes - i * kHashedBytes));
+        look([&] { read_stretch(*source, i, stretch); });
+      }
+    }
+  return found;
+}
+
+UsableCheckpoint newest_usable(const std::filesystem::path& run_folder) {
+  UsableCheckpoint usable;
+  auto all = list_checkpoints(run_folder);
+  for (; !all.empty(); all.pop_back()) {
+    try {
+      CheckpointReader(all.back().path).check_files();
+      usable.checkpoint = std::move(all.back());
+      break;
+    } catch (const DamagedCheckpoint& damage) {
+      usable.damages.emplace_back(damage.what());
+    }
+  }
+  return usable;
+}
+
+}  // namespace lockstep::checkpoint

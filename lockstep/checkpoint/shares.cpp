@@ -1,0 +1,105 @@
+#include <lockstep/checkpoint/shares.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::checkpoint {
+
+namespace {
+
+using nlohmann::json;
+
+// A piece, and the ranks that hold it.
+struct Shared {
+  struct Holder {
+    std::size_t rank = 0;
+    std::size_t piece = 0;  // among its own
+  };
+  std::uint64_t bytes = 0;
+  std::int64_t elements = 0;
+  std::vector<Holder> holders;
+};
+
+std::vector<Shared> by_piece(std::span<const std::vector<HeldPiece>> ranks) {
+  std::map<std::pair<std::string, std::string>, Shared> all;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (std::size_t i = 0; i < ranks[rank].size(); ++i) {
+      const HeldPiece& piece = ranks[rank][i];
+      const std::int64_t elements = piece.placement.elements();
+      // Of a tensor without elements one has to say that it is there.
+      if (elements == 0 && piece.placement.logical_elements() > 0) continue;
+      Shared& shared = all[{piece.tensor, piece.placement.text()}];
+      shared.bytes = static_cast<std::uint64_t>(elements) * piece.element_bytes;
+      shared.elements = elements;
+      shared.holders.push_back({rank, i});
+    }
+  std::vector<Shared> pieces;
+  for (auto& [key, shared] : all) pieces.push_back(std::move(shared));
+  // The large ones first: what is left then evens out.
+  std::ranges::stable_sort(pieces, std::ranges::greater(), &Shared::bytes);
+  return pieces;
+}
+
+json pair_of(mesh::Interval interval) { return json::array({interval.begin, interval.end}); }
+
+mesh::Interval interval_of(const json& pair) {
+  return {pair.at(0).get<std::int64_t>(), pair.at(1).get<std::int64_t>()};
+}
+
+}  // namespace
+
+std::string to_text(std::span<const HeldPiece> pieces) {
+  json all = json::array();
+  for (const HeldPiece& piece : pieces) {
+    json box = json::array();
+    for (const mesh::Interval& side : piece.placement.box()) box.push_back(pair_of(side));
+    all.push_back(json::array({piece.tensor, piece.element_bytes, piece.placement.shape(),
+                               std::move(box), pair_of(piece.placement.range())}));
+  }
+  return all.dump();
+}
+
+std::vector<HeldPiece> parse_held_pieces(std::string_view text) {
+  std::vector<HeldPiece> pieces;
+  // From another rank of the job, over an authenticated connection.
+  for (const json& one : json::parse(text)) {
+    auto placement = mesh::Placement::full(one.at(2).get<std::vector<std::int64_t>>());
+    for (std::size_t dim = 0; dim < one.at(3).size(); ++dim)
+      placement = placement.cut_dim(static_cast<int>(dim), interval_of(one.at(3).at(dim)));
+    pieces.push_back({one.at(0).get<std::string>(), one.at(1).get<std::uint64_t>(),
+                      placement.cut_flat(interval_of(one.at(4)))});
+  }
+  return pieces;
+}
+
+std::vector<std::vector<WrittenPart>> share_out(std::span<const std::vector<HeldPiece>> ranks) {
+  const std::vector<Shared> pieces = by_piece(ranks);
+  std::uint64_t total = 0;
+  for (const Shared& piece : pieces) total += piece.bytes;
+  const std::uint64_t fair =
+      std::max<std::uint64_t>(1, total / std::max<std::size_t>(1, ranks.size()));
+  std::vector<std::uint64_t> load(ranks.size());
+  std::vector<std::vector<WrittenPart>> written(ranks.size());
+  for (const Shared& piece : pieces) {
+    auto holders = piece.holders;
+    std::ranges::stable_sort(holders, {}, [&](const auto& holder) { return load[holder.rank]; });
+    const std::uint64_t wanted = piece.bytes / fair + (piece.bytes % fair == 0 ? 0 : 1);
+    const auto parts = static_cast<int>(
+        std::clamp<std::uint64_t>(wanted, 1, static_cast<std::uint64_t>(holders.size())));
+    for (int part = 0; part < parts; ++part) {
+      const auto& holder = holders[static_cast<std::size_t>(part)];
+      const auto mine = mesh::part_of(piece.elements, part, parts);
+      written[holder.rank].push_back({holder.piece, mine});
+      load[holder.rank] += piece.bytes / static_cast<std::uint64_t>(parts);
+    }
+  }
+  for (auto& of_rank : written) std::ranges::stable_sort(of_rank, {}, &WrittenPart::piece);
+  return written;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,311 @@
+#include <lockstep/distributed/checkpointer.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/host_copy.h>
+#include <lockstep/checkpoint/load_held.h>
+#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/piece_file.h>
+#include <lockstep/checkpoint/safetensors/free_space.h>
+#include <lockstep/checkpoint/safetensors/quote.h>
+
+namespace lockstep {
+
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Manifest;
+
+// What a rank says to the others: how it went, and then what.
+constexpr char kDone = 'd';
+constexpr char kFailed = 'f';
+constexpr char kDamaged = 'x';
+
+// For the manifest, folders and what a file system adds to them.
+constexpr std::uint64_t kSpareBytes = 1 << 16;
+
+void check_file_names(const std::map<std::string, std::string>& files) {
+  for (const auto& [name, text] : files) {
+    const bool ours = name == checkpoint::kManifestFile || name.ends_with(".safetensors");
+    if (ours || name.empty() || name.front() == '.' || name.find('/') != std::string::npos)
+      throw UsageError("{} cannot be added to a checkpoint: {}", checkpoint::quote(name),
+                       ours ? "the name is taken" : "it is not the name of a file");
+  }
+}
+
+// The new one is safe: that an old one stays costs nothing but room on the disk.
+void remove_old_or_warn(const fs::path& folder, int keep_last) {
+  try {
+    checkpoint::remove_old(folder, keep_last);
+  } catch (const Error& error) {
+    log::warn("an old checkpoint stays where it is: {}", error.what());
+  }
+}
+
+// The first of all ranks' messages that is no good.
+const std::string* find_failure(const std::vector<std::string>& messages) {
+  const auto found =
+      std::ranges::find_if(messages, [](const std::string& one) { return one.front() != kDone; });
+  return found == messages.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+void check_contents(const CheckpointContents& contents) {
+  check_file_names(contents.files);
+  checkpoint::held_pieces(contents.tensors);
+  checkpoint::to_text(contents.state);
+}
+
+struct Checkpointer::State {
+  RankMessages ranks;
+  fs::path folder;
+  CheckpointerOptions options;
+
+  // Who writes what of these: the same in every save of a run.
+  std::vector<checkpoint::HeldPiece> shared;
+  std::vector<checkpoint::WrittenPart> written;
+
+  // Of a save under way.
+  bool under_way = false;
+  std::int64_t step = 0;
+  checkpoint::TrainingState training;                        // the main rank's
+  std::unique_ptr<checkpoint::CheckpointWriter> checkpoint;  // the main rank's
+  checkpoint::HostCopy copy;
+  std::thread writer;
+  std::string message;  // the writer's
+  std::atomic<bool> is_written{false};
+
+  // Runs while ranks are to go on together, whatever happens to this one.
+  std::string tried(const std::function<std::string()>& work) const {
+    try {
+      return kDone + work();
+    } catch (const std::exception& error) {
+      return kFailed + fmt::format("rank {}: {}", ranks.rank(), error.what());
+    }
+  }
+
+  void share_out(const std::vector<mesh::HeldTensor>& tensors) {
+    auto pieces = checkpoint::held_pieces(tensors);
+    // Ranks that have other tensors than before have so together.
+    if (ranks.sum(pieces == shared ? 0 : 1) == 0) return;
+    std::vector<std::vector<checkpoint::HeldPiece>> all;
+    for (const std::string& text : ranks.gather(checkpoint::to_text(pieces)))
+      all.push_back(checkpoint::parse_held_pieces(text));
+    written = checkpoint::share_out(all)[static_cast<std::size_t>(ranks.rank())];
+    shared = std::move(pieces);
+  }
+
+  // Where the files go; the main rank makes it.
+  std::string open_folder() {
+    if (!ranks.is_first()) return "";
+    return tried([&] {
+      checkpoint = std::make_unique<checkpoint::CheckpointWriter>(folder, step);
+      return checkpoint->path().string();
+    });
+  }
+
+  void write(const std::string& part, const std::map<std::string, std::string>& files) {
+    message = tried([&] {
+      const auto& pieces = copy.pieces();
+      checkpoint::check_free_space(part, checkpoint::piece_file_bytes(pieces) + kSpareBytes);
+      Manifest mine =
+          checkpoint::write_piece_file(part, checkpoint::piece_file_name(ranks.rank()), pieces);
+      if (ranks.is_first())
+        for (const auto& [name, text] : files)
+          checkpoint::add(mine, checkpoint::write_text_file(part, name, text));
+      return checkpoint::to_text(mine);
+    });
+    is_written = true;
+  }
+
+  // Of all ranks' parts; the main rank's part.
+  std::string commit(const std::vector<std::string>& messages) {
+    return tried([&] {
+      Manifest manifest{.state = training, .files = {}, .tensors = {}};
+      for (const std::string& one : messages)
+        checkpoint::add(manifest, checkpoint::parse_manifest(one.substr(1), "a rank's part"));
+      const fs::path& part = checkpoint->path();
+      for (const auto& [name, file] : manifest.files) {
+        std::error_code error;
+        if (fs::file_size(part / name, error) != file.bytes || error)
+          throw FileError("'{}' is not there as another rank wrote it: checkpoints want a folder "
+                          "that all hosts share",
+                          (part / name).string());
+      }
+      checkpoint::check_complete(manifest, fmt::format("the checkpoint of step {}", step));
+      write_durably(part / checkpoint::kManifestFile, checkpoint::to_text(manifest));
+      const std::string path = checkpoint->commit().string();
+      checkpoint.reset();
+      remove_old_or_warn(folder, options.keep_last);
+      return path;
+    });
+  }
+
+  SaveResult finish() {
+    if (writer.joinable()) writer.join();
+    under_way = false;
+    const std::vector<std::string> messages = ranks.gather(message);
+    const std::string* failure = find_failure(messages);
+    std::string end;
+    if (failure == nullptr) {
+      end = ranks.broadcast(ranks.is_first() ? commit(messages) : "");
+      if (end.front() != kDone) failure = &end;
+    }
+    checkpoint.reset();
+    if (failure != nullptr) return {.step = step, .path = {}, .error = failure->substr(1)};
+    return {.step = step, .path = end.substr(1), .error = {}};
+  }
+};
+
+Checkpointer::Checkpointer(RankMessages ranks, fs::path folder, CheckpointerOptions options)
+    : state_(new State{.ranks = std::move(ranks),
+                       .folder = std::move(folder),
+                       .options = options,
+                       .shared = {},
+                       .written = {},
+                       .training = {},
+                       .checkpoint = nullptr,
+                       .copy = {},
+                       .writer = {},
+                       .message = {}}) {}
+
+Checkpointer::~Checkpointer() {
+  if (state_->writer.joinable()) state_->writer.join();
+}
+
+bool Checkpointer::begin(const CheckpointContents& contents) {
+  State& state = *state_;
+  if (state.under_way)
+    throw UsageError("a checkpoint of step {} is still being written: poll() or finish() says when "
+                     "it is done",
+                     state.step);
+  check_contents(contents);
+  state.step = contents.state.step;
+  state.training = contents.state;
+  state.share_out(contents.tensors);
+  state.message = state.ranks.broadcast(state.open_folder());
+  state.under_way = true;
+  state.is_written = state.message.front() != kDone;
+  return !state.is_written;
+}
+
+void Checkpointer::save(const CheckpointContents& contents) {
+  if (!begin(contents)) return;
+  State& state = *state_;
+  state.copy.take(contents.tensors, state.written);
+  state.writer = std::thread([&state, part = state.message.substr(1), files = contents.files] {
+    state.write(part, files);
+  });
+}
+
+SaveResult Checkpointer::save_and_wait(const CheckpointContents& contents) {
+  State& state = *state_;
+  if (begin(contents)) {
+    state.copy.take(contents.tensors, state.written, checkpoint::HostCopy::What::elsewhere);
+    state.write(state.message.substr(1), contents.files);
+  }
+  return state.finish();
+}
+
+bool Checkpointer::under_way() const { return state_->under_way; }
+
+std::optional<SaveResult> Checkpointer::poll() {
+  if (!under_way()) return std::nullopt;
+  const RankMessages& ranks = state_->ranks;
+  if (ranks.sum(state_->is_written ? 1 : 0) < ranks.size()) return std::nullopt;
+  return state_->finish();
+}
+
+SaveResult Checkpointer::finish() {
+  if (!under_way()) throw UsageError("there is no checkpoint being written to wait for");
+  return state_->finish();
+}
+
+std::int64_t Checkpointer::bytes_written() const {
+  std::int64_t bytes = 0;
+  for (const auto& piece : state_->copy.pieces())
+    bytes += static_cast<std::int64_t>(piece.bytes.size());
+  return bytes;
+}
+
+namespace {
+
+// On every rank, one rank's failure.
+void fail_together(const RankMessages& ranks, const std::string& message) {
+  const std::vector<std::string> all = ranks.gather(message);
+  const std::string* const failure = find_failure(all);
+  if (failure == nullptr) return;
+  if (failure->front() == kDamaged) throw checkpoint::DamagedCheckpoint(failure->substr(1));
+  throw UsageError(failure->substr(1));
+}
+
+std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+    return {kDone};
+  } catch (const checkpoint::DamagedCheckpoint& damage) {
+    return kDamaged + std::string(damage.what());
+  } catch (const Error& error) {
+    return kFailed + std::string(error.what());
+  }
+}
+
+// Those of the checkpoint that no rank has.
+std::string unexpected(const RankMessages& ranks, const Manifest& manifest,
+                       const std::vector<mesh::HeldTensor>& tensors,
+                       const std::vector<std::string>& complete) {
+  std::string names;
+  for (const mesh::HeldTensor& tensor : tensors) names += tensor.name + '\n';
+  std::set<std::string> known;
+  for (const std::string& text : ranks.gather(names)) {
+    std::istringstream lines(text);
+    for (std::string name; std::getline(lines, name);) known.insert(name);
+  }
+  std::vector<std::string> others;
+  for (const auto& [name, tensor] : manifest.tensors)
+    if (!known.contains(name) && std::ranges::any_of(complete, [&](const std::string& prefix) {
+          return name.starts_with(prefix);
+        }))
+      others.push_back(checkpoint::quote(name));
+  constexpr std::size_t kNamed = 5;
+  const std::size_t left_out = others.size() - std::min(others.size(), kNamed);
+  others.resize(others.size() - left_out);
+  if (others.empty()) return "";
+  return fmt::format("it has {}{}, which this model has not", fmt::join(others, ", "),
+                     left_out == 0 ? "" : fmt::format(" and {} more", left_out));
+}
+
+}  // namespace
+
+checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::path& path,
+                                          const std::vector<mesh::HeldTensor>& tensors,
+                                          const std::vector<std::string>& complete) {
+  std::unique_ptr<checkpoint::CheckpointReader> reader;
+  fail_together(ranks, message_of([&] {
+                  reader = std::make_unique<checkpoint::CheckpointReader>(path, ranks.rank());
+    reader->check_files(ranks.size());
+                }));
+  const std::string extra = unexpected(ranks, reader->manifest(), tensors, complete);
+  fail_together(ranks, message_of([&] {
+                  std::string fault = checkpoint::fit_fault(*reader, tensors);
+                  if (!extra.empty()) fault += (fault.empty() ? "" : "; ") + extra;
+                  if (!fault.empty())
+                    throw UsageError("the checkpoint '{}' does not fit this model: {}",
+                                     path.string(), fault);
+                }));
+  fail_together(ranks, message_of([&] { checkpoint::load_held(*reader, tensors); }));
+  return reader->manifest().state;
+}
+
+}  // namespace lockstep

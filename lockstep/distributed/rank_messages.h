@@ -1,0 +1,39 @@
+// Texts and numbers between ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/comm/communicator.h>
+
+namespace lockstep {
+
+// Every rank of the group calls the same functions at the same points.
+//
+// Ownership: shares the group. Threading: as the group. Failure: CommError from its calls.
+class RankMessages {
+ public:
+  // `device` is the rank's: with a backend that takes nothing else, messages travel on it.
+  RankMessages(std::shared_ptr<comm::Communicator> group, c10::Device device);
+
+  int rank() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  bool is_first() const { return rank() == 0; }
+
+  // The first rank's text, on every rank.
+  std::string broadcast(const std::string& text) const;
+  // Every rank's, on every rank, in their order.
+  std::vector<std::string> gather(const std::string& text) const;
+  // Of all ranks' numbers.
+  std::vector<double> sum(std::vector<double> values) const;
+  double sum(double value) const { return sum(std::vector{value}).front(); }
+
+ private:
+  std::shared_ptr<comm::Communicator> group_;
+  // On the host where the backend takes that: not every device has float64 (MPS has none), and
+  // what is sent is there anyway.
+  c10::Device wire_;
+};
+
+}  // namespace lockstep

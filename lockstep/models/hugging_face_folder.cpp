@@ -1,0 +1,179 @@
+#include <lockstep/models/hugging_face_folder.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/is_there.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/piece_file.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
+#include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/writer.h>
+#include <lockstep/models/hugging_face.h>
+
+namespace lockstep::models {
+
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::TensorDeclaration;
+using checkpoint::TensorRecord;
+
+constexpr const char* kConfig = "config.json";
+constexpr std::string_view kModel = "model/";
+
+// [rows, columns] to [columns, rows].
+std::vector<std::byte> transposed(std::span<const std::byte> bytes, std::int64_t rows,
+                                  std::int64_t columns, std::size_t size) {
+  std::vector<std::byte> result(bytes.size());
+  for (std::int64_t row = 0; row < rows; ++row)
+    for (std::int64_t column = 0; column < columns; ++column)
+      std::memcpy(result.data() + static_cast<std::size_t>(column * rows + row) * size,
+                  bytes.data() + static_cast<std::size_t>(row * columns + column) * size, size);
+  return result;
+}
+
+struct Exported {
+  std::string tensor;  // of the checkpoint
+  TensorDeclaration declaration;
+  bool transposed = false;
+  std::uint64_t bytes = 0;
+};
+
+std::vector<Exported> weights_of(const checkpoint::CheckpointReader& reader,
+                                 const ModelConfig& config) {
+  std::vector<Exported> all;
+  for (const auto& [name, record] : reader.manifest().tensors) {
+    if (!name.starts_with(kModel)) continue;
+    const std::string parameter = name.substr(kModel.size());
+    Exported one{
+        .tensor = name,
+        .declaration = {file_name_of(parameter), record.dtype, record.shape},
+        .transposed = record.shape.size() == 2 && stored_transposed(config, parameter),
+        .bytes = checkpoint::piece_bytes(record.dtype, mesh::Placement::full(record.shape))};
+    if (one.transposed) std::ranges::reverse(one.declaration.shape);
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::vector<std::vector<Exported>> in_files(const std::vector<Exported>& weights,
+                                            std::uint64_t largest) {
+  std::vector<std::vector<Exported>> files(1);
+  std::uint64_t bytes = 0;
+  for (const Exported& one : weights) {
+    if (!files.back().empty() && bytes + one.bytes > largest) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    bytes += one.bytes;
+    files.back().push_back(one);
+  }
+  return files;
+}
+
+void write_weights(checkpoint::CheckpointReader& reader, const fs::path& path,
+                   const std::vector<Exported>& weights) {
+  std::vector<TensorDeclaration> declarations;
+  std::map<std::string, const Exported*> by_name;
+  for (const Exported& one : weights) {
+    declarations.push_back(one.declaration);
+    by_name[one.declaration.name] = &one;
+  }
+  checkpoint::SafetensorsWriter writer(path, declarations, {{"format", "pt"}});
+  for (const checkpoint::TensorEntry& entry : writer.entries()) {
+    const Exported& one = *by_name.at(entry.name);
+    const TensorRecord& record = *reader.find(one.tensor);
+    std::vector<std::byte> bytes(one.bytes);
+    reader.read(one.tensor, mesh::Placement::full(record.shape), bytes);
+    if (one.transposed)
+      bytes = transposed(bytes, record.shape[0], record.shape[1],
+                         checkpoint::bits_of(record.dtype) / 8);
+    writer.write(bytes);
+  }
+  writer.commit();
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw FileError("cannot make the folder '{}': {}", folder.string(), error.message());
+  for (const char* file : {kConfig, checkpoint::kModelFile, checkpoint::kModelIndex})
+    if (is_there(folder / file))
+      throw UsageError("'{}' has a {} already: name a new folder", folder.string(), file);
+}
+
+}  // namespace
+
+std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& reader,
+                                                const fs::path& folder,
+                                                const ExportOptions& options) {
+  if (!reader.manifest().files.contains(kConfig))
+    throw UsageError("the checkpoint '{}' is of another model or program: it has no config.json of "
+                     "a GPT or Llama, as those of 'lockstep train' have",
+                     reader.path().string());
+  const std::string config = reader.read_text_file(kConfig);
+  const auto weights =
+      weights_of(reader, from_hugging_face(config, (reader.path() / kConfig).string()));
+  const auto files = in_files(weights, options.largest_file);
+  make_folder(folder);
+  std::vector<std::string> written = {kConfig};
+  nlohmann::json map = nlohmann::json::object();
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const std::string name =
+        files.size() == 1 ? checkpoint::kModelFile
+                          : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
+    write_weights(reader, folder / name, files[i]);
+    written.push_back(name);
+    for (const Exported& one : files[i]) {
+      map[one.declaration.name] = name;
+      total += one.bytes;
+    }
+  }
+  if (files.size() > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+    write_durably(folder / checkpoint::kModelIndex, index.dump(2) + '\n');
+    written.emplace_back(checkpoint::kModelIndex);
+  }
+  // Last: with it the folder is a model.
+  write_durably(folder / kConfig, config);
+  return written;
+}
+
+fs::path import_from_hugging_face(const fs::path& folder, const fs::path& run_folder) {
+  const ModelConfig config = read_model_config(folder);
+  const checkpoint::SafetensorsFolder files(folder);
+  std::vector<checkpoint::PieceInMemory> pieces;
+  std::vector<std::unique_ptr<std::vector<std::byte>>> turned;
+  for (const checkpoint::StoredTensor& stored : files.tensors()) {
+    const auto parameter = parameter_of(config, stored.name());
+    if (!parameter) continue;
+    std::vector<std::int64_t> shape = stored.entry->shape;
+    std::span<const std::byte> bytes = stored.bytes();
+    if (shape.size() == 2 && stored_transposed(config, *parameter)) {
+      turned.push_back(std::make_unique<std::vector<std::byte>>(
+          transposed(bytes, shape[0], shape[1], checkpoint::bits_of(stored.entry->dtype) / 8)));
+      bytes = *turned.back();
+      std::ranges::reverse(shape);
+    }
+    const auto whole = mesh::Placement::full(shape);
+    pieces.push_back({std::string(kModel) + *parameter, stored.entry->dtype, shape, whole, bytes});
+  }
+  if (pieces.empty())
+    throw UsageError("'{}' holds no weights of the model that its config.json describes",
+                     folder.string());
+  checkpoint::CheckpointWriter writer(run_folder, 0);
+  checkpoint::Manifest manifest =
+      write_piece_file(writer.path(), checkpoint::piece_file_name(0), pieces);
+  add(manifest, checkpoint::write_text_file(writer.path(), kConfig, to_hugging_face(config)));
+  write_durably(writer.path() / checkpoint::kManifestFile, to_text(manifest));
+  return writer.commit();
+}
+
+}  // namespace lockstep::models

@@ -1,0 +1,32 @@
+// Checkpoints of language models to folders of Hugging Face's, and back.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <lockstep/checkpoint/reader.h>
+
+namespace lockstep::models {
+
+struct ExportOptions {
+  // A file has at most so many bytes of tensors, or one tensor.
+  std::uint64_t largest_file = 5'000'000'000;
+};
+
+// Writes config.json and the weights, in one model.safetensors or several with an index, as the
+// transformers library reads them: its names, its transposes. A tensor at a time. The folder is
+// made, and must not hold a model. Returns the files. UsageError for a checkpoint of another model
+// or program, and as CheckpointReader; FileError.
+std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& reader,
+                                                const std::filesystem::path& folder,
+                                                const ExportOptions& options = {});
+
+// The reverse: a checkpoint of step 0 in `run_folder`, of the weights alone, for model.from and
+// `lockstep sample`. Returns where it is. UsageError for a folder that holds no such model, or one
+// that lacks a weight.
+std::filesystem::path import_from_hugging_face(const std::filesystem::path& folder,
+                                               const std::filesystem::path& run_folder);
+
+}  // namespace lockstep::models
