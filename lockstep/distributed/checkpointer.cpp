@@ -294,7 +294,7 @@ checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::p
   std::unique_ptr<checkpoint::CheckpointReader> reader;
   fail_together(ranks, message_of([&] {
                   reader = std::make_unique<checkpoint::CheckpointReader>(path, ranks.rank());
-    reader->check_files(ranks.size());
+                  reader->check_files(ranks.size());
                 }));
   const std::string extra = unexpected(ranks, reader->manifest(), tensors, complete);
   fail_together(ranks, message_of([&] {
