@@ -9,5 +9,5 @@
   TORCH(sample, "write text with a model that was trained here or by Hugging Face's tools") \
   HERE(plan, "tell what training takes in memory, and draw pipeline schedules")             \
   HERE(run, "start the ranks of a job on this host, and watch over them")                   \
-  TORCH(check, "tell what this machine and these ranks can do, and what is wrong")          \
+  BOTH(check, "tell what this machine and these ranks can do, and what is wrong")           \
   TORCH(bench, "measure the collectives")

@@ -25,6 +25,7 @@
 #include <lockstep/elastic/peers.h>
 #include <lockstep/elastic/rank_environment.h>
 #include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/report_on_signal.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/socket.h>
 
@@ -242,6 +243,7 @@ int launch(const LaunchOptions& options) {
   const sigset_t signals = user_signals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  const ReportOnSignal report_on_signal(flight.path());
   const net::Fd signal_fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   Membership membership = [&] {
     std::optional<EndWhileWaiting> early;

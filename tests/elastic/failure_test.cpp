@@ -172,7 +172,7 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
     return "all_reduce #" + std::to_string(record.sequence);
   });
   recorder.record({.sequence = 7, .operation = "all_reduce", .file = "train.cpp", .line = 42});
-  ASSERT_TRUE(flight::write_dump(recorder, folder.path(), "a test"));
+  ASSERT_TRUE(flight::write_dump(recorder, folder.path(), {.reason = "a test"}));
   const std::string copy = "cp " + folder.path().string() + "/flight-* $LOCKSTEP_FLIGHT_DIR; ";
   Launched job =
       Launched::run({"--nproc-per-node", "2", "sh", "-c",
