@@ -55,6 +55,17 @@ Evidence read_evidence(const std::filesystem::path& directory) {
   return evidence;
 }
 
+bool tells_of_failures(const std::filesystem::path& directory) {
+  for (const auto& path : list_dumps(directory)) {
+    try {
+      if (!read_dump(path).cause.fault.empty()) return true;
+    } catch (const UsageError&) {
+      return true;
+    }
+  }
+  return false;
+}
+
 Evidence demand_evidence(const std::filesystem::path& directory, milliseconds longest) {
   const Deadline deadline = Deadline::after(longest);
   const std::int64_t round = demand_dumps(directory);

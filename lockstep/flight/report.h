@@ -51,4 +51,7 @@ std::string merged_report_json(const Evidence& evidence);
 // more than a second.
 bool hangs(const std::vector<Dump>& dumps);
 
+// Whether a dump in the directory was written because a call failed, or cannot be read.
+bool tells_of_failures(const std::filesystem::path& directory);
+
 }  // namespace lockstep::flight

@@ -187,6 +187,24 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
   EXPECT_GT(std::filesystem::remove_all(kept), 1u);
 }
 
+// Whoever asks where ranks are does no harm, also where they have nothing to tell.
+TEST(Failure, AskingWhereRanksAreLeavesNothingBehind) {
+  const Folder folder;
+  const std::string end = folder.path().string() + "/end";
+  Launched job = Launched::run(
+      {"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; while [ ! -e " + end + " ]; do sleep 0.02; done"});
+  ASSERT_TRUE(job.says("lockstep-flight-"));
+  job.kill(SIGUSR1);
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+    return job.error().find("no rank of this host has made a group") != std::string::npos;
+  })) << job.error();
+  folder.write("end", "");
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  const std::string flight = lines_of(job.output()).at(0).substr(4);
+  EXPECT_FALSE(std::filesystem::exists(flight)) << flight;
+  EXPECT_THAT(job.error(), Not(HasSubstr("calls in it have failed")));
+}
+
 TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {
   Launched job = Launched::run({"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; exit 1"});
   EXPECT_EQ(job.wait(), 1);
