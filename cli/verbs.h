@@ -10,5 +10,5 @@
   HERE(ckpt, "look into checkpoints, check them, take them to and from Hugging Face")       \
   HERE(plan, "tell what training takes in memory, and draw pipeline schedules")             \
   HERE(run, "start the ranks of a job on this host, and watch over them")                   \
-  TORCH(check, "tell what this machine and these ranks can do, and what is wrong")          \
+  BOTH(check, "tell what this machine and these ranks can do, and what is wrong")           \
   TORCH(bench, "measure the collectives")

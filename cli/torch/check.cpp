@@ -116,6 +116,7 @@ int check(Arguments arguments) {
                  "write the JSON to this file and exit with 0 in any case");
   app.footer(
       "Example: lockstep check --nproc-per-node 4\n"
+      "lockstep check hang DIR tells what a job hangs on.\n"
       "On several hosts: lockstep run --nnodes 2 --rdzv-endpoint HOST:29500 ... lockstep check");
   if (!parse_flags(app, split_at_words(app, arguments, 0).flags)) return 0;
 

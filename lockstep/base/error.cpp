@@ -1,5 +1,8 @@
 #include <lockstep/base/error.h>
 
+#include <algorithm>
+#include <numeric>
+
 namespace lockstep {
 
 const char* fault_name(Fault fault) {
@@ -17,20 +20,70 @@ const char* fault_name(Fault fault) {
 
 namespace {
 
+// The job's numbers of ranks of a group; those that are none of its members stay as they are.
+std::vector<int> in_job(const std::vector<int>& ranks, const std::vector<int>& global_ranks) {
+  std::vector<int> result;
+  for (const int rank : ranks) {
+    const bool member = rank >= 0 && static_cast<std::size_t>(rank) < global_ranks.size();
+    result.push_back(member ? global_ranks[static_cast<std::size_t>(rank)] : rank);
+  }
+  return result;
+}
+
+// Whether a group's ranks are called otherwise in the job.
+bool renumbered(const std::vector<int>& global_ranks) {
+  for (std::size_t rank = 0; rank < global_ranks.size(); ++rank)
+    if (global_ranks[rank] != static_cast<int>(rank)) return true;
+  return false;
+}
+
+// What an explanation says of other ranks than those at fault is the group's numbers, too: how to
+// read them. Empty where a large group has no rule.
+std::string legend(const CommError::Details& details) {
+  constexpr std::size_t kListed = 8;
+  const std::vector<int>& to = details.global_ranks;
+  if (to.size() <= kListed) {
+    std::vector<int> from(to.size());
+    std::iota(from.begin(), from.end(), 0);
+    return fmt::format(" ({} of '{}' {} job {}.)",
+                       to.size() == 1 ? "Rank 0" : "R" + list_ranks(from).substr(1), details.group,
+                       to.size() == 1 ? "is" : "are", list_ranks(to));
+  }
+  const int step = to[1] - to[0];
+  for (std::size_t rank = 1; rank < to.size(); ++rank)
+    if (to[rank] - to[rank - 1] != step) return "";
+  const std::string offset = to[0] == 0 ? "" : fmt::format("{} + ", to[0]);
+  const std::string product = step == 1 ? "r" : fmt::format("{} r", step);
+  return fmt::format(" (Rank r of '{}' is job rank {}{}.)", details.group, offset, product);
+}
+
 std::string compose(const CommError::Details& details) {
+  const bool both = renumbered(details.global_ranks);
+  const auto named = [&](const std::vector<int>& ranks) {
+    std::string text = list_ranks(ranks);
+    if (both) text += fmt::format(" (job {})", list_ranks(in_job(ranks, details.global_ranks)));
+    return text;
+  };
   std::string text = details.operation.empty() ? std::string("communication") : details.operation;
   if (details.sequence != 0) text += fmt::format(" (call #{})", details.sequence);
   if (!details.group.empty()) text += fmt::format(" in group '{}'", details.group);
   text += fmt::format(" failed: {}", fault_name(details.fault));
-  if (!details.ranks.empty()) text += " of " + list_ranks(details.ranks);
+  if (!details.ranks.empty()) text += " of " + named(details.ranks);
   if (!details.explanation.empty()) text += ". " + details.explanation;
-  if (details.found_by >= 0) text += fmt::format(" (Found by rank {}.)", details.found_by);
+  if (details.found_by >= 0) text += fmt::format(" (Found by {}.)", named({details.found_by}));
+  if (both && !details.explanation.empty()) text += legend(details);
   return text;
 }
 
 }  // namespace
 
 CommError::CommError(Details details) : Error(compose(details)), details_(std::move(details)) {}
+
+std::vector<int> CommError::global_ranks() const {
+  std::vector<int> result = in_job(details_.ranks, details_.global_ranks);
+  std::sort(result.begin(), result.end());
+  return result;
+}
 
 std::string list_ranks(const std::vector<int>& ranks) {
   std::vector<std::string> parts;

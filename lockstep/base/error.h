@@ -52,6 +52,9 @@ class CommError : public Error {
     std::vector<int> ranks;      // group-local ranks at fault, ascending
     std::string explanation;     // one or two sentences for a person
     int found_by = -1;           // the rank that found it, where that is another one
+    // The job's rank of each member of the group: where they are other numbers than the group's,
+    // the text gives both. Empty where the group is not known.
+    std::vector<int> global_ranks{};
   };
 
   explicit CommError(Details details);
@@ -59,6 +62,9 @@ class CommError : public Error {
   const Details& details() const { return details_; }
   Fault fault() const { return details_.fault; }
   const std::vector<int>& ranks() const { return details_.ranks; }
+  // The ranks at fault by their numbers in the job, ascending; those of a group that is not known
+  // are taken for the job's.
+  std::vector<int> global_ranks() const;
 
  private:
   Details details_;

@@ -7,6 +7,7 @@
 #include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/overlap.h>
 #include <lockstep/comm/scalar_type.h>
+#include <lockstep/flight/journal.h>
 
 namespace lockstep::comm {
 
@@ -108,6 +109,12 @@ void check_algorithm(Operation operation, Algorithm algorithm) {
   if (algorithm != Algorithm::automatic) choose_algorithm(operation, algorithm, 0, {});
 }
 
+CommError GroupInfo::error(CommError::Details details) const {
+  details.group = name;
+  details.global_ranks = global_ranks;
+  return CommError(std::move(details));
+}
+
 Communicator::Communicator(GroupInfo info, milliseconds timeout)
     : info_(std::move(info)),
       timeout_(timeout),
@@ -116,6 +123,8 @@ Communicator::Communicator(GroupInfo info, milliseconds timeout)
       sent_(info_.global_ranks.size(), 0),
       received_(info_.global_ranks.size(), 0) {
   LOCKSTEP_CHECK(info_.rank >= 0 && info_.rank < size(), "rank {} of {}", info_.rank, size());
+  if (!info_.journal) info_.journal = std::make_shared<flight::Journal>();
+  info_.journal->add(recorder_);
 }
 
 Communicator::~Communicator() = default;
@@ -145,6 +154,7 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
   record.file = where.file_name();
   record.line = where.line();
+  for (const Transfer& transfer : call.transfers) flight::add_peer(record, transfer.peer);
   call.flight_entry = recorder_->record(record);
   return Work(do_start(std::move(call)));
 }
@@ -392,6 +402,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   record.file = where.file_name();
   record.line = where.line();
   const auto entry = recorder_->record(record);
+  recorder_->mark(entry, flight::State::started);
   try {
     auto result = do_split({.color = color, .key = key, .name = group, .number = ++splits_},
                            Deadline::after(timeout_));

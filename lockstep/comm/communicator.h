@@ -10,10 +10,15 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/base/call_site.h>
+#include <lockstep/base/error.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/types.h>
 #include <lockstep/comm/work.h>
 #include <lockstep/flight/recorder.h>
+
+namespace lockstep::flight {
+class Journal;
+}
 
 namespace lockstep::comm {
 
@@ -23,6 +28,12 @@ struct GroupInfo {
   int rank = 0;                      // of this process, in the group
   std::vector<int> global_ranks{0};  // of each member, in the group's order
   std::uint32_t generation = 0;      // grows when an elastic job re-forms the group
+  // Where the process writes what its groups did; null: a new one that writes nothing. A split's
+  // groups have their parent's.
+  std::shared_ptr<flight::Journal> journal = nullptr;
+
+  // An error of a call in this group, with the group's name and the job's numbers of its ranks.
+  CommError error(CommError::Details details) const;
 };
 
 // Settings of one call.
@@ -153,6 +164,8 @@ class Communicator {
 
   // The last calls of this group, for reports.
   flight::Recorder& recorder() { return *recorder_; }
+  // Those of all groups of this process, and where its program says how far it is.
+  flight::Journal& journal() const { return *info_.journal; }
 
  protected:
   Communicator(GroupInfo info, milliseconds timeout);

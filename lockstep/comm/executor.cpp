@@ -21,8 +21,9 @@ void guarded(const Step& step) {
 
 }  // namespace
 
-Executor::Executor(std::function<void(std::exception_ptr)> on_failure)
-    : on_failure_(std::move(on_failure)) {}
+Executor::Executor(std::function<void(std::exception_ptr)> on_failure,
+                   std::function<void(Clock::duration)> on_waited)
+    : on_failure_(std::move(on_failure)), on_waited_(std::move(on_waited)) {}
 
 Executor::~Executor() { finish(); }
 
@@ -102,6 +103,17 @@ bool Executor::done(const Job& job) const {
 
 bool Executor::wait(Job& job, Deadline deadline) {
   std::unique_lock lock(mutex_);
+  if (!job.done_) {
+    const auto begin = on_waited_ ? Clock::now() : Clock::time_point();
+    const bool done = wait_until_done(job, deadline, lock);
+    if (on_waited_) on_waited_(Clock::now() - begin);
+    if (!done) return false;
+  }
+  if (job.error_) std::rethrow_exception(job.error_);
+  return true;
+}
+
+bool Executor::wait_until_done(Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock) {
   // A waiter that has less time than the jobs it would have to run must not: it could not stop.
   bool may_run = true;
   for (const auto& before : queue_) {
@@ -120,7 +132,6 @@ bool Executor::wait(Job& job, Deadline deadline) {
     if (changed_.wait_until(lock, deadline.at()) == std::cv_status::timeout && !job.done_)
       return false;
   }
-  if (job.error_) std::rethrow_exception(job.error_);
   return true;
 }
 

@@ -40,7 +40,10 @@ class Job {
 class Executor {
  public:
   // `on_failure` is called once, in the thread that ran the failing job, before anyone hears of it.
-  explicit Executor(std::function<void(std::exception_ptr)> on_failure);
+  // `on_waited`, where given, is told how long each wait took that was not over at once; it must
+  // not call back.
+  explicit Executor(std::function<void(std::exception_ptr)> on_failure,
+                    std::function<void(Clock::duration)> on_waited = nullptr);
   ~Executor();
 
   // Runs what is still queued and ends the thread; nothing may be submitted afterwards.
@@ -62,8 +65,10 @@ class Executor {
   void run_in_background();
   void work();
   void run_next(std::unique_lock<std::mutex>& lock);
+  bool wait_until_done(Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock);
 
   std::function<void(std::exception_ptr)> on_failure_;
+  std::function<void(Clock::duration)> on_waited_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Job>> queue_;

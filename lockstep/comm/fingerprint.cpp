@@ -5,7 +5,8 @@
 namespace lockstep::comm {
 
 std::string Fingerprint::text() const {
-  std::string text = fmt::format("{} #{}", name(operation), sequence);
+  std::string text = name(operation);
+  if (sequence != 0) text += fmt::format(" #{}", sequence);
   switch (operation) {
     case Operation::barrier:
     case Operation::split: return text;

@@ -8,7 +8,7 @@
 #include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
 #include <lockstep/comm/transport_call.h>
-#include <lockstep/flight/dump.h>
+#include <lockstep/flight/journal.h>
 
 namespace lockstep::comm {
 
@@ -36,6 +36,15 @@ std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_rank
   return parts;
 }
 
+// Counts how long callers wait; alone nobody waits for anyone, and reading the clock would be felt.
+// Calls may be waited for when their communicator is gone.
+std::function<void(Clock::duration)> waits_of(const GroupInfo& group) {
+  if (group.global_ranks.size() == 1) return nullptr;
+  return [journal = group.journal](Clock::duration waited) {
+    journal->add_waited(std::chrono::nanoseconds(waited).count());
+  };
+}
+
 class TransportCommunicator final : public Communicator, public CallRunner {
  public:
   TransportCommunicator(std::shared_ptr<Endpoint> endpoint, const GroupInfo& group,
@@ -53,7 +62,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
                                   .addresses = addresses_},
                                  options.media, Deadline::after(options.timeout))),
         executor_(std::make_shared<Executor>(
-            [this](const std::exception_ptr& error) { tell_all(error); })) {}
+            [this](const std::exception_ptr& error) { tell_all(error); }, waits_of(info()))) {}
 
   // Jobs refer to this object: run them out before its members go.
   ~TransportCommunicator() override { executor_->finish(); }
@@ -122,10 +131,9 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
   auto details = error.details();
-  details.group = name();
   if (details.operation.empty()) details.operation = comm::name(call.operation);
   if (details.sequence == 0) details.sequence = call.sequence;
-  return CommError(std::move(details));
+  return info().error(std::move(details));
 }
 
 void TransportCommunicator::run_call(const Call& call, Staging* staging) {
@@ -139,7 +147,6 @@ void TransportCommunicator::run_call(const Call& call, Staging* staging) {
     }
   } catch (const CommError& error) {
     recorder().mark(call.flight_entry, flight::State::failed);
-    if (!error.details().group.empty()) throw;
     throw complete(error, call.fingerprint);
   } catch (...) {
     recorder().mark(call.flight_entry, flight::State::failed);
@@ -308,8 +315,12 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
     notice.explanation = "Something was thrown that is no std::exception.";
   }
   transport_->tell(notice);
-  if (!options_.flight_directory.empty())
-    flight::write_dump(recorder(), options_.flight_directory, notice.error(name(), rank()).what());
+  const CommError told = info().error(notice.error(name(), rank()).details());
+  journal().group_failed(
+      recorder(),
+      {.reason = told.what(), .fault = fault_name(told.fault()), .at_fault = told.global_ranks()},
+      notice.found_by == rank() ? flight::Journal::FoundBy::this_rank
+                                : flight::Journal::FoundBy::another);
 }
 
 void TransportCommunicator::do_abort(const std::string& reason) {
@@ -318,7 +329,7 @@ void TransportCommunicator::do_abort(const std::string& reason) {
                       .operation = "abort",
                       .ranks = {rank()},
                       .explanation = reason};
-  const auto error = std::make_exception_ptr(notice.error(name(), rank()));
+  const auto error = std::make_exception_ptr(info().error(notice.error(name(), rank()).details()));
   transport_->interrupt(notice);
   executor_->fail(error, [&] { tell_all(error); });
 }
@@ -341,7 +352,7 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
     if (rows[2 * other] == request.color) members.push_back(other);
   std::stable_sort(members.begin(), members.end(),
                    [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
-  GroupInfo group{.name = request.name, .generation = generation()};
+  GroupInfo group{.name = request.name, .generation = generation(), .journal = info().journal};
   group.global_ranks.clear();
   std::vector<EndpointAddress> addresses;
   for (const int member : members) {
@@ -374,8 +385,12 @@ std::shared_ptr<Communicator> make_transport_communicator(std::shared_ptr<Endpoi
                                                           const std::string& group_id,
                                                           std::vector<EndpointAddress> addresses,
                                                           const TransportOptions& options) {
-  return std::make_shared<TransportCommunicator>(std::move(endpoint), group, group_id,
-                                                 std::move(addresses), options);
+  try {
+    return std::make_shared<TransportCommunicator>(std::move(endpoint), group, group_id,
+                                                   std::move(addresses), options);
+  } catch (const CommError& error) {
+    throw group.error(error.details());
+  }
 }
 
 }  // namespace lockstep::comm

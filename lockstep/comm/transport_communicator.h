@@ -14,7 +14,6 @@ struct TransportOptions {
   Media media = Media::automatic;
   Algorithm algorithm = Algorithm::automatic;  // of calls that ask for none
   milliseconds timeout{600'000};
-  std::string flight_directory;  // where a failing group writes its last calls; empty: nowhere
 };
 
 // Connects the group: every member calls it with the same id, and with the addresses of all members

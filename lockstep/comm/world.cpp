@@ -7,6 +7,7 @@
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/torchrun_store.h>
 #include <lockstep/comm/transport_communicator.h>
+#include <lockstep/flight/journal.h>
 #include <lockstep/store/rank_store.h>
 #if defined(LOCKSTEP_HAVE_MPI)
 #include <lockstep/comm/engines/mpi_bootstrap.h>
@@ -192,6 +193,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   for (int rank = 0; rank < launch.world_size; ++rank)
     world.global_ranks[static_cast<std::size_t>(rank)] = rank;
   world.generation = static_cast<std::uint32_t>(launch.restart_count);
+  world.journal = std::make_shared<flight::Journal>(launch.flight_directory);
 
   const Deadline deadline = Deadline::after(options.timeout);
   const MeetingPoint meeting = meet(launch, deadline);
@@ -214,11 +216,9 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
     addresses = exchange_addresses(*meeting.store, "lockstep/" + group_id, endpoint->address(),
                                    world, deadline);
   }
-  auto communicator = make_transport_communicator(endpoint, world, group_id, std::move(addresses),
-                                                  {.media = *media,
-                                                   .algorithm = options.algorithm,
-                                                   .timeout = options.timeout,
-                                                   .flight_directory = launch.flight_directory});
+  auto communicator = make_transport_communicator(
+      endpoint, world, group_id, std::move(addresses),
+      {.media = *media, .algorithm = options.algorithm, .timeout = options.timeout});
   // Who returns knows that all are there.
   communicator
       ->barrier({.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),

@@ -25,6 +25,7 @@
 #include <lockstep/elastic/peers.h>
 #include <lockstep/elastic/rank_environment.h>
 #include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/report_on_signal.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/socket.h>
 
@@ -135,9 +136,12 @@ class FlightDirectory {
   FlightDirectory& operator=(const FlightDirectory&) = delete;
 
   const std::string& path() const { return path_; }
-  bool has_dumps() const {
-    std::error_code unreadable;
-    return temporary_ && fs::directory_iterator(path_, unreadable) != fs::directory_iterator();
+  // Whether a rank has left word of a call that failed, where only we know of the folder.
+  bool tells_of_failures() const { return temporary_ && flight::tells_of_failures(path_); }
+  // What ranks wrote because somebody asked served its purpose when the job has gone well.
+  void clear() const {
+    std::error_code ignored;
+    if (temporary_) fs::remove_all(path_, ignored);
   }
 
   // What to remove at the end; empty where it is the user's own.
@@ -242,6 +246,7 @@ int launch(const LaunchOptions& options) {
   const sigset_t signals = user_signals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  const ReportOnSignal report_on_signal(flight.path());
   const net::Fd signal_fd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   Membership membership = [&] {
     std::optional<EndWhileWaiting> early;
@@ -281,10 +286,12 @@ int launch(const LaunchOptions& options) {
          .interruption_note = options.interruption_note})
       .run();
   if (!peers.failure()) {
-    if (flight.has_dumps())
+    if (flight.tells_of_failures())
       log::info("the job succeeded, though calls in it have failed; dumps of the flight recorder "
                 "are in {}",
                 flight.path());
+    else
+      flight.clear();
     return 0;
   }
   if (!explained(*peers.failure(), options.explained_exit_codes))

@@ -16,6 +16,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
+#include <lockstep/flight/demand.h>
 
 namespace lockstep::flight {
 
@@ -31,6 +32,7 @@ constexpr const char* kSuffix = ".json";
 constexpr std::uintmax_t kLargestFile = 64 << 20;
 constexpr std::size_t kMostEntries = 1 << 20;
 constexpr std::size_t kMostMembers = 1 << 20;
+constexpr std::size_t kMostPeers = 4;
 constexpr std::size_t kLongestText = 64 << 10;
 constexpr int kDeepest = 4;
 
@@ -89,6 +91,8 @@ class Reader {
     return Reader(path_, *found, place_ == "top level" ? key : fmt::format("{}.{}", place_, key));
   }
 
+  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
+
   Reader at(std::size_t index) const {
     return Reader(path_, value_[index], fmt::format("{}[{}]", place_, index));
   }
@@ -129,6 +133,13 @@ class Reader {
   std::string place_;
 };
 
+std::vector<int> read_ranks(const Reader& reader, std::size_t most) {
+  std::vector<int> ranks;
+  const std::size_t count = reader.length(most);
+  for (std::size_t i = 0; i < count; ++i) ranks.push_back(reader.at(i).integer<int>());
+  return ranks;
+}
+
 Entry read_entry(const Reader& reader) {
   Entry entry;
   entry.number = reader.at("number").integer<std::uint64_t>(1);
@@ -136,6 +147,7 @@ Entry read_entry(const Reader& reader) {
   entry.operation = reader.at("operation").text();
   entry.summary = reader.at("summary").text();
   entry.call_site = reader.at("call_site").text();
+  if (reader.has("peers")) entry.peers = read_ranks(reader.at("peers"), kMostPeers);
   const std::string state = reader.at("state").text();
   const State states[] = {State::queued, State::started, State::finished, State::failed};
   const auto known =
@@ -186,7 +198,7 @@ json parse_json(std::string_view text, const std::filesystem::path& path) {
 
 std::string to_text(const Dump& dump) {
   json entries = json::array();
-  for (const Entry& entry : dump.entries)
+  for (const Entry& entry : dump.entries) {
     entries.push_back({{"number", entry.number},
                        {"sequence", entry.sequence},
                        {"operation", entry.operation},
@@ -196,25 +208,34 @@ std::string to_text(const Dump& dump) {
                        {"queued_ns", entry.queued_ns},
                        {"started_ns", entry.started_ns},
                        {"finished_ns", entry.finished_ns}});
-  const json root = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"host", dump.host},
-                     {"pid", dump.pid},
-                     {"global_rank", dump.global_rank()},
-                     {"group", dump.group},
-                     {"generation", dump.generation},
-                     {"rank", dump.rank},
-                     {"members", dump.members},
-                     {"reason", dump.reason},
-                     {"wall_clock", dump.wall_clock},
-                     {"now_ns", dump.now_ns},
-                     {"last_sequence", dump.last_sequence},
-                     {"entries", std::move(entries)}};
+    if (!entry.peers.empty()) entries.back()["peers"] = entry.peers;
+  }
+  json root = {{"format", kFormat},
+               {"version", kVersion},
+               {"host", dump.host},
+               {"pid", dump.pid},
+               {"global_rank", dump.global_rank()},
+               {"group", dump.group},
+               {"generation", dump.generation},
+               {"rank", dump.rank},
+               {"members", dump.members},
+               {"reason", dump.cause.reason},
+               {"wall_clock", dump.wall_clock},
+               {"now_ns", dump.now_ns},
+               {"last_sequence", dump.last_sequence},
+               {"entries", std::move(entries)}};
+  if (!dump.cause.fault.empty()) root["fault"] = dump.cause.fault;
+  if (!dump.cause.at_fault.empty()) root["at_fault"] = dump.cause.at_fault;
+  if (dump.as_of_ns != 0) root["as_of_ns"] = dump.as_of_ns;
+  if (dump.progress)
+    root["progress"] = {{"step", dump.progress->step},
+                        {"phase", dump.progress->phase},
+                        {"noted_ns", dump.progress->noted_ns}};
   // A reason may quote bytes that are no UTF-8; that must not cost us the dump.
   return root.dump(1, ' ', false, json::error_handler_t::replace);
 }
 
-Dump take_dump(const Recorder& recorder, const std::string& reason) {
+Dump take_dump(const Recorder& recorder, const Cause& cause) {
   Dump dump;
   dump.host = host_name();
   dump.pid = getpid();
@@ -222,8 +243,10 @@ Dump take_dump(const Recorder& recorder, const std::string& reason) {
   dump.generation = recorder.generation();
   dump.rank = recorder.rank();
   dump.members = recorder.global_ranks();
-  dump.reason = reason.substr(0, kLongestText / 4);
+  dump.cause = cause;
+  dump.cause.reason.resize(std::min(cause.reason.size(), kLongestText / 4));
   dump.wall_clock = wall_clock_now();
+  dump.as_of_ns = wall_clock_ns();
   dump.entries = recorder.entries();
   dump.last_sequence = recorder.last_sequence();
   dump.now_ns = now_ns();
@@ -243,20 +266,28 @@ std::string dump_file_name(const Dump& dump) {
                      static_cast<std::uint32_t>(hash_text(identity)), dump.global_rank(), kSuffix);
 }
 
-bool write_dump(const Recorder& recorder, const std::filesystem::path& directory,
-                const std::string& reason) noexcept {
+bool write_dump(const Dump& dump, const std::filesystem::path& directory) noexcept {
   try {
     try {
-      write_file(take_dump(recorder, reason), directory);
+      write_file(dump, directory);
       return true;
     } catch (const std::exception& error) {
-      log::warn("the flight recorder's dump of group '{}' could not be written: {}",
-                recorder.group(), error.what());
+      log::warn("the flight recorder's dump of group '{}' could not be written: {}", dump.group,
+                error.what());
     }
   } catch (...) {
     // Out of memory while saying so: the error that brought us here is the one to report.
   }
   return false;
+}
+
+bool write_dump(const Recorder& recorder, const std::filesystem::path& directory,
+                const Cause& cause) noexcept {
+  try {
+    return write_dump(take_dump(recorder, cause), directory);
+  } catch (...) {
+    return false;  // out of memory
+  }
 }
 
 Dump read_dump(const std::filesystem::path& path) { return parse_dump(read_file(path), path); }
@@ -275,12 +306,19 @@ Dump parse_dump(std::string_view text, const std::filesystem::path& path) {
   dump.group = top.at("group").text();
   dump.generation = top.at("generation").integer<std::uint32_t>();
   const Reader members = top.at("members");
-  const std::size_t num_members = members.length(kMostMembers);
-  if (num_members == 0) members.fail("a group has at least one member");
-  for (std::size_t i = 0; i < num_members; ++i)
-    dump.members.push_back(members.at(i).integer<int>());
-  dump.rank = top.at("rank").integer<int>(0, num_members - 1);
-  dump.reason = top.at("reason").text();
+  dump.members = read_ranks(members, kMostMembers);
+  if (dump.members.empty()) members.fail("a group has at least one member");
+  dump.rank = top.at("rank").integer<int>(0, dump.members.size() - 1);
+  dump.cause.reason = top.at("reason").text();
+  if (top.has("fault")) dump.cause.fault = top.at("fault").text();
+  if (top.has("at_fault")) dump.cause.at_fault = read_ranks(top.at("at_fault"), kMostMembers);
+  if (top.has("as_of_ns")) dump.as_of_ns = top.at("as_of_ns").integer<std::int64_t>();
+  if (top.has("progress")) {
+    const Reader progress = top.at("progress");
+    dump.progress = Progress{.step = progress.at("step").integer<std::uint64_t>(),
+                             .phase = progress.at("phase").text(),
+                             .noted_ns = progress.at("noted_ns").integer<std::int64_t>()};
+  }
   dump.wall_clock = top.at("wall_clock").text();
   dump.now_ns = top.at("now_ns").integer<std::int64_t>();
   dump.last_sequence = top.at("last_sequence").integer<std::uint64_t>();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,20 @@
 
 namespace lockstep::flight {
 
+// What a rank's program last said about where it is.
+struct Progress {
+  std::uint64_t step = 0;
+  std::string phase;  // "forward"; may be empty
+  std::int64_t noted_ns = 0;
+};
+
+// Why a dump is written.
+struct Cause {
+  std::string reason;         // for a person
+  std::string fault;          // fault_name() of the error that ended a group; empty: none did
+  std::vector<int> at_fault;  // the job's ranks that it names
+};
+
 struct Dump {
   std::string host;
   std::int64_t pid = 0;
@@ -18,16 +33,20 @@ struct Dump {
   std::uint32_t generation = 0;
   int rank = 0;              // in the group
   std::vector<int> members;  // global ranks, in the group's order
-  std::string reason;        // why it was written, for a person
-  std::string wall_clock;    // when, "2026-03-01T12:00:00.000Z": for people, never compared
-  std::int64_t now_ns = 0;   // when, on the clock of the entries' times
+  Cause cause;
+  std::string wall_clock;   // when, "2026-03-01T12:00:00.000Z": for people, never compared
+  std::int64_t now_ns = 0;  // when, on the clock of the entries' times
   std::uint64_t last_sequence = 0;
+  // When it was taken, in wall-clock nanoseconds, or the round of the demand (demand.h) that it
+  // answers, if that is later: whoever asked has another clock.
+  std::int64_t as_of_ns = 0;
+  std::optional<Progress> progress;
   std::vector<Entry> entries;  // oldest first
 
   int global_rank() const { return members[static_cast<std::size_t>(rank)]; }
 };
 
-Dump take_dump(const Recorder& recorder, const std::string& reason);
+Dump take_dump(const Recorder& recorder, const Cause& cause);
 
 // "flight-world-1f00c3a2.rank3.json": the same for each dump of one group by one process's rank, so
 // that a later one replaces an earlier one.
@@ -36,8 +55,10 @@ std::string dump_file_name(const Dump& dump);
 // Writes the dump under a temporary name and renames it, so that no reader sees half of one; makes
 // the directory where it is missing. For error paths: never throws; where it cannot write it logs
 // a warning and returns false.
+bool write_dump(const Dump& dump, const std::filesystem::path& directory) noexcept;
+// The same of what a recorder holds now.
 bool write_dump(const Recorder& recorder, const std::filesystem::path& directory,
-                const std::string& reason) noexcept;
+                const Cause& cause) noexcept;
 
 // A dump as it stands in its file.
 std::string to_text(const Dump& dump);

@@ -20,6 +20,10 @@ constexpr std::uint64_t kTimeMask = (std::uint64_t{1} << kTimeBits) - 1;
 constexpr std::uint64_t kFailedBit = std::uint64_t{1} << kTimeBits;
 constexpr unsigned kLapShift = 48;
 
+// A peer's rank plus one, so that 0 means none.
+constexpr unsigned kPeerBits = 16;
+constexpr std::uint64_t kPeerMask = (std::uint64_t{1} << kPeerBits) - 1;
+
 constexpr std::size_t kLargestCapacity = std::size_t{1} << 20;
 
 std::uint64_t stamp(std::uint64_t lap) { return lap << kLapShift; }
@@ -69,6 +73,18 @@ std::int64_t now_ns() {
       .count();
 }
 
+void add_peer(Record& record, int rank) {
+  if (rank < 0 || static_cast<std::uint64_t>(rank) >= kPeerMask) return;
+  const auto word = static_cast<std::uint64_t>(rank) + 1;
+  for (unsigned shift = 0; shift < 64; shift += kPeerBits) {
+    const std::uint64_t there = record.peers >> shift & kPeerMask;
+    if (there == word) return;
+    if (there != 0) continue;
+    record.peers |= word << shift;
+    return;
+  }
+}
+
 Recorder::Recorder(std::string group, int rank, std::vector<int> global_ranks, Summarize summarize,
                    std::size_t capacity, std::uint32_t generation)
     : group_(std::move(group)),
@@ -112,6 +128,7 @@ std::uint64_t Recorder::record(const Record& record) {
   for (std::size_t i = 0; i < 4; ++i) slot.detail[i].store(record.detail[i], order);
   slot.file.store(record.file, order);
   slot.line.store(record.line, order);
+  slot.peers.store(record.peers, order);
   slot.version.store(2 * number, order);
   return number;
 }
@@ -142,6 +159,7 @@ bool Recorder::read(const Slot& slot, Entry& entry) const {
   for (std::size_t i = 0; i < 4; ++i) record.detail[i] = slot.detail[i].load(order);
   record.file = slot.file.load(order);
   record.line = slot.line.load(order);
+  record.peers = slot.peers.load(order);
   if (slot.version.load(std::memory_order_relaxed) != version) return false;
 
   entry.number = version / 2;
@@ -151,6 +169,8 @@ bool Recorder::read(const Slot& slot, Entry& entry) const {
   entry.operation = record.operation;
   entry.summary = summarize_(record);
   entry.call_site = file_and_line(record.file, record.line);
+  for (std::uint64_t rest = record.peers; rest != 0; rest >>= kPeerBits)
+    entry.peers.push_back(static_cast<int>(rest & kPeerMask) - 1);
   entry.queued_ns = queued_ns;
   const auto time_of = [&](std::uint64_t word) -> std::int64_t {
     const std::uint64_t time = word & kTimeMask;

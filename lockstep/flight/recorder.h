@@ -24,6 +24,7 @@ struct Entry {
   std::string operation;       // "all_reduce"
   std::string summary;         // "all_reduce #7 (sum of 1024 float32)"
   std::string call_site;       // "train.cpp:42"
+  std::vector<int> peers;      // of a call that is not numbered: whom it is with, four at most
   State state = State::queued;
   std::int64_t queued_ns = 0;
   std::int64_t started_ns = 0;
@@ -38,7 +39,12 @@ struct Record {
   std::uint64_t detail[4] = {0, 0, 0, 0};  // for summarize
   const char* file = "";                   // static lifetime (CallSite)
   std::uint32_t line = 0;
+  std::uint64_t peers = 0;  // of a call that is not numbered: add_peer() for each
 };
+
+// Notes that a call is with this rank of the group. Four of them are kept, each once; ranks too
+// high for their 16 bits are not.
+void add_peer(Record& record, int rank);
 
 // A ring of entries. Lock-free and allocation-free to write: any threads may call record() and
 // mark() at any time. Readers get a consistent copy of each entry or skip it. An entry that the
@@ -90,6 +96,7 @@ class Recorder {
     std::atomic<std::uint64_t> detail[4]{};
     std::atomic<const char*> file{""};
     std::atomic<std::uint32_t> line{0};
+    std::atomic<std::uint64_t> peers{0};
   };
 
   Slot& slot_of(std::uint64_t number) const { return slots_[(number - 1) & mask_]; }

@@ -39,6 +39,56 @@ TEST(CommError, LeavesOutWhatItDoesNotKnow) {
                "handshake failed: refused");
 }
 
+TEST(CommError, GivesTheJobsRanksOfAGroup) {
+  const CommError error({.fault = Fault::timeout,
+                         .operation = "barrier",
+                         .group = "tp",
+                         .sequence = 3,
+                         .ranks = {1},
+                         .explanation = "Rank 0 waited 2.0 s for rank 1.",
+                         .found_by = 0,
+                         .global_ranks = {4, 5}});
+  EXPECT_STREQ(
+      error.what(),
+      "barrier (call #3) in group 'tp' failed: timeout of rank 1 (job rank 5). Rank 0 "
+      "waited 2.0 s for rank 1. (Found by rank 0 (job rank 4).) (Ranks 0 and 1 of 'tp' are "
+      "job ranks 4 and 5.)");
+  EXPECT_THAT(error.global_ranks(), ::testing::ElementsAre(5));
+  const CommError descending(
+      {.group = "odd", .ranks = {0, 2}, .explanation = "So.", .global_ranks = {9, 7, 5}});
+  EXPECT_STREQ(descending.what(),
+               "communication in group 'odd' failed: aborted of ranks 0 and 2 (job ranks 9 and 5). "
+               "So. (Ranks 0-2 of 'odd' are job ranks 9, 7 and 5.)");
+  EXPECT_THAT(descending.global_ranks(), ::testing::ElementsAre(5, 9));
+}
+
+TEST(CommError, SaysNothingOfTheJobWhereTheNumbersAreTheSame) {
+  const CommError error(
+      {.group = "world", .ranks = {1}, .explanation = "So.", .global_ranks = {0, 1, 2}});
+  EXPECT_STREQ(error.what(), "communication in group 'world' failed: aborted of rank 1. So.");
+  EXPECT_THAT(error.global_ranks(), ::testing::ElementsAre(1));
+  // Where nobody said, or a peer's word is wrong, numbers stay as they are.
+  EXPECT_THAT(CommError({.ranks = {7}}).global_ranks(), ::testing::ElementsAre(7));
+  EXPECT_THAT(CommError({.ranks = {-1, 9}, .global_ranks = {3, 4}}).global_ranks(),
+              ::testing::ElementsAre(-1, 9));
+}
+
+TEST(CommError, LargeGroupsHaveARuleOrNothing) {
+  std::vector<int> strided;
+  for (int rank = 0; rank < 64; ++rank) strided.push_back(3 + 8 * rank);
+  const auto text = [](std::vector<int> global_ranks) {
+    return std::string(CommError({.group = "dp",
+                                  .ranks = {2},
+                                  .explanation = "So.",
+                                  .global_ranks = std::move(global_ranks)})
+                           .what());
+  };
+  EXPECT_THAT(text(strided), HasSubstr("of rank 2 (job rank 19). So. (Rank r of 'dp' is job rank 3 "
+                                       "+ 8 r.)"));
+  std::swap(strided[5], strided[6]);
+  EXPECT_THAT(text(strided), ::testing::EndsWith("of rank 2 (job rank 19). So."));
+}
+
 TEST(CommError, EveryFaultHasAName) {
   std::vector<std::string> names;
   for (const Fault fault : {Fault::timeout, Fault::peer_lost, Fault::mismatch, Fault::aborted,

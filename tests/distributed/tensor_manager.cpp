@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
@@ -24,6 +25,41 @@ struct SharedMlp : torch::nn::Module {
   nn::ColumnParallelLinear up;
   nn::RowParallelLinear down;
 };
+
+// A layer that is not cut, whose name ends as that of one that is; and one with a blank in it.
+struct AlikeNames : torch::nn::Module {
+  explicit AlikeNames(std::uint64_t seed) {
+    torch::manual_seed(seed);
+    fc = register_module("fc", nn::ColumnParallelLinear(8, 16));
+    inner = register_module("x y", torch::nn::Sequential());
+    inner->push_back("fc", torch::nn::Linear(8, 8));
+  }
+
+  at::Tensor forward(const at::Tensor& x) { return fc(inner->forward(x).tanh()); }
+
+  nn::ColumnParallelLinear fc{nullptr};
+  torch::nn::Sequential inner{nullptr};
+};
+
+void check_alike_names(DistributedManager& dist, Cells& cells) {
+  const auto whole = std::make_shared<AlikeNames>(5);
+  const auto model = dist.wrap_model(std::make_shared<AlikeNames>(5));
+  const auto x = at::arange(24, at::kFloat).view({3, 8}).sin();
+  whole->forward(x).square().sum().backward();
+  dist.backward(model, model->forward(x).square().sum(), 1);
+  std::vector<NamedTensor> parameters;
+  for (const auto& item : whole->named_parameters())
+    parameters.push_back({item.key(), item.value()});
+  const double norm = optim::clip_gradients(parameters, 1e9).norm;
+  const double got = dist.clip_gradients(model, 1e9).norm;
+  cells.expect(std::abs(got - norm) < 1e-5 * norm,
+               fmt::format("the norm is {} and not {}", got, norm));
+  const auto state = dist.full_state_dict(model);
+  if (!dist.is_main()) return;
+  cells.expect(state.size() == parameters.size(), "tensors are missing");
+  for (const auto& [name, tensor] : state)
+    cells.expect_same(tensor, whole->named_parameters()[name].detach(), name);
+}
 
 std::shared_ptr<SharedMlp> seeded_mlp() {
   torch::manual_seed(3);
@@ -94,6 +130,14 @@ void check_tensor_manager(DistributedManager dist, Cells& cells) {
   cells.cell("a model without such layers is refused", [&] {
     cells.expect_usage_error([&] { dist.wrap_model(torch::nn::Linear(4, 4)); },
                              "has no layer that can be cut");
+  });
+  cells.cell("names that end alike", [&] { check_alike_names(dist, cells); });
+  cells.cell("copies of a layer that differ are refused", [&] {
+    cells.expect_usage_error(
+        [&] {
+          dist.wrap_model(std::make_shared<AlikeNames>(static_cast<std::uint64_t>(dist.rank())));
+        },
+        "both have a parameter 'x y.fc.weight', with different values");
   });
   cells.cell("a model that is built by parts is refused", [&] {
     cells.expect_usage_error([&] { dist.build_model([] { return seeded_mlp(); }); },

@@ -172,7 +172,7 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
     return "all_reduce #" + std::to_string(record.sequence);
   });
   recorder.record({.sequence = 7, .operation = "all_reduce", .file = "train.cpp", .line = 42});
-  ASSERT_TRUE(flight::write_dump(recorder, folder.path(), "a test"));
+  ASSERT_TRUE(flight::write_dump(recorder, folder.path(), {.reason = "a test"}));
   const std::string copy = "cp " + folder.path().string() + "/flight-* $LOCKSTEP_FLIGHT_DIR; ";
   Launched job =
       Launched::run({"--nproc-per-node", "2", "sh", "-c",
@@ -185,6 +185,24 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
   const std::string kept = lines_of(job.output()).at(0).substr(4);
   EXPECT_THAT(job.error(), HasSubstr("dumps in " + kept));
   EXPECT_GT(std::filesystem::remove_all(kept), 1u);
+}
+
+// Whoever asks where ranks are does no harm, also where they have nothing to tell.
+TEST(Failure, AskingWhereRanksAreLeavesNothingBehind) {
+  const Folder folder;
+  const std::string end = folder.path().string() + "/end";
+  Launched job = Launched::run(
+      {"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; while [ ! -e " + end + " ]; do sleep 0.02; done"});
+  ASSERT_TRUE(job.says("lockstep-flight-"));
+  job.kill(SIGUSR1);
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+    return job.error().find("no rank of this host has made a group") != std::string::npos;
+  })) << job.error();
+  folder.write("end", "");
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  const std::string flight = lines_of(job.output()).at(0).substr(4);
+  EXPECT_FALSE(std::filesystem::exists(flight)) << flight;
+  EXPECT_THAT(job.error(), Not(HasSubstr("calls in it have failed")));
 }
 
 TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {

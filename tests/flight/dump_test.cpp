@@ -42,7 +42,7 @@ class DumpTest : public testing::Test {
   std::string error_after(const std::function<void(json&)>& change) {
     Recorder recorder("world", 1, {0, 1}, nullptr);
     recorder.record({.sequence = 1, .operation = "barrier"});
-    EXPECT_TRUE(write_dump(recorder, directory_, "test"));
+    EXPECT_TRUE(write_dump(recorder, directory_, {.reason = "test"}));
     const fs::path path = list_dumps(directory_).at(0);
     json root = json::parse(std::ifstream(path));
     change(root);
@@ -58,8 +58,12 @@ TEST_F(DumpTest, ComesBackAsItWas) {
   const auto call =
       recorder.record({.sequence = 4, .operation = "all_gather", .file = "a/b.cpp", .line = 9});
   recorder.mark(call, State::started);
-  recorder.record({.sequence = 0, .operation = "exchange"});
-  ASSERT_TRUE(write_dump(recorder, directory_ / "made" / "here", "because \xff of \"it\""));
+  Record exchange{.sequence = 0, .operation = "exchange"};
+  add_peer(exchange, 0);
+  recorder.record(exchange);
+  ASSERT_TRUE(
+      write_dump(recorder, directory_ / "made" / "here",
+                 {.reason = "because \xff of \"it\"", .fault = "timeout", .at_fault = {6}}));
   const auto files = list_dumps(directory_ / "made" / "here");
   ASSERT_EQ(files.size(), 1u);
   EXPECT_THAT(files[0].filename().string(), HasSubstr("rank7.json"));
@@ -71,7 +75,10 @@ TEST_F(DumpTest, ComesBackAsItWas) {
   EXPECT_EQ(dump.members, (std::vector<int>{6, 7}));
   EXPECT_EQ(dump.pid, getpid());
   EXPECT_FALSE(dump.host.empty());
-  EXPECT_THAT(dump.reason, testing::StartsWith("because "));
+  EXPECT_THAT(dump.cause.reason, testing::StartsWith("because "));
+  EXPECT_EQ(dump.cause.fault, "timeout");
+  EXPECT_EQ(dump.cause.at_fault, std::vector<int>{6});
+  EXPECT_FALSE(dump.progress);
   EXPECT_THAT(dump.wall_clock, testing::MatchesRegex("....-..-..T..:..:..\\....Z"));
   EXPECT_EQ(dump.last_sequence, 4u);
   const auto entries = recorder.entries();
@@ -81,6 +88,7 @@ TEST_F(DumpTest, ComesBackAsItWas) {
     EXPECT_EQ(dump.entries[i].sequence, entries[i].sequence);
     EXPECT_EQ(dump.entries[i].summary, entries[i].summary);
     EXPECT_EQ(dump.entries[i].call_site, entries[i].call_site);
+    EXPECT_EQ(dump.entries[i].peers, entries[i].peers);
     EXPECT_EQ(dump.entries[i].state, entries[i].state);
     EXPECT_EQ(dump.entries[i].queued_ns, entries[i].queued_ns);
     EXPECT_EQ(dump.entries[i].started_ns, entries[i].started_ns);
@@ -95,7 +103,7 @@ TEST_F(DumpTest, OneFileForEachGroupAndRank) {
   const Recorder same_name("world", 0, {0, 2}, nullptr);
   const Recorder odd_name("a/../b", 0, {0}, nullptr);
   for (const Recorder* recorder : {&world, &other_rank, &same_name, &odd_name, &world})
-    EXPECT_TRUE(write_dump(*recorder, directory_, "x"));
+    EXPECT_TRUE(write_dump(*recorder, directory_, {.reason = "x"}));
   EXPECT_EQ(list_dumps(directory_).size(), 4u);
   // Nothing temporary is left, and nothing left the directory.
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 4);
@@ -104,8 +112,8 @@ TEST_F(DumpTest, OneFileForEachGroupAndRank) {
 TEST_F(DumpTest, FailsWithoutThrowing) {
   const Recorder recorder("world", 0, {0}, nullptr);
   std::ofstream(directory_ / "file") << "x";
-  EXPECT_FALSE(write_dump(recorder, directory_ / "file" / "below", "x"));
-  EXPECT_FALSE(write_dump(recorder, "/proc/no/such", "x"));
+  EXPECT_FALSE(write_dump(recorder, directory_ / "file" / "below", {.reason = "x"}));
+  EXPECT_FALSE(write_dump(recorder, "/proc/no/such", {.reason = "x"}));
 }
 
 TEST_F(DumpTest, MalformedNamesFileAndPlace) {
@@ -132,6 +140,16 @@ TEST_F(DumpTest, WrongFieldsNameTheirPlace) {
   EXPECT_THAT(error_after([](json& d) { d["generation"] = 1ull << 40; }), HasSubstr("generation"));
   EXPECT_THAT(error_after([](json& d) { d["reason"] = std::string(1 << 20, 'x'); }),
               HasSubstr("reason: 1048576 bytes"));
+  EXPECT_THAT(error_after([](json& d) {
+                d["progress"] = {{"step", 1}};
+              }),
+              HasSubstr("progress: 'phase' is missing"));
+  EXPECT_THAT(error_after([](json& d) { d["at_fault"] = {-1}; }), HasSubstr("at_fault[0]: -1"));
+  EXPECT_THAT(error_after([](json& d) {
+                d["entries"][0]["peers"] = {1, 2, 3, 4, 5};
+              }),
+              HasSubstr("entries[0].peers: 5 elements"));
+  EXPECT_THAT(error_after([](json& d) { d["as_of_ns"] = "now"; }), HasSubstr("as_of_ns: \"now\""));
   EXPECT_THAT(error_after([](json& d) { d["entries"] = 3; }), HasSubstr("entries: not a list"));
   EXPECT_THAT(error_after([](json& d) { d["entries"][0]["state"] = "odd"; }),
               HasSubstr("entries[0].state: 'odd'"));
@@ -146,7 +164,7 @@ TEST_F(DumpTest, ReportOfADirectory) {
   EXPECT_EQ(merged_report(directory_ / "none"), "");
   Recorder recorder("world", 0, {0, 1}, nullptr);
   recorder.mark(recorder.record({.sequence = 1, .operation = "barrier"}), State::started);
-  ASSERT_TRUE(write_dump(recorder, directory_, "deadline"));
+  ASSERT_TRUE(write_dump(recorder, directory_, {.reason = "deadline"}));
   std::ofstream(directory_ / "flight-bad.json") << "no";
   const std::string report = merged_report(directory_);
   EXPECT_THAT(report, HasSubstr("rank 0 is in barrier #1, for "));

@@ -110,6 +110,16 @@ TEST(Recorder, LastSequenceOutlivesTheRing) {
   EXPECT_EQ(recorder.last_sequence(), 9u);
 }
 
+TEST(Recorder, KeepsFourPeers) {
+  Recorder recorder("world", 0, {0}, nullptr, 4);
+  Record record{.sequence = 0, .operation = "exchange"};
+  for (const int peer : {7, 0, 7, -1, 70'000, 65'534, 3, 5}) add_peer(record, peer);
+  recorder.record(record);
+  recorder.record({.sequence = 1, .operation = "barrier"});
+  EXPECT_EQ(recorder.entries()[0].peers, (std::vector<int>{7, 0, 65'534, 3}));
+  EXPECT_TRUE(recorder.entries()[1].peers.empty());
+}
+
 TEST(Recorder, WritingTakesNoMemory) {
   Recorder recorder("world", 0, {0}, nullptr, 16);
   const std::size_t before = allocations;

@@ -25,6 +25,7 @@ void run(std::span<const std::byte> input) {
   require(name.find('/') == std::string::npos && name.size() < 256, "a file name is one");
   require(flight::merged_report({dump}).ends_with('\n'), "a report is written");
   require(!flight::merged_report({dump, dump}).empty(), "a report of two is written");
+  require(flight::merged_report_json(std::vector{dump}).ends_with('\n'), "also for programs");
 }
 
 }  // namespace lockstep::fuzz

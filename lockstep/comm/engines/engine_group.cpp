@@ -8,6 +8,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/engines/engine_text.h>
 #include <lockstep/comm/scalar_type.h>
+#include <lockstep/flight/journal.h>
 
 namespace lockstep::comm::engines {
 
@@ -51,6 +52,7 @@ bool EngineCall::done() const {
 
 void EngineCall::wait_on_host(Deadline deadline) {
   std::unique_lock lock(mutex_);
+  const auto begin = done_ ? Clock::time_point() : Clock::now();
   const bool callers_comes_first = deadline.at() < call_.deadline.at();
   const auto until = std::min(deadline.at(), call_.deadline.at());
   if (!changed_.wait_until(lock, until, [this] { return done_; })) {
@@ -62,6 +64,8 @@ void EngineCall::wait_on_host(Deadline deadline) {
     // thread is about to do it.
     changed_.wait(lock, [this] { return done_; });
   }
+  if (begin != Clock::time_point())
+    group_->info().journal->add_waited(std::chrono::nanoseconds(Clock::now() - begin).count());
   if (fault_) throw CommError(*fault_);
 }
 
@@ -320,14 +324,20 @@ void EngineGroup::fail(CommError::Details fault) {
 }
 
 void EngineGroup::die(const CommError::Details& fault) {
+  const CommError error = info_.error(fault);
   std::list<std::shared_ptr<EngineCall>> failed;
   {
     std::lock_guard lock(mutex_);
     if (fault_) return;
-    fault_ = fault;
+    fault_ = error.details();
     failed.swap(in_flight_);
   }
-  for (const auto& call : failed) call->fail(fault);
+  // Before anyone hears of it: the program may end at once.
+  info_.journal->group_failed(
+      *recorder_,
+      {.reason = error.what(), .fault = fault_name(fault.fault), .at_fault = error.global_ranks()},
+      flight::Journal::FoundBy::this_rank);
+  for (const auto& call : failed) call->fail(error.details());
   if (interrupt_) interrupt_();
 }
 

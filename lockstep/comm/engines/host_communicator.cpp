@@ -53,12 +53,12 @@ void gather_ranks(const GroupInfo& group, const std::string& backend, store::Sto
     for (std::size_t rank = 0; rank < keys.size(); ++rank)
       if (!store.get(keys[rank], Deadline::after(milliseconds(5000))))
         missing.push_back(static_cast<int>(rank));
-    throw CommError({.fault = Fault::timeout,
-                     .operation = "connecting " + backend,
-                     .group = group.name,
-                     .ranks = missing,
-                     .explanation = fmt::format("after {:.1f} s {} had not come to form the group",
-                                                deadline.span_seconds(), list_ranks(missing))});
+    throw group.error(
+        {.fault = Fault::timeout,
+         .operation = "connecting " + backend,
+         .ranks = missing,
+         .explanation = fmt::format("after {:.1f} s {} had not come to form the group",
+                                    deadline.span_seconds(), list_ranks(missing))});
   }
 }
 

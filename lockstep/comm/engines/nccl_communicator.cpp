@@ -96,7 +96,7 @@ class NcclCommunicator final : public Communicator {
         device_(c10::DeviceType::CUDA, c10::cuda::current_device()),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
         group_(std::make_shared<EngineGroup>(
-            info, "nccl", shared_recorder(),
+            this->info(), "nccl", shared_recorder(),
             options.ledger == LedgerMode::automatic ? LedgerMode::beside : options.ledger)) {
     connect(deadline);
     group_->open(

@@ -11,6 +11,8 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/flight/journal.h>
+#include <lockstep/observe/slow_ranks.h>
 
 namespace lockstep::comm::conformance {
 
@@ -79,11 +81,73 @@ void die(Communicator& world) {
   world.all_reduce(at::ones({1000})).wait();
 }
 
+// Two pairs that share layers, and between them a pipeline of two stages: whoever computes for too
+// long holds up one rank of its pair, which holds up the stage before it.
+struct Grid {
+  explicit Grid(Communicator& world)
+      : tp(world.split(world.rank() / 2, world.rank(), "tp")),
+        pp(world.split(world.rank() % 2, world.rank(), "pp")) {}
+
+  std::shared_ptr<Communicator> tp;  // ranks 0 and 1, 2 and 3
+  std::shared_ptr<Communicator> pp;  // ranks 0 and 2, 1 and 3
+};
+
+void hold_up_a_chain(Communicator& world, milliseconds patience) {
+  const Grid grid(world);
+  at::Tensor tensor = at::ones({1000});
+  world.journal().note_progress(7, "forward");
+  world.barrier().wait();
+  if (world.rank() == 3) {
+    say("computing");
+    std::this_thread::sleep_for(std::chrono::minutes(5));
+  } else if (world.rank() == 2) {
+    grid.tp->all_reduce(tensor, ReduceOp::sum, {.timeout = patience}).wait();
+  } else {
+    grid.pp->exchange({receive_from(1, tensor)}).wait();
+  }
+}
+
+// A rank that is stopped in its own code.
+void stop(Communicator& world) {
+  world.barrier().wait();
+  if (world.rank() == 1) ::kill(::getpid(), SIGSTOP);
+  world.all_reduce(at::ones({1000}), ReduceOp::sum, {.timeout = milliseconds(1000)}).wait();
+}
+
+// Steps of which rank 1's own part takes twice as long; waiting makes them equally long for all.
+void train_with_a_slow_rank(Communicator& world) {
+  observe::SlowRanks slow({0, 1, 2});
+  const at::Tensor gradient = at::ones({1000});
+  const at::Tensor all = at::empty({world.size()}, at::kDouble);
+  for (std::uint64_t step = 0; step < 20; ++step) {
+    const auto begin = Clock::now();
+    const double waited = world.journal().waited_seconds();
+    std::this_thread::sleep_for(milliseconds(world.rank() == 1 ? 40 : 20));
+    world.all_reduce(gradient).wait();
+    const double own = std::chrono::duration<double>(Clock::now() - begin).count() -
+                       (world.journal().waited_seconds() - waited);
+    world.all_gather(all, at::full({1}, own, at::kDouble), {.launch = Launch::on_wait}).wait();
+    const auto* seconds = all.data_ptr<double>();
+    for (const auto& news : slow.step(step, {seconds, static_cast<std::size_t>(world.size())}))
+      say(news.text());
+  }
+}
+
+// One calls it off while the others wait.
+void call_off(Communicator& world) {
+  world.barrier().wait();
+  if (world.rank() == 2) {
+    std::this_thread::sleep_for(milliseconds(100));
+    world.abort("the loss is not a number");
+  }
+  world.all_reduce(at::ones({1000})).wait();
+}
+
 }  // namespace
 
 int run_scenario(const std::string& name) {
   // A launcher ends the others when one fails: they must get their word out before.
-  ::signal(SIGTERM, SIG_IGN);
+  if (!name.starts_with("chain")) ::signal(SIGTERM, SIG_IGN);
   try {
     if (name == "absent" && read_launch_environment().rank == 1) {
       std::this_thread::sleep_for(milliseconds(2500));
@@ -95,6 +159,11 @@ int run_scenario(const std::string& name) {
     if (name == "lengths") cut_differently(*world);
     if (name == "too-much") send_too_much(*world);
     if (name == "die") die(*world);
+    if (name == "chain") hold_up_a_chain(*world, milliseconds(1500));
+    if (name == "chain-now") hold_up_a_chain(*world, milliseconds(120'000));
+    if (name == "stop") stop(*world);
+    if (name == "slow") train_with_a_slow_rank(*world);
+    if (name == "abort") call_off(*world);
     say("nothing happened");
     return 0;
   } catch (const Error& error) {

@@ -59,5 +59,18 @@ TEST_P(ExecutorFailure, WhileItIsEnded) {
 INSTANTIATE_TEST_SUITE_P(Launches, ExecutorFailure,
                          ::testing::Values(Launch::in_background, Launch::on_wait));
 
+TEST(ExecutorWaits, AreTimedWhereTheyAreNotOverAtOnce) {
+  std::vector<Clock::duration> waits;
+  Executor executor([](const std::exception_ptr&) {},
+                    [&](Clock::duration waited) { waits.push_back(waited); });
+  const auto one = job([] {});
+  executor.submit(one, Launch::on_wait);
+  EXPECT_TRUE(executor.wait(*one, Deadline::after(kLongest)));
+  ASSERT_EQ(waits.size(), 1u);
+  EXPECT_GE(waits[0].count(), 0);
+  EXPECT_TRUE(executor.wait(*one, Deadline::after(kLongest)));
+  EXPECT_EQ(waits.size(), 1u);
+}
+
 }  // namespace
 }  // namespace lockstep::comm

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -11,6 +13,8 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/flight/journal.h>
+#include <lockstep/flight/report.h>
 
 #include "gloo.h"
 
@@ -211,6 +215,36 @@ TEST_F(GlooFaults, NamesARankThatDoesNotCome) {
     }
   });
   EXPECT_EQ(caught, 2);
+}
+
+// Of a group that is not the world the job's ranks are named, too; and what all ranks did is
+// written, as by our own transports.
+TEST_F(GlooFaults, LeavesDumpsOfAPartOfTheJob) {
+  std::string pattern = (std::filesystem::temp_directory_path() / "lockstep-gloo-XXXXXX").string();
+  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const std::filesystem::path flight = pattern;
+  std::atomic<int> caught{0};
+  run_ranks(4, [&](int rank) {
+    GroupInfo info = group_info("world", rank, 4);
+    info.journal = std::make_shared<flight::Journal>(flight);
+    const auto world = make_engine("gloo", info, {.store = job_.connect()});
+    const auto pair = world->split(rank / 2, rank, "pair");
+    if (rank == 3) std::this_thread::sleep_for(milliseconds(1500));
+    if (rank != 2) return;
+    try {
+      pair->all_reduce(at::ones({4}), ReduceOp::sum, {.timeout = milliseconds(500)}).wait();
+      ADD_FAILURE() << "no error";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("timeout of rank 1 (job rank 3)"));
+      EXPECT_THAT(error.global_ranks(), ElementsAre(3));
+      ++caught;
+    }
+  });
+  EXPECT_EQ(caught, 1);
+  EXPECT_THAT(flight::merged_report(flight),
+              testing::StartsWith("Rank 3 never called all_reduce #1 of group 'pair' "
+                                  "(gloo_faults_test.cpp:"));
+  std::filesystem::remove_all(flight);
 }
 
 TEST_F(GlooFaults, NamesRanksThatDoNotComeToConnect) {

@@ -1,0 +1,127 @@
+// Jobs that hang on purpose: what their ranks leave behind, and what is said of it.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/flight/report.h>
+
+#include "../../elastic/launched.h"
+
+namespace lockstep::comm::conformance {
+namespace {
+
+using elastic::testing::Folder;
+using elastic::testing::Launched;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Launched start_hanging(const std::string& scenario, int num_ranks, const Folder& flight) {
+  return Launched::run(
+      {"--standalone", "--grace", "1", "--nproc-per-node", std::to_string(num_ranks),
+       std::filesystem::read_symlink("/proc/self/exe").string(), "--scenario", scenario},
+      {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
+}
+
+std::string check_hang(const Folder& flight, std::vector<std::string> flags = {}) {
+  std::vector<std::string> command = {LOCKSTEP_PROGRAM, "check", "hang", flight.path().string()};
+  command.insert(command.end(), flags.begin(), flags.end());
+  Launched check(command);
+  EXPECT_NE(check.wait(), -1);
+  return check.output() + check.error();
+}
+
+TEST(Hang, ARankThatComputesIsFoundThroughItsGroups) {
+  const Folder flight;
+  Launched job = start_hanging("chain", 4, flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  // The group's numbers and the job's, in the error and in the report.
+  EXPECT_THAT(job.output(),
+              AllOf(HasSubstr("all_reduce (call #1) in group 'tp' failed: timeout of rank 1 (job "
+                              "rank 3)"),
+                    HasSubstr("(Ranks 0 and 1 of 'tp' are job ranks 2 and 3.)")));
+  for (const std::string& text : {job.error(), check_hang(flight)})
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("Rank 3 never called all_reduce #1 of group 'tp' (scenarios.cpp:"),
+                      HasSubstr("ranks 0-2 waited for it, directly or through others, for 1."),
+                      HasSubstr("Rank 3's last call, barrier #4 of group 'world' (scenarios.cpp:"),
+                      HasSubstr("that it is in step 7 (forward).\n"),
+                      HasSubstr("waits in exchange with rank 2 of group 'pp' (scenarios.cpp:")))
+        << text;
+}
+
+TEST(Hang, ARunningJobCanBeAsked) {
+  const Folder flight;
+  Launched job = start_hanging("chain-now", 4, flight);
+  ASSERT_TRUE(job.says("[3] computing"));
+  // The others come to their calls in a moment.
+  std::string text;
+  elastic::testing::eventually(milliseconds(20'000), [&] {
+    text = check_hang(flight, {"--now"});
+    return text.find("ranks 0-2 wait for it, directly or through others") != std::string::npos;
+  });
+  EXPECT_THAT(text, HasSubstr("Rank 3 never called all_reduce #1 of group 'tp' (scenarios.cpp:"));
+  // By a signal, too.
+  job.kill(SIGUSR1);
+  EXPECT_TRUE(elastic::testing::eventually(milliseconds(20'000), [&] {
+    return job.error().find("where the ranks of this host are:\nRank 3 never called") !=
+               std::string::npos ||
+           job.error().find("this may be a job at work.\nRank 3 never called") != std::string::npos;
+  })) << job.error();
+  EXPECT_FALSE(job.alive().empty());
+  job.kill(SIGTERM);
+  job.wait();
+}
+
+TEST(Hang, AStoppedRankLeavesNoDump) {
+  const Folder flight;
+  Launched job = start_hanging("stop", 3, flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  EXPECT_THAT(job.output(), HasSubstr("No answer from rank 1: stopped, or unreachable."));
+  EXPECT_THAT(job.error(), HasSubstr("Rank 1 left no dump: it is stopped or dead, or on a host "
+                                     "whose dumps are not here; ranks 0 and 2 waited for it in "
+                                     "all_reduce #3 of group 'world' (scenarios.cpp:"));
+  EXPECT_TRUE(job.all_gone(milliseconds(2000)));
+}
+
+TEST(Hang, ADeadRankIsCalledDead) {
+  const Folder flight;
+  Launched job = start_hanging("die", 3, flight);
+  EXPECT_EQ(job.wait(), 137) << job.output() << job.error();
+  EXPECT_THAT(check_hang(flight), AllOf(HasSubstr("Rank 2 died; ranks 0 and 1 waited for it in "),
+                                        HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
+}
+
+// One rank at half speed: every rank names it within 20 steps.
+TEST(Hang, ASlowRankIsNamed) {
+  const Folder flight;
+  Launched job = start_hanging("slow", 3, flight);
+  EXPECT_EQ(job.wait(), 0) << job.output() << job.error();
+  for (const std::string rank : {"[0] ", "[1] ", "[2] "}) {
+    EXPECT_THAT(job.output(), HasSubstr(rank + "rank 1 is slow: its own part of a step takes 0.04"))
+        << job.output();
+    EXPECT_THAT(job.output(), ::testing::Not(HasSubstr(rank + "rank 0 is slow")));
+  }
+}
+
+// Every rank writes what it did, whoever found the fault.
+TEST(Hang, EveryRankLeavesADump) {
+  for (const std::string scenario : {"behind", "mismatch", "abort"}) {
+    const Folder flight;
+    Launched job = start_hanging(scenario, 3, flight);
+    EXPECT_EQ(job.wait(), 3) << scenario << job.output() << job.error();
+    EXPECT_EQ(flight::list_dumps(flight.path()).size(), 3u) << scenario;
+    EXPECT_THAT(job.error(), HasSubstr("group 'world' (3 ranks)")) << scenario;
+    if (scenario == "mismatch") {
+      EXPECT_THAT(job.error(), HasSubstr("Ranks made different calls as #2 of group 'world': rank "
+                                         "0 called broadcast #2"));
+    } else if (scenario == "abort") {
+      EXPECT_THAT(check_hang(flight), HasSubstr("the loss is not a number"));
+    } else {
+      EXPECT_THAT(check_hang(flight), HasSubstr("Rank 1 came to all_reduce #3 of group 'world'"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::comm::conformance
