@@ -9,6 +9,7 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
+#include <lockstep/flight/journal.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/unsigned_nan.h>
@@ -151,10 +152,14 @@ TrainingResult Trainer::run() {
                                                          .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
   saved_step_ = step_;
+  if (dist_.world_size() > 1) speeds_.emplace(dist_);
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
+    if (speeds_) speeds_->begin_step();
     const Step step = train_step();
+    if (speeds_)
+      for (const std::string& news : speeds_->end_step(step_)) log::warn("{}", news);
     if (reporter_) report(step);
     const bool epoch_over = loader_.state().epoch > epoch;
     if (!finished() &&
@@ -175,6 +180,11 @@ TrainingResult Trainer::run() {
   if (result_.end == TrainingResult::End::interrupted) result_.signal = signal_of(dist_);
   result_.step = step_;
   return result_;
+}
+
+// For the report of a job that hangs.
+void Trainer::note_progress(const char* phase) const {
+  dist_.world()->journal().note_progress(static_cast<std::uint64_t>(step_) + 1, phase);
 }
 
 void Trainer::report(const Step& step) {
@@ -203,12 +213,14 @@ Trainer::Step Trainer::train_step() {
   optimizer_->zero_grad();
   Step step;
   if (options_.step_times) step.times.emplace();
+  note_progress("forward and backward");
   run_passes(step.times);
   leave_finished_epoch();
   step.loss = unsigned_nan(dist_.totals(model_).mean_loss());
   step.count = dist_.totals(model_).count();
   std::optional<PartClock> clock;
   if (step.times) clock.emplace(dist_.device());
+  note_progress("update");
   update(step);
   if (clock) clock->add_to(step.times->update);
   ++step_;
@@ -293,6 +305,7 @@ std::optional<device::Autocast> Trainer::low_precision() const {
 
 void Trainer::validate() {
   if (validation_ == nullptr) return;
+  note_progress("validation");
   const c10::NoGradGuard no_grad;
   model_->eval();
   data::DataLoader loader = make_loader(dist_, validation_, options_, false, false);

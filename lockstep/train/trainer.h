@@ -17,6 +17,7 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
+#include <lockstep/train/rank_speeds.h>
 #include <lockstep/train/reporter.h>
 #include <lockstep/train/stopped.h>
 #include <lockstep/train/task.h>
@@ -96,6 +97,7 @@ class Trainer {
   void run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
   std::optional<device::Autocast> low_precision() const;
+  void note_progress(const char* phase) const;
   void report(const Step& step);
   void validate();
   bool agree_to_stop(bool wanted) const;
@@ -136,6 +138,7 @@ class Trainer {
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
   std::int64_t samples_ = 0;  // seen by all ranks
   std::int64_t saved_step_ = 0;
+  std::optional<RankSpeeds> speeds_;  // of several ranks
   TrainingResult result_;
 };
 

@@ -172,6 +172,7 @@ void Trainer::restore(const std::filesystem::path& from) {
 
 void Trainer::save(Saving saving) {
   if (checkpoints_ == nullptr) return;
+  note_progress("checkpoint");
   finish_save();
   if (saving == Saving::on_the_way && options_.asynchronous_checkpoints)
     return checkpoints_->save(contents());
