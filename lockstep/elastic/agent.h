@@ -1,4 +1,4 @@
-// The agent of one host: watches its ranks from the first to the last.
+// The agent of one host: watches its ranks of one generation from the first to the last.
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@ struct RankOutput {
 class Agent {
  public:
   struct Options {
-    milliseconds grace{0};                  // between a polite signal and SIGKILL
+    milliseconds grace{0};                  // between SIGTERM and SIGKILL after a failure
+    milliseconds interrupt_grace{0};        // the same where a user ends the job, or nodes join it
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
     std::string interruption_note;          // said at the user's first signal; empty: nothing
   };
@@ -36,8 +37,12 @@ class Agent {
   Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,
         std::array<Sink*, 2> sinks, int signals, Options options);
 
-  // Until every rank of this host, and all they started, are gone, and the whole job is over.
+  // Until every rank of this host, and all they started, are gone, and the whole job is over or is
+  // to be formed anew.
   void run();
+
+  // Where not even ranks can be started here any more.
+  bool guardian_lost() const { return guardian_.gone(); }
 
  private:
   // How far the end has come. Each stage but the first and last has a deadline.
@@ -53,7 +58,10 @@ class Agent {
   void wait();  // and reads what ranks have written
   void hear_guardian();
   void hear_user();
+  void hear_signal(int signal);
   void advance();
+  void stop_as_decided();
+  void end_politely();
   void enter(Stage stage, milliseconds span);
   void fail(const Failure& failure);
   void drain(int local_rank);
@@ -73,6 +81,7 @@ class Agent {
   std::vector<int> pids_;  // by local rank
   int num_running_;
   bool told_done_ = false;
+  bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;
   bool impatient_ = false;           // the user interrupted when only output was left
   Clock::time_point last_progress_;  // of the sinks

@@ -1,6 +1,6 @@
 #include "training.h"
 
-#include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/meeting.h>
 
 #include <gtest/gtest.h>
 
