@@ -39,7 +39,7 @@ const char* spawn_advice(int error) {
 
 }  // namespace
 
-Agent::Agent(const Layout& layout, Guardian& guardian, Peers& peers,
+Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
              std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
              Options options)
     : layout_(layout),
@@ -59,7 +59,8 @@ void Agent::run() {
     wait();
     hear_guardian();
     hear_user();
-    peers_.attend();
+    peers_->attend();
+    if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
     for (Sink* sink : sinks_) {
       const std::size_t before = sink->backlog();
@@ -88,9 +89,9 @@ void Agent::wait() {
   if (!guardian_.gone()) polled.push_back({guardian_.fd(), POLLIN, 0});
   for (const Sink* sink : sinks_)
     if (sink->backlog() > 0) polled.push_back({sink->fd(), POLLOUT, 0});
-  peers_.add_to(polled);
+  peers_->add_to(polled);
   int timeout = stage_deadline_.poll_timeout(Peers::kBeat / 2);
-  if (stage_ == Stage::ended && peers_.failure()) timeout = 20;
+  if (stage_ == Stage::ended && peers_->failure()) timeout = 20;
   if (::poll(polled.data(), polled.size(), timeout) <= 0) return;
   for (std::size_t i = 0; i < streams.size(); ++i)
     if (polled[i].revents != 0) streams[i]->read();
@@ -174,12 +175,12 @@ void Agent::hear_user() {
 void Agent::hear_signal(int signal) {
   const bool first = !std::exchange(interrupted_, true);
   if (first)
-    peers_.announce({.kind = Failure::Kind::interrupted,
-                     .node_rank = layout_.node_rank,
-                     .host = layout_.here().host,
-                     .exit_code = 128 + signal,
-                     .signal = signal,
-                     .generation = layout_.generation});
+    peers_->announce({.kind = Failure::Kind::interrupted,
+                      .node_rank = layout_.node_rank,
+                      .host = layout_.here().host,
+                      .exit_code = 128 + signal,
+                      .signal = signal,
+                      .generation = layout_.generation});
   if (stage_ == Stage::running || stage_ == Stage::noticing) {
     // Over what a progress bar, and the terminal's own ^C, have left on the line.
     if (!options_.interruption_note.empty())
@@ -199,7 +200,7 @@ void Agent::hear_signal(int signal) {
 
 void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
-  peers_.announce(failure);
+  peers_->announce(failure);
   if (!explained(failure, options_.explained_exit_codes))
     sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(),
                                   num_running_ > 0 ? "; ending the others" : ""));
@@ -219,19 +220,19 @@ void Agent::end_politely() {
 
 // What others have seen, or decided.
 void Agent::stop_as_decided() {
-  if (peers_.failure()) {
+  if (peers_->failure()) {
     sinks_[1]->append(
-        fmt::format("lockstep: {}; ending this host's ranks\n", peers_.failure()->sentence()));
+        fmt::format("lockstep: {}; ending this host's ranks\n", peers_->failure()->sentence()));
     enter(Stage::noticing, kNoticing);
   } else {
     sinks_[1]->append(fmt::format("lockstep: {}; ending the ranks to go on with all\n",
-                                  peers_.decision()->reason));
+                                  peers_->decision()->reason));
     end_politely();
   }
 }
 
 void Agent::advance() {
-  if (stage_ == Stage::running && (peers_.failure() || peers_.decision())) stop_as_decided();
+  if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
   if (guardian_.gone()) {
     if (stage_ != Stage::ended) enter(Stage::ended, kStuckReader);
   } else if (num_running_ == 0 && stage_ < Stage::killed) {
@@ -241,7 +242,7 @@ void Agent::advance() {
     if (stage_ == Stage::interrupted) {
       end_politely();
     } else if (stage_ == Stage::noticing) {
-      const auto& failure = peers_.failure();
+      const auto& failure = peers_->failure();
       const bool polite = failure && failure->kind == Failure::Kind::interrupted;
       guardian_.signal(SIGTERM);
       enter(Stage::terminated, polite ? options_.interrupt_grace : options_.grace);
@@ -253,9 +254,9 @@ void Agent::advance() {
       enter(Stage::ended, kStuckReader);
     }
   }
-  if (stage_ == Stage::ended && !peers_.failure() && !peers_.decision() && !told_done_) {
+  if (stage_ == Stage::ended && !peers_->failure() && !peers_->decision() && !told_done_) {
     told_done_ = true;
-    peers_.announce_done();
+    peers_->announce_done();
   }
 }
 
@@ -268,13 +269,13 @@ bool Agent::streams_open() const {
 
 bool Agent::finished() const {
   if (stage_ != Stage::ended) return false;
-  if (!peers_.decision() && !peers_.all_done() && !guardian_.gone()) return false;
+  if (!peers_->decision() && !peers_->all_done() && !guardian_.gone()) return false;
   if (!streams_open() && sinks_[0]->backlog() == 0 && sinks_[1]->backlog() == 0) return true;
   // All is over but for a reader who has not taken everything yet. Where the job ended well, it
   // may take its time; the user can still interrupt.
   if (impatient_) return true;
   const bool stuck = Clock::now() - last_progress_ > kStuckReader;
-  return peers_.decision() && stuck && stage_deadline_.passed();
+  return peers_->decision() && stuck && stage_deadline_.passed();
 }
 
 }  // namespace lockstep::elastic

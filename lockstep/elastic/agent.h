@@ -34,8 +34,9 @@ class Agent {
     std::string interruption_note;          // said at the user's first signal; empty: nothing
   };
 
-  Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,
-        std::array<Sink*, 2> sinks, int signals, Options options);
+  // What `peers` points to may change meanwhile: see Peers::successor().
+  Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
+        std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals, Options options);
 
   // Until every rank of this host, and all they started, are gone, and the whole job is over or is
   // to be formed anew.
@@ -71,7 +72,7 @@ class Agent {
 
   const Layout& layout_;
   Guardian& guardian_;
-  Peers& peers_;
+  std::unique_ptr<Peers>& peers_;
   std::vector<RankOutput>& outputs_;
   std::array<Sink*, 2> sinks_;
   int signals_;

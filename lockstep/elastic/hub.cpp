@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/elastic/free_port.h>
 
 namespace lockstep::elastic {
 
@@ -13,6 +14,11 @@ namespace {
 
 // Nodes that come together make the job be formed anew once, not once each.
 constexpr milliseconds kComeTogether(1000);
+
+// After taking over: how long those that are left have to come before the job goes on without them,
+// and how long to wait for more than half.
+constexpr milliseconds kFellowsCome(3000);
+constexpr milliseconds kQuorumComes(6000);
 
 double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
 
@@ -37,6 +43,25 @@ Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door
   if (options_.max_nodes > 1)
     log::info("this is node 0, waiting at {} for {} more", door_->address().text(),
               node_range(options_.min_nodes - 1, options_.max_nodes - 1));
+}
+
+Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+         const Layout& last, const Decision& decision)
+    : options_(std::move(options)),
+      secret_(secret),
+      door_(std::move(door)),
+      generation_(last.generation),
+      last_size_(last.num_nodes()),
+      fellows_by_(Deadline::after(kFellowsCome)),
+      num_restarts_(last.num_restarts + 1),
+      gather_deadline_(Deadline::after(kQuorumComes)),
+      last_arrival_(Clock::now()),
+      next_beat_(Clock::now()) {
+  seats_.push_back(
+      {.who = introduce(options_, door_->address().text()), .node_rank = 0, .ready = false});
+  failure_ = decision.failure;
+  decision_ = decision;
+  door_->send_away("", "");
 }
 
 Hub::~Hub() {
@@ -71,11 +96,16 @@ void Hub::receive_arrivals() {
       arrival.channel.send("refused", reason);
       continue;
     }
+    arrival.channel.send("welcome");
     if (!first_meeting() && num_members() >= options_.max_nodes)
       arrival.channel.send("waiting", fmt::format("this job has all of its {} nodes: host {} waits "
                                                   "to take the place of one that is lost",
                                                   options_.max_nodes, arrival.introduction.host));
-    seats_.push_back({std::move(arrival.channel), std::move(arrival.introduction)});
+    const bool fellow = fellows_by_ && arrival.introduction.last_generation == generation_;
+    const int node_rank = fellow ? arrival.introduction.last_node_rank : -1;
+    const bool ready = arrival.introduction.ready;
+    seats_.push_back(
+        {std::move(arrival.channel), std::move(arrival.introduction), node_rank, ready});
     last_arrival_ = Clock::now();
   }
 }
@@ -201,6 +231,7 @@ void Hub::gather() {
                           gather_deadline_.span_seconds()));
     return;
   }
+  if (fellows_may_come()) return;
   if (!has_quorum()) {
     give_up(fmt::format("only {} of the {} nodes of this job are left, not more than half: the "
                         "others may go on without them",
@@ -237,14 +268,25 @@ void Hub::say_who_is_missing(int size) {
   tell_members("waiting", text);
 }
 
-bool Hub::has_quorum() const { return first_meeting() || 2 * num_members() >= last_size_; }
+// All but the hub that is lost; or enough of them, when the others have had their time.
+bool Hub::fellows_may_come() const {
+  if (!fellows_by_ || num_members() >= last_size_ - 1) return false;
+  return has_quorum() ? !fellows_by_->passed() : !gather_deadline_.passed();
+}
+
+bool Hub::has_quorum() const {
+  if (first_meeting()) return true;
+  return fellows_by_ ? 2 * num_members() > last_size_ : 2 * num_members() >= last_size_;
+}
 
 void Hub::form() {
   number_seats(seats_, options_);
-  Layout layout{.master_addr = options_.master_addr,
-                .generation = ++generation_,
-                .num_restarts = num_restarts_,
-                .max_restarts = options_.max_restarts};
+  // Of several nodes, node 0 is wherever this launcher is.
+  Layout layout{
+      .master_addr = options_.max_nodes == 1 ? options_.master_addr : door_->address().host,
+      .generation = ++generation_,
+      .num_restarts = num_restarts_,
+      .max_restarts = options_.max_restarts};
   for (const Seat& seat : seats_)
     if (seat.node_rank >= 0)
       layout.nodes.push_back({seat.who.host, seat.who.num_ranks, seat.who.address});
@@ -255,7 +297,7 @@ void Hub::form() {
                                             static_cast<std::uint32_t>(generation_));
   layout.store = server_->address().text();
   layout.master_port =
-      options_.master_port != 0 ? options_.master_port : free_port(options_.master_addr);
+      options_.master_port != 0 ? options_.master_port : free_port(layout.master_addr);
   for (Seat& seat : seats_) {
     if (seat.node_rank < 0) continue;
     seat.ready = false;
@@ -264,6 +306,7 @@ void Hub::form() {
     if (seat.node_rank > 0) seat.channel.send("layout", layout.encode());
   }
   layout.node_rank = 0;
+  fellows_by_.reset();
   phase_ = Phase::running;
   begin(layout);
 }

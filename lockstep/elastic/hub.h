@@ -20,11 +20,16 @@ namespace lockstep::elastic {
 // failure as any other. Nodes that come while there are fewer than the most make the job be formed
 // anew, which uses up no restart. After a failure it is formed from those that are left, at once
 // where they are enough; otherwise it waits for others as long as for the first meeting. Whoever
-// goes on is more than half of the generation before, or half of it with this launcher, its hub: of
+// goes on is more than half of the generation before, or half of it with its hub: of
 // two halves that do not hear each other, only one goes on.
 class Hub final : public Peers {
  public:
   Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door);
+
+  // In the place of the hub of `last`, a layout that this launcher is part of, which is lost: the
+  // others of it come here by themselves. `decision` says why its ranks end.
+  Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+      const Layout& last, const Decision& decision);
 
   ~Hub() override;
 
@@ -53,6 +58,7 @@ class Hub final : public Peers {
 
   void gather();
   bool has_quorum() const;
+  bool fellows_may_come() const;
   void form();
   void say_who_is_missing(int size);
   void give_up(const std::string& why);
@@ -63,8 +69,9 @@ class Hub final : public Peers {
   std::unique_ptr<store::Server> server_;
   Seats seats_;
   Phase phase_ = Phase::gathering;
-  int generation_ = -1;  // of the last layout
-  int last_size_ = 0;    // its nodes
+  int generation_ = -1;                 // of the last layout
+  int last_size_ = 0;                   // its nodes
+  std::optional<Deadline> fellows_by_;  // for those of the last layout to come, after taking over
   int num_restarts_ = 0;
   Deadline gather_deadline_;
   bool told_waiting_ = false;

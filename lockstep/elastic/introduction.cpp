@@ -15,7 +15,8 @@ std::string Introduction::encode() const {
                      {"run_id", run_id},
                      {"address", address},
                      {"last_generation", last_generation},
-                     {"last_node_rank", last_node_rank}};
+                     {"last_node_rank", last_node_rank},
+                     {"ready", ready}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -29,7 +30,8 @@ Introduction Introduction::decode(const std::string& text) {
           .run_id = json.at("run_id"),
           .address = json.at("address"),
           .last_generation = json.at("last_generation"),
-          .last_node_rank = json.at("last_node_rank")};
+          .last_node_rank = json.at("last_node_rank"),
+          .ready = json.at("ready")};
 }
 
 std::string node_range(int min_nodes, int max_nodes) {

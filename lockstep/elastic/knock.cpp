@@ -1,5 +1,6 @@
 #include <lockstep/elastic/knock.h>
 
+#include <cstring>
 #include <thread>
 
 #include <lockstep/base/error.h>
@@ -16,13 +17,10 @@ namespace {
 constexpr milliseconds kOneAttempt(1500);
 constexpr milliseconds kPause(50);
 
-Channel knock_at(const net::Address& address, const Introduction& who, const net::Secret& secret,
-                 const Deadline& deadline, net::IfRefused if_refused) {
-  net::Fd socket = net::connect_tcp(address, deadline, if_refused);
-  net::introduce(socket, secret, kLauncherPurpose, deadline);
-  Channel channel(std::move(socket));
-  channel.send("hello", who.encode());
-  return channel;
+[[noreturn]] void turned_away(const std::string& explanation) {
+  throw CommError({.fault = Fault::refused,
+                   .operation = "meeting of the launchers",
+                   .explanation = explanation});
 }
 
 std::string list(const std::vector<net::Address>& addresses) {
@@ -34,29 +32,60 @@ std::string list(const std::vector<net::Address>& addresses) {
 
 }  // namespace
 
-Knocked knock(const std::vector<net::Address>& addresses, const Introduction& who,
-              const net::Secret& secret, const Deadline& deadline) {
-  const auto if_refused =
-      addresses.size() == 1 ? net::IfRefused::try_again : net::IfRefused::give_up;
+Visit visit(const net::Address& address, const Introduction& who, const net::Secret& secret,
+            const Deadline& deadline) {
+  Visit visit;
+  try {
+    int error = 0;
+    net::Fd socket = net::try_connect_tcp(address, deadline, error);
+    if (!socket) {
+      visit.reason = std::strerror(error);
+      return visit;
+    }
+    net::introduce(socket, secret, kLauncherPurpose, deadline);
+    visit.channel = Channel(std::move(socket));
+  } catch (const CommError& error) {
+    if (error.fault() == Fault::refused)
+      turned_away(fmt::format("What listens at {} does not know this job's secret: give the same "
+                              "--secret-file (or LOCKSTEP_SECRET_FILE) on every host, and check "
+                              "that no other job uses that address.",
+                              address.text()));
+    visit.reason = error.what();
+    return visit;
+  }
+  visit.channel.send("hello", who.encode());
+  const auto answer = visit.channel.receive(deadline);
+  visit.outcome = Visit::Outcome::not_yet;
+  if (!answer) return visit;
+  if (answer->word == "refused")
+    turned_away(fmt::format("Node 0 at {} says: {}.", address.text(), answer->text));
+  if (answer->word == "welcome") {
+    visit.outcome = Visit::Outcome::welcome;
+    visit.hub = address;
+  } else if (answer->word == "elsewhere") {
+    visit.outcome = Visit::Outcome::elsewhere;
+    visit.hub = net::Address::parse(answer->text, 0, "another launcher's word where node 0 is");
+  } else {
+    visit.reason = answer->word;
+  }
+  return visit;
+}
+
+Visit find_hub(const std::vector<net::Address>& addresses, const Introduction& who,
+               const net::Secret& secret, const Deadline& deadline) {
   std::string last_reason;
   while (true) {
     for (const net::Address& address : addresses) {
-      const auto attempt =
-          Deadline::after(std::min<Clock::duration>(kOneAttempt, deadline.remaining()));
-      try {
-        return {knock_at(address, who, secret, attempt, if_refused), address};
-      } catch (const CommError& error) {
-        if (error.fault() == Fault::refused)
-          throw CommError(
-              {.fault = Fault::refused,
-               .operation = "meeting of the launchers",
-               .explanation = fmt::format(
-                   "What listens at {} does not know this job's secret: give the same "
-                   "--secret-file (or LOCKSTEP_SECRET_FILE) on every host, and check that no other "
-                   "job uses that address.",
-                   address.text())});
-        last_reason = error.what();
-      }
+      const auto attempt = [&] {
+        return Deadline::after(std::min<Clock::duration>(kOneAttempt, deadline.remaining()));
+      };
+      Visit found = visit(address, who, secret, attempt());
+      if (found.outcome == Visit::Outcome::elsewhere)
+        found = visit(found.hub, who, secret, attempt());
+      if (found.outcome == Visit::Outcome::welcome) return found;
+      last_reason = found.outcome == Visit::Outcome::unreachable
+                        ? found.reason
+                        : "a launcher is there, but not node 0's";
     }
     if (deadline.passed())
       throw CommError(

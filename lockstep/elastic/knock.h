@@ -1,4 +1,4 @@
-// How a launcher finds node 0.
+// How a launcher finds node 0's.
 #pragma once
 
 #include <vector>
@@ -11,15 +11,29 @@
 
 namespace lockstep::elastic {
 
-struct Knocked {
+// What came of one visit at a launcher's door.
+struct Visit {
+  enum class Outcome {
+    welcome,      // it is node 0's, and the channel stays open
+    elsewhere,    // it is of the job, and says where node 0 is
+    not_yet,      // a launcher is there, but it is of no job yet, or is busy
+    unreachable,  // nobody opens
+  };
+  Outcome outcome = Outcome::unreachable;
   Channel channel;
-  net::Address hub;
+  net::Address hub;  // where node 0 is: of welcome and elsewhere
+  // Of unreachable: why. Of not_yet: what it says of itself; empty where it is busy.
+  std::string reason;
 };
 
-// Comes to the door of a launcher at one of the addresses and says who comes; its answer is still
-// to come. Tries one after the other until the deadline. CommError: timeout where nobody opens,
-// refused where one does that does not know the job's secret.
-Knocked knock(const std::vector<net::Address>& addresses, const Introduction& who,
-              const net::Secret& secret, const Deadline& deadline);
+// Says who comes. CommError (refused) where the one who opens does not know the job's secret, or
+// does not want this launcher, and says why.
+Visit visit(const net::Address& address, const Introduction& who, const net::Secret& secret,
+            const Deadline& deadline);
+
+// Tries one address after the other until node 0 is found or the deadline has passed (CommError:
+// timeout).
+Visit find_hub(const std::vector<net::Address>& addresses, const Introduction& who,
+               const net::Secret& secret, const Deadline& deadline);
 
 }  // namespace lockstep::elastic

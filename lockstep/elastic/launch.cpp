@@ -212,6 +212,7 @@ std::optional<Layout> Launch::next_layout() {
   std::optional<Deadline> leave_by;
   while (true) {
     peers_->attend();
+    if (auto successor = peers_->successor()) peers_ = std::move(successor);
     if (auto layout = peers_->next_layout()) return layout;
     const auto& decision = peers_->decision();
     if (decision && decision->action == Decision::Action::end) return std::nullopt;
@@ -267,7 +268,7 @@ void Launch::run_generation(const Layout& layout) {
                       std::move(pipes[0].rank_end), std::move(pipes[1].rank_end)});
   }
   guardian_.start_ranks(std::move(starts));
-  Agent agent(layout, guardian_, *peers_, outputs, sinks, signal_fd_.get(),
+  Agent agent(layout, guardian_, peers_, outputs, sinks, signal_fd_.get(),
               {.grace = options_.grace,
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
                .explained_exit_codes = options_.explained_exit_codes,

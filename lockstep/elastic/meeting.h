@@ -32,7 +32,4 @@ struct MeetingOptions {
 
 Introduction introduce(const MeetingOptions& options, const std::string& address);
 
-// A port of this host that nothing listens on and that the kernel does not hand out by itself.
-int free_port(const std::string& host);
-
 }  // namespace lockstep::elastic

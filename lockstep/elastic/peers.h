@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace lockstep::elastic {
 // numbers them, hears of every failure, decides which was the first and what becomes of the job,
 // and passes that on, so that all hosts do and report the same. A launcher that dies is known by
 // its connection closing, one that hangs or is cut off by its silence. Hub and Member are the two
-// kinds.
+// kinds; when node 0 is lost, a Member may become a Hub.
 //
 // A generation goes so: next_layout() gives its layout; ranks run; either all_done() becomes true,
 // or decision() says what becomes of them; unless that is the end, each launcher ends its ranks and
@@ -46,6 +47,10 @@ class Peers {
 
   // All ranks of this host have ended, as the decision asks for.
   virtual void announce_ready() = 0;
+
+  // What takes the place of this one from now on; null where nothing does. To be asked after every
+  // attend().
+  virtual std::unique_ptr<Peers> successor() { return nullptr; }
 
   // Handed out once for each generation.
   std::optional<Layout> next_layout();

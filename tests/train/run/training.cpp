@@ -1,6 +1,6 @@
 #include "training.h"
 
-#include <lockstep/elastic/meeting.h>
+#include <lockstep/elastic/free_port.h>
 
 #include <gtest/gtest.h>
 
