@@ -20,7 +20,8 @@ constexpr int kDefaultPort = 29500;  // torchrun's
 struct Texts {
   std::string num_local_ranks = "1", num_nodes = "1", node_rank;
   std::string master_addr, master_port, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf;
-  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, last_call, grace;
+  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, last_call, grace,
+              stuck_after;
   std::string start_method, monitor_interval;
   bool standalone = false, module = false, no_python = false;
 };
@@ -155,6 +156,8 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
                  "core: ranks get cores of their own where there are enough; none");
   app.add_option("--max-restarts", texts.max_restarts,
                  "how often ranks are started anew after a failure (0)");
+  app.add_option("--stuck-after", texts.stuck_after,
+                 "seconds without progress after which a rank that reports it has failed (never)");
   app.add_option("--role", options.role, "value of ROLE_NAME");
   app.add_option("--log-dir", options.log_directory, "folder for --redirects and --tee");
   app.add_option("-r,--redirects", texts.redirects,
@@ -189,6 +192,8 @@ int run(Arguments arguments) {
   if (!texts.timeout.empty()) options.timeout = parse_seconds(texts.timeout, "--timeout");
   if (!texts.last_call.empty())
     options.last_call = parse_seconds(texts.last_call, "--rdzv-last-call");
+  if (!texts.stuck_after.empty())
+    options.stuck_after = parse_seconds(texts.stuck_after, "--stuck-after");
   if (!texts.grace.empty()) options.grace = parse_seconds(texts.grace, "--grace");
   apply_rdzv_conf(texts.rdzv_conf, options);
   if (!texts.node_rank.empty())

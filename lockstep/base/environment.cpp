@@ -203,6 +203,8 @@ LaunchEnvironment read_launch_environment() {
   env.flight_directory = environment_variable("LOCKSTEP_FLIGHT_DIR").value_or("");
   if (const auto fd = environment_integer("LOCKSTEP_SECRET_FD", 0, 1 << 20))
     env.secret_fd = static_cast<int>(*fd);
+  if (const auto fd = environment_integer("LOCKSTEP_PROGRESS_FD", 0, 1 << 20))
+    env.progress_fd = static_cast<int>(*fd);
 
   if (!env.store_endpoint.empty()) {
     env.launcher = Launcher::lockstep;

@@ -49,6 +49,8 @@ struct LaunchEnvironment {
   std::string secret_file;
   // Where lockstep run's store listens, "host:port"; empty under other launchers.
   std::string store_endpoint;
+  // Where lockstep run reads how far its ranks have come: an inherited descriptor.
+  std::optional<int> progress_fd;
   // Where flight recorder dumps go; empty where nobody asked for them.
   std::string flight_directory;
 };

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -23,6 +24,10 @@ constexpr milliseconds kNoticing(250);
 constexpr milliseconds kKilling(6000);
 // A reader that takes nothing for so long does not hold up the end of a job that failed.
 constexpr milliseconds kStuckReader(1000);
+// Nobody should have to guess what takes longer than this; or than that, where ranks were told to
+// save what they have, and their user was told so.
+constexpr milliseconds kSilentWait(1000);
+constexpr milliseconds kSilentSave(10'000);
 constexpr std::size_t kLastLines = 10;
 constexpr std::size_t kLongestLastLine = 500;
 
@@ -41,7 +46,7 @@ const char* spawn_advice(int error) {
 
 Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
              std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
-             Options options)
+             const ProgressPage& progress, Options options)
     : layout_(layout),
       guardian_(guardian),
       peers_(peers),
@@ -50,6 +55,8 @@ Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& p
       signals_(signals),
       options_(std::move(options)),
       stage_deadline_(Deadline::never()),
+      stage_since_(Clock::now()),
+      watch_(static_cast<int>(outputs.size()), progress, options_.stuck_after),
       pids_(outputs.size(), 0),
       num_running_(static_cast<int>(outputs.size())),
       last_progress_(Clock::now()) {}
@@ -59,6 +66,7 @@ void Agent::run() {
     wait();
     hear_guardian();
     hear_user();
+    watch_ranks();
     peers_->attend();
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
@@ -136,9 +144,11 @@ void Agent::hear_guardian() {
       case Guardian::Event::Kind::ended: {
         --num_running_;
         const int status = event->value;
+        const int pid = std::exchange(pids_[static_cast<std::size_t>(event->local_rank)], 0);
         if (stage_ != Stage::running || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) break;
         Failure failure = failure_of(
             event->local_rank, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
+        failure.pid = pid;
         failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
         failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
         fail(failure);
@@ -198,6 +208,57 @@ void Agent::hear_signal(int signal) {
   }
 }
 
+std::string Agent::name_of(int local_rank) const {
+  return fmt::format("rank {} (pid {})", layout_.first_rank() + local_rank,
+                     pids_[static_cast<std::size_t>(local_rank)]);
+}
+
+// Ranks that are there but do not get on. A stopped one is a failure only where the job can go on
+// without it: its user may have a reason.
+void Agent::watch_ranks() {
+  if (stage_ != Stage::running) return;
+  for (const RankWatch::Finding& finding : watch_.look(pids_, Clock::now())) {
+    using Kind = RankWatch::Finding::Kind;
+    if (stage_ != Stage::running) return;
+    if (finding.kind == Kind::stuck) {
+      Failure failure = failure_of(finding.local_rank, Failure::Kind::stuck);
+      failure.step = static_cast<std::int64_t>(finding.step);
+      failure.detail =
+          fmt::format("no progress for {:.1f} s, at step {}",
+                      std::chrono::duration<double>(finding.still_for).count(), finding.step);
+      fail(failure);
+    } else if (finding.kind == Kind::goes_on) {
+      sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(finding.local_rank)));
+    } else if (layout_.num_restarts < layout_.max_restarts) {
+      Failure failure = failure_of(finding.local_rank, Failure::Kind::stopped);
+      failure.signal = SIGSTOP;
+      failure.exit_code = 128 + SIGSTOP;
+      fail(failure);
+    } else {
+      sinks_[1]->append(fmt::format("lockstep: {} is stopped, by SIGSTOP or a terminal: 'kill "
+                                    "-CONT {}' on host {} lets it go "
+                                    "on\n",
+                                    name_of(finding.local_rank),
+                                    pids_[static_cast<std::size_t>(finding.local_rank)],
+                                    layout_.here().host));
+    }
+  }
+}
+
+void Agent::say_whom_it_waits_for() {
+  told_waiting_ = true;
+  std::string whom;
+  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+    if (pids_[rank] == 0) continue;
+    whom += (whom.empty() ? "" : ", ") + name_of(static_cast<int>(rank));
+    if (is_stopped(pids_[rank]))
+      whom += fmt::format(", which is stopped ('kill -CONT {}' lets it go on)", pids_[rank]);
+  }
+  const double left = std::chrono::duration<double>(stage_deadline_.remaining()).count();
+  sinks_[1]->append(
+      fmt::format("lockstep: waiting up to {:.0f} s for {} to end\n", std::ceil(left), whom));
+}
+
 void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
   peers_->announce(failure);
@@ -210,6 +271,8 @@ void Agent::fail(const Failure& failure) {
 void Agent::enter(Stage stage, milliseconds span) {
   stage_ = stage;
   stage_deadline_ = Deadline::after(span);
+  stage_since_ = Clock::now();
+  told_waiting_ = false;
 }
 
 // Ranks may have something to save.
@@ -254,6 +317,10 @@ void Agent::advance() {
       enter(Stage::ended, kStuckReader);
     }
   }
+  const bool waits = stage_ == Stage::interrupted || stage_ == Stage::terminated;
+  const auto silent =
+      interrupted_ && !options_.interruption_note.empty() ? kSilentSave : kSilentWait;
+  if (waits && !told_waiting_ && Clock::now() - stage_since_ > silent) say_whom_it_waits_for();
   if (stage_ == Stage::ended && !peers_->failure() && !peers_->decision() && !told_done_) {
     told_done_ = true;
     peers_->announce_done();

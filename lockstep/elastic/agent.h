@@ -13,6 +13,7 @@
 #include <lockstep/elastic/layout.h>
 #include <lockstep/elastic/output.h>
 #include <lockstep/elastic/peers.h>
+#include <lockstep/elastic/rank_watch.h>
 
 namespace lockstep::elastic {
 
@@ -32,11 +33,13 @@ class Agent {
     milliseconds interrupt_grace{0};        // the same where a user ends the job, or nodes join it
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
     std::string interruption_note;          // said at the user's first signal; empty: nothing
+    milliseconds stuck_after{0};            // without progress; zero: however long
   };
 
   // What `peers` points to may change meanwhile: see Peers::successor().
   Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
-        std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals, Options options);
+        std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
+        const ProgressPage& progress, Options options);
 
   // Until every rank of this host, and all they started, are gone, and the whole job is over or is
   // to be formed anew.
@@ -60,6 +63,9 @@ class Agent {
   void hear_guardian();
   void hear_user();
   void hear_signal(int signal);
+  void watch_ranks();
+  void say_whom_it_waits_for();
+  std::string name_of(int local_rank) const;
   void advance();
   void stop_as_decided();
   void end_politely();
@@ -79,7 +85,10 @@ class Agent {
   Options options_;
   Stage stage_ = Stage::running;
   Deadline stage_deadline_;
-  std::vector<int> pids_;  // by local rank
+  Clock::time_point stage_since_;
+  bool told_waiting_ = false;  // whom for, in this stage
+  RankWatch watch_;
+  std::vector<int> pids_;  // by local rank; 0 for those that do not run
   int num_running_;
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user

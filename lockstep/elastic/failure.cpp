@@ -22,6 +22,8 @@ constexpr std::pair<Failure::Kind, const char*> kKinds[] = {
     {Failure::Kind::node_lost, "node_lost"},
     {Failure::Kind::interrupted, "interrupted"},
     {Failure::Kind::too_few, "too_few_nodes"},
+    {Failure::Kind::stopped, "stopped"},
+    {Failure::Kind::stuck, "stuck"},
 };
 
 const char* kind_name(Failure::Kind kind) {
@@ -69,7 +71,9 @@ bool worth_a_restart(const Failure& failure, const std::vector<int>& final_exit_
       return std::find(final_exit_codes.begin(), final_exit_codes.end(), failure.exit_code) ==
              final_exit_codes.end();
     case Failure::Kind::signal:
-    case Failure::Kind::node_lost: return true;
+    case Failure::Kind::node_lost:
+    case Failure::Kind::stopped:
+    case Failure::Kind::stuck: return true;
     case Failure::Kind::spawn:
     case Failure::Kind::interrupted:
     case Failure::Kind::too_few: break;
@@ -90,6 +94,9 @@ std::string Failure::sentence() const {
     case Kind::interrupted:
       return fmt::format("the launcher of node {} (host {}) was told to end by {}", node_rank, host,
                          signal_name(signal));
+    case Kind::stopped:
+      return fmt::format("{}, pid {}) is stopped, by SIGSTOP or a terminal", who, pid);
+    case Kind::stuck: return fmt::format("{}, pid {}) is stuck: {}", who, pid, detail);
     case Kind::too_few: break;
   }
   return detail;
@@ -105,6 +112,7 @@ std::string Failure::machine_line(Aftermath aftermath) const {
   json["node_rank"] = node_rank;
   json["host"] = host;
   if (signal != 0) json["signal"] = signal_name(signal);
+  if (step >= 0) json["step"] = step;
   json["exit_code"] = exit_code;
   json["generation"] = generation;
   json["restarted"] = aftermath == Aftermath::restarted;
@@ -121,6 +129,7 @@ std::string Failure::encode() const {
                {"exit_code", exit_code},
                {"signal", signal},
                {"generation", generation},
+               {"step", step},
                {"detail", detail},
                {"last_lines", last_lines}});
 }
@@ -140,6 +149,7 @@ Failure Failure::decode(const std::string& text) {
     failure.exit_code = json.at("exit_code");
     failure.signal = json.at("signal");
     failure.generation = json.at("generation");
+    failure.step = json.at("step");
     failure.detail = json.at("detail");
     failure.last_lines = json.at("last_lines");
     return failure;

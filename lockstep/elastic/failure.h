@@ -1,6 +1,7 @@
 // Why a job ended before its time: what launchers tell each other, the user and the machine.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct Failure {
     node_lost,    // a host's launcher died or cannot be reached
     interrupted,  // a launcher was told to end by a signal
     too_few,      // of the nodes that the job needs to be formed anew
+    stopped,      // a rank does not run, by SIGSTOP or a terminal
+    stuck,        // a rank reports no progress any more
   };
   enum class Aftermath { ended, restarted };  // of the job
 
@@ -26,7 +29,8 @@ struct Failure {
   int exit_code = 1;  // of the whole job: the rank's own, or 128 + signal
   int signal = 0;
   int generation = 0;                   // of the ranks that it happened to
-  std::string detail;                   // what the system said, for spawn, node_lost and too_few
+  std::int64_t step = -1;               // where a stuck rank was last
+  std::string detail;                   // what the system said; how long a rank is stuck
   std::vector<std::string> last_lines;  // of the rank's output
 
   // One sentence for a person.

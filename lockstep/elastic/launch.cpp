@@ -137,6 +137,7 @@ class Launch {
   fs::path attempt_;  // the folder in it for this generation
   FlightDirectory flight_;
   const net::Fd secret_fd_;
+  const ProgressPage progress_;
   Guardian guardian_;
   const sigset_t signals_;
   const net::Fd signal_fd_;
@@ -173,6 +174,7 @@ Launch::Launch(const LaunchOptions& options, std::vector<std::string> command)
       meeting_(meeting_options(options)),
       threads_(threads_per_rank(device::Host().num_usable_cores(), options.num_local_ranks)),
       secret_fd_(secret_.to_inheritable_descriptor()),
+      progress_(options.num_local_ranks),
       guardian_(guardian_setup(options, std::move(command), threads_, flight_)),
       signals_(take_over_signals()),
       signal_fd_(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK)) {
@@ -263,16 +265,19 @@ void Launch::run_generation(const Layout& layout) {
                                        {.run_id = options_.run_id,
                                         .role = options_.role,
                                         .secret_fd = secret_fd_.get(),
+                                        .progress_fd = progress_.descriptor(),
                                         .flight_directory = flight_.path(),
                                         .threads = threads_}),
                       std::move(pipes[0].rank_end), std::move(pipes[1].rank_end)});
   }
+  progress_.clear();
   guardian_.start_ranks(std::move(starts));
-  Agent agent(layout, guardian_, peers_, outputs, sinks, signal_fd_.get(),
+  Agent agent(layout, guardian_, peers_, outputs, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
                .explained_exit_codes = options_.explained_exit_codes,
-               .interruption_note = options_.interruption_note});
+               .interruption_note = options_.interruption_note,
+               .stuck_after = options_.stuck_after});
   agent.run();
   guardian_lost_ = agent.guardian_lost();
 }

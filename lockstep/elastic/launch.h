@@ -33,6 +33,9 @@ struct LaunchOptions {
   milliseconds timeout{300'000};   // for the launchers to meet
   milliseconds last_call{10'000};  // for more than min_nodes to come
   int max_restarts = 0;
+  // A rank that has reported progress (base/progress.h) and then none for so long has failed; zero:
+  // however long.
+  milliseconds stuck_after{0};
   // Between SIGTERM and SIGKILL: after a failure, and where a user ends the job or nodes join it.
   milliseconds grace{400};
   milliseconds interrupt_grace{2000};

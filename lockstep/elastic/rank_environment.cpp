@@ -42,6 +42,7 @@ std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
   set("LOCKSTEP_STORE", layout.store);
   set("LOCKSTEP_GENERATION", layout.generation);
   set("LOCKSTEP_SECRET_FD", options.secret_fd);
+  set("LOCKSTEP_PROGRESS_FD", options.progress_fd);
   set("LOCKSTEP_FLIGHT_DIR", options.flight_directory);
   return all;
 }

@@ -23,9 +23,8 @@ class ElasticNodes : public ::testing::Test {
   }
 
   Launched start(int host, std::vector<std::string> arguments) {
-    std::vector<std::string> all = {"--nnodes",         nodes_,  "--rdzv-endpoint", endpoint_,
-                                    "--secret-file",    secret_, "--max-restarts",  "5",
-                                    "--rdzv-last-call", "1"};
+    std::vector<std::string> all = {"--nnodes",      nodes_,  "--rdzv-endpoint", endpoint_,
+                                    "--secret-file", secret_, "--max-restarts",  "5"};
     all.insert(all.end(), arguments.begin(), arguments.end());
     return network_->run(host, std::move(all));
   }
@@ -39,12 +38,16 @@ class ElasticNodes : public ::testing::Test {
   std::string go() const { return (folder_.path() / "go").string(); }
   void finish() const { folder_.write("go", ""); }
 
-  // Waits until all ranks of the job have met in that generation.
+  // Waits until all ranks of the job have met in that generation, or in whichever has so many
+  // nodes.
   static void expect_formed(const Launched& job, int generation, int num_nodes) {
-    const std::string tail = "/" + std::to_string(num_nodes) +
-                             " flight=yes generation=" + std::to_string(generation) + " ";
-    EXPECT_TRUE(job.says(tail)) << "generation " << generation << " of " << num_nodes << " nodes\n"
-                                << job.output() << job.error();
+    expect_formed(job, num_nodes, std::to_string(generation) + " ");
+  }
+  static void expect_formed(const Launched& job, int num_nodes,
+                            const std::string& generation = "") {
+    const std::string words =
+        "/" + std::to_string(num_nodes) + " flight=yes generation=" + generation;
+    EXPECT_TRUE(job.says(words)) << words << "\n" << job.output() << job.error();
   }
 
   Folder folder_;

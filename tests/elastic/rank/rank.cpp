@@ -1,6 +1,7 @@
 // A rank that joins its job's store, counts itself there, waits for all the others and says what
 // it knows. With a file as its argument it stays until that file exists. With the word "fence" it
-// fails in the first generation, and in the next one tries to get in as one of the first.
+// fails in the first generation, and in the next one tries to get in as one of the first. With the
+// word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/progress.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
 
@@ -47,6 +49,14 @@ int try_the_fence(const LaunchEnvironment& env, store::Client& store, const net:
   return 0;
 }
 
+int get_stuck(const LaunchEnvironment& env) {
+  for (std::uint64_t step = 0; env.generation == 0; ++step) {
+    if (env.rank != 1 || step <= 6) report_progress(step);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return 0;
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -55,6 +65,7 @@ int main(int argc, char** argv) {
   try {
     const std::string argument = argc > 1 ? argv[1] : "";
     const LaunchEnvironment env = read_launch_environment();
+    if (argument == "progress") return get_stuck(env);
     const Deadline deadline = Deadline::after(milliseconds(20'000));
     const auto secret = net::Secret::from_descriptor(env.secret_fd.value());
     store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,
