@@ -137,8 +137,10 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
                  "number of this host; left out: in order of arrival");
   app.add_option("--master-addr", texts.master_addr, "host of node 0");
   app.add_option("--master-port", texts.master_port, "port where the launchers meet (29500)");
-  app.add_option("--rdzv-endpoint", texts.rdzv_endpoint,
-                 "HOST:PORT where the launchers meet: the same as the two above");
+  app.add_option(
+      "--rdzv-endpoint", texts.rdzv_endpoint,
+      "HOST:PORT where the launchers meet: the same as the two above; more of them, with "
+      "commas, for hosts that come when the first is lost");
   app.add_option("--rdzv-backend", texts.rdzv_backend, "c10d or static; both mean the same here");
   app.add_option("--rdzv-id", options.run_id, "name of the job; all hosts must agree");
   app.add_option("--rdzv-conf", texts.rdzv_conf,

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep::elastic {
 
 using Json = nlohmann::json;
@@ -21,17 +23,23 @@ std::string Introduction::encode() const {
 }
 
 Introduction Introduction::decode(const std::string& text) {
-  const Json json = Json::parse(text);
-  return {.node_rank = json.at("node_rank"),
-          .min_nodes = json.at("min_nodes"),
-          .max_nodes = json.at("max_nodes"),
-          .num_ranks = json.at("num_ranks"),
-          .host = json.at("host"),
-          .run_id = json.at("run_id"),
-          .address = json.at("address"),
-          .last_generation = json.at("last_generation"),
-          .last_node_rank = json.at("last_node_rank"),
-          .ready = json.at("ready")};
+  try {
+    const Json json = Json::parse(text);
+    return {.node_rank = json.at("node_rank"),
+            .min_nodes = json.at("min_nodes"),
+            .max_nodes = json.at("max_nodes"),
+            .num_ranks = json.at("num_ranks"),
+            .host = json.at("host"),
+            .run_id = json.at("run_id"),
+            .address = json.at("address"),
+            .last_generation = json.at("last_generation"),
+            .last_node_rank = json.at("last_node_rank"),
+            .ready = json.at("ready")};
+  } catch (const Json::exception& error) {
+    throw UsageError("a launcher introduced itself in a form this one does not know ({}): use the "
+                     "same version of lockstep on every host",
+                     error.what());
+  }
 }
 
 std::string node_range(int min_nodes, int max_nodes) {

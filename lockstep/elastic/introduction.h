@@ -20,7 +20,7 @@ struct Introduction {
 
   std::string encode() const;
 
-  // nlohmann's exception where the text is something else.
+  // UsageError where the text is something else.
   static Introduction decode(const std::string& text);
 };
 

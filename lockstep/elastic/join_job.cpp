@@ -6,6 +6,7 @@
 #include <lockstep/elastic/hub.h>
 #include <lockstep/elastic/knock.h>
 #include <lockstep/elastic/member.h>
+#include <lockstep/net/socket.h>
 
 namespace lockstep::elastic {
 
@@ -14,6 +15,7 @@ namespace {
 // What a launcher of no job yet says at its door.
 constexpr const char* kNobody = "nobody";
 constexpr milliseconds kOneVisit(1500);
+constexpr milliseconds kQuickVisit(900);
 constexpr int kVisitsOfTheBusy = 3;
 
 std::shared_ptr<Door> standby_door(const MeetingOptions& options, const net::Secret& secret) {
@@ -30,6 +32,22 @@ std::shared_ptr<Door> standby_door(const MeetingOptions& options, const net::Sec
         net::Address{net::local_host_toward(options.endpoints.front()), 0}, secret);
   door->send_away(kNobody, "");
   return door;
+}
+
+// Whether the port of an endpoint that is this host's has been taken by something that is no
+// launcher of this job; a launcher answers at once.
+bool taken_by_a_stranger(const net::Address& endpoint, const Introduction& who,
+                         const net::Secret& secret) {
+  try {
+    net::listen_tcp({endpoint.host, 0});
+  } catch (const UsageError&) {
+    return false;  // another host's
+  }
+  for (int attempt = 0; attempt < 2; ++attempt)
+    if (visit(endpoint, who, secret, Deadline::after(kQuickVisit)).outcome !=
+        Visit::Outcome::stranger)
+      return false;
+  return true;
 }
 
 // A job that has gone on without its first endpoint's host, which comes back.
@@ -58,6 +76,7 @@ std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret
       door = std::make_shared<Door>(endpoint, secret);
     } catch (const UsageError& error) {
       if (options.node_rank || options.max_nodes == 1) throw;
+      if (taken_by_a_stranger(endpoint, introduce(options, ""), secret)) throw;
       log::info("joining node 0 at {} ({})", endpoint.text(), error.what());
     }
   }

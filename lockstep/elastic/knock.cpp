@@ -42,6 +42,7 @@ Visit visit(const net::Address& address, const Introduction& who, const net::Sec
       visit.reason = std::strerror(error);
       return visit;
     }
+    visit.outcome = Visit::Outcome::stranger;
     net::introduce(socket, secret, kLauncherPurpose, deadline);
     visit.channel = Channel(std::move(socket));
   } catch (const CommError& error) {
@@ -83,9 +84,9 @@ Visit find_hub(const std::vector<net::Address>& addresses, const Introduction& w
       if (found.outcome == Visit::Outcome::elsewhere)
         found = visit(found.hub, who, secret, attempt());
       if (found.outcome == Visit::Outcome::welcome) return found;
-      last_reason = found.outcome == Visit::Outcome::unreachable
-                        ? found.reason
-                        : "a launcher is there, but not node 0's";
+      last_reason = found.outcome == Visit::Outcome::not_yet
+                        ? "a launcher is there, but not node 0's"
+                        : found.reason;
     }
     if (deadline.passed())
       throw CommError(

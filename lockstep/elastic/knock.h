@@ -17,12 +17,13 @@ struct Visit {
     welcome,      // it is node 0's, and the channel stays open
     elsewhere,    // it is of the job, and says where node 0 is
     not_yet,      // a launcher is there, but it is of no job yet, or is busy
-    unreachable,  // nobody opens
+    stranger,     // something listens there, and does not say what a launcher says
+    unreachable,  // nobody listens there, or it cannot be reached
   };
   Outcome outcome = Outcome::unreachable;
   Channel channel;
   net::Address hub;  // where node 0 is: of welcome and elsewhere
-  // Of unreachable: why. Of not_yet: what it says of itself; empty where it is busy.
+  // Of unreachable and stranger: why. Of not_yet: what it says of itself; empty where it is busy.
   std::string reason;
 };
 

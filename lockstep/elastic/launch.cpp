@@ -144,6 +144,7 @@ class Launch {
   Sink output_{STDOUT_FILENO};
   Sink error_{STDERR_FILENO};
   std::unique_ptr<Peers> peers_;
+  Layout last_;  // of the generation that runs, or ran last
   bool guardian_lost_ = false;
 };
 
@@ -191,8 +192,9 @@ std::unique_ptr<Peers> Launch::meet() {
 
 int Launch::run() {
   peers_ = meet();
-  while (const auto layout = next_layout()) {
-    run_generation(*layout);
+  while (auto layout = next_layout()) {
+    last_ = std::move(*layout);
+    run_generation(last_);
     if (guardian_lost_ || !peers_->decision()) break;
     report();
     if (peers_->decision()->action == Decision::Action::end) return peers_->failure()->exit_code;
@@ -226,10 +228,11 @@ std::optional<Layout> Launch::next_layout() {
     while (::read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       peers_->announce({.kind = Failure::Kind::interrupted,
-                        .node_rank = meeting_.node_rank.value_or(0),
+                        .node_rank = last_.node_rank,
                         .host = meeting_.host,
                         .exit_code = 128 + signal,
-                        .signal = signal});
+                        .signal = signal,
+                        .generation = last_.generation});
       leave_by = Deadline::after(kGoodbye);
     }
   }

@@ -8,6 +8,12 @@ namespace lockstep::elastic {
 
 using Json = nlohmann::json;
 
+namespace {
+
+constexpr std::int64_t kMostRanks = 1 << 24;
+
+}  // namespace
+
 std::string Layout::encode() const {
   Json list = Json::array();
   for (const Node& node : nodes)
@@ -24,11 +30,25 @@ std::string Layout::encode() const {
 }
 
 Layout Layout::decode(const std::string& text) {
+  const auto corrupted = [](const std::string& what) {
+    return CommError(
+        {.fault = Fault::corrupted,
+         .operation = "meeting of the launchers",
+         .explanation =
+             fmt::format("Node 0 sent a layout in a form this launcher does not know ({}): use the "
+                         "same version of lockstep on every host.",
+                         what)});
+  };
+  Layout layout;
+  std::int64_t world_size = 0;
   try {
     const Json json = Json::parse(text);
-    Layout layout;
-    for (const Json& node : json.at("nodes"))
+    for (const Json& node : json.at("nodes")) {
       layout.nodes.push_back({node.at("host"), node.at("num_ranks"), node.at("address")});
+      world_size += layout.nodes.back().num_ranks;
+      if (layout.nodes.back().num_ranks < 1 || world_size > kMostRanks)
+        throw corrupted("a node's number of ranks makes no sense");
+    }
     layout.node_rank = json.at("node_rank");
     layout.master_addr = json.at("master_addr");
     layout.master_port = json.at("master_port");
@@ -36,16 +56,12 @@ Layout Layout::decode(const std::string& text) {
     layout.generation = json.at("generation");
     layout.num_restarts = json.at("num_restarts");
     layout.max_restarts = json.at("max_restarts");
-    LOCKSTEP_CHECK(layout.node_rank > 0 && layout.node_rank < layout.num_nodes());
-    return layout;
   } catch (const Json::exception& error) {
-    throw CommError({.fault = Fault::corrupted,
-                     .operation = "meeting of the launchers",
-                     .explanation = fmt::format(
-                         "Node 0 sent a layout in a form this launcher does not know ({}): use the "
-                         "same version of lockstep on every host.",
-                         error.what())});
+    throw corrupted(error.what());
   }
+  if (layout.node_rank < 0 || layout.node_rank >= layout.num_nodes())
+    throw corrupted("no such node in it");
+  return layout;
 }
 
 }  // namespace lockstep::elastic

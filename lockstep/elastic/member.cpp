@@ -99,6 +99,13 @@ bool Member::may_go_on() const {
 
 void Member::lose_hub(const std::string& how) {
   channel_.close();
+  // One that only waits may find the job elsewhere.
+  if (!layout_ && options_.elastic() && options_.endpoints.size() > 1) {
+    log::warn("node 0 at {} is gone ({}); looking for the job at the other endpoints", hub_.text(),
+              how);
+    orphaned_ = Deadline::after(options_.timeout);
+    return;
+  }
   if (!layout_)
     cannot_meet(Fault::peer_lost,
                 fmt::format("The launcher of node 0 at {} went away before all of the {} nodes had "
@@ -129,6 +136,25 @@ void Member::lose_hub(const std::string& how) {
 // Ranks may still be ending meanwhile: a visit takes no longer than a moment where somebody is
 // there.
 void Member::seek_hub() {
+  if (!layout_) {
+    const Introduction who = introduce(options_, door_ ? door_->address().text() : "");
+    for (const net::Address& endpoint : options_.endpoints) {
+      Visit found = visit(endpoint, who, secret_, Deadline::after(kOneVisit));
+      if (found.outcome == Visit::Outcome::elsewhere)
+        found = visit(found.hub, who, secret_, Deadline::after(kOneVisit));
+      if (found.outcome != Visit::Outcome::welcome) continue;
+      first_meeting_deadline_ = Deadline::after(options_.timeout + kLastWord);
+      belong_to(std::move(found.hub), std::move(found.channel));
+      return;
+    }
+    if (orphaned_->passed())
+      cannot_meet(
+          Fault::peer_lost,
+          fmt::format("The launcher of node 0 at {} went away, and the job was found at none "
+                      "of the other endpoints within {:.1f} s.",
+                      hub_.text(), orphaned_->span_seconds()));
+    return;
+  }
   if (orphaned_->passed()) {
     end({.kind = Failure::Kind::too_few,
          .host = layout_->here().host,
@@ -146,7 +172,9 @@ void Member::seek_hub() {
     const std::string& address = layout_->nodes[static_cast<std::size_t>(node)].address;
     Visit found = visit(net::Address::parse(address, 0, "the layout"), who, secret_,
                         Deadline::after(kOneVisit));
-    if (found.outcome == Visit::Outcome::unreachable) continue;
+    const bool nobody = found.outcome == Visit::Outcome::unreachable ||
+                        found.outcome == Visit::Outcome::stranger;  // one that is stopped, too
+    if (nobody) continue;
     if (found.outcome == Visit::Outcome::welcome)
       belong_to(std::move(found.hub), std::move(found.channel));
     return;

@@ -83,6 +83,10 @@ TEST(BadInput, AddressesAndPorts) {
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "0", "--secret-file", secret,
                   "--master-addr", "127.0.0.1", "--master-port", port, "true"},
                  {"port " + port, "in use"});
+  // Whoever comes first is node 0; but a port that something else has is nobody's to join.
+  expect_mistake({"run", "--nnodes", "2", "--secret-file", secret, "--rdzv-endpoint",
+                  "127.0.0.1:" + port, "true"},
+                 {"port " + port, "in use"});
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "0", "--secret-file", secret,
                   "--master-addr", "192.0.2.1", "true"},
                  {"192.0.2.1 is not an address of this host"});

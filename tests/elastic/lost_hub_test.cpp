@@ -132,6 +132,22 @@ TEST_F(LostHub, FindsTheJobAgainAtAnotherEndpoint) {
   EXPECT_EQ(jobs[3 - hub].wait(), 0) << jobs[3 - hub].error();
 }
 
+TEST_F(LostHub, OneThatWaitsFindsTheJobAgain) {
+  JOIN_OR_SKIP(4, "3");
+  endpoint_ = Network::address(0) + ":29400," + Network::address(1) + ":29400";
+  std::vector<Launched> jobs = start_all(3);
+  Launched spare = start_staying(3);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] {
+    return spare.error().find("host3 waits to take the place") != std::string::npos;
+  })) << spare.error();
+  jobs[0].kill(SIGKILL);
+  for (const std::size_t host : {1u, 2u}) expect_formed(jobs[host], 1, 3);
+  expect_formed(spare, 1, 3);
+  finish();
+  for (const std::size_t host : {1u, 2u}) EXPECT_EQ(jobs[host].wait(), 0) << jobs[host].error();
+  EXPECT_EQ(spare.wait(), 0) << spare.error();
+}
+
 TEST_F(LostHub, WithoutRestartsTheJobEnds) {
   JOIN_OR_SKIP(3, "1:3");
   std::vector<Launched> jobs;
