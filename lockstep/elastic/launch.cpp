@@ -1,7 +1,6 @@
 #include <lockstep/elastic/launch.h>
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -9,7 +8,6 @@
 #include <climits>
 #include <filesystem>
 #include <memory>
-#include <thread>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
@@ -23,6 +21,7 @@
 #include <lockstep/elastic/join_job.h>
 #include <lockstep/elastic/peers.h>
 #include <lockstep/elastic/rank_environment.h>
+#include <lockstep/elastic/user_signals.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/socket.h>
 
@@ -40,35 +39,6 @@ std::string host_name() {
   ::gethostname(name, sizeof(name) - 1);
   return name;
 }
-
-sigset_t user_signals() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGQUIT, SIGHUP}) {
-    struct sigaction action {};
-    // One that is ignored (nohup) stays so.
-    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN)
-      ::sigaddset(&set, signal);
-  }
-  return set;
-}
-
-// While the launchers meet, which may take minutes, a signal ends this process at once: there is
-// nothing yet that the guardian would not clear away.
-class EndWhileWaiting {
- public:
-  explicit EndWhileWaiting(sigset_t signals)
-      : thread_([signals](const std::stop_token& stop) {
-          while (!stop.stop_requested()) {
-            const timespec slice{0, 50'000'000};
-            const int signal = ::sigtimedwait(&signals, nullptr, &slice);
-            if (signal > 0) ::_exit(128 + signal);
-          }
-        }) {}
-
- private:
-  std::jthread thread_;
-};
 
 net::Secret job_secret(const LaunchOptions& options) {
   const std::string file = !options.secret_file.empty()
@@ -159,14 +129,6 @@ GuardianSetup guardian_setup(const LaunchOptions& options, std::vector<std::stri
   return {.command = std::move(command),
           .cpus = std::move(shares),
           .flight_directory = flight.removable()};
-}
-
-// Threads inherit the mask, so that no thread but this one ever gets these signals.
-sigset_t take_over_signals() {
-  const sigset_t signals = user_signals();
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-  return signals;
 }
 
 Launch::Launch(const LaunchOptions& options, std::vector<std::string> command)
