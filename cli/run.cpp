@@ -1,4 +1,5 @@
 // `lockstep run`: torchrun's flags, turned into what the launcher needs to know.
+#include <array>
 #include <cmath>
 #include <sstream>
 
@@ -19,21 +20,22 @@ constexpr int kDefaultPort = 29500;  // torchrun's
 struct Texts {
   std::string num_local_ranks = "1", num_nodes = "1", node_rank;
   std::string master_addr, master_port, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf;
-  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, grace;
+  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, last_call, grace,
+              stuck_after;
   std::string start_method, monitor_interval;
   bool standalone = false, module = false, no_python = false;
 };
 
-int num_nodes(const std::string& text) {
+// "3", or "2:4": from two to four.
+void apply_num_nodes(const std::string& text, elastic::LaunchOptions& options) {
   const auto colon = text.find(':');
-  const int lowest = parse_integer(text.substr(0, colon), "--nnodes", 1, kMostRanks);
-  if (colon == std::string::npos) return lowest;
-  const int highest = parse_integer(text.substr(colon + 1), "--nnodes", 1, kMostRanks);
-  if (lowest != highest)
-    throw UsageError("--nnodes {}: a number of nodes that changes is not supported yet; give one "
-                     "number, such as --nnodes {}",
-                     text, highest);
-  return lowest;
+  options.min_nodes = parse_integer(text.substr(0, colon), "--nnodes", 1, kMostRanks);
+  options.max_nodes = colon == std::string::npos
+                          ? options.min_nodes
+                          : parse_integer(text.substr(colon + 1), "--nnodes", 1, kMostRanks);
+  if (options.min_nodes > options.max_nodes)
+    throw UsageError("--nnodes {}: the least number of nodes comes first: give --nnodes {}:{}",
+                     text, options.max_nodes, options.min_nodes);
 }
 
 milliseconds parse_seconds(const std::string& text, const std::string& flag) {
@@ -54,29 +56,42 @@ void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
     const std::string value = equals == std::string::npos ? "" : entry.substr(equals + 1);
     if (key == "timeout" || key == "join_timeout") {
       options.timeout = parse_seconds(value, "--rdzv-conf " + key);
+    } else if (key == "last_call_timeout") {
+      options.last_call = parse_seconds(value, "--rdzv-conf " + key);
     } else if (key == "rank") {
       options.node_rank = parse_integer(value, "--rdzv-conf rank", 0, kMostRanks);
     } else {
-      throw UsageError("--rdzv-conf: '{}' has no meaning for lockstep; it knows timeout, "
-                       "join_timeout (both are --timeout) and rank (--node-rank)",
-                       key);
+      throw UsageError(
+          "--rdzv-conf: '{}' has no meaning for lockstep; it knows timeout, "
+          "join_timeout (both are --timeout), last_call_timeout (--rdzv-last-call) and "
+          "rank (--node-rank)",
+          key);
     }
   }
+}
+
+std::vector<net::Address> parse_endpoints(const std::string& text) {
+  std::vector<net::Address> endpoints;
+  std::istringstream entries(text);
+  for (std::string entry; std::getline(entries, entry, ',');)
+    endpoints.push_back(net::Address::parse(entry, kDefaultPort, "--rdzv-endpoint"));
+  return endpoints;
 }
 
 // Where the launchers meet, and what the ranks are told of it.
 void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
   if (!texts.rdzv_backend.empty() && texts.rdzv_backend != "c10d" && texts.rdzv_backend != "static")
-    throw UsageError("--rdzv-backend {}: lockstep's launchers meet through a store of their own; "
-                     "leave the flag out, or give c10d or static, which mean the same",
+    throw UsageError("--rdzv-backend {}: lockstep's launchers meet by themselves; leave the flag "
+                     "out, or give c10d or static, which mean the same",
                      texts.rdzv_backend);
+  const bool several = options.max_nodes > 1;
   std::optional<int> port;
   if (!texts.master_port.empty())
     port = parse_integer(texts.master_port, "--master-port", 1, 65535);
   if (texts.standalone) {
-    if (options.num_nodes > 1)
+    if (several)
       throw UsageError("--standalone means one node, but --nnodes is {}: leave one of them out",
-                       options.num_nodes);
+                       texts.num_nodes);
     if (options.run_id == "none") {
       std::array<std::byte, 8> random;
       net::fill_random(random);
@@ -88,22 +103,23 @@ void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
     return;
   }
   if (!texts.rdzv_endpoint.empty()) {
-    options.endpoint = net::Address::parse(texts.rdzv_endpoint, kDefaultPort, "--rdzv-endpoint");
-    if (options.endpoint->port == 0 && options.num_nodes > 1)
-      throw UsageError(
-          "--rdzv-endpoint {}: several nodes need a port that all of them know, from 1 "
-          "to 65535",
-          texts.rdzv_endpoint);
-    if (options.num_nodes > 1 &&
-        ((!texts.master_addr.empty() && texts.master_addr != options.endpoint->host) ||
-         (port && *port != options.endpoint->port)))
+    options.endpoints = parse_endpoints(texts.rdzv_endpoint);
+    for (const net::Address& endpoint : options.endpoints)
+      if (endpoint.port == 0 && several)
+        throw UsageError(
+            "--rdzv-endpoint {}: several nodes need a port that all of them know, from "
+            "1 to 65535",
+            texts.rdzv_endpoint);
+    const net::Address& first = options.endpoints.front();
+    if (several && ((!texts.master_addr.empty() && texts.master_addr != first.host) ||
+                    (port && *port != first.port)))
       throw UsageError("--rdzv-endpoint {} and --master-addr or --master-port name two places to "
                        "meet: leave one of them out",
                        texts.rdzv_endpoint);
-  } else if (options.num_nodes > 1 && !texts.master_addr.empty()) {
-    options.endpoint = net::Address{texts.master_addr, port.value_or(kDefaultPort)};
+  } else if (several && !texts.master_addr.empty()) {
+    options.endpoints = {{texts.master_addr, port.value_or(kDefaultPort)}};
   }
-  if (options.num_nodes == 1) {
+  if (!several) {
     options.master_addr = texts.master_addr;
     options.master_port = port;
   }
@@ -115,25 +131,35 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
   app.option_defaults()->take_last();  // as torchrun does with a flag given twice
   app.add_option("--nproc-per-node", texts.num_local_ranks,
                  "ranks on this host: a number, auto, cpu, gpu, or gpu:N (a GPU each)");
-  app.add_option("--nnodes", texts.num_nodes, "hosts of the job; each runs 'lockstep run'");
+  app.add_option("--nnodes", texts.num_nodes,
+                 "hosts of the job, or MIN:MAX; each runs 'lockstep run'");
   app.add_option("--node-rank", texts.node_rank,
                  "number of this host; left out: in order of arrival");
   app.add_option("--master-addr", texts.master_addr, "host of node 0");
   app.add_option("--master-port", texts.master_port, "port where the launchers meet (29500)");
-  app.add_option("--rdzv-endpoint", texts.rdzv_endpoint,
-                 "HOST:PORT where the launchers meet: the same as the two above");
+  app.add_option(
+      "--rdzv-endpoint", texts.rdzv_endpoint,
+      "HOST:PORT where the launchers meet: the same as the two above; more of them, with "
+      "commas, for hosts that come when the first is lost");
   app.add_option("--rdzv-backend", texts.rdzv_backend, "c10d or static; both mean the same here");
   app.add_option("--rdzv-id", options.run_id, "name of the job; all hosts must agree");
-  app.add_option("--rdzv-conf", texts.rdzv_conf, "timeout=S, join_timeout=S, rank=N");
+  app.add_option("--rdzv-conf", texts.rdzv_conf,
+                 "timeout=S, join_timeout=S, last_call_timeout=S, rank=N");
   app.add_flag("--standalone", texts.standalone, "a job on this host alone");
   app.add_option("--local-addr", options.local_addr, "what other hosts call this one in messages");
   app.add_option("--secret-file", options.secret_file,
                  "the job's secret (mode 0600), needed for several hosts");
   app.add_option("--timeout", texts.timeout, "seconds for all hosts to meet (300)");
-  app.add_option("--grace", texts.grace, "seconds between SIGTERM and SIGKILL (0.4)");
+  app.add_option("--rdzv-last-call", texts.last_call,
+                 "seconds for more than MIN hosts to come, since the last one came (10)");
+  app.add_option("--grace", texts.grace,
+                 "seconds between SIGTERM and SIGKILL (0.4; 2 after Ctrl-C)");
   app.add_option("--bind-to", texts.bind_to,
                  "core: ranks get cores of their own where there are enough; none");
-  app.add_option("--max-restarts", texts.max_restarts, "0: a job that fails ends");
+  app.add_option("--max-restarts", texts.max_restarts,
+                 "how often ranks are started anew after a failure (0)");
+  app.add_option("--stuck-after", texts.stuck_after,
+                 "seconds without progress after which a rank that reports it has failed (never)");
   app.add_option("--role", options.role, "value of ROLE_NAME");
   app.add_option("--log-dir", options.log_directory, "folder for --redirects and --tee");
   app.add_option("-r,--redirects", texts.redirects,
@@ -164,28 +190,29 @@ int run(Arguments arguments) {
   if (texts.module) options.program_kind = elastic::ProgramKind::python_module;
   if (texts.no_python) options.program_kind = elastic::ProgramKind::executable;
   options.num_local_ranks = num_local_ranks(texts.num_local_ranks);
-  options.num_nodes = num_nodes(texts.num_nodes);
+  apply_num_nodes(texts.num_nodes, options);
   if (!texts.timeout.empty()) options.timeout = parse_seconds(texts.timeout, "--timeout");
+  if (!texts.last_call.empty())
+    options.last_call = parse_seconds(texts.last_call, "--rdzv-last-call");
+  if (!texts.stuck_after.empty())
+    options.stuck_after = parse_seconds(texts.stuck_after, "--stuck-after");
   if (!texts.grace.empty()) options.grace = parse_seconds(texts.grace, "--grace");
   apply_rdzv_conf(texts.rdzv_conf, options);
   if (!texts.node_rank.empty())
     options.node_rank = parse_integer(texts.node_rank, "--node-rank", 0, kMostRanks);
-  if (options.node_rank && *options.node_rank >= options.num_nodes)
+  if (options.node_rank && *options.node_rank >= options.max_nodes)
     throw UsageError("--node-rank {} is not below --nnodes {}: nodes are numbered from 0 to {}",
-                     *options.node_rank, options.num_nodes, options.num_nodes - 1);
+                     *options.node_rank, texts.num_nodes, options.max_nodes - 1);
   apply_addresses(texts, options);
-  if (parse_integer(texts.max_restarts, "--max-restarts", 0, kMostRanks) > 0)
-    throw UsageError("--max-restarts {}: restarting ranks is not supported yet; leave the flag out "
-                     "or give 0",
-                     texts.max_restarts);
+  options.max_restarts = parse_integer(texts.max_restarts, "--max-restarts", 0, kMostRanks);
   if (texts.bind_to == "none") {
     options.binding = elastic::Binding::none;
   } else if (texts.bind_to != "core") {
     throw UsageError("--bind-to is '{}': it must be core or none", texts.bind_to);
   }
   if (!texts.redirects.empty())
-    options.redirects = elastic::StreamChoice::parse(texts.redirects, "--redirects");
-  if (!texts.tee.empty()) options.tee = elastic::StreamChoice::parse(texts.tee, "--tee");
+    options.streams.redirects = elastic::StreamChoice::parse(texts.redirects, "--redirects");
+  if (!texts.tee.empty()) options.streams.tee = elastic::StreamChoice::parse(texts.tee, "--tee");
   return elastic::launch(options);
 }
 

@@ -26,8 +26,9 @@ namespace lockstep::cli {
 
 namespace {
 
-// Ranks write a checkpoint before they end.
-constexpr milliseconds kGrace{120'000};
+// Ranks write a checkpoint before they end, where a user ends them; after a failure they cannot.
+constexpr milliseconds kInterruptGrace{120'000};
+constexpr milliseconds kGrace{2000};
 
 // After which ranks save and end.
 constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -93,6 +94,10 @@ int train(Arguments arguments) {
       throw UsageError("--nproc-per-node {}: this is already a rank, started by {}, which says how "
                        "many there are: leave the flag out",
                        flags->num_ranks, launcher_name(read_launch_environment().launcher));
+    if (!flags->max_restarts.empty())
+      throw UsageError(
+          "--max-restarts {}: this is already a rank, started by {}: give the flag there",
+          flags->max_restarts, launcher_name(read_launch_environment().launcher));
     become_a_rank(arguments);
   }
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
@@ -111,8 +116,12 @@ int train(Arguments arguments) {
   options.program_kind = elastic::ProgramKind::executable;
   options.num_local_ranks = num_ranks;
   options.grace = kGrace;
+  options.interrupt_grace = kInterruptGrace;
+  if (!flags->max_restarts.empty())
+    options.max_restarts = parse_integer(flags->max_restarts, "--max-restarts", 0, kMostRanks);
   options.explained_exit_codes = {kUsageMistake, kTrainingStopped};
   for (const int signal : kStopSignals) options.explained_exit_codes.push_back(128 + signal);
+  options.final_exit_codes = options.explained_exit_codes;
   options.interruption_note =
       "told to end: saving after this step; once more (Ctrl-C) ends at once";
   const auto before = checkpoint::newest_checkpoint(config.output / "checkpoints");

@@ -59,6 +59,7 @@ const char* launcher_name(Launcher launcher) {
 namespace {
 
 constexpr long kMostRanks = 1 << 20;
+constexpr long kMostGenerations = 1 << 30;
 
 int required(const char* name, long lowest, long highest, Launcher launcher) {
   const auto value = environment_integer(name, lowest, highest);
@@ -90,6 +91,7 @@ void read_torchrun(LaunchEnvironment& env) {
   env.num_nodes = optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
                               (env.world_size + env.local_world_size - 1) / env.local_world_size);
   env.restart_count = optional_or("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks, 0);
+  env.generation = optional_or("LOCKSTEP_GENERATION", 0, kMostGenerations, env.restart_count);
   env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
   read_master(env);
   if (env.world_size > 1 && env.master_addr.empty())
@@ -201,6 +203,8 @@ LaunchEnvironment read_launch_environment() {
   env.flight_directory = environment_variable("LOCKSTEP_FLIGHT_DIR").value_or("");
   if (const auto fd = environment_integer("LOCKSTEP_SECRET_FD", 0, 1 << 20))
     env.secret_fd = static_cast<int>(*fd);
+  if (const auto fd = environment_integer("LOCKSTEP_PROGRESS_FD", 0, 1 << 20))
+    env.progress_fd = static_cast<int>(*fd);
 
   if (!env.store_endpoint.empty()) {
     env.launcher = Launcher::lockstep;

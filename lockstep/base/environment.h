@@ -40,12 +40,17 @@ struct LaunchEnvironment {
   std::string master_addr;  // empty where the launcher gives none
   int master_port = 0;      // 0 likewise
   int restart_count = 0;    // how often the launcher has restarted this job
+  // Which forming of the job this process is of: restarts and nodes that joined since the first.
+  // Those of different generations cannot talk to each other.
+  int generation = 0;
   std::string run_id;       // one job's name; "none" where the launcher gives none
   // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
   std::optional<int> secret_fd;
   std::string secret_file;
   // Where lockstep run's store listens, "host:port"; empty under other launchers.
   std::string store_endpoint;
+  // Where lockstep run reads how far its ranks have come: an inherited descriptor.
+  std::optional<int> progress_fd;
   // Where flight recorder dumps go; empty where nobody asked for them.
   std::string flight_directory;
 };

@@ -38,7 +38,8 @@ MeetingPoint meet_at_lockstep_store(const LaunchEnvironment& launch, Deadline de
     throw UsageError("LOCKSTEP_STORE is set, but neither LOCKSTEP_SECRET_FD nor "
                      "LOCKSTEP_SECRET_FILE is: start this program with 'lockstep run'");
   meeting.secret = *secret;
-  meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline);
+  meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline,
+                                                  static_cast<std::uint32_t>(launch.generation));
   return meeting;
 }
 
@@ -54,7 +55,7 @@ MeetingPoint meet_at_torchrun_store(const LaunchEnvironment& launch, Deadline de
     meeting.secret = *secret;
     return meeting;
   }
-  const std::string key = fmt::format("lockstep/{}/secret", launch.restart_count);
+  const std::string key = fmt::format("lockstep/{}/secret", launch.generation);
   if (launch.rank == 0) {
     log::warn("this job was not started by 'lockstep run' and has no secret of its own: one is "
               "passed through torchrun's store, which anyone who reaches {} can read. Set "
@@ -192,7 +193,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   world.global_ranks.resize(static_cast<std::size_t>(launch.world_size));
   for (int rank = 0; rank < launch.world_size; ++rank)
     world.global_ranks[static_cast<std::size_t>(rank)] = rank;
-  world.generation = static_cast<std::uint32_t>(launch.restart_count);
+  world.generation = static_cast<std::uint32_t>(launch.generation);
   world.journal = std::make_shared<flight::Journal>(launch.flight_directory);
 
   const Deadline deadline = Deadline::after(options.timeout);
@@ -206,12 +207,12 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
         {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
 
   auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
-  std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.restart_count));
+  std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.generation));
   std::vector<EndpointAddress> addresses = {endpoint->address()};
   if (launch.world_size > 1) {
     // A process may join again after it has left: each time under keys of its own.
     const auto join = meeting.store->add(
-        fmt::format("lockstep/{}/joins/{}", launch.restart_count, launch.rank), 1, deadline);
+        fmt::format("lockstep/{}/joins/{}", launch.generation, launch.rank), 1, deadline);
     group_id += fmt::format("/{}", join);
     addresses = exchange_addresses(*meeting.store, "lockstep/" + group_id, endpoint->address(),
                                    world, deadline);

@@ -1,4 +1,4 @@
-// The agent of one host: watches its ranks from the first to the last.
+// The agent of one host: watches its ranks of one generation from the first to the last.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <lockstep/elastic/layout.h>
 #include <lockstep/elastic/output.h>
 #include <lockstep/elastic/peers.h>
+#include <lockstep/elastic/rank_watch.h>
 
 namespace lockstep::elastic {
 
@@ -28,16 +29,24 @@ struct RankOutput {
 class Agent {
  public:
   struct Options {
-    milliseconds grace{0};                  // between a polite signal and SIGKILL
+    milliseconds grace{0};                  // between SIGTERM and SIGKILL after a failure
+    milliseconds interrupt_grace{0};        // the same where a user ends the job, or nodes join it
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
     std::string interruption_note;          // said at the user's first signal; empty: nothing
+    milliseconds stuck_after{0};            // without progress; zero: however long
   };
 
-  Agent(const Layout& layout, Guardian& guardian, Peers& peers, std::vector<RankOutput>& outputs,
-        std::array<Sink*, 2> sinks, int signals, Options options);
+  // What `peers` points to may change meanwhile: see Peers::successor().
+  Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
+        std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
+        const ProgressPage& progress, Options options);
 
-  // Until every rank of this host, and all they started, are gone, and the whole job is over.
+  // Until every rank of this host, and all they started, are gone, and the whole job is over or is
+  // to be formed anew.
   void run();
+
+  // Where not even ranks can be started here any more.
+  bool guardian_lost() const { return guardian_.gone(); }
 
  private:
   // How far the end has come. Each stage but the first and last has a deadline.
@@ -53,7 +62,13 @@ class Agent {
   void wait();  // and reads what ranks have written
   void hear_guardian();
   void hear_user();
+  void hear_signal(int signal);
+  void watch_ranks();
+  void say_whom_it_waits_for();
+  std::string name_of(int local_rank) const;
   void advance();
+  void stop_as_decided();
+  void end_politely();
   void enter(Stage stage, milliseconds span);
   void fail(const Failure& failure);
   void drain(int local_rank);
@@ -63,16 +78,20 @@ class Agent {
 
   const Layout& layout_;
   Guardian& guardian_;
-  Peers& peers_;
+  std::unique_ptr<Peers>& peers_;
   std::vector<RankOutput>& outputs_;
   std::array<Sink*, 2> sinks_;
   int signals_;
   Options options_;
   Stage stage_ = Stage::running;
   Deadline stage_deadline_;
-  std::vector<int> pids_;  // by local rank
+  Clock::time_point stage_since_;
+  bool told_waiting_ = false;  // whom for, in this stage
+  RankWatch watch_;
+  std::vector<int> pids_;  // by local rank; 0 for those that do not run
   int num_running_;
   bool told_done_ = false;
+  bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;
   bool impatient_ = false;           // the user interrupted when only output was left
   Clock::time_point last_progress_;  // of the sinks

@@ -21,6 +21,9 @@ constexpr std::pair<Failure::Kind, const char*> kKinds[] = {
     {Failure::Kind::spawn, "spawn"},
     {Failure::Kind::node_lost, "node_lost"},
     {Failure::Kind::interrupted, "interrupted"},
+    {Failure::Kind::too_few, "too_few_nodes"},
+    {Failure::Kind::stopped, "stopped"},
+    {Failure::Kind::stuck, "stuck"},
 };
 
 const char* kind_name(Failure::Kind kind) {
@@ -62,6 +65,22 @@ bool explained(const Failure& failure, const std::vector<int>& exit_codes) {
          std::find(exit_codes.begin(), exit_codes.end(), failure.exit_code) != exit_codes.end();
 }
 
+bool worth_a_restart(const Failure& failure, const std::vector<int>& final_exit_codes) {
+  switch (failure.kind) {
+    case Failure::Kind::exit:
+      return std::find(final_exit_codes.begin(), final_exit_codes.end(), failure.exit_code) ==
+             final_exit_codes.end();
+    case Failure::Kind::signal:
+    case Failure::Kind::node_lost:
+    case Failure::Kind::stopped:
+    case Failure::Kind::stuck: return true;
+    case Failure::Kind::spawn:
+    case Failure::Kind::interrupted:
+    case Failure::Kind::too_few: break;
+  }
+  return false;
+}
+
 std::string Failure::sentence() const {
   const std::string who = fmt::format("rank {} (local rank {} on host {}", rank, local_rank, host);
   switch (kind) {
@@ -75,11 +94,15 @@ std::string Failure::sentence() const {
     case Kind::interrupted:
       return fmt::format("the launcher of node {} (host {}) was told to end by {}", node_rank, host,
                          signal_name(signal));
+    case Kind::stopped:
+      return fmt::format("{}, pid {}) is stopped, by SIGSTOP or a terminal", who, pid);
+    case Kind::stuck: return fmt::format("{}, pid {}) is stuck: {}", who, pid, detail);
+    case Kind::too_few: break;
   }
   return detail;
 }
 
-std::string Failure::machine_line() const {
+std::string Failure::machine_line(Aftermath aftermath) const {
   Json json;
   json["kind"] = kind_name(kind);
   if (rank >= 0) {
@@ -89,7 +112,10 @@ std::string Failure::machine_line() const {
   json["node_rank"] = node_rank;
   json["host"] = host;
   if (signal != 0) json["signal"] = signal_name(signal);
+  if (step >= 0) json["step"] = step;
   json["exit_code"] = exit_code;
+  json["generation"] = generation;
+  json["restarted"] = aftermath == Aftermath::restarted;
   return "lockstep: fault " + dump(json);
 }
 
@@ -102,6 +128,8 @@ std::string Failure::encode() const {
                {"pid", pid},
                {"exit_code", exit_code},
                {"signal", signal},
+               {"generation", generation},
+               {"step", step},
                {"detail", detail},
                {"last_lines", last_lines}});
 }
@@ -120,6 +148,8 @@ Failure Failure::decode(const std::string& text) {
     failure.pid = json.at("pid");
     failure.exit_code = json.at("exit_code");
     failure.signal = json.at("signal");
+    failure.generation = json.at("generation");
+    failure.step = json.at("step");
     failure.detail = json.at("detail");
     failure.last_lines = json.at("last_lines");
     return failure;

@@ -1,6 +1,7 @@
 // Why a job ended before its time: what launchers tell each other, the user and the machine.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,11 @@ struct Failure {
     spawn,        // a rank could not be started
     node_lost,    // a host's launcher died or cannot be reached
     interrupted,  // a launcher was told to end by a signal
+    too_few,      // of the nodes that the job needs to be formed anew
+    stopped,      // a rank does not run, by SIGSTOP or a terminal
+    stuck,        // a rank reports no progress any more
   };
+  enum class Aftermath { ended, restarted };  // of the job
 
   Kind kind = Kind::exit;
   int rank = -1;  // -1 where it concerns a whole host
@@ -23,14 +28,16 @@ struct Failure {
   int pid = 0;
   int exit_code = 1;  // of the whole job: the rank's own, or 128 + signal
   int signal = 0;
-  std::string detail;                   // what the system said, for spawn and node_lost
+  int generation = 0;                   // of the ranks that it happened to
+  std::int64_t step = -1;               // where a stuck rank was last
+  std::string detail;                   // what the system said; how long a rank is stuck
   std::vector<std::string> last_lines;  // of the rank's output
 
   // One sentence for a person.
   std::string sentence() const;
 
   // `lockstep: fault {...}`: one line for a program that watches.
-  std::string machine_line() const;
+  std::string machine_line(Aftermath aftermath = Aftermath::ended) const;
 
   // For other launchers, as JSON. decode throws UsageError where the text is no failure.
   std::string encode() const;
@@ -40,6 +47,11 @@ struct Failure {
 // Whether whoever watches needs no more words about it: the rank ended with one of these codes,
 // before which it says why, or ranks that do so were interrupted.
 bool explained(const Failure& failure, const std::vector<int>& exit_codes);
+
+// Whether starting the ranks anew may help: not where a user ended the job, where the program
+// cannot be started at all, or where a rank ended with one of these codes, which say that it would
+// only end so again.
+bool worth_a_restart(const Failure& failure, const std::vector<int>& final_exit_codes);
 
 // "SIGKILL"
 std::string signal_name(int signal);

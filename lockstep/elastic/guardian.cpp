@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -36,12 +37,30 @@ Guardian::~Guardian() {
   if (!gone_) ::waitpid(pid_, &status, 0);
 }
 
-void Guardian::start_ranks(const std::vector<std::vector<std::string>>& variables) {
-  for (const auto& one : variables) {
+void Guardian::start_ranks(std::vector<RankStart> ranks) {
+  for (const RankStart& rank : ranks) {
     std::string block;
-    for (const std::string& variable : one) block.append(variable).push_back('\0');
-    if (::send(channel_.get(), block.data(), block.size(), MSG_NOSIGNAL) !=
-        static_cast<ssize_t>(block.size()))
+    for (const std::string& variable : rank.variables) block.append(variable).push_back('\0');
+    const std::array<int, 2> streams = {rank.standard_output.get(), rank.standard_error.get()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(streams))> control{};
+    iovec payload{block.data(), block.size()};
+    msghdr message{};
+    message.msg_iov = &payload;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(streams));
+    std::memcpy(CMSG_DATA(header), streams.data(), sizeof(streams));
+    ssize_t sent = 0;
+    do {
+      sent = ::sendmsg(channel_.get(), &message, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    // One that was killed is noticed by next().
+    if (sent < 0 && errno == EPIPE) return;
+    if (sent != static_cast<ssize_t>(block.size()))
       throw UsageError("cannot hand {} bytes of environment to a rank: {}", block.size(),
                        std::strerror(errno));
   }
@@ -52,11 +71,7 @@ void Guardian::signal(int signal) {
   ::send(channel_.get(), &command, sizeof(command), MSG_NOSIGNAL);
 }
 
-void Guardian::finish() {
-  if (finishing_) return;
-  finishing_ = true;
-  signal(kFinish);
-}
+void Guardian::clear() { signal(kClear); }
 
 std::optional<Guardian::Event> Guardian::next() {
   Event event;

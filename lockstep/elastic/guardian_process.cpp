@@ -10,12 +10,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/elastic/descendants.h>
+#include <lockstep/elastic/flight_directory.h>
 
 namespace lockstep::elastic {
 
@@ -99,7 +103,7 @@ struct Start {
 }  // namespace
 
 GuardianProcess::GuardianProcess(GuardianSetup setup, net::Fd channel)
-    : setup_(std::move(setup)), channel_(std::move(channel)), pids_(setup_.ranks.size(), 0) {}
+    : setup_(std::move(setup)), channel_(std::move(channel)), pids_(setup_.cpus.size(), 0) {}
 
 void GuardianProcess::run() {
   try {
@@ -117,49 +121,68 @@ void GuardianProcess::run() {
     children_ = net::Fd(::signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK));
     adopt_orphans();
 
-    receive_variables();
-    for (std::size_t rank = 0; rank < pids_.size(); ++rank) spawn(static_cast<int>(rank));
-    setup_.ranks.clear();  // only the ranks hold the ends of their pipes now
     while (true) {
       pollfd ready[2] = {{channel_.get(), POLLIN, 0}, {children_.get(), POLLIN, 0}};
       if (::poll(ready, 2, -1) < 0 && errno != EINTR) leave();
       if (ready[1].revents != 0) reap();
-      if (ready[0].revents != 0 && !obey()) leave();
+      if (ready[0].revents != 0 && !listen()) leave();
     }
   } catch (...) {
     leave();
   }
 }
 
-// Waits for every rank's variables before it starts the first, so that neither side can block the
-// other with both queues full.
-void GuardianProcess::receive_variables() {
+bool GuardianProcess::listen() {
   std::string packet(kLargestPacket, '\0');
-  while (variables_.size() < pids_.size()) {
-    const ssize_t got = ::recv(channel_.get(), packet.data(), packet.size(), 0);
-    if (got < 0 && errno == EINTR) continue;
-    // Shorter than any variable: the launcher gives up before anything has started.
-    if (got <= static_cast<ssize_t>(sizeof(std::int32_t))) leave();
-    std::vector<std::string> one;
-    for (std::string_view rest(packet.data(), static_cast<std::size_t>(got)); !rest.empty();) {
-      const auto end = rest.find('\0');
-      one.emplace_back(rest.substr(0, end));
-      rest.remove_prefix(std::min(end, rest.size() - 1) + 1);
-    }
-    variables_.push_back(std::move(one));
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control{};
+  iovec payload{packet.data(), packet.size()};
+  msghdr message{};
+  message.msg_iov = &payload;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(channel_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return true;
+  if (got <= 0) return false;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr) {
+    std::int32_t command = 0;
+    if (got != sizeof(command)) return false;
+    std::memcpy(&command, packet.data(), sizeof(command));
+    obey(command);
+    return true;
   }
+  std::array<int, 2> streams;
+  std::memcpy(streams.data(), CMSG_DATA(header), sizeof(streams));
+  RankStart rank{{}, net::Fd(streams[0]), net::Fd(streams[1])};
+  for (std::string_view rest(packet.data(), static_cast<std::size_t>(got)); !rest.empty();) {
+    const auto end = rest.find('\0');
+    rank.variables.emplace_back(rest.substr(0, end));
+    rest.remove_prefix(std::min(end, rest.size() - 1) + 1);
+  }
+  prepare(std::move(rank));
+  return true;
+}
+
+// Waits for all before it starts the first, so that neither side can block the other with both
+// queues full.
+void GuardianProcess::prepare(RankStart rank) {
+  prepared_.push_back(std::move(rank));
+  if (prepared_.size() < pids_.size()) return;
+  for (std::size_t local = 0; local < pids_.size(); ++local) spawn(static_cast<int>(local));
+  prepared_.clear();  // only the ranks hold the ends of their pipes now
 }
 
 void GuardianProcess::spawn(int local_rank) {
-  const RankSetup& rank = setup_.ranks[static_cast<std::size_t>(local_rank)];
-  std::vector<std::string> environment =
-      merged_environment(variables_[static_cast<std::size_t>(local_rank)]);
+  const RankStart& rank = prepared_[static_cast<std::size_t>(local_rank)];
+  const std::vector<int>& own_cpus = setup_.cpus[static_cast<std::size_t>(local_rank)];
+  std::vector<std::string> environment = merged_environment(rank.variables);
   const std::vector<char*> environment_pointers = pointers(environment);
   const std::vector<char*> command_pointers = pointers(setup_.command);
   // Ranks that read from a terminal would fight over what its user types.
   const net::Fd nothing(::isatty(STDIN_FILENO) == 1 ? ::open("/dev/null", O_RDONLY | O_CLOEXEC)
                                                     : -1);
-  const CpuSet cpus(rank.cpus);
+  const CpuSet cpus(own_cpus);
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     report({Guardian::Event::Kind::spawn_failed, local_rank, errno});
@@ -172,7 +195,7 @@ void GuardianProcess::spawn(int local_rank) {
                     .standard_input = nothing.get(),
                     .standard_output = rank.standard_output.get(),
                     .standard_error = rank.standard_error.get(),
-                    .cpus = rank.cpus.empty() ? nullptr : &cpus,
+                    .cpus = own_cpus.empty() ? nullptr : &cpus,
                     .guardian = ::getpid(),
                     .failure = failure_of_rank.get()};
   const pid_t pid = ::vfork();
@@ -205,21 +228,21 @@ void GuardianProcess::reap() {
   }
 }
 
-bool GuardianProcess::obey() {
-  std::int32_t command = 0;
-  const ssize_t got = ::recv(channel_.get(), &command, sizeof(command), MSG_DONTWAIT);
-  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return true;
-  if (got != sizeof(command) || command == kFinish) return false;
+void GuardianProcess::obey(std::int32_t command) {
+  if (command == kClear) {
+    const int left = clear();
+    report({Guardian::Event::Kind::cleared, 0, left});
+    return;
+  }
   for (const pid_t pid : pids_)
     if (pid > 0) ::kill(-pid, command);
-  return true;
 }
 
 void GuardianProcess::report(Guardian::Event event) {
   ::send(channel_.get(), &event, sizeof(event), MSG_NOSIGNAL);
 }
 
-void GuardianProcess::leave() {
+int GuardianProcess::clear() {
   // Groups first: one call reaches all of a rank's usual children at the same moment.
   for (const pid_t pid : pids_)
     if (pid > 0) ::kill(-pid, SIGKILL);
@@ -234,8 +257,14 @@ void GuardianProcess::leave() {
     ::poll(&ready, 1, deadline.poll_timeout(milliseconds(20)));
   }
   const auto stuck = kill_descendants(Deadline::after(milliseconds(3000)));
-  if (!setup_.flight_directory.empty()) ::rmdir(setup_.flight_directory.c_str());
-  ::_exit(stuck.empty() ? 0 : 1);
+  std::fill(pids_.begin(), pids_.end(), 0);
+  return static_cast<int>(stuck.size());
+}
+
+void GuardianProcess::leave() {
+  const int stuck = clear();
+  if (!setup_.flight_directory.empty()) remove_if_unused(setup_.flight_directory);
+  ::_exit(stuck == 0 ? 0 : 1);
 }
 
 }  // namespace lockstep::elastic

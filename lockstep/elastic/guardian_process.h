@@ -10,8 +10,8 @@
 
 namespace lockstep::elastic {
 
-// In the place of a signal number: end everything and leave.
-inline constexpr int kFinish = 0;
+// In the place of a signal number: end all ranks and what they have started.
+inline constexpr int kClear = 0;
 
 // Runs in the forked child, alone in one thread, and never returns from run().
 class GuardianProcess {
@@ -21,18 +21,20 @@ class GuardianProcess {
   [[noreturn]] void run();
 
  private:
-  void receive_variables();
+  void obey(std::int32_t command);
+  void prepare(RankStart rank);
   void spawn(int local_rank);
   void reap();
-  bool obey();  // false once there is nothing more to obey
+  int clear();    // how many processes are left: the kernel holds them
+  bool listen();  // false once the launcher has vanished
   void report(Guardian::Event event);
   [[noreturn]] void leave();
 
   GuardianSetup setup_;
   net::Fd channel_;
-  net::Fd children_;                                 // a signalfd
-  std::vector<std::vector<std::string>> variables_;  // by local rank
-  std::vector<pid_t> pids_;                          // by local rank; 0 where not running
+  net::Fd children_;                 // a signalfd
+  std::vector<RankStart> prepared_;  // by local rank, until all have come
+  std::vector<pid_t> pids_;          // by local rank; 0 where not running
 };
 
 }  // namespace lockstep::elastic

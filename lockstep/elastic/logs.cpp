@@ -54,8 +54,7 @@ bool StreamChoice::any() const {
   return some;
 }
 
-fs::path make_log_directory(const std::string& base, const std::string& run_id,
-                            int num_local_ranks) {
+fs::path make_log_directory(const std::string& base, const std::string& run_id) {
   std::error_code failed;
   const fs::path parent = base.empty() ? fs::temp_directory_path() : fs::path(base);
   fs::create_directories(parent, failed);
@@ -65,9 +64,17 @@ fs::path make_log_directory(const std::string& base, const std::string& run_id,
   if (failed || ::mkdtemp(name.data()) == nullptr)
     throw UsageError("cannot make a folder for logs in '{}': {}; check --log-dir", parent.string(),
                      failed ? failed.message() : std::strerror(errno));
-  const fs::path directory = fs::path(name) / "attempt_0";
-  for (int rank = 0; rank < num_local_ranks; ++rank)
-    fs::create_directories(directory / std::to_string(rank));
+  return name;
+}
+
+fs::path make_attempt_directory(const fs::path& logs, int generation, int num_local_ranks) {
+  const fs::path directory = logs / fmt::format("attempt_{}", generation);
+  std::error_code failed;
+  for (int rank = 0; rank < num_local_ranks && !failed; ++rank)
+    fs::create_directories(directory / std::to_string(rank), failed);
+  if (failed)
+    throw UsageError("cannot make a folder for logs in '{}': {}; check --log-dir", logs.string(),
+                     failed.message());
   return directory;
 }
 

@@ -30,10 +30,12 @@ constexpr bool includes(Streams set, Streams one) {
   return (static_cast<int>(set) & static_cast<int>(one)) != 0;
 }
 
-// A new directory `<base>/<run_id>_<random>/attempt_0` with a folder for each local rank, as
-// torchrun lays them out; an empty base means the system's temporary directory. UsageError where
-// it cannot be made.
-std::filesystem::path make_log_directory(const std::string& base, const std::string& run_id,
-                                         int num_local_ranks);
+// A new directory `<base>/<run_id>_<random>`; an empty base means the system's temporary directory.
+// UsageError where it cannot be made.
+std::filesystem::path make_log_directory(const std::string& base, const std::string& run_id);
+
+// `attempt_<generation>` in it, with a folder for each local rank, as torchrun lays them out.
+std::filesystem::path make_attempt_directory(const std::filesystem::path& logs, int generation,
+                                             int num_local_ranks);
 
 }  // namespace lockstep::elastic

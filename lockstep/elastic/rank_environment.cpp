@@ -30,8 +30,8 @@ std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
   set("ROLE_NAME", options.role);
   set("MASTER_ADDR", layout.master_addr);
   set("MASTER_PORT", layout.master_port);
-  set("TORCHELASTIC_RESTART_COUNT", 0);
-  set("TORCHELASTIC_MAX_RESTARTS", 0);
+  set("TORCHELASTIC_RESTART_COUNT", layout.num_restarts);
+  set("TORCHELASTIC_MAX_RESTARTS", layout.max_restarts);
   set("TORCHELASTIC_RUN_ID", options.run_id);
   // MASTER_PORT is free: torch.distributed's rank 0 listens there itself.
   set("TORCHELASTIC_USE_AGENT_STORE", "False");
@@ -40,7 +40,9 @@ std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
   set_default("OPENBLAS_NUM_THREADS", options.threads);
   for (const auto& [name, value] : computing_environment()) set_default(name, value);
   set("LOCKSTEP_STORE", layout.store);
+  set("LOCKSTEP_GENERATION", layout.generation);
   set("LOCKSTEP_SECRET_FD", options.secret_fd);
+  set("LOCKSTEP_PROGRESS_FD", options.progress_fd);
   set("LOCKSTEP_FLIGHT_DIR", options.flight_directory);
   return all;
 }

@@ -12,6 +12,7 @@ struct RankEnvironmentOptions {
   std::string run_id;
   std::string role;
   int secret_fd = -1;
+  int progress_fd = -1;
   std::string flight_directory;
   int threads = 1;  // for OMP_NUM_THREADS and OPENBLAS_NUM_THREADS, where the user set neither
 };

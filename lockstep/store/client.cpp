@@ -80,10 +80,11 @@ void check_sizes(const Request& request) {
 
 class Client::Impl {
  public:
-  Impl(net::Address address, net::Secret secret, const Deadline& deadline)
+  Impl(net::Address address, net::Secret secret, const Deadline& deadline, std::uint32_t generation)
       : address_(std::move(address)),
         secret_(std::move(secret)),
-        purpose_(kPurpose + random_name()) {
+        generation_(generation),
+        purpose_(purpose_of(random_name(), generation)) {
     idle_.push_back(connect(deadline, net::IfRefused::try_again));
   }
 
@@ -104,6 +105,7 @@ class Client::Impl {
 
   const net::Address address_;
   const net::Secret secret_;
+  const std::uint32_t generation_;
   const std::string purpose_;
 
   std::mutex mutex_;  // guards what follows
@@ -253,6 +255,14 @@ net::Fd Client::Impl::connect(const Deadline& deadline, net::IfRefused if_refuse
 }
 
 void Client::Impl::check_greeting(const Greeting& greeting) {
+  if (generation_in(greeting) != generation_)
+    throw CommError(
+        {.fault = Fault::refused,
+         .operation = "connect",
+         .explanation = fmt::format(
+             "It serves generation {} of the job, and this process is of generation {}: "
+             "the job has been formed anew without it, and it cannot take part.",
+             generation_in(greeting), generation_)});
   const std::lock_guard lock(mutex_);
   if (!greeting_) greeting_ = greeting;
   if (*greeting_ != greeting)
@@ -275,8 +285,9 @@ void Client::Impl::put_back(net::Fd socket) {
   if (idle_.size() < kMostIdle) idle_.push_back(std::move(socket));
 }
 
-Client::Client(net::Address address, net::Secret secret, Deadline deadline)
-    : impl_(std::make_unique<Impl>(std::move(address), std::move(secret), deadline)) {}
+Client::Client(net::Address address, net::Secret secret, Deadline deadline,
+               std::uint32_t generation)
+    : impl_(std::make_unique<Impl>(std::move(address), std::move(secret), deadline, generation)) {}
 
 Client::~Client() = default;
 

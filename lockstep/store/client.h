@@ -13,12 +13,13 @@ namespace lockstep::store {
 // others. A connection that breaks is made anew within the deadline of the call that needs it, and
 // the call repeated; calls that change something carry a number by which the server knows a repeat,
 // so none is applied twice. Where nobody listens at the address any more, or another server than
-// the first one, calls fail at once with peer_lost.
+// the first one, calls fail at once with peer_lost; with refused where the store is of another
+// generation of the job, which has gone on without this process.
 class Client : public Store {
  public:
   // Connects and proves knowledge of the secret. CommError: timeout where nobody answers, refused
   // where the secret differs.
-  Client(net::Address address, net::Secret secret, Deadline deadline);
+  Client(net::Address address, net::Secret secret, Deadline deadline, std::uint32_t generation = 0);
   ~Client() override;
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override;

@@ -35,7 +35,10 @@ Connection::Condition Connection::shake_hands() {
   }
   if (!proven()) return Condition::refused;
   output_.insert(output_.end(), greeting_.begin(), greeting_.end());
-  return flush();
+  // One that its job has left behind learns so from the greeting, and nothing else.
+  const bool stale = generation_in(acceptor_.purpose()) != generation_in(greeting_);
+  const Condition condition = flush();
+  return stale ? Condition::refused : condition;
 }
 
 Connection::Condition Connection::receive_request(std::optional<Request>& request) {

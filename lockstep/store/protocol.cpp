@@ -1,9 +1,11 @@
 #include <lockstep/store/protocol.h>
 
+#include <charconv>
 #include <cstring>
 #include <utility>
 
 #include <lockstep/base/error.h>
+#include <lockstep/net/secret.h>
 
 namespace lockstep::store {
 
@@ -102,6 +104,38 @@ class Reader {
 };
 
 }  // namespace
+
+std::string purpose_of(const std::string& session, std::uint32_t generation) {
+  const std::string purpose = kPurpose + session;
+  return generation == 0 ? purpose : fmt::format("{}/{}", purpose, generation);
+}
+
+std::optional<std::uint32_t> generation_in(std::string_view purpose) {
+  const auto slash = purpose.rfind('/');
+  if (slash == std::string_view::npos) return 0;
+  const char* const end = purpose.data() + purpose.size();
+  std::uint32_t generation = 0;
+  const auto [stop, error] = std::from_chars(purpose.data() + slash + 1, end, generation);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return generation;
+}
+
+Greeting make_greeting(std::uint32_t generation) {
+  Greeting greeting;
+  net::fill_random(greeting);
+  for (std::size_t i = 0; i < sizeof(generation); ++i)
+    greeting[greeting.size() - sizeof(generation) + i] =
+        static_cast<std::byte>((generation >> (8 * i)) & 0xff);
+  return greeting;
+}
+
+std::uint32_t generation_in(const Greeting& greeting) {
+  std::uint32_t generation = 0;
+  for (std::size_t i = 0; i < sizeof(generation); ++i)
+    generation |= std::to_integer<std::uint32_t>(greeting[greeting.size() - sizeof(generation) + i])
+                  << (8 * i);
+  return generation;
+}
 
 const char* name(Op op) {
   switch (op) {

@@ -1,6 +1,7 @@
 // What client and server of the store say to each other once the handshake is done.
 //
-//   server → client   a Greeting: which server this is
+//   server → client   a Greeting: which server this is, and of which generation of the job; who is
+//                     of another gets nothing more
 //   client → server   a request: its size in 4 bytes, then its body
 //   server → client   the reply to it, likewise; then the next request may follow
 //
@@ -14,20 +15,29 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <lockstep/store/store.h>
 
 namespace lockstep::store {
 
-// The handshake's purpose: this, and a text that names the client (its session).
+// The handshake's purpose: this, and a text that names the client (its session); where it is not of
+// the job's first generation, then a slash and the generation's number.
 inline constexpr char kPurpose[] = "store ";
+std::string purpose_of(const std::string& session, std::uint32_t generation);
+
+// The generation that a purpose ends with; nothing where what follows the slash is no number.
+std::optional<std::uint32_t> generation_in(std::string_view purpose);
 
 // A server gives a newcomer no longer to prove itself, and a client waits no longer for that.
 inline constexpr milliseconds kHandshakeTime(5000);
 
-// Random, one for each server: tells a client that it still talks to the one it began with.
-using Greeting = std::array<std::byte, 16>;
+// Random, one for each server: tells a client that it still talks to the one it began with. The
+// last four bytes are the generation that the server is of.
+using Greeting = std::array<std::byte, 20>;
+Greeting make_greeting(std::uint32_t generation);
+std::uint32_t generation_in(const Greeting& greeting);
 
 inline constexpr std::size_t kSizeBytes = 4;
 inline constexpr std::size_t kLongestRequest = 4 << 20;

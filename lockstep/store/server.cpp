@@ -45,14 +45,15 @@ net::Fd checked(int fd, const char* what) {
 
 class Server::Impl {
  public:
-  Impl(const net::Address& address, net::Secret secret, std::size_t capacity_bytes)
+  Impl(const net::Address& address, net::Secret secret, std::size_t capacity_bytes,
+       std::uint32_t generation)
       : secret_(std::move(secret)),
+        greeting_(make_greeting(generation)),
         table_(capacity_bytes),
         listener_(net::listen_tcp(address)),
         epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
         stop_(checked(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
         address_{address.host, net::local_port(listener_)} {
-    net::fill_random(greeting_);
     observe(EPOLL_CTL_ADD, listener_.get(), EPOLLIN, kListener);
     observe(EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStop);
     thread_ = std::thread([this] { run(); });
@@ -93,7 +94,7 @@ class Server::Impl {
   void warn_of_strangers(Clock::time_point now);
 
   const net::Secret secret_;
-  Greeting greeting_{};
+  const Greeting greeting_;
   Table table_;
   net::Fd listener_;
   net::Fd epoll_;
@@ -274,8 +275,9 @@ void Server::Impl::warn_of_strangers(Clock::time_point now) {
   next_warning_ = now + kBetweenWarnings;
 }
 
-Server::Server(const net::Address& address, net::Secret secret, std::size_t capacity_bytes)
-    : impl_(std::make_unique<Impl>(address, std::move(secret), capacity_bytes)) {}
+Server::Server(const net::Address& address, net::Secret secret, std::size_t capacity_bytes,
+               std::uint32_t generation)
+    : impl_(std::make_unique<Impl>(address, std::move(secret), capacity_bytes, generation)) {}
 
 Server::~Server() = default;
 

@@ -15,9 +15,10 @@ namespace lockstep::store {
 class Server {
  public:
   // Listens on exactly `address` (port 0: any free one). UsageError where that cannot be.
-  // Keys and values together take at most about `capacity_bytes`.
+  // Keys and values together take at most about `capacity_bytes`. Clients of another generation of
+  // the job than `generation` are turned away.
   Server(const net::Address& address, net::Secret secret,
-         std::size_t capacity_bytes = kStoreCapacityBytes);
+         std::size_t capacity_bytes = kStoreCapacityBytes, std::uint32_t generation = 0);
   ~Server();
 
   Server(const Server&) = delete;

@@ -24,6 +24,7 @@ constexpr const char* kAll[] = {"RANK",
                                 "MASTER_PORT",
                                 "TORCHELASTIC_RESTART_COUNT",
                                 "TORCHELASTIC_RUN_ID",
+                                "LOCKSTEP_GENERATION",
                                 "OMPI_COMM_WORLD_RANK",
                                 "OMPI_COMM_WORLD_SIZE",
                                 "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -136,8 +137,16 @@ TEST(LaunchEnvironment, Torchrun) {
   EXPECT_EQ(env.master_addr, "host0");
   EXPECT_EQ(env.master_port, 29500);
   EXPECT_EQ(env.restart_count, 3);
+  EXPECT_EQ(env.generation, 3) << "torchrun has no other number for it";
   EXPECT_EQ(env.run_id, "job-7");
   EXPECT_EQ(env.store_endpoint, "");
+}
+
+TEST(LaunchEnvironment, AGenerationIsMoreThanRestarts) {
+  auto settings = kTorchrun;
+  settings["LOCKSTEP_GENERATION"] = "8";
+  EXPECT_EQ(read_with(settings).generation, 8);
+  EXPECT_EQ(read_with(settings).restart_count, 3);
 }
 
 TEST(LaunchEnvironment, TheLeastThatIsSetByHand) {
@@ -239,7 +248,7 @@ TEST(LaunchEnvironment, EveryBadNumberIsNamed) {
        {std::pair{kTorchrun,
                   std::vector<std::string>{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
                                            "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT",
-                                           "TORCHELASTIC_RESTART_COUNT"}},
+                                           "TORCHELASTIC_RESTART_COUNT", "LOCKSTEP_GENERATION"}},
         std::pair{kMpirun, std::vector<std::string>{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                                     "OMPI_COMM_WORLD_LOCAL_RANK",
                                                     "OMPI_COMM_WORLD_LOCAL_SIZE"}},

@@ -32,9 +32,9 @@ TEST(BadInput, VerbsAndFlags) {
   expect_mistake({"run", "--rdzv_end=1", "true"}, {"'--rdzv_end=1'", "'--rdzv-endpoint'"});
   expect_mistake({"run", "--nnodes"}, {"'--nnodes' needs a value"});
   expect_mistake({"run"}, {"no program was given"});
-  expect_mistake({"run", "--max-restarts", "3", "true"}, {"--max-restarts 3", "not supported yet"});
+  expect_mistake({"run", "--max-restarts", "-1", "true"}, {"--max-restarts is '-1'"});
   expect_mistake({"run", "--rdzv-backend", "etcd", "true"}, {"etcd", "c10d"});
-  expect_mistake({"run", "--rdzv-conf", "last_call_timeout=3", "true"}, {"'last_call_timeout'"});
+  expect_mistake({"run", "--rdzv-conf", "read_timeout=3", "true"}, {"'read_timeout'"});
   expect_mistake({"run", "--bind-to", "socket", "true"}, {"'socket'", "core or none"});
   expect_mistake({"run", "--timeout", "soon", "true"}, {"--timeout is 'soon'", "seconds"});
   expect_mistake({"run", "--redirects", "9", "true"}, {"--redirects", "'9'"});
@@ -49,7 +49,10 @@ TEST(BadInput, Sizes) {
   expect_mistake({"run", "--nproc-per-node", "gpu:4096", "true"}, {"gpu:4096", "this host has"});
   expect_mistake({"run", "--nproc-per-node", "gpu", "true"}, {"this host has no GPU"},
                  {"CUDA_VISIBLE_DEVICES=-1"});
-  expect_mistake({"run", "--nnodes", "1:4", "true"}, {"--nnodes 1:4", "not supported yet"});
+  expect_mistake({"run", "--nnodes", "4:1", "true"}, {"--nnodes 4:1", "--nnodes 1:4"});
+  expect_mistake({"run", "--nnodes", "1:", "true"}, {"--nnodes is ''"});
+  expect_mistake({"run", "--nnodes", "1:4", "true"}, {"1:4 hosts needs a secret"},
+                 {"LOCKSTEP_SECRET_FILE="});
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "2", "true"}, {"--node-rank 2", "0 to 1"});
   expect_mistake({"run", "--standalone", "--nnodes", "2", "true"}, {"--standalone"});
   expect_mistake({"run", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:29533", "--master-addr",
@@ -79,6 +82,10 @@ TEST(BadInput, AddressesAndPorts) {
                  {"port " + port, "in use"});
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "0", "--secret-file", secret,
                   "--master-addr", "127.0.0.1", "--master-port", port, "true"},
+                 {"port " + port, "in use"});
+  // Whoever comes first is node 0; but a port that something else has is nobody's to join.
+  expect_mistake({"run", "--nnodes", "2", "--secret-file", secret, "--rdzv-endpoint",
+                  "127.0.0.1:" + port, "true"},
                  {"port " + port, "in use"});
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "0", "--secret-file", secret,
                   "--master-addr", "192.0.2.1", "true"},

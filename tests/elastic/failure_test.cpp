@@ -174,9 +174,11 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
   recorder.record({.sequence = 7, .operation = "all_reduce", .file = "train.cpp", .line = 42});
   ASSERT_TRUE(flight::write_dump(recorder, folder.path(), {.reason = "a test"}));
   const std::string copy = "cp " + folder.path().string() + "/flight-* $LOCKSTEP_FLIGHT_DIR; ";
-  Launched job =
-      Launched::run({"--nproc-per-node", "2", "sh", "-c",
-                     "if [ $RANK = 1 ]; then exit 4; fi; " + copy + "echo $LOCKSTEP_FLIGHT_DIR"});
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "sh", "-c",
+       "if [ $RANK = 1 ]; then until [ -e $LOCKSTEP_FLIGHT_DIR/copied ]; do sleep 0.01; "
+       "done; rm $LOCKSTEP_FLIGHT_DIR/copied; exit 4; fi; echo $LOCKSTEP_FLIGHT_DIR; " +
+           copy + "touch $LOCKSTEP_FLIGHT_DIR/copied; sleep 30"});
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(job.error(), HasSubstr("where the ranks of this host were"));
   EXPECT_THAT(job.error(), HasSubstr("group 'world' (2 ranks)"));

@@ -156,4 +156,18 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::vector<std::string> faults_in(const std::string& error) {
+  const std::string start = "lockstep: fault ";
+  std::vector<std::string> faults;
+  for (const std::string& line : lines_of(error))
+    if (line.starts_with(start)) faults.push_back(line.substr(start.size()));
+  return faults;
+}
+
+int count_of(const std::string& part, const std::string& text) {
+  int count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace lockstep::elastic::testing

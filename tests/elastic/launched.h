@@ -71,4 +71,10 @@ class Folder {
 
 std::vector<std::string> lines_of(const std::string& text);
 
+// The machine-readable lines of a job's failures, in order: the JSON in each.
+std::vector<std::string> faults_in(const std::string& error);
+
+// How often `part` stands in `text`.
+int count_of(const std::string& part, const std::string& text);
+
 }  // namespace lockstep::elastic::testing

@@ -59,4 +59,8 @@ void Network::set_link(int host, const std::string& state) const {
   execute("ip -n " + name(host) + " link set eth0 " + state);
 }
 
+void Network::drop_toward(int host, int other) const {
+  execute("ip -n " + name(host) + " route add blackhole " + address(other) + "/32");
+}
+
 }  // namespace lockstep::elastic::testing

@@ -28,6 +28,9 @@ class Network {
 
   void set_link(int host, const std::string& state) const;
 
+  // What `host` sends to `other` is lost from now on.
+  void drop_toward(int host, int other) const;
+
  private:
   int size_;
   std::string prefix_;

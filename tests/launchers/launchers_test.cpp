@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/free_port.h>
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/free_port.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/server.h>

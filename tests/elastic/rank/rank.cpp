@@ -1,26 +1,77 @@
 // A rank that joins its job's store, counts itself there, waits for all the others and says what
-// it knows.
+// it knows. With a file as its argument it stays until that file exists. With the word "fence" it
+// fails in the first generation, and in the next one tries to get in as one of the first. With the
+// word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
 #include <cstdio>
+#include <filesystem>
+#include <string>
+#include <thread>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/progress.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
 
-int main() {
+namespace lockstep {
+namespace {
+
+int meet_the_others(const LaunchEnvironment& env, store::Client& store, const Deadline& deadline,
+                    const std::string& file) {
+  if (store.add("arrived", 1, deadline) == env.world_size) store.set("all", "here", deadline);
+  store.wait({"all"}, deadline);
+  fmt::print("launcher={} rank={} world={} local={}/{} node={}/{} flight={} generation={} "
+             "restarts={}\n",
+             launcher_name(env.launcher), env.rank, env.world_size, env.local_rank,
+             env.local_world_size, env.node_rank, env.num_nodes,
+             env.flight_directory.empty() ? "no" : "yes", env.generation, env.restart_count);
+  std::fflush(stdout);
+  while (!file.empty() && !std::filesystem::exists(file))
+    std::this_thread::sleep_for(milliseconds(5));
+  return 0;
+}
+
+int try_the_fence(const LaunchEnvironment& env, store::Client& store, const net::Secret& secret,
+                  const Deadline& deadline) {
+  if (env.generation == 0) {
+    store.set("left behind", "by generation 0", deadline);
+    return 9;
+  }
+  fmt::print("found: {}\n", store.get("left behind", deadline).value_or("nothing"));
+  try {
+    store::Client stale(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,
+                        deadline);
+    stale.set("from", "generation 0", deadline);
+    fmt::print("a stale process got in\n");
+  } catch (const CommError& error) {
+    fmt::print("{}: {}\n", fault_name(error.fault()), error.what());
+  }
+  return 0;
+}
+
+int get_stuck(const LaunchEnvironment& env) {
+  for (std::uint64_t step = 0; env.generation == 0; ++step) {
+    if (env.rank != 1 || step <= 6) report_progress(step);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
   using namespace lockstep;
   try {
+    const std::string argument = argc > 1 ? argv[1] : "";
     const LaunchEnvironment env = read_launch_environment();
+    if (argument == "progress") return get_stuck(env);
     const Deadline deadline = Deadline::after(milliseconds(20'000));
-    store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"),
-                        net::Secret::from_descriptor(env.secret_fd.value()), deadline);
-    if (store.add("arrived", 1, deadline) == env.world_size) store.set("all", "here", deadline);
-    store.wait({"all"}, deadline);
-    fmt::print("launcher={} rank={} world={} local={}/{} node={}/{} flight={}\n",
-               launcher_name(env.launcher), env.rank, env.world_size, env.local_rank,
-               env.local_world_size, env.node_rank, env.num_nodes,
-               env.flight_directory.empty() ? "no" : "yes");
-    return 0;
+    const auto secret = net::Secret::from_descriptor(env.secret_fd.value());
+    store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,
+                        deadline, static_cast<std::uint32_t>(env.generation));
+    if (argument == "fence") return try_the_fence(env, store, secret, deadline);
+    return meet_the_others(env, store, deadline, argument);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;

@@ -1,7 +1,7 @@
 #include "training.h"
 
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/elastic/rendezvous.h>
+#include <lockstep/elastic/free_port.h>
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,39 @@
+// Where the ranks of this host leave dumps of their flight recorders.
+#pragma once
+
+#include <string>
+
+namespace lockstep::elastic {
+
+// Where the user said (LOCKSTEP_FLIGHT_DIR), or a folder that is removed at the end where nobody
+// left anything in it. What ranks of one generation leave is not mixed with what those of the next
+// do.
+class FlightDirectory {
+ public:
+  // UsageError where the folder cannot be made.
+  FlightDirectory();
+  ~FlightDirectory();
+  FlightDirectory(const FlightDirectory&) = delete;
+  FlightDirectory& operator=(const FlightDirectory&) = delete;
+
+  // For the ranks that come next: the folder, or one within it where there are dumps already.
+  void begin(int generation);
+
+  const std::string& path() const { return path_; }
+
+  // Whether there are any that nobody would look for.
+  bool has_dumps() const;
+
+  // What to remove at the end; empty where it is the user's own.
+  std::string removable() const { return temporary_ ? root_ : ""; }
+
+ private:
+  std::string root_;
+  std::string path_;
+  bool temporary_ = false;
+};
+
+// Removes a folder and the folders in it, as far as there are no files in them.
+void remove_if_unused(const std::string& directory);
+
+}  // namespace lockstep::elastic

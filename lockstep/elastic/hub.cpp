@@ -1,0 +1,337 @@
+#include <lockstep/elastic/hub.h>
+
+#include <netinet/in.h>
+
+#include <algorithm>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/elastic/free_port.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// Nodes that come together make the job be formed anew once, not once each.
+constexpr milliseconds kComeTogether(1000);
+
+// After taking over: how long those that are left have to come before the job goes on without them,
+// and how long to wait for more than half.
+constexpr milliseconds kFellowsCome(3000);
+constexpr milliseconds kQuorumComes(6000);
+
+double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
+
+bool is_loopback(const std::string& host) {
+  const net::SocketAddress first = net::resolve({host, 0}).front();
+  if (first.get()->sa_family == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(first.get())->sin6_addr);
+  const auto* address = reinterpret_cast<const sockaddr_in*>(first.get());
+  return ntohl(address->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+}  // namespace
+
+Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door)
+    : options_(std::move(options)),
+      secret_(secret),
+      door_(std::move(door)),
+      gather_deadline_(Deadline::after(options_.timeout)),
+      last_arrival_(Clock::now()),
+      next_beat_(Clock::now()) {
+  seats_.push_back({.who = introduce(options_, door_->address().text()), .node_rank = 0});
+  if (options_.max_nodes > 1)
+    log::info("this is node 0, waiting at {} for {} more", door_->address().text(),
+              node_range(options_.min_nodes - 1, options_.max_nodes - 1));
+}
+
+Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+         const Layout& last, const Decision& decision)
+    : options_(std::move(options)),
+      secret_(secret),
+      door_(std::move(door)),
+      generation_(last.generation),
+      last_size_(last.num_nodes()),
+      fellows_by_(Deadline::after(kFellowsCome)),
+      num_restarts_(last.num_restarts + 1),
+      gather_deadline_(Deadline::after(kQuorumComes)),
+      last_arrival_(Clock::now()),
+      next_beat_(Clock::now()) {
+  seats_.push_back(
+      {.who = introduce(options_, door_->address().text()), .node_rank = 0, .ready = false});
+  failure_ = decision.failure;
+  decision_ = decision;
+  door_->send_away("", "");
+}
+
+Hub::~Hub() {
+  for (Seat& seat : seats_)
+    if (seat.node_rank < 0) seat.channel.send("refused", "the job has ended");
+}
+
+int Hub::num_members() const {
+  return static_cast<int>(std::count_if(seats_.begin(), seats_.end(),
+                                        [](const Seat& seat) { return seat.node_rank >= 0; }));
+}
+
+void Hub::add_to(std::vector<pollfd>& polled) const {
+  polled.push_back({door_->fd(), POLLIN, 0});
+  for (const Seat& seat : seats_)
+    if (seat.channel.open()) polled.push_back({seat.channel.fd(), POLLIN, 0});
+}
+
+void Hub::attend() {
+  receive_arrivals();
+  hear_seats();
+  if (phase_ == Phase::running) consider_growth();
+  if (phase_ == Phase::gathering) gather();
+}
+
+void Hub::receive_arrivals() {
+  for (Arrival& arrival : door_->arrivals()) {
+    const std::string reason = objection(arrival.introduction, options_, seats_,
+                                         first_meeting() ? Meeting::first : Meeting::later);
+    if (!reason.empty()) {
+      log::warn("refused a launcher: {}", reason);
+      arrival.channel.send("refused", reason);
+      continue;
+    }
+    arrival.channel.send("welcome");
+    if (!first_meeting() && num_members() >= options_.max_nodes)
+      arrival.channel.send("waiting", fmt::format("this job has all of its {} nodes: host {} waits "
+                                                  "to take the place of one that is lost",
+                                                  options_.max_nodes, arrival.introduction.host));
+    const bool fellow = fellows_by_ && arrival.introduction.last_generation == generation_;
+    const int node_rank = fellow ? arrival.introduction.last_node_rank : -1;
+    const bool ready = arrival.introduction.ready;
+    seats_.push_back(
+        {std::move(arrival.channel), std::move(arrival.introduction), node_rank, ready});
+    last_arrival_ = Clock::now();
+  }
+}
+
+void Hub::hear_seats() {
+  const auto now = Clock::now();
+  const bool beat = now >= next_beat_;
+  if (beat) next_beat_ = now + kBeat;
+  std::vector<std::pair<Introduction, std::string>> waited;
+  for (std::size_t i = 1; i < seats_.size();) {
+    Seat& seat = seats_[i];
+    if (beat) seat.channel.send("alive");
+    while (const auto message = seat.channel.receive()) hear(seat, *message);
+    std::string how;
+    if (!seat.channel.open()) {
+      how = "its connection closed; it died or was killed";
+    } else if (now - seat.channel.last_heard() > kLongestSilence) {
+      how = fmt::format("no word from it for {:.0f} s; is it stopped, or its network down?",
+                        seconds(kLongestSilence));
+    }
+    if (how.empty()) {
+      ++i;
+      continue;
+    }
+    const Seat lost = std::move(seat);
+    seats_.erase(seats_.begin() + static_cast<std::ptrdiff_t>(i));
+    lose(lost, how);
+  }
+}
+
+void Hub::hear(Seat& seat, const Channel::Message& message) {
+  if (message.word == "failure") {
+    const Failure failure = Failure::decode(message.text);
+    if (failure.kind == Failure::Kind::node_lost) {  // it says so of itself, and leaves
+      seat.channel.close();
+      return;
+    }
+    if (seat.node_rank >= 0) fail(failure);
+  } else if (message.word == "done") {
+    seat.done = true;
+    check_done();
+  } else if (message.word == "ready") {
+    seat.ready = true;
+  }
+}
+
+void Hub::lose(const Seat& seat, const std::string& how) {
+  if (seat.node_rank < 0 || phase_ == Phase::gathering) {
+    log::warn("the launcher of host {} went away again ({})", seat.who.host, how);
+    return;
+  }
+  if (seat.done) return;
+  fail({.kind = Failure::Kind::node_lost,
+        .node_rank = seat.node_rank,
+        .host = seat.who.host,
+        .generation = generation_,
+        .detail = how});
+}
+
+void Hub::announce(const Failure& failure) { fail(failure); }
+
+void Hub::fail(const Failure& failure) {
+  const bool interrupted = failure.kind == Failure::Kind::interrupted;
+  if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !interrupted)) return;
+  // A host that lost its guardian cannot start ranks any more.
+  const bool own_loss = failure.kind == Failure::Kind::node_lost && failure.node_rank == 0;
+  const bool restart = worth_a_restart(failure, options_.final_exit_codes) && !own_loss &&
+                       num_restarts_ < options_.max_restarts;
+  failure_ = failure;
+  if (restart) ++num_restarts_;
+  decide({restart ? Decision::Action::restart : Decision::Action::end, failure, ""});
+}
+
+void Hub::decide(Decision decision) {
+  tell_members("decision", decision.encode());
+  phase_ = decision.action == Decision::Action::end ? Phase::over : Phase::gathering;
+  gather_deadline_ = Deadline::after(options_.timeout);
+  told_waiting_ = false;
+  decision_ = std::move(decision);
+}
+
+void Hub::announce_done() {
+  own().done = true;
+  check_done();
+}
+
+void Hub::announce_ready() { own().ready = true; }
+
+void Hub::check_done() {
+  if (phase_ != Phase::running) return;
+  for (const Seat& seat : seats_)
+    if (seat.node_rank >= 0 && !seat.done) return;
+  all_done_ = true;
+  phase_ = Phase::over;
+  tell_members("end", "");
+}
+
+void Hub::tell_members(const std::string& word, const std::string& text) {
+  for (Seat& seat : seats_)
+    if (seat.node_rank >= 0) seat.channel.send(word, text);
+}
+
+void Hub::consider_growth() {
+  const int size = num_members();
+  const int waiting = static_cast<int>(seats_.size()) - size;
+  if (waiting == 0 || size >= options_.max_nodes || Clock::now() < last_arrival_ + kComeTogether)
+    return;
+  // Work that is nearly complete is not begun anew.
+  for (const Seat& seat : seats_)
+    if (seat.done) return;
+  std::string hosts;
+  for (const Seat& seat : seats_)
+    if (seat.node_rank < 0) hosts += (hosts.empty() ? "" : ", ") + seat.who.host;
+  decide({Decision::Action::grow, std::nullopt,
+          fmt::format("{} came to the {} node{} of this job", hosts, size, size == 1 ? "" : "s")});
+}
+
+void Hub::gather() {
+  for (const Seat& seat : seats_) {
+    if (seat.ready) continue;
+    if (gather_deadline_.passed())
+      give_up(fmt::format("the ranks of host {} did not end within {:.1f} s", seat.who.host,
+                          gather_deadline_.span_seconds()));
+    return;
+  }
+  if (fellows_may_come()) return;
+  if (!has_quorum()) {
+    give_up(fmt::format("only {} of the {} nodes of this job are left, not more than half: the "
+                        "others may go on without them",
+                        num_members(), last_size_));
+    return;
+  }
+  const int size = static_cast<int>(seats_.size());
+  const bool enough = size >= options_.min_nodes &&
+                      (!first_meeting() || Clock::now() >= last_arrival_ + options_.last_call);
+  if (enough || size >= options_.max_nodes) {
+    form();
+  } else if (gather_deadline_.passed()) {
+    std::string missing = missing_nodes(seats_, options_.min_nodes);
+    if (options_.min_nodes < options_.max_nodes)
+      missing = fmt::format("{} of at least", options_.min_nodes - size);
+    give_up(fmt::format("{} {} did not come within {:.1f} s", missing,
+                        options_.min_nodes < options_.max_nodes
+                            ? fmt::format("{} nodes", options_.min_nodes)
+                            : fmt::format("of {}", options_.min_nodes),
+                        gather_deadline_.span_seconds()));
+  } else if (!first_meeting() && !told_waiting_) {
+    say_who_is_missing(size);
+  }
+}
+
+// The ranks of a job wait for more nodes: nobody should have to guess.
+void Hub::say_who_is_missing(int size) {
+  told_waiting_ = true;
+  const std::string text =
+      fmt::format("the job needs {} nodes and {} left; waiting up to {:.0f} s for more at {}",
+                  options_.min_nodes, size == 1 ? "1 is" : fmt::format("{} are", size),
+                  gather_deadline_.span_seconds(), door_->address().text());
+  log::warn("{}", text);
+  tell_members("waiting", text);
+}
+
+// All but the hub that is lost; or enough of them, when the others have had their time.
+bool Hub::fellows_may_come() const {
+  if (!fellows_by_ || num_members() >= last_size_ - 1) return false;
+  return has_quorum() ? !fellows_by_->passed() : !gather_deadline_.passed();
+}
+
+bool Hub::has_quorum() const {
+  if (first_meeting()) return true;
+  return fellows_by_ ? 2 * num_members() > last_size_ : 2 * num_members() >= last_size_;
+}
+
+void Hub::form() {
+  number_seats(seats_, options_);
+  // Of several nodes, node 0 is wherever this launcher is.
+  Layout layout{
+      .master_addr = options_.max_nodes == 1 ? options_.master_addr : door_->address().host,
+      .generation = ++generation_,
+      .num_restarts = num_restarts_,
+      .max_restarts = options_.max_restarts};
+  for (const Seat& seat : seats_)
+    if (seat.node_rank >= 0)
+      layout.nodes.push_back({seat.who.host, seat.who.num_ranks, seat.who.address});
+  last_size_ = layout.num_nodes();
+  server_.reset();
+  server_ = std::make_unique<store::Server>(net::Address{door_->address().host, 0}, secret_,
+                                            store::kStoreCapacityBytes,
+                                            static_cast<std::uint32_t>(generation_));
+  layout.store = server_->address().text();
+  layout.master_port =
+      options_.master_port != 0 ? options_.master_port : free_port(layout.master_addr);
+  for (Seat& seat : seats_) {
+    if (seat.node_rank < 0) continue;
+    seat.ready = false;
+    seat.done = false;
+    layout.node_rank = seat.node_rank;
+    if (seat.node_rank > 0) seat.channel.send("layout", layout.encode());
+  }
+  layout.node_rank = 0;
+  fellows_by_.reset();
+  phase_ = Phase::running;
+  begin(layout);
+}
+
+void Hub::give_up(const std::string& why) {
+  if (!first_meeting()) {
+    failure_ = Failure{.kind = Failure::Kind::too_few,
+                       .host = own().who.host,
+                       .generation = generation_,
+                       .detail = fmt::format("the job could not be formed anew: {}", why)};
+    decide({Decision::Action::end, failure_, ""});
+    return;
+  }
+  for (Seat& seat : seats_) seat.channel.send("refused", why);
+  std::string advice = "Start 'lockstep run' on every host with the same --nnodes and "
+                       "--rdzv-endpoint (or --master-addr and --master-port), or raise --timeout.";
+  const std::string& host = door_->address().host;
+  if (is_loopback(host))
+    advice += fmt::format(" '{}' is a loopback address, which other hosts cannot reach: give an "
+                          "address of this host on their network.",
+                          host);
+  throw CommError({.fault = Fault::timeout,
+                   .operation = "meeting of the launchers",
+                   .explanation = fmt::format("{}; this is node 0, at {}. {}", why,
+                                              door_->address().text(), advice)});
+}
+
+}  // namespace lockstep::elastic

@@ -1,0 +1,96 @@
+#include <lockstep/elastic/join_job.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/elastic/door.h>
+#include <lockstep/elastic/hub.h>
+#include <lockstep/elastic/knock.h>
+#include <lockstep/elastic/member.h>
+#include <lockstep/net/socket.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// What a launcher of no job yet says at its door.
+constexpr const char* kNobody = "nobody";
+constexpr milliseconds kOneVisit(1500);
+constexpr milliseconds kQuickVisit(900);
+constexpr int kVisitsOfTheBusy = 3;
+
+std::shared_ptr<Door> standby_door(const MeetingOptions& options, const net::Secret& secret) {
+  std::shared_ptr<Door> door;
+  for (std::size_t i = 1; i < options.endpoints.size() && !door; ++i) {
+    try {
+      door = std::make_shared<Door>(options.endpoints[i], secret);
+    } catch (const UsageError& error) {
+      log::debug("{}", error.what());  // another host's
+    }
+  }
+  if (!door)
+    door = std::make_shared<Door>(
+        net::Address{net::local_host_toward(options.endpoints.front()), 0}, secret);
+  door->send_away(kNobody, "");
+  return door;
+}
+
+// Whether the port of an endpoint that is this host's has been taken by something that is no
+// launcher of this job; a launcher answers at once.
+bool taken_by_a_stranger(const net::Address& endpoint, const Introduction& who,
+                         const net::Secret& secret) {
+  try {
+    net::listen_tcp({endpoint.host, 0});
+  } catch (const UsageError&) {
+    return false;  // another host's
+  }
+  for (int attempt = 0; attempt < 2; ++attempt)
+    if (visit(endpoint, who, secret, Deadline::after(kQuickVisit)).outcome !=
+        Visit::Outcome::stranger)
+      return false;
+  return true;
+}
+
+// A job that has gone on without its first endpoint's host, which comes back.
+std::optional<Visit> running_job(const MeetingOptions& options, const net::Secret& secret,
+                                 const Door& door) {
+  const Introduction who = introduce(options, door.address().text());
+  for (std::size_t i = 1; i < options.endpoints.size(); ++i) {
+    for (int attempt = 0; attempt < kVisitsOfTheBusy; ++attempt) {
+      Visit found = visit(options.endpoints[i], who, secret, Deadline::after(kOneVisit));
+      if (found.outcome == Visit::Outcome::elsewhere)
+        found = visit(found.hub, who, secret, Deadline::after(kOneVisit));
+      if (found.outcome == Visit::Outcome::welcome) return found;
+      if (!found.reason.empty()) break;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret& secret) {
+  const net::Address& endpoint = options.endpoints.front();
+  std::shared_ptr<Door> door;
+  if (options.node_rank.value_or(0) == 0 || options.max_nodes == 1) {
+    try {
+      door = std::make_shared<Door>(endpoint, secret);
+    } catch (const UsageError& error) {
+      if (options.node_rank || options.max_nodes == 1) throw;
+      if (taken_by_a_stranger(endpoint, introduce(options, ""), secret)) throw;
+      log::info("joining node 0 at {} ({})", endpoint.text(), error.what());
+    }
+  }
+  if (door) {  // whoever can listen at the endpoint is node 0
+    door->send_away(kNobody, "");
+    if (auto found = running_job(options, secret, *door))
+      return std::make_unique<Member>(options, secret, std::move(door), std::move(*found));
+    door->send_away("", "");
+    return std::make_unique<Hub>(options, secret, std::move(door));
+  }
+  if (options.max_restarts > 0) door = standby_door(options, secret);
+  Visit found = find_hub(options.endpoints, introduce(options, door ? door->address().text() : ""),
+                         secret, Deadline::after(options.timeout));
+  return std::make_unique<Member>(options, secret, std::move(door), std::move(found));
+}
+
+}  // namespace lockstep::elastic

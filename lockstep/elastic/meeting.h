@@ -1,0 +1,35 @@
+// What a launcher brings to the meeting of a job's launchers, and what it asks of the others.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/elastic/introduction.h>
+#include <lockstep/net/address.h>
+
+namespace lockstep::elastic {
+
+struct MeetingOptions {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int max_restarts = 0;
+  std::optional<int> node_rank;  // unset: by order of arrival
+  int num_local_ranks = 1;
+  std::string host;  // this host's name in messages
+  std::string run_id;
+  std::vector<net::Address> endpoints;  // node 0 is at the first; port 0 only for a single node
+  std::string master_addr;
+  int master_port = 0;  // 0: one that is free
+  milliseconds timeout{0};
+  milliseconds last_call{0};          // for more than min_nodes to come, since the last one came
+  std::vector<int> final_exit_codes;  // of ranks that a restart would not help
+
+  // Whether more launchers may come while the job runs.
+  bool elastic() const { return min_nodes < max_nodes || (max_nodes > 1 && max_restarts > 0); }
+};
+
+Introduction introduce(const MeetingOptions& options, const std::string& address);
+
+}  // namespace lockstep::elastic

@@ -1,0 +1,214 @@
+#include <lockstep/elastic/member.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
+#include <lockstep/elastic/hub.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// Node 0 knows best who is missing: its word is worth waiting a little longer for.
+constexpr milliseconds kLastWord(2000);
+
+// To find another hub, or to become it; longer than a hub waits for more than half to come.
+constexpr milliseconds kSeeking(9000);
+constexpr milliseconds kOneVisit(1000);
+
+[[noreturn]] void cannot_meet(Fault fault, const std::string& explanation) {
+  throw CommError(
+      {.fault = fault, .operation = "meeting of the launchers", .explanation = explanation});
+}
+
+}  // namespace
+
+Member::Member(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+               Visit hub)
+    : options_(std::move(options)),
+      secret_(secret),
+      door_(std::move(door)),
+      first_meeting_deadline_(Deadline::after(options_.timeout + kLastWord)),
+      next_beat_(Clock::now()) {
+  belong_to(std::move(hub.hub), std::move(hub.channel));
+}
+
+void Member::belong_to(net::Address hub, Channel channel) {
+  hub_ = std::move(hub);
+  channel_ = std::move(channel);
+  orphaned_.reset();
+  if (!door_) return;
+  door_->send_away("elsewhere", hub_.text());
+  for (Arrival& arrival : door_->arrivals()) arrival.channel.send("elsewhere", hub_.text());
+}
+
+void Member::add_to(std::vector<pollfd>& polled) const {
+  if (channel_.open()) polled.push_back({channel_.fd(), POLLIN, 0});
+}
+
+void Member::attend() {
+  if (over_ || successor_) return;
+  if (orphaned_) {
+    seek_hub();
+    return;
+  }
+  const auto now = Clock::now();
+  if (now >= next_beat_) {
+    channel_.send("alive");
+    next_beat_ = now + kBeat;
+  }
+  while (const auto message = channel_.receive()) hear(*message);
+  if (over_) return;
+  if (!channel_.open()) {
+    lose_hub("its connection closed; it died or was killed");
+  } else if (now - channel_.last_heard() > kLongestSilence) {
+    lose_hub(fmt::format("no word from it for {:.0f} s; is it stopped, or its network down?",
+                         std::chrono::duration<double>(kLongestSilence).count()));
+  } else if (!layout_ && first_meeting_deadline_.passed()) {
+    cannot_meet(Fault::timeout,
+                fmt::format("Node 0 at {} is there, but not all of the {} nodes came within {:.1f} "
+                            "s.",
+                            hub_.text(), node_range(options_.min_nodes, options_.max_nodes),
+                            std::chrono::duration<double>(options_.timeout).count()));
+  }
+}
+
+void Member::hear(const Channel::Message& message) {
+  if (message.word == "layout") {
+    layout_ = Layout::decode(message.text);
+    ready_ = false;
+    begin(*layout_);
+  } else if (message.word == "decision") {
+    decision_ = Decision::decode(message.text);
+    if (decision_->failure) failure_ = decision_->failure;
+    over_ = decision_->action == Decision::Action::end;
+  } else if (message.word == "end") {
+    all_done_ = over_ = true;
+  } else if (message.word == "waiting") {
+    log::warn("{}", message.text);
+    if (!layout_) first_meeting_deadline_ = Deadline::never();  // its beats tell that it is there
+  } else if (message.word == "refused") {
+    cannot_meet(Fault::refused, fmt::format("Node 0 at {} says: {}.", hub_.text(), message.text));
+  }
+}
+
+bool Member::may_go_on() const {
+  const bool interrupted = failure_ && failure_->kind == Failure::Kind::interrupted;
+  return door_ && !interrupted && layout_->num_nodes() >= 3 &&
+         layout_->num_restarts < layout_->max_restarts;
+}
+
+void Member::lose_hub(const std::string& how) {
+  channel_.close();
+  // One that only waits may find the job elsewhere.
+  if (!layout_ && options_.elastic() && options_.endpoints.size() > 1) {
+    log::warn("node 0 at {} is gone ({}); looking for the job at the other endpoints", hub_.text(),
+              how);
+    orphaned_ = Deadline::after(options_.timeout);
+    return;
+  }
+  if (!layout_)
+    cannot_meet(Fault::peer_lost,
+                fmt::format("The launcher of node 0 at {} went away before all of the {} nodes had "
+                            "come.",
+                            hub_.text(), node_range(options_.min_nodes, options_.max_nodes)));
+  Failure failure{.kind = Failure::Kind::node_lost,
+                  .node_rank = 0,
+                  .host = layout_->nodes.front().host,
+                  .generation = layout_->generation,
+                  .detail = how};
+  if (!may_go_on()) {
+    if (layout_->num_nodes() == 2 && layout_->max_restarts > 0)
+      failure.detail += "; of two nodes, only node 0 can go on alone";
+    end(failure_ && !decision_ ? *failure_ : failure);
+    return;
+  }
+  if (!decision_) {
+    failure_ = failure;
+    decision_ = Decision{Decision::Action::restart, failure, ""};
+  } else {
+    log::warn("{}", failure.sentence());
+  }
+  orphaned_ = Deadline::after(kSeeking);
+  door_->send_away("", "");
+}
+
+// One round. Whoever can be reached but does not yet know that the hub is lost is asked again.
+// Ranks may still be ending meanwhile: a visit takes no longer than a moment where somebody is
+// there.
+void Member::seek_hub() {
+  if (!layout_) {
+    const Introduction who = introduce(options_, door_ ? door_->address().text() : "");
+    for (const net::Address& endpoint : options_.endpoints) {
+      Visit found = visit(endpoint, who, secret_, Deadline::after(kOneVisit));
+      if (found.outcome == Visit::Outcome::elsewhere)
+        found = visit(found.hub, who, secret_, Deadline::after(kOneVisit));
+      if (found.outcome != Visit::Outcome::welcome) continue;
+      first_meeting_deadline_ = Deadline::after(options_.timeout + kLastWord);
+      belong_to(std::move(found.hub), std::move(found.channel));
+      return;
+    }
+    if (orphaned_->passed())
+      cannot_meet(
+          Fault::peer_lost,
+          fmt::format("The launcher of node 0 at {} went away, and the job was found at none "
+                      "of the other endpoints within {:.1f} s.",
+                      hub_.text(), orphaned_->span_seconds()));
+    return;
+  }
+  if (orphaned_->passed()) {
+    end({.kind = Failure::Kind::too_few,
+         .host = layout_->here().host,
+         .generation = layout_->generation,
+         .detail = fmt::format("the job could not be formed anew: node 0 is lost, and this host "
+                               "found none of the others within {:.0f} s",
+                               orphaned_->span_seconds())});
+    return;
+  }
+  Introduction who = introduce(options_, door_->address().text());
+  who.last_generation = layout_->generation;
+  who.last_node_rank = layout_->node_rank;
+  who.ready = ready_;
+  for (int node = 1; node < layout_->node_rank; ++node) {
+    const std::string& address = layout_->nodes[static_cast<std::size_t>(node)].address;
+    Visit found = visit(net::Address::parse(address, 0, "the layout"), who, secret_,
+                        Deadline::after(kOneVisit));
+    const bool nobody = found.outcome == Visit::Outcome::unreachable ||
+                        found.outcome == Visit::Outcome::stranger;  // one that is stopped, too
+    if (nobody) continue;
+    if (found.outcome == Visit::Outcome::welcome)
+      belong_to(std::move(found.hub), std::move(found.channel));
+    return;
+  }
+  take_over();
+}
+
+void Member::take_over() {
+  log::warn("this host takes the place of node 0");
+  successor_ = std::make_unique<Hub>(options_, secret_, door_, *layout_, *decision_);
+  if (ready_) successor_->announce_ready();
+}
+
+std::unique_ptr<Peers> Member::successor() { return std::move(successor_); }
+
+void Member::end(const Failure& failure) {
+  over_ = true;
+  failure_ = failure;
+  decision_ = Decision{Decision::Action::end, failure, ""};
+}
+
+void Member::announce(const Failure& failure) {
+  const bool interrupted = failure.kind == Failure::Kind::interrupted;
+  if (over_ || (failure_ && !interrupted)) return;
+  failure_ = failure;
+  channel_.send("failure", failure.encode());
+  if (orphaned_) end(failure);
+}
+
+void Member::announce_done() { channel_.send("done"); }
+
+void Member::announce_ready() {
+  ready_ = true;
+  channel_.send("ready");
+}
+
+}  // namespace lockstep::elastic

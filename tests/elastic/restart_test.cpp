@@ -1,0 +1,175 @@
+// Ranks that fail are started anew, as often as the user allows, and nothing of one attempt reaches
+// into the next.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include <lockstep/elastic/failure.h>
+
+#include "launched.h"
+
+namespace lockstep::elastic::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+std::string contents_of(const std::filesystem::path& file) {
+  std::ifstream stream(file);
+  return stream ? std::string(std::istreambuf_iterator<char>(stream), {}) : "absent";
+}
+
+TEST(Restart, ALaterAttemptSucceeds) {
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "3", "sh", "-c",
+       "echo rank $RANK attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS "
+       "generation $LOCKSTEP_GENERATION; [ $RANK = 0 ] && exec sleep "
+       "0.$TORCHELASTIC_RESTART_COUNT; "
+       "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3"});
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  for (const char* attempt : {"0", "1", "2"})
+    for (const char* rank : {"0", "1"})
+      EXPECT_EQ(count_of(std::string("[") + rank + "] rank " + rank + " attempt " + attempt +
+                             " of 3 generation " + attempt + "\n",
+                         job.output()),
+                1)
+          << job.output();
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(2)) << job.error();
+  for (std::size_t i = 0; i < faults.size(); ++i) {
+    const auto fault = nlohmann::json::parse(faults[i]);
+    EXPECT_EQ(fault["kind"], "exit");
+    EXPECT_EQ(fault["rank"], 1);
+    EXPECT_EQ(fault["exit_code"], 3);
+    EXPECT_EQ(fault["generation"], i);
+    EXPECT_EQ(fault["restarted"], true);
+  }
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+TEST(Restart, EndsWithTheLastFailureWhereAllAreUsedUp) {
+  Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "2", "sh", "-c",
+                                "echo started; [ $RANK = 0 ] && exec sleep 30; exit "
+                                "$((40 + TORCHELASTIC_RESTART_COUNT))"});
+  EXPECT_EQ(job.wait(), 42) << job.error();
+  EXPECT_EQ(count_of("[1] started\n", job.output()), 3);
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(3));
+  EXPECT_EQ(nlohmann::json::parse(faults[1])["restarted"], true);
+  EXPECT_EQ(nlohmann::json::parse(faults[2])["restarted"], false);
+  EXPECT_THAT(job.error(), HasSubstr("the job failed: rank 1"));
+}
+
+TEST(Restart, NothingOfAnAttemptLivesOn) {
+  const Folder folder;
+  const std::string pids = (folder.path() / "pids").string();
+  // A child in a session of its own whose parent is gone, deaf to polite signals; and a rank that
+  // is deaf itself.
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
+       "if [ $LOCKSTEP_GENERATION = 1 ]; then for p in $(cat " + pids +
+           "); do kill -0 $p 2>/dev/null && echo lives on: $p; done; echo looked; exit 0; fi; "
+           "trap '' TERM INT HUP; if [ $RANK = 1 ]; then until [ -s " +
+           pids + " ]; do sleep 0.01; done; kill -9 $$; fi; (setsid sleep 100 & echo $! >> " +
+           pids + ".new); echo $$ >> " + pids + ".new; mv " + pids + ".new " + pids +
+           "; while :; do sleep 1; done"});
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(count_of("looked\n", job.output()), 2);
+  EXPECT_THAT(job.output(), Not(HasSubstr("lives on")));
+  ASSERT_THAT(faults_in(job.error()), SizeIs(1));
+  EXPECT_EQ(nlohmann::json::parse(faults_in(job.error())[0])["signal"], "SIGKILL");
+}
+
+TEST(Restart, AGenerationFindsAnEmptyStoreAndAStaleProcessNone) {
+  Launched job = Launched::run({"--max-restarts", "1", RANK_PROGRAM, "fence"});
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_THAT(job.output(), HasSubstr("[0] found: nothing\n"));
+  EXPECT_THAT(job.output(), HasSubstr("[0] refused: "));
+  EXPECT_THAT(job.output(), HasSubstr("serves generation 1 of the job, and this process is of "
+                                      "generation 0"));
+}
+
+TEST(Restart, NeverAfterAnInterrupt) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "5", "sh", "-c",
+                                  "echo ready; while :; do sleep 0.05; done"});
+    ASSERT_TRUE(job.says("[0] ready") && job.says("[1] ready"));
+    job.kill(signal);
+    EXPECT_EQ(job.wait(), 128 + signal) << job.error();
+    EXPECT_EQ(count_of("ready", job.output()), 2);
+    ASSERT_THAT(faults_in(job.error()), SizeIs(1));
+    EXPECT_EQ(nlohmann::json::parse(faults_in(job.error())[0])["restarted"], false);
+  }
+}
+
+TEST(Restart, AnInterruptEndsAJobThatIsAboutToRestart) {
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "5", "--grace", "60", "sh", "-c",
+       "trap 'echo asked to end' TERM; if [ $RANK = 1 ]; then exit 3; fi; echo ready; "
+       "while :; do sleep 0.05; done"});
+  ASSERT_TRUE(job.says("[0] asked to end")) << job.error();
+  job.kill(SIGINT);
+  // It insists: the rank stays.
+  job.wait(milliseconds(100));
+  job.kill(SIGINT);
+  EXPECT_EQ(job.wait(), 128 + SIGINT) << job.error();
+  EXPECT_EQ(count_of("ready", job.output()), 1);
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+TEST(Restart, NotWhereItCannotHelp) {
+  const Folder folder;
+  const std::string plain = folder.write("plain", "neither program nor script\n", 0755);
+  Launched job = Launched::run({"--max-restarts", "3", plain});
+  EXPECT_EQ(job.wait(), 126);
+  EXPECT_THAT(faults_in(job.error()), SizeIs(1));
+
+  const std::vector<int> final_codes = {2, 130};
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 1}, final_codes));
+  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 2}, final_codes));
+  // A signal's number that looks like one of them is none.
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::signal, .exit_code = 130}, final_codes));
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::node_lost}, final_codes));
+  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::interrupted, .exit_code = 7}, final_codes));
+}
+
+TEST(Restart, EachAttemptHasItsLogs) {
+  const Folder folder;
+  Launched job = Launched::run(
+      {"--max-restarts", "1", "--log-dir", folder.path().string(), "--rdzv-id", "it", "--tee", "3",
+       "sh", "-c", "echo attempt $TORCHELASTIC_RESTART_COUNT; exit $((1 - LOCKSTEP_GENERATION))"});
+  ASSERT_EQ(job.wait(), 0) << job.error();
+  std::filesystem::path run;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) run = entry.path();
+  EXPECT_EQ(contents_of(run / "attempt_0" / "0" / "stdout.log"), "attempt 0\n");
+  EXPECT_EQ(contents_of(run / "attempt_1" / "0" / "stdout.log"), "attempt 1\n");
+  EXPECT_THAT(job.error(), HasSubstr("logs are in " + (run / "attempt_0").string()));
+}
+
+TEST(Restart, DumpsOfAttemptsAreKeptApart) {
+  const Folder folder;
+  Launched job = Launched::run({"--max-restarts", "2", "sh", "-c",
+                                "touch $LOCKSTEP_FLIGHT_DIR/dump-$LOCKSTEP_GENERATION; ls "
+                                "$LOCKSTEP_FLIGHT_DIR; exit $((2 - LOCKSTEP_GENERATION))"},
+                               {"LOCKSTEP_FLIGHT_DIR=" + folder.path().string()});
+  ASSERT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(job.output(), "[0] dump-0\n[0] dump-1\n[0] dump-2\n");
+}
+
+TEST(Restart, AKilledGuardianEndsTheJob) {
+  Launched job = Launched::run({"--max-restarts", "3", "sh", "-c", "echo ready; sleep 100"});
+  ASSERT_TRUE(job.says("[0] ready"));
+  for (const pid_t pid : job.alive())
+    if (contents_of("/proc/" + std::to_string(pid) + "/comm") == "lockstep-guard\n")
+      ::kill(pid, SIGKILL);
+  EXPECT_EQ(job.wait(), 1) << job.error();
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+  EXPECT_EQ(count_of("ready", job.output()), 1);
+}
+
+}  // namespace
+}  // namespace lockstep::elastic::testing
