@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cmath>
+#include <sstream>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/nearest.h>
@@ -101,6 +104,15 @@ int parse_integer(const std::string& text, const std::string& flag, int lowest, 
     throw UsageError("{} is '{}': it must be a whole number from {} to {}", flag, text, lowest,
                      highest);
   return value;
+}
+
+milliseconds parse_seconds(const std::string& text, const std::string& flag) {
+  std::istringstream stream(text);
+  double seconds = 0;
+  if (!(stream >> seconds) || !stream.eof() || !std::isfinite(seconds) || seconds < 0 ||
+      seconds > 1e7)
+    throw UsageError("{} is '{}': it must be a number of seconds, such as 30 or 0.5", flag, text);
+  return std::chrono::ceil<milliseconds>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace lockstep::cli

@@ -8,6 +8,8 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
+#include <lockstep/base/deadline.h>
+
 #include <cli/dispatch.h>
 
 namespace lockstep::cli {
@@ -35,5 +37,8 @@ bool parse_flags(CLI::App& app, std::vector<std::string> flags);
 
 // A whole number of at least `lowest`; UsageError names the flag, the text and `example`.
 int parse_integer(const std::string& text, const std::string& flag, int lowest, int highest);
+
+// "30" or "0.5". UsageError names the flag and the text.
+milliseconds parse_seconds(const std::string& text, const std::string& flag);
 
 }  // namespace lockstep::cli

@@ -38,15 +38,6 @@ void apply_num_nodes(const std::string& text, elastic::LaunchOptions& options) {
                      text, options.max_nodes, options.min_nodes);
 }
 
-milliseconds parse_seconds(const std::string& text, const std::string& flag) {
-  std::istringstream stream(text);
-  double seconds = 0;
-  if (!(stream >> seconds) || !stream.eof() || !std::isfinite(seconds) || seconds < 0 ||
-      seconds > 1e7)
-    throw UsageError("{} is '{}': it must be a number of seconds, such as 30 or 0.5", flag, text);
-  return std::chrono::ceil<milliseconds>(std::chrono::duration<double>(seconds));
-}
-
 // Settings of torchrun's rendezvous, as far as they mean something here.
 void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
   std::istringstream entries(text);

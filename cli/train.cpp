@@ -94,10 +94,11 @@ int train(Arguments arguments) {
       throw UsageError("--nproc-per-node {}: this is already a rank, started by {}, which says how "
                        "many there are: leave the flag out",
                        flags->num_ranks, launcher_name(read_launch_environment().launcher));
-    if (!flags->max_restarts.empty())
-      throw UsageError(
-          "--max-restarts {}: this is already a rank, started by {}: give the flag there",
-          flags->max_restarts, launcher_name(read_launch_environment().launcher));
+    for (const auto& [flag, value] : {std::pair("--max-restarts", flags->max_restarts),
+                                      std::pair("--stuck-after", flags->stuck_after)})
+      if (!value.empty())
+        throw UsageError("{} {}: this is already a rank, started by {}: give the flag there", flag,
+                         value, launcher_name(read_launch_environment().launcher));
     become_a_rank(arguments);
   }
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
@@ -119,6 +120,8 @@ int train(Arguments arguments) {
   options.interrupt_grace = kInterruptGrace;
   if (!flags->max_restarts.empty())
     options.max_restarts = parse_integer(flags->max_restarts, "--max-restarts", 0, kMostRanks);
+  if (!flags->stuck_after.empty())
+    options.stuck_after = parse_seconds(flags->stuck_after, "--stuck-after");
   options.explained_exit_codes = {kUsageMistake, kTrainingStopped};
   for (const int signal : kStopSignals) options.explained_exit_codes.push_back(128 + signal);
   options.final_exit_codes = options.explained_exit_codes;

@@ -19,6 +19,9 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
                  "ranks to start on this host: a number, auto, cpu, gpu, or gpu:N (1)");
   app.add_option("--max-restarts", flags.max_restarts,
                  "how often ranks are started anew after a failure, from the last checkpoint (0)");
+  app.add_option("--stuck-after", flags.stuck_after,
+                 "a rank that has finished no step for so many seconds has failed: more than a "
+                 "validation or a checkpoint takes (never)");
   app.add_option("--set", flags.overrides, "KEY=VALUE in place of what the config has; repeatable")
       ->allow_extra_args(false);
   app.add_flag(

@@ -7,6 +7,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/folder.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/train_language_model.h>
@@ -31,7 +32,11 @@ int train(Arguments arguments) {
   net::Fd own;
   if (!flags->output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags->output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
-  const auto config = train::load_config(flags->config, flags->overrides);
+  auto config = train::load_config(flags->config, flags->overrides);
+  // Ranks that were started anew go on with the run that they were in, wherever it began.
+  if (read_launch_environment().generation > 0 &&
+      checkpoint::newest_checkpoint(config.output / "checkpoints"))
+    config.checkpoint.resume = train::Resume::automatic;
   try {
     const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
     return result.end == train::TrainingResult::End::finished ? 0 : 128 + result.signal;

@@ -12,6 +12,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/descendants.h>
+#include <lockstep/flight/demand.h>
 
 namespace lockstep::elastic {
 
@@ -226,6 +227,8 @@ void Agent::watch_ranks() {
       failure.detail =
           fmt::format("no progress for {:.1f} s, at step {}",
                       std::chrono::duration<double>(finding.still_for).count(), finding.step);
+      // Where everyone is, before anyone is ended.
+      flight::demand_dumps(options_.flight_directory);
       fail(failure);
     } else if (finding.kind == Kind::goes_on) {
       sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(finding.local_rank)));

@@ -34,6 +34,7 @@ class Agent {
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
     std::string interruption_note;          // said at the user's first signal; empty: nothing
     milliseconds stuck_after{0};            // without progress; zero: however long
+    std::string flight_directory;           // where ranks leave dumps
   };
 
   // What `peers` points to may change meanwhile: see Peers::successor().

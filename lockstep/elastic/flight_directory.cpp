@@ -9,6 +9,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/flight/report.h>
 
 namespace lockstep::elastic {
 
@@ -53,7 +54,14 @@ void FlightDirectory::begin(int generation) {
   if (failed) path_ = root_;  // dumps that are mixed are better than none
 }
 
-bool FlightDirectory::has_dumps() const { return temporary_ && !is_empty(path_); }
+bool FlightDirectory::tells_of_failures() const {
+  return temporary_ && flight::tells_of_failures(path_);
+}
+
+void FlightDirectory::clear() const {
+  std::error_code ignored;
+  if (temporary_ && path_ == root_) fs::remove_all(root_, ignored);
+}
 
 void remove_if_unused(const std::string& directory) {
   std::error_code ignored;

@@ -21,8 +21,10 @@ class FlightDirectory {
 
   const std::string& path() const { return path_; }
 
-  // Whether there are any that nobody would look for.
-  bool has_dumps() const;
+  // Whether a rank has left word of a call that failed, where only we know of the folder.
+  bool tells_of_failures() const;
+  // What ranks wrote because somebody asked served its purpose when the job has gone well.
+  void clear() const;
 
   // What to remove at the end; empty where it is the user's own.
   std::string removable() const { return temporary_ ? root_ : ""; }

@@ -21,6 +21,7 @@
 #include <lockstep/elastic/join_job.h>
 #include <lockstep/elastic/peers.h>
 #include <lockstep/elastic/rank_environment.h>
+#include <lockstep/elastic/report_on_signal.h>
 #include <lockstep/elastic/user_signals.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/socket.h>
@@ -166,10 +167,12 @@ int Launch::run() {
     report();
     return failure->exit_code;
   }
-  if (flight_.has_dumps())
+  if (flight_.tells_of_failures())
     log::info("the job succeeded, though calls in it have failed; dumps of the flight recorder are "
               "in {}",
               flight_.path());
+  else
+    flight_.clear();
   return 0;
 }
 
@@ -207,6 +210,7 @@ void Launch::run_generation(const Layout& layout) {
   if (!logs_.empty())
     attempt_ = make_attempt_directory(logs_, layout.generation, options_.num_local_ranks);
   flight_.begin(layout.generation);
+  const ReportOnSignal report_on_signal(flight_.path());
   if (layout.generation > 0)
     error_.append(fmt::format("lockstep: generation {} starts: {} ranks on {} node{}, {} of {} "
                               "restarts used\n",
@@ -242,7 +246,8 @@ void Launch::run_generation(const Layout& layout) {
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
                .explained_exit_codes = options_.explained_exit_codes,
                .interruption_note = options_.interruption_note,
-               .stuck_after = options_.stuck_after});
+               .stuck_after = options_.stuck_after,
+               .flight_directory = flight_.path()});
   agent.run();
   guardian_lost_ = agent.guardian_lost();
 }

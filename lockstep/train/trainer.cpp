@@ -9,6 +9,7 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/progress.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
@@ -182,9 +183,11 @@ TrainingResult Trainer::run() {
   return result_;
 }
 
-// For the report of a job that hangs.
+// For the report of a job that hangs, and for the launcher, which ends one that is stuck.
 void Trainer::note_progress(const char* phase) const {
-  dist_.world()->journal().note_progress(static_cast<std::uint64_t>(step_) + 1, phase);
+  const auto step = static_cast<std::uint64_t>(step_) + 1;
+  dist_.world()->journal().note_progress(step, phase);
+  report_progress(step);
 }
 
 void Trainer::report(const Step& step) {
