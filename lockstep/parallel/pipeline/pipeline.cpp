@@ -61,6 +61,14 @@ double Pipeline::evaluate() {
   return loss;
 }
 
+void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
+  if (!kinds.empty() && kinds.size() != static_cast<std::size_t>(schedule_.num_micro_batches))
+    throw UsageError("{} kinds of micro-batches for the schedule '{}', which has {} of them: give "
+                     "one for each, or none where all are alike",
+                     kinds.size(), schedule_.name, schedule_.num_micro_batches);
+  channels_.expect_kinds(std::move(kinds));
+}
+
 // An exception ends the pipeline on all ranks: they would wait for this one.
 double Pipeline::unless_over(const std::function<double()>& pass) {
   if (!over_.empty())
@@ -137,7 +145,7 @@ void Pipeline::run(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   switch (action.kind) {
     case ActionKind::send_activation:
-      return channels_.send_activations(action.stage, live_.at(key).outputs);
+      return channels_.send_activations(action.stage, action.micro_batch, live_.at(key).outputs);
     case ActionKind::receive_activation:
       return channels_.start_receiving_activations(action.stage, action.micro_batch);
     case ActionKind::send_gradient: {

@@ -48,6 +48,11 @@ class Pipeline {
 
   const Schedule& schedule() const { return schedule_; }
 
+  // Micro-batches of one kind, which is any number, have the same shapes between stages; of each
+  // kind these are told once, with the first of them. For passes from now on, the same on every
+  // rank: one for each micro-batch, or none where all are alike, as before the first call.
+  void expect_kinds(std::vector<std::int64_t> kinds);
+
   // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank.
   double run_step(TimesOf times = TimesOf::work_asked_for);
   // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
