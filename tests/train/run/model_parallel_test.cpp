@@ -113,7 +113,6 @@ TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
   expect_same_losses(training, "timed", "one");
 
   training.set("/parallel", {{"pipeline", 2}}).set("/train_micro_batch_size_per_gpu", 8);
-  training.set("/max_steps", 1);
   Launched idle = training.start(2, "idle");
   EXPECT_EQ(idle.wait(milliseconds(60'000)), 0) << idle.error();
   EXPECT_THAT(idle.output(), HasSubstr("2 stages have 1 micro-batch a step, and ranks are idle for "
