@@ -161,9 +161,13 @@ std::string about_axis(const std::string& name, const DescribedRun& run) {
         "parts of each sequence of {} tokens, by {}", run.config.data.sequence_length,
         train::name_of(run.config.parallel.context_algorithm, train::kContextExchanges));
   if (name == "tp")
-    return fmt::format("parts of each layer{}; a rank sends {} along it in a step",
+    return fmt::format("parts of each layer{}; a rank sends {} along it in a step{}",
                        run.config.parallel.sequence_parallel ? ", with sequences between" : "",
-                       plan::bytes_text(static_cast<double>(layout.tensor_bytes)));
+                       plan::bytes_text(static_cast<double>(layout.tensor_bytes)),
+                       run.config.precision.compute != train::Precision::fp32 &&
+                               run.config.device == train::DeviceChoice::automatic
+                           ? " on a GPU, and twice as much on a CPU, which computes in fp32"
+                           : "");
   const std::string samples = "samples of their own";
   if (layout.shards == 1) return samples;
   const bool shares = layout.strategy == ShardingStrategy::SHARD_OPTIMIZER || name == "dp_shard";
@@ -197,8 +201,13 @@ std::vector<Column> columns_of(const DescribedRun& run) {
       columns.push_back(
           {"kv heads", [](int, const auto& one) { return interval_text(one.kv_heads); }});
     columns.push_back({"MLP", [](int, const auto& one) { return interval_text(one.inside); }});
-    columns.push_back(
-        {"vocabulary", [](int, const auto& one) { return interval_text(one.vocabulary); }});
+    columns.push_back({"vocabulary", [&](int, const auto& one) {
+                         const bool has_rows =
+                             std::ranges::any_of(one.layers, [&](const mesh::Interval& layers) {
+                               return layers.begin == 0 || layers.end == run.plan.model.num_layers;
+                             });
+                         return has_rows ? interval_text(one.vocabulary) : "";
+                       }});
   }
   if (parallel.context > 1)
     columns.push_back(

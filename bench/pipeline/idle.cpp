@@ -8,13 +8,15 @@
 // A rank's part of the model takes as many milliseconds (60) forward, for its input's gradient and
 // for its weights', each, however many stages it is in. Of the steps (5) the median is taken; there
 // are twice as many micro-batches as ranks, if not said otherwise. All in percent: of the step's
-// makespan and, behind it, of a rank's time from its own first action to its last.
+// makespan and, behind it, of a rank's time from its own first action to its last; and of the time
+// between the ends of two steps of the first rank, where steps follow each other.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -90,13 +92,23 @@ void measure(const std::shared_ptr<comm::Communicator>& world, ScheduleKind kind
     all.push_back(100 * bubble(timeline));
     own.push_back(100 * bubble_between_own_ends(timeline));
   }
+  // From one end of this rank's own work to the next.
+  std::vector<double> in_a_row;
+  const double busy = 3 * setting.milliseconds * setting.micro_batches;
+  auto end = std::chrono::steady_clock::now();
+  for (int i = 0; i <= setting.steps; ++i) {
+    pipeline.run_step();
+    const auto before = std::exchange(end, std::chrono::steady_clock::now());
+    if (i > 0) in_a_row.push_back(100 * (1 - busy / Milliseconds(end - before).count()));
+  }
   if (world->rank() != 0) return;
   const Timeline planned = simulate(schedule);
   const double simulated = 100 * bubble(planned);
-  std::printf("| %s | %d | %d | %d | %.1f | %.1f | %.1f | %+.1f | %.1f | %.1f |\n",
+  std::printf("| %s | %d | %d | %d | %.1f | %.1f | %.1f | %+.1f | %.1f | %.1f | %.1f |\n",
               schedule.name.c_str(), ranks, setting.micro_batches, chunks,
               100 * formula(kind, ranks, setting.micro_batches, chunks), simulated, median(all),
-              median(all) - simulated, 100 * bubble_between_own_ends(planned), median(own));
+              median(all) - simulated, 100 * bubble_between_own_ends(planned), median(own),
+              median(in_a_row));
   std::fflush(stdout);
 }
 
@@ -110,8 +122,9 @@ int main(int argc, char** argv) {
   if (argc > 2) setting.steps = std::max(1, std::atoi(argv[2]));
   setting.micro_batches = argc > 3 ? std::atoi(argv[3]) : 2 * world->size();
   if (world->rank() == 0)
-    std::printf("| schedule | ranks | micro-batches | stages a rank | formula | simulated | "
-                "measured | more than simulated | simulated, own ends | measured, own ends |\n"
-                "|---|---|---|---|---|---|---|---|---|---|\n");
+    std::printf(
+        "| schedule | ranks | micro-batches | stages a rank | formula | simulated | "
+        "measured | more than simulated | simulated, own ends | measured, own ends | in a row |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const ScheduleKind kind : kScheduleKinds) measure(world, kind, setting);
 }

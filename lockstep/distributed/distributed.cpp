@@ -12,6 +12,7 @@
 #include <lockstep/comm/world.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
+#include <lockstep/distributed/stages_differ.h>
 #include <lockstep/distributed/tensor_axis_warning.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
@@ -130,6 +131,8 @@ void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& mod
 
 void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
   check_new(module);
+  if (state_->config.model_parallel.pipeline > 1)
+    check_stages_differ(*module, *state_->mesh.axis("pp"), device_for_numbers());
   module->to(device());
   cut_layers(*module);
   add(module, {});

@@ -58,8 +58,42 @@ std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
 
 }  // namespace
 
+std::string to_text(const ModelParallelSizes& sizes) {
+  return fmt::format("tensor {} × pipeline {} × context {}", sizes.tensor, sizes.pipeline,
+                     sizes.context);
+}
+
+ModelParallelSizes nearest_sizes(const ModelParallelSizes& wanted, int num_ranks,
+                                 const std::function<bool(const ModelParallelSizes&)>& possible) {
+  const auto changed = [&](const ModelParallelSizes& sizes) {
+    return (sizes.tensor != wanted.tensor) + (sizes.pipeline != wanted.pipeline) +
+           (sizes.context != wanted.context);
+  };
+  ModelParallelSizes best;
+  const auto divides = [&](int size) { return num_ranks % size == 0; };
+  for (int tensor = 1; tensor <= wanted.tensor; ++tensor) {
+    for (int pipeline = 1; divides(tensor) && pipeline <= wanted.pipeline; ++pipeline) {
+      for (int context = 1; divides(tensor * pipeline) && context <= wanted.context; ++context) {
+        const ModelParallelSizes sizes{tensor, pipeline, context};
+        if (!divides(sizes.ranks()) || sizes.ranks() < best.ranks()) continue;
+        if (sizes.ranks() == best.ranks() && changed(sizes) >= changed(best)) continue;
+        if (!possible || possible(sizes)) best = sizes;
+      }
+    }
+  }
+  return best;
+}
+
 JobAxes axes_for(const JobSizes& job, const JobRanks& ranks) {
   const ModelParallelSizes& sizes = job.model_parallel;
+  if (const int together = sizes.ranks(); ranks.world % together != 0) {
+    const int below = ranks.world / together * together;
+    throw UsageError("model_parallel has {}, which is {} ranks for each share of the data, and {} "
+                     "ranks do not divide into groups of so many: start {}{}, or make it {}",
+                     to_text(sizes), together, ranks.world,
+                     below > 0 ? fmt::format("{} or ", below) : "", below + together,
+                     to_text(nearest_sizes(sizes, ranks.world)));
+  }
   JobAxes made;
   const auto add = [&](const char* name, int size) {
     if (size > 1) made.axes.push_back({name, size});

@@ -1,6 +1,7 @@
 // The mesh that a job asks for, and what its axes are for. No LibTorch: launchers show it too.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,17 @@ struct JobAxes {
   std::vector<std::string> model;      // along which ranks have other parts of the model; or none
 };
 
-// UsageError, with the numbers, where the strategy needs an axis that is not there, or there is one
-// that it cannot use.
+// "tensor 2 × pipeline 1 × context 1"
+std::string to_text(const ModelParallelSizes& sizes);
+
+// Those that so many ranks divide into groups of: none larger than asked for, of the most ranks
+// together that can be, and then with the fewest of them changed. `possible` is asked where given.
+ModelParallelSizes nearest_sizes(
+    const ModelParallelSizes& wanted, int num_ranks,
+    const std::function<bool(const ModelParallelSizes&)>& possible = {});
+
+// UsageError, with the numbers, where the sizes do not divide the ranks, the strategy needs an axis
+// that is not there, or there is one that it cannot use.
 JobAxes axes_for(const JobSizes& job, const JobRanks& ranks);
 
 // Those of its groups that are of several axes.

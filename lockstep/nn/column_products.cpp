@@ -1,6 +1,8 @@
 #include <lockstep/nn/column_products.h>
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/nn/once_differentiable.h>
 #include <lockstep/nn/tensor_moves.h>
+#include <lockstep/nn/weights_may_wait.h>
 
 namespace lockstep::nn {
 
@@ -29,8 +32,13 @@ at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 static_assert(kMostProducts == 3);
 using MaybeTensor = c10::optional<at::Tensor>;
 
-class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
- public:
+// Of one pair, in this half of a pass or the whole of it.
+struct WantedProduct {
+  bool weight = false;
+  bool bias = false;
+};
+
+struct ColumnProducts {
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
                                const MaybeTensor& weight_0, const MaybeTensor& bias_0,
                                const MaybeTensor& weight_1, const MaybeTensor& bias_1,
@@ -65,8 +73,16 @@ class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
       return tensor.to(gradient.scalar_type());
     };
 
+    std::vector<WantedProduct> wanted(gradients.size());
+    std::size_t edge = 0;
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      wanted[i].weight = context->needs_input_grad(++edge);
+      wanted[i].bias = has_bias[i] && context->needs_input_grad(++edge);
+    }
+    const bool any_weight = std::ranges::any_of(wanted, &WantedProduct::weight);
+
     std::optional<internal::GatheringPositions> gathering;
-    if (axis->by_positions()) gathering.emplace(x, *axis);
+    if (any_weight && axis->by_positions()) gathering.emplace(x, *axis);
 
     std::optional<internal::Moving> input_gradient;
     if (context->needs_input_grad(0)) {
@@ -87,17 +103,14 @@ class ColumnProducts : public torch::autograd::Function<ColumnProducts> {
     // The rest beside it.
     variable_list results(2 * kMostProducts + 2);
     const at::Tensor rows = rows_of(gathering ? gathering->wait() : x);
-    std::size_t edge = 0;
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       const at::Tensor& weight = saved[i + 1];
-      const bool weight_wanted = context->needs_input_grad(++edge);
-      const bool bias_wanted = has_bias[i] && context->needs_input_grad(++edge);
       if (!gradients[i].defined()) continue;
       const at::Tensor gradient = rows_of(gradients[i]);
-      if (weight_wanted)
+      if (wanted[i].weight)
         results[2 * i + 1] =
             at::mm(gradient.t(), in_type_of(rows, gradient)).to(weight.scalar_type());
-      if (bias_wanted) results[2 * i + 2] = gradient.sum(0).to(weight.scalar_type());
+      if (wanted[i].bias) results[2 * i + 2] = gradient.sum(0).to(weight.scalar_type());
     }
     if (input_gradient) results[0] = input_gradient->wait();
     return results;
@@ -117,7 +130,8 @@ std::vector<at::Tensor> column_products(const at::Tensor& x,
     return i < weights.size() && weights[i].bias.defined() ? MaybeTensor(weights[i].bias)
                                                            : c10::nullopt;
   };
-  return ColumnProducts::apply(x, weight(0), bias(0), weight(1), bias(1), weight(2), bias(2), axis);
+  return WeightsMayWait<ColumnProducts>::apply(x, weight(0), bias(0), weight(1), bias(1), weight(2),
+                                               bias(2), axis);
 }
 
 }  // namespace lockstep::nn

@@ -41,13 +41,15 @@ std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(
                                               std::move(options));
 }
 
-double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches) {
+double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Batch>& batches,
+                                  const GradientScale& scale) {
   const auto num_micro_batches = static_cast<std::size_t>(training_->schedule().num_micro_batches);
   LOCKSTEP_CHECK(batches.size() <= num_micro_batches, "{} batches", batches.size());
   std::vector<data::Batch> full;
   for (const data::Batch& batch : batches) full.push_back(filled_up(batch));
   while (full.size() < num_micro_batches) full.push_back(filled_up({}));
   batches_ = &full;
+  scale_ = scale;
   step_ = step;
   const bool timed = step + 1 == options_.timeline_step;
   const double loss =
@@ -62,6 +64,7 @@ double LanguageModelPipeline::run(std::int64_t step, const std::vector<data::Bat
 double LanguageModelPipeline::evaluate(const data::Batch& batch) {
   const std::vector<data::Batch> batches = {filled_up(batch)};
   batches_ = &batches;
+  scale_ = nullptr;
   return evaluation_->evaluate();
 }
 
@@ -97,8 +100,9 @@ std::vector<at::Tensor> LanguageModelPipeline::forward(mesh::Interval layers, in
   if (options_.autocast) cast.emplace(options_.device.type(), *options_.autocast);
   const at::Tensor made =
       model_->run_layers(layers, batch.input, inputs.empty() ? at::Tensor() : inputs.front());
-  const bool last = layers.end == model_->config().num_layers;
-  return {last ? model_->loss_of(made, batch.target).sum : made};
+  if (layers.end < model_->config().num_layers) return {made};
+  const at::Tensor loss = model_->loss_of(made, batch.target).sum;
+  return {scale_ ? scale_(loss) : loss};
 }
 
 }  // namespace lockstep::train

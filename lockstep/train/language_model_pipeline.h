@@ -38,7 +38,8 @@ class LanguageModelPipeline : public PipelinePasses {
                         LanguageModelPipelineOptions options = {});
 
   // At most as many batches as the plan has micro-batches, of at most as many samples.
-  double run(std::int64_t step, const std::vector<data::Batch>& batches) override;
+  double run(std::int64_t step, const std::vector<data::Batch>& batches,
+             const GradientScale& scale = {}) override;
   // Targets of a batch that count on this rank of the data.
   std::int64_t count(const data::Batch& batch) const override;
 
@@ -59,6 +60,7 @@ class LanguageModelPipeline : public PipelinePasses {
   std::unique_ptr<pipeline::Pipeline> training_;       // a step's micro-batches
   std::unique_ptr<pipeline::Pipeline> evaluation_;     // one of them
   const std::vector<data::Batch>* batches_ = nullptr;  // of the step under way
+  GradientScale scale_;                                // likewise; none for an evaluation
   std::int64_t step_ = 0;
 };
 

@@ -7,6 +7,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <lockstep/device/autocast.h>
+
 namespace lockstep::train {
 
 namespace {
@@ -22,7 +24,8 @@ double seconds_once_done(c10::Device device) {
 }  // namespace
 
 std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t micro_batch,
-                                      std::int64_t sequence_length) {
+                                      std::int64_t sequence_length,
+                                      std::optional<c10::ScalarType> autocast) {
   const std::int64_t num_layers = model.config().num_layers;
   const c10::Device device = model.parameters().front().device();
   const at::Tensor tokens =
@@ -31,6 +34,8 @@ std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t
   const auto run = [&](std::int64_t layer) {
     at::Tensor x;  // [micro_batch, positions, hidden]
     model.set_random_position(0, rows);
+    std::optional<device::Autocast> cast;
+    if (autocast) cast.emplace(device.type(), *autocast);
     if (layer > 0) {
       const at::NoGradGuard no_grad;
       x = model.run_layers({0, 1}, tokens, {});
@@ -39,6 +44,7 @@ std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t
     const double start = seconds_once_done(device);
     at::Tensor made = model.run_layers({layer, layer + 1}, tokens, x);
     if (layer + 1 == num_layers) made = model.loss_of(made, tokens).sum;
+    cast.reset();
     made.sum().backward();
     const double taken = seconds_once_done(device) - start;
     for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = at::Tensor();

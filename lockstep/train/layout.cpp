@@ -16,7 +16,10 @@ namespace {
 std::int64_t bytes_along_tensor_axis(const TrainConfig& config, const RunPlan& plan,
                                      std::int64_t most_layers) {
   const std::int64_t ranks = config.parallel.tensor;
-  const std::int64_t element = config.precision.compute == Precision::fp32 ? 4 : 2;
+  // CPUs compute in fp32 whatever the config says.
+  const bool in_16_bits =
+      config.precision.compute != Precision::fp32 && config.device != DeviceChoice::cpu;
+  const std::int64_t element = in_16_bits ? 2 : 4;
   const std::int64_t activation = plan.batch.micro * config.data.sequence_length /
                                   config.parallel.context * plan.model.hidden_size * element;
   const std::int64_t moves = config.parallel.sequence_parallel ? 10 : 8;

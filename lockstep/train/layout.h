@@ -39,7 +39,8 @@ struct RunLayout {
   int shards = 1;  // ranks that hold together what the strategy cuts
   int data_ranks = 1;
   std::vector<RankLayout> ranks;
-  // Where the tensor axis reaches over hosts, and what a rank sends along it in a step.
+  // Where the tensor axis reaches over hosts, and what a rank sends along it in a step: on a GPU,
+  // unless the config says that there is none.
   std::optional<HostCrossing> tensor_crossing;
   std::int64_t tensor_bytes = 0;
 };

@@ -18,8 +18,8 @@ namespace {
 // The same on every rank, which would cut different stages otherwise.
 std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
                                            const RunPlan& plan, const DistributedManager& dist) {
-  std::vector<double> seconds =
-      seconds_of_layers(model, plan.batch.micro, config.data.sequence_length);
+  std::vector<double> seconds = seconds_of_layers(
+      model, plan.batch.micro, config.data.sequence_length, autocast_of(config, dist.device()));
   if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
   return dist.sum(std::move(seconds));
 }

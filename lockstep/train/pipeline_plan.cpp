@@ -9,6 +9,7 @@
 #include <lockstep/parallel/pipeline/schedule/generate.h>
 #include <lockstep/parallel/pipeline/schedule/partition.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
+#include <lockstep/parallel/pipeline/schedule/simulate.h>
 #include <lockstep/train/config/names.h>
 
 namespace lockstep::train {
@@ -77,9 +78,9 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
   if (num_stages > model.num_layers)
     throw UsageError(
         "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
-        "has {} layers, of which each stage needs one: take a pipeline of at most {}, or more "
+        "has {} layer{}, of which each stage needs one: take a pipeline of at most {}, or more "
         "layers",
-        parallel.pipeline, num_stages, model.num_layers,
+        parallel.pipeline, num_stages, model.num_layers, model.num_layers == 1 ? "" : "s",
         std::max<std::int64_t>(1, model.num_layers * parallel.pipeline / num_stages));
   if (!parallel.stage_layers.empty()) {
     plan.layers = given_layers(parallel, model, num_stages);
@@ -97,6 +98,17 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
       break;
   }
   return plan;
+}
+
+std::string idle_note(const PipelinePlan& plan) {
+  const int num_micro_batches = plan.schedule.num_micro_batches;
+  if (num_micro_batches >= plan.schedule.num_stages()) return "";
+  return fmt::format("{} stages have {} micro-batch{} a step, and ranks are idle for {:.0f} % of "
+                     "it: more of them, by a larger gradient_accumulation_steps or a smaller "
+                     "train_micro_batch_size_per_gpu, make that less",
+                     plan.schedule.num_stages(), num_micro_batches,
+                     num_micro_batches == 1 ? "" : "es",
+                     100 * pipeline::bubble(pipeline::simulate(plan.schedule)));
 }
 
 std::vector<double> parameters_of_layers(const models::ModelConfig& model) {

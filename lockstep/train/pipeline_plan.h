@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <lockstep/mesh/placement.h>
@@ -21,6 +22,10 @@ struct PipelinePlan {
 // layers that do not add up, and a schedule file of other ranks or micro-batches.
 PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig& model,
                            std::int64_t num_micro_batches);
+
+// How long ranks are idle, and what to change, where a step has fewer micro-batches than stages;
+// empty elsewhere.
+std::string idle_note(const PipelinePlan& plan);
 
 // What each layer of the model costs in all; the first with the embedding, the last with the head.
 std::vector<double> parameters_of_layers(const models::ModelConfig& model);

@@ -6,6 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/data/step_cut.h>
+#include <lockstep/distributed/job_axes.h>
 #include <lockstep/models/hugging_face.h>
 #include <lockstep/nn/sequence_positions.h>
 #include <lockstep/train/run_length.h>
@@ -92,34 +93,10 @@ void check_sharding(const ShardingSection& sharding, int world_size) {
         sharding.zero_plus_plus.hpz_partition_size, per_copy, per_copy);
 }
 
-std::string sizes_text(const ParallelSection& parallel) {
-  return fmt::format("tensor {} × pipeline {} × context {}", parallel.tensor, parallel.pipeline,
-                     parallel.context);
-}
-
-// How many ranks have samples of their own.
-std::int64_t data_ranks(const ParallelSection& parallel, std::int64_t world_size) {
-  const std::int64_t together = parallel.ranks_together();
-  if (world_size % together != 0) {
-    const std::int64_t below = world_size / together * together;
-    throw UsageError("parallel has {}, which is {} ranks for each share of the data, and {} ranks "
-                     "do not divide into groups of so many: start {}{}, or make the sizes smaller",
-                     sizes_text(parallel), together, world_size,
-                     below > 0 ? fmt::format("{} or ", below) : "", below + together);
-  }
-  if (parallel.data > 0 && parallel.data * together != world_size)
-    throw UsageError("parallel has data {} × {}, which is {} ranks, and there are {}: set data to "
-                     "{}, or to -1 for all that the others leave, or start {} ranks",
-                     parallel.data, sizes_text(parallel), parallel.data * together, world_size,
-                     world_size / together, parallel.data * together);
-  return world_size / together;
-}
-
-void check_precision_of_stages(const TrainConfig& config) {
-  if (config.parallel.pipeline == 1) return;
-  if (config.precision.compute == Precision::fp16)
-    throw UsageError(
-        "fp16.enabled is set, and a pipeline's stages do not scale the loss: take bf16");
+ModelParallelSizes sizes_of(const ParallelSection& parallel) {
+  return {.tensor = static_cast<int>(parallel.tensor),
+          .pipeline = static_cast<int>(parallel.pipeline),
+          .context = static_cast<int>(parallel.context)};
 }
 
 // Lengths that ranks share are cut into equal parts.
@@ -130,33 +107,79 @@ void check_sequences(const ParallelSection& parallel, std::int64_t length,
   const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
   const std::int64_t multiple =
       slices % 2 == 0 && context_parts > 1 ? context_parts * slices / 2 : context_parts * slices;
-  if (length % context_parts != 0 || length / parallel.context % slices != 0)
+  if (length % context_parts != 0 || length / parallel.context % slices != 0) {
+    const std::int64_t below = length / multiple * multiple;
     throw UsageError("data.sequence_length is {}, and ranks share each sequence ({}{}): make it a "
-                     "multiple of {}, as {} or {}",
-                     length, sizes_text(parallel), slices > 1 ? ", sequence_parallel" : "",
-                     multiple, std::max<std::int64_t>(1, length / multiple) * multiple,
-                     (length / multiple + 1) * multiple);
+                     "multiple of {}, as {}{}",
+                     length, to_text(sizes_of(parallel)), slices > 1 ? ", sequence_parallel" : "",
+                     multiple, below > 0 ? fmt::format("{} or ", below) : "", below + multiple);
+  }
   const std::int64_t heads = model.num_heads / parallel.tensor;
   if (parallel.context_algorithm == ContextExchange::all_to_all && heads % parallel.context != 0)
     throw UsageError(
         "parallel.context_algorithm is \"all_to_all\", which gives each of {} ranks as "
-        "many heads, and there are {}: take \"ring\"",
-        parallel.context, heads);
+        "many heads, and there {} {}: take \"ring\"",
+        parallel.context, heads == 1 ? "is" : "are", heads);
 }
 
+// Whatever the number of ranks.
 void check_parallel(const TrainConfig& config, const models::ModelConfig& model) {
   if (config.parallel.ranks_together() == 1) return;
   models::check_tensor_ranks(model, config.parallel.tensor);
-  check_precision_of_stages(config);
   check_sequences(config.parallel, config.data.sequence_length, model);
+  // With any number of micro-batches, which only a file says of its own.
+  if (config.parallel.pipeline > 1 && config.parallel.schedule_file.empty())
+    plan_pipeline(config, model, 1);
+}
+
+// What could be taken in place of a config's sizes.
+ModelParallelSizes possible_sizes(const TrainConfig& config, const models::ModelConfig& model,
+                                  int world_size) {
+  return nearest_sizes(sizes_of(config.parallel), world_size, [&](const ModelParallelSizes& sizes) {
+    TrainConfig other = config;
+    other.parallel.tensor = sizes.tensor;
+    other.parallel.pipeline = sizes.pipeline;
+    other.parallel.context = sizes.context;
+    try {
+      check_parallel(other, model);
+    } catch (const UsageError&) {
+      return false;
+    }
+    return true;
+  });
+}
+
+// How many ranks have samples of their own.
+std::int64_t data_ranks(const TrainConfig& config, const models::ModelConfig& model,
+                        int world_size) {
+  const ParallelSection& parallel = config.parallel;
+  const std::string sizes = to_text(sizes_of(parallel));
+  const std::int64_t together = parallel.ranks_together();
+  if (world_size % together != 0) {
+    const std::int64_t below = world_size / together * together;
+    throw UsageError("parallel has {}, which is {} ranks for each share of the data, and {} ranks "
+                     "do not divide into groups of so many: start {}{}, or make it {}",
+                     sizes, together, world_size, below > 0 ? fmt::format("{} or ", below) : "",
+                     below + together, to_text(possible_sizes(config, model, world_size)));
+  }
+  if (parallel.data > 0 && parallel.data * together != world_size)
+    throw UsageError("parallel has data {} × {}, which is {} ranks, and there {} {}: set data to "
+                     "{}, or to -1 for all that the others leave, or start {} ranks",
+                     parallel.data, sizes, parallel.data * together, world_size == 1 ? "is" : "are",
+                     world_size, world_size / together, parallel.data * together);
+  return world_size / together;
 }
 
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& config, int world_size) {
-  const std::int64_t num_data_ranks = data_ranks(config.parallel, world_size);
-  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
   const auto stream = open_stream(config.data.train, config.data);
+  const models::ModelConfig model =
+      model_of(config.model, stream->max_token() + 1, config.data.sequence_length);
+  // What no number of ranks would mend comes before what one would.
+  check_parallel(config, model);
+  const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
+  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
   data::SequenceSet training(stream, config.data.sequence_length);
   std::optional<data::SequenceSet> validation;
   if (!config.data.validation.empty()) {
@@ -167,20 +190,18 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
     training = split.train;
     validation = split.validation;
   }
-  RunPlan plan{
-      .model = model_of(config.model, stream->max_token() + 1, config.data.sequence_length),
-      .training = std::move(training),
-      .validation = std::move(validation),
-      .batch = resolve_batch(config, num_data_ranks),
-      .pipeline = {},
-      .schedule = config.scheduler};
+  RunPlan plan{.model = model,
+               .training = std::move(training),
+               .validation = std::move(validation),
+               .batch = resolve_batch(config, num_data_ranks),
+               .pipeline = {},
+               .schedule = config.scheduler};
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
                      "data.sequence_length smaller{}",
                      config.data.sequence_length, plan.model.max_positions,
                      config.model.from.empty() ? " or model.max_positions larger"
                                                : ", as the model in model.from has no more");
-  check_parallel(config, plan.model);
   if (config.parallel.pipeline > 1)
     plan.pipeline = plan_pipeline(config, plan.model, plan.batch.accumulation);
   const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -26,10 +27,14 @@ class PipelinePasses {
  public:
   virtual ~PipelinePasses() = default;
 
+  // What backward is called on in place of a batch's summed loss, whose value it has.
+  using GradientScale = std::function<at::Tensor(const at::Tensor& loss_sum)>;
+
   // Forward and backward of all of a step's batches at once, which add to the gradients. The last
   // step of an epoch may have fewer of them, and fewer samples, or none, in each. Returns their
-  // summed loss, on every rank.
-  virtual double run(std::int64_t step, const std::vector<data::Batch>& batches) = 0;
+  // summed loss, on every rank. `scale` is empty where gradients have none.
+  virtual double run(std::int64_t step, const std::vector<data::Batch>& batches,
+                     const GradientScale& scale) = 0;
 
   // What LossSum::count of a batch would be.
   virtual std::int64_t count(const data::Batch& batch) const = 0;

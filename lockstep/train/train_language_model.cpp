@@ -244,6 +244,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
   if (!memory_note.empty()) say("{}", memory_note);
+  if (plan.pipeline)
+    if (const std::string note = idle_note(*plan.pipeline); !note.empty()) say("{}", note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);

@@ -285,8 +285,14 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += pipeline.count(batch);
   }
+  PipelinePasses::GradientScale scale;
+  if (loss_scaling_) {
+    loss_scaling_->begin_step(dist_, static_cast<double>(count));
+    scale = [&](const at::Tensor& sum) { return loss_scaling_->scale_gradients_of(sum); };
+  }
   dist_.backward_passes(
-      model_, [&] { return at::scalar_tensor(pipeline.run(step_, batches), at::kDouble); }, count);
+      model_, [&] { return at::scalar_tensor(pipeline.run(step_, batches, scale), at::kDouble); },
+      count);
 }
 
 // Where parameters are cut, a rank without samples computes all the same, for the others to gather

@@ -68,6 +68,28 @@ TEST(Axes, OfSeveralKindsAreHybrid) {
                                           "ParallelMode::HYBRID")));
 }
 
+// "or make it …" names sizes that are possible, and the nearest of them.
+TEST(Axes, ThatRanksDoNotDivideIntoComeWithTheNearestThatTheyDo) {
+  const auto refusal = [](const ModelParallelSizes& sizes, int num_ranks, const char* text) {
+    EXPECT_THAT(([&] {
+                  axes_for({.mode = ParallelMode::HYBRID, .model_parallel = sizes},
+                           {.world = num_ranks, .of_host = num_ranks});
+                }),
+                ThrowsMessage<UsageError>(HasSubstr(text)));
+  };
+  refusal({.tensor = 2, .pipeline = 3}, 4,
+          "tensor 2 × pipeline 3 × context 1, which is 6 ranks for each share of the data, and 4 "
+          "ranks do not divide into groups of so many: start 6, or make it tensor 2 × pipeline 2 × "
+          "context 1");
+  refusal({.tensor = 3}, 8, "start 6 or 9, or make it tensor 2 × pipeline 1 × context 1");
+  refusal({.tensor = 2, .context = 3}, 8,
+          "start 6 or 12, or make it tensor 2 × pipeline 1 × "
+          "context 2");
+  const auto odd = [](const ModelParallelSizes& sizes) { return sizes.tensor % 2 == 1; };
+  EXPECT_EQ(to_text(nearest_sizes({.tensor = 4, .pipeline = 2}, 6, odd)),
+            "tensor 3 × pipeline 2 × context 1");
+}
+
 TEST(HostCrossing, IsWhereAGroupOfAnAxisIsOnSeveralHosts) {
   const mesh::MeshShape shape({{"dp_replicate", 2}, {"tp", 4}}, 8);
   EXPECT_FALSE(host_crossing(shape, "tp", {0, 0, 0, 0, 1, 1, 1, 1}));

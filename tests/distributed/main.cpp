@@ -1,6 +1,7 @@
 // The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
 // with --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp,
-// with --tensor that of tensor_manager.cpp, with --scaled and a strategy that of scaled_loss.cpp.
+// with --tensor that of tensor_manager.cpp, with --stages that of stages_manager.cpp, with --scaled
+// and a strategy that of scaled_loss.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 #include "manager.h"
 #include "scaled_loss.h"
 #include "sharded_manager.h"
+#include "stages_manager.h"
 #include "tensor_manager.h"
 
 namespace {
@@ -42,6 +44,13 @@ int main(int argc, char** argv) {
                                                    .device_type = c10::DeviceType::CPU});
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_tensor_manager(dist, cells); });
+  }
+  if (argc == 2 && std::strcmp(argv[1], "--stages") == 0) {
+    const auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::PIPELINE,
+                                                   .timeout = lockstep::milliseconds(30'000),
+                                                   .device_type = c10::DeviceType::CPU});
+    return lockstep::ranks::run_cells(
+        dist.world(), [&](lockstep::ranks::Cells& cells) { check_stages_manager(dist, cells); });
   }
   if (argc == 2 && std::strcmp(argv[1], "--every-strategy") == 0)
     return lockstep::ranks::run_cells(lockstep::check_every_strategy);

@@ -109,6 +109,7 @@ TEST(DistributedTrainer, FitsAgainFromWhereTheWeightsAre) {
 }
 
 TEST(DistributedTrainer, TwoRanks) { ranks::expect_cells_pass(2, {"--rank"}); }
+TEST(DistributedTrainer, StagesInBf16) { ranks::expect_cells_pass(2, {"--stages"}); }
 
 TEST(DistributedTrainer, RefusesWhatIsNoLoss) {
   const auto complaint = [](auto loss) { return usage_error([&] { weights_after(Net(), loss); }); };

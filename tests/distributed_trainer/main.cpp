@@ -1,5 +1,5 @@
 // The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
-// --fsdp that of fsdp_ranks.cpp.
+// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -20,6 +20,8 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_fsdp(dist, cells); });
   }
+  if (argc == 2 && std::strcmp(argv[1], "--stages") == 0)
+    return lockstep::ranks::run_cells(lockstep::check_stages_in_bf16);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -12,5 +12,7 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells);
 void check_resuming(const DistributedManager& dist, ranks::Cells& cells);
 // Of a job with ParallelMode::FSDP.
 void check_fsdp(const DistributedManager& dist, ranks::Cells& cells);
+// Stages of a language model on two ranks, in 16 bits.
+void check_stages_in_bf16(ranks::Cells& cells);
 
 }  // namespace lockstep

@@ -1,11 +1,11 @@
 // What either half does, keeps and refuses.
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/live_bytes.h>
 
+#include "counted.h"
 #include "two_halves.h"
 
 namespace lockstep::pipeline {
@@ -14,33 +14,6 @@ namespace {
 namespace nn = torch::nn;
 
 using at::Tensor;
-
-// How often operators of this name run, on this thread.
-class Counted {
- public:
-  explicit Counted(std::string name) {
-    wanted() = std::move(name);
-    number() = 0;
-    handle_ =
-        at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) {
-                                     if (call.name() == wanted()) ++number();
-                                     return std::unique_ptr<at::ObserverContext>();
-                                   }).scopes({at::RecordScope::FUNCTION}));
-  }
-  ~Counted() { at::removeCallback(handle_); }
-  int take() const { return std::exchange(number(), 0); }
-
- private:
-  static std::string& wanted() {
-    static std::string name;
-    return name;
-  }
-  static int& number() {
-    static int calls = 0;
-    return calls;
-  }
-  at::CallbackHandle handle_{};
-};
 
 nn::Sequential chain(int num_layers) {
   nn::Sequential layers;

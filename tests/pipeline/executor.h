@@ -13,6 +13,8 @@ void check_steps(ranks::Cells& cells);
 void check_failures(ranks::Cells& cells);
 // What a pipeline is not to be made of.
 void check_mistakes(ranks::Cells& cells);
+// Halves of backward passes through layers that ranks share.
+void check_cut_layers(ranks::Cells& cells);
 // A Sequential over the ranks.
 void check_pipes(ranks::Cells& cells);
 // The programs of docs/pipeline.md.

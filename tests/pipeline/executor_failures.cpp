@@ -164,6 +164,8 @@ void check_mistakes(ranks::Cells& cells) {
   cells.cell("calls at the wrong time", [&] {
     Pipeline pipeline(schedule, mine, cells.group());
     cells.expect_usage_error([&] { pipeline.timeline(); }, "before the first step");
+    cells.expect_usage_error([&] { pipeline.expect_kinds({1}); },
+                             "1 kinds of micro-batches for the schedule");
     pipeline.evaluate();
     cells.expect_usage_error([&] { pipeline.timeline(); }, "before the first step");
     {

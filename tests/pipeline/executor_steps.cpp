@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -79,6 +81,30 @@ void check_large(ranks::Cells& cells, const Schedule& schedule) {
   cells.expect_same(weight.grad(), at::full({kNumbers}, 15 * num_stages_here), "the gradient");
 }
 
+// The first stage's last backward waits for a word that the last rank gives once its step is over.
+void check_nobody_waits(ranks::Cells& cells) {
+  const int ranks = cells.num_ranks(), last = ranks - 1;
+  const Schedule schedule =
+      make_schedule(ScheduleKind::gpipe, {.num_ranks = ranks, .num_micro_batches = 3});
+  const at::Tensor weight = at::ones({2, 2}).requires_grad_();
+  const at::Tensor word = at::zeros({1});
+  int passes = 0;
+  if (cells.rank() == 0)
+    weight.register_hook([&](const at::Tensor&) {
+      if (++passes == 3) cells.group()->exchange({comm::receive_from(last, word)}).wait();
+    });
+  const Stage stage = {[&](int, const Tensors& inputs) -> Tensors {
+                         const at::Tensor x = inputs.empty() ? at::ones({2, 2}) : inputs.at(0);
+                         const at::Tensor y = x.mm(weight);
+                         return {cells.rank() == last ? y.sum() : y};
+                       },
+                       {weight}};
+  Pipeline pipeline(schedule, {{cells.rank(), stage}}, cells.group());
+  const double loss = pipeline.run_step();
+  if (cells.rank() == last) cells.group()->exchange({comm::send_to(0, word)}).wait();
+  cells.expect(loss == 3 * 4 * std::exp2(ranks), fmt::format("loss {}", loss));
+}
+
 }  // namespace
 
 void check_steps(ranks::Cells& cells) {
@@ -87,6 +113,7 @@ void check_steps(ranks::Cells& cells) {
       check_tied(cells,
                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
     });
+  cells.cell("no rank waits for the others at a step's end", [&] { check_nobody_waits(cells); });
   // More than any buffer between two ranks holds: sends go on while others are received.
   for (const ScheduleKind kind : kScheduleKinds)
     cells.cell(fmt::format("large tensors, {}", name_of(kind)), [&] {

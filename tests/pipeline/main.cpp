@@ -15,6 +15,7 @@ void check_behaviour(ranks::Cells& cells) {
   check_steps(cells);
   check_failures(cells);
   check_mistakes(cells);
+  check_cut_layers(cells);
 }
 
 const std::map<std::string, void (*)(ranks::Cells&)> kTables = {

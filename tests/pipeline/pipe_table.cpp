@@ -1,3 +1,4 @@
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -195,25 +196,112 @@ void check_pipe_mistakes(ranks::Cells& cells) {
       cells.expect(cells.rank() == 0, "another rank measures");
     }
   });
-  const auto expect_end = [&](const at::Tensor& input, const at::Tensor& target, int where,
-                              const std::string& part) {
-    Pipe pipe(layers(), cells.group(), {.chunks = 5});
-    try {
-      pipe.forward_backward(input, target, summed_loss);
-      cells.expect(false, "nothing was thrown");
-    } catch (const UsageError& error) {
-      cells.expect(cells.rank() == where, "not here");
-      cells.expect(std::string(error.what()).find(part) != std::string::npos, error.what());
-    } catch (const CommError& error) {
-      cells.expect(cells.rank() != where, "here");
-      cells.expect(std::string(error.what()).find(part) != std::string::npos, error.what());
-    }
-  };
-  cells.cell("a batch that chunks do not divide",
-             [&] { expect_end(pipe_input(), pipe_target(), 0, "12 of a pipe's input"); });
-  cells.cell("no target", [&] {
-    expect_end(at::ones({10, 6}), {}, cells.num_ranks() - 1, "given no target");
+  cells.cell("a batch that cannot be run, after which the pipe goes on", [&] {
+    nn::Sequential whole = layers();
+    Pipe pipe(layers(), cells.group(), {.chunks = kChunks});
+    const auto run = [&](const at::Tensor& input, const at::Tensor& target) {
+      return [&pipe, input, target] { pipe.forward_backward(input, target, summed_loss); };
+    };
+    cells.expect_usage_error(run(at::ones({3, 6}), pipe_target()),
+                             "3 samples of a pipe's input cannot be cut into 4 micro-batches");
+    cells.expect_usage_error(run(pipe_input(), {}), "last stage was given no target");
+    cells.expect_usage_error(run({}, pipe_target()), "first stage was given no input");
+    cells.expect_usage_error(run(at::ones({8, 6}), pipe_target()),
+                             "an input of 8 samples and a target of 12");
+    whole_step(whole);
+    run(pipe_input(), pipe_target())();
+    expect_as_whole(cells, pipe, whole);
   });
+}
+
+// What a pipe would train in silence, each rank something else.
+void check_ranks_that_disagree(ranks::Cells& cells) {
+  const int last = cells.num_ranks() - 1;
+  const bool other = cells.rank() == last;
+  const auto make = [&](const nn::Sequential& model, const PipeOptions& options) {
+    return [&cells, model, options] { Pipe(model, cells.group(), options); };
+  };
+  const auto cuts_from = [&](int second) {
+    Cuts cuts = {0, second};
+    while (static_cast<int>(cuts.size()) < cells.num_ranks()) cuts.push_back(cuts.back() + 1);
+    cuts.push_back(14);
+    return cuts;
+  };
+  const std::string who = fmt::format("rank {} of", last);
+  cells.cell("ranks that disagree", [&] {
+    cells.expect_usage_error(make(layers(), {.chunks = other ? 0 : 2}), "0 micro-batches");
+    cells.expect_usage_error(make(layers(), {.chunks = other ? 4 : 2}),
+                             "4 chunks instead of 2 chunks");
+    cells.expect_usage_error(make(layers(), {.cut = {.cuts = cuts_from(other ? 3 : 2)}}),
+                             "cut at [0, 3");
+    cells.expect_usage_error(make(layers(), {.cut = {.cuts = cuts_from(other ? 3 : 2)}}), who);
+    cells.expect_usage_error(
+        make(layers(),
+             {.schedule = other ? ScheduleKind::one_forward_one_backward : ScheduleKind::gpipe}),
+        "the schedule 1f1b instead of the schedule gpipe");
+    nn::Sequential longer = layers(), wider(nn::Linear(6, other ? 9 : 8));
+    if (other) longer->push_back("more", nn::ReLU());
+    cells.expect_usage_error(make(longer, {}), "'more'");
+    for (int i = 1; i < cells.num_ranks(); ++i) wider->push_back(nn::ReLU());
+    cells.expect_usage_error(make(wider, {}), "'0.weight' (Float of shape [9, 6]) instead of "
+                                              "'0.weight' (Float of shape [8, 6])");
+    cells.expect_usage_error(
+        make(layers(),
+             {.cut = {.balance = Balance::time, .sample = other ? at::Tensor() : pipe_input()}}),
+        "no sample");
+  });
+  cells.cell("shared weights of other seeds", [&] {
+    torch::manual_seed(cells.rank());
+    nn::Linear shared(6, 6);
+    const at::Tensor mine = shared->weight.detach().clone();
+    nn::Sequential model(shared);
+    for (int i = 0; i < 6; ++i) model->push_back(nn::Tanh());
+    model->push_back(shared);
+    Pipe pipe(model, cells.group(), {.chunks = kChunks});
+    at::Tensor first = mine.clone();
+    cells.group()->broadcast(first, 0).wait();
+    for (const auto& [index, part] : pipe.stages())
+      for (const auto& item : part->named_parameters())
+        if (item.key().find("weight") != std::string::npos)
+          cells.expect_same(item.value(), first, item.key());
+  });
+}
+
+// Norms of batches apart, a batch in parts has the loss and the gradients of the whole.
+void check_batches_of_other_sizes(ranks::Cells& cells) {
+  const auto make = [] {
+    torch::manual_seed(6);
+    nn::Sequential model;
+    for (int i = 0; i < 8; ++i) {
+      model->push_back("in" + std::to_string(i), nn::Linear(6, 6));
+      model->push_back("tanh" + std::to_string(i), nn::Tanh());
+    }
+    return model;
+  };
+  for (const ScheduleKind kind : kScheduleKinds)
+    cells.cell(fmt::format("batches of other sizes, {}", name_of(kind)), [&] {
+      nn::Sequential whole = make();
+      Pipe pipe(make(), cells.group(), {.chunks = kChunks, .schedule = kind});
+      for (const int size : {12, 7, 12, 5, 4, 7}) {
+        const at::Tensor input = pipe_input().narrow(0, 0, size);
+        const at::Tensor target = pipe_target().narrow(0, 0, size);
+        double wanted = 0;
+        {
+          const torch::NoGradGuard no_grad;
+          wanted = summed_loss(whole->forward(input), target).item<double>();
+        }
+        cells.expect(std::abs(pipe.evaluate(input, target, summed_loss) / wanted - 1) < 1e-5,
+                     fmt::format("evaluation of {}", size));
+        summed_loss(whole->forward(input), target).backward();
+        cells.expect(
+            std::abs(pipe.forward_backward(input, target, summed_loss) / wanted - 1) < 1e-5,
+            fmt::format("loss of {}", size));
+        for (const auto& [index, part] : pipe.stages())
+          for (const auto& item : part->named_parameters())
+            cells.expect_close(item.value().grad(), whole->named_parameters()[item.key()].grad(),
+                               fmt::format("{} of {}", item.key(), size));
+      }
+    });
 }
 
 }  // namespace
@@ -230,6 +318,8 @@ void check_pipes(ranks::Cells& cells) {
   check_parts(cells);
   check_shared_child(cells);
   check_pipe_mistakes(cells);
+  check_ranks_that_disagree(cells);
+  check_batches_of_other_sizes(cells);
 }
 
 }  // namespace lockstep::pipeline

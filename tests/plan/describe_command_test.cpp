@@ -109,6 +109,29 @@ TEST_F(DescribeCommand, ShowsPositionsStagesAndSharedHeads) {
                     HasSubstr("  2      1         192–287")));
 }
 
+// Of four stages those between have neither embedding nor head.
+TEST_F(DescribeCommand, NamesRowsOfTheVocabularyWhereThereAreSome) {
+  EXPECT_THAT(ask({"parallel.tensor=2", "parallel.pipeline=4", "gradient_accumulation_steps=4"},
+                  {"--nproc-per-node", "8"})
+                  .output,
+              AllOf(HasSubstr("  0–287    0–127       "), HasSubstr("\n2     1   0   layer 1"),
+                    HasSubstr("  0–287                ")));
+}
+
+// What a CPU sends is of 32 bits in any case.
+TEST_F(DescribeCommand, SaysWhatIsSentOnWhichDevice) {
+  const auto sent = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"parallel.tensor=2", "gradient_accumulation_steps=4"});
+    return ask(settings, {"--nproc-per-node", "2"}).output;
+  };
+  EXPECT_THAT(sent({"device=cpu"}), HasSubstr("a rank sends 18.0 MiB along it in a step\n"));
+  EXPECT_THAT(sent({"device=cpu", "bf16.enabled=true"}),
+              HasSubstr("a rank sends 18.0 MiB along it in a step\n"));
+  EXPECT_THAT(sent({"bf16.enabled=true"}),
+              HasSubstr("a rank sends 9.0 MiB along it in a step on a GPU, and twice as much on a "
+                        "CPU, which computes in fp32\n"));
+}
+
 TEST_F(DescribeCommand, SaysWhenTheTensorAxisReachesOverHosts) {
   const std::vector<std::string> flags = {"--nproc-per-node", "2", "--nnodes", "2"};
   EXPECT_THAT(ask({"parallel.tensor=4"}, flags).output,
@@ -167,9 +190,15 @@ TEST_F(DescribeCommand, SpeaksAsciiWhereNothingElseIsShown) {
 }
 
 TEST_F(DescribeCommand, RefusesWhatTrainingWould) {
-  const Told told = ask({"parallel.tensor=3"}, {"--nproc-per-node", "4"});
-  EXPECT_EQ(told.code, 2);
-  EXPECT_THAT(told.error, HasSubstr("start 3 or 6"));
+  const auto refusal = [&](const std::string& setting) {
+    const Told told = ask({setting}, {"--nproc-per-node", "4"});
+    EXPECT_EQ(told.code, 2) << setting;
+    return told.error;
+  };
+  EXPECT_THAT(refusal("parallel.tensor=3"),
+              AllOf(HasSubstr("4 heads cannot be shared by 3 ranks"), Not(HasSubstr("start"))));
+  EXPECT_THAT(refusal("parallel.pipeline=3"),
+              HasSubstr("start 3 or 6, or make it tensor 1 × pipeline 2 × context 1"));
 }
 
 }  // namespace

@@ -51,15 +51,6 @@ BoundaryShape decode(const at::Tensor& encoded) {
 // One that transports know, whatever the type.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
-// Which of its two shapes a boundary has in this pass.
-std::pair<int, bool> boundary_after(int stage) { return {stage, c10::GradMode::is_enabled()}; }
-
-// The one that a receive's tensors come over.
-std::pair<int, bool> boundary_of(const Action& receive) {
-  return boundary_after(receive.kind == ActionKind::receive_activation ? receive.stage - 1
-                                                                       : receive.stage);
-}
-
 }  // namespace
 
 std::string BoundaryShape::text() const {
@@ -101,6 +92,18 @@ int Channels::rank_of(int stage) const {
   return schedule_.rank_of_stage[static_cast<std::size_t>(stage)];
 }
 
+// In this pass.
+Channels::Boundary Channels::boundary_after(int stage, int micro_batch) const {
+  return {stage, c10::GradMode::is_enabled(),
+          kinds_.empty() ? 0 : kinds_.at(static_cast<std::size_t>(micro_batch))};
+}
+
+// The one that a receive's tensors come over.
+Channels::Boundary Channels::boundary_of(const Action& receive) const {
+  const bool activations = receive.kind == ActionKind::receive_activation;
+  return boundary_after(activations ? receive.stage - 1 : receive.stage, receive.micro_batch);
+}
+
 Channels::Channel& Channels::channel(int from_stage, int to_stage) {
   return channels_.at({rank_of(from_stage), rank_of(to_stage)});
 }
@@ -113,16 +116,19 @@ void Channels::send(Channel& channel, const std::vector<at::Tensor>& tensors) {
         channel.group->exchange({comm::send_to(1, bytes_of(tensor.detach().contiguous()))}));
 }
 
-void Channels::send_activations(int stage, const std::vector<at::Tensor>& outputs) {
+void Channels::send_activations(int stage, int micro_batch,
+                                const std::vector<at::Tensor>& outputs) {
   Channel& to_next = channel(stage, stage + 1);
   const BoundaryShape shape = shape_of(outputs);
-  const auto [known, first] = shapes_.emplace(boundary_after(stage), shape);
+  const auto [known, first] = shapes_.emplace(boundary_after(stage, micro_batch), shape);
   if (first)
     send(to_next, {encode(shape).to(shapes_device_)});
   else if (known->second != shape)
-    throw UsageError("stage {} of the pipeline gives {} for a micro-batch, and gave {} for the "
-                     "first: micro-batches must be of one shape, so pad them or leave the rest out",
-                     stage, shape.text(), known->second.text());
+    throw UsageError(
+        "stage {} of the pipeline gives {} for a micro-batch, and gave {} for the "
+        "first: micro-batches must be of one shape, so pad them, or say with expect_kinds() "
+        "which are of another",
+        stage, shape.text(), known->second.text());
   send(to_next, outputs);
 }
 
@@ -192,7 +198,7 @@ void Channels::start_receiving_activations(int stage, int micro_batch) {
 std::vector<at::Tensor> Channels::receive_activations(int stage, int micro_batch) {
   Receive taken =
       take(channel(stage - 1, stage), {ActionKind::receive_activation, stage, micro_batch});
-  const auto& entries = shapes_.at(boundary_after(stage - 1)).entries;
+  const auto& entries = shapes_.at(boundary_after(stage - 1, micro_batch)).entries;
   for (std::size_t i = 0; i < entries.size(); ++i)
     taken.tensors[i].requires_grad_(entries[i].wants_gradient);
   return std::move(taken.tensors);
@@ -209,7 +215,7 @@ std::vector<at::Tensor> Channels::receive_gradients(int stage, int micro_batch) 
       take(channel(stage + 1, stage), {ActionKind::receive_gradient, stage, micro_batch});
   std::vector<at::Tensor> gradients;
   auto next = taken.tensors.begin();
-  for (const BoundaryShape::Entry& entry : shapes_.at(boundary_after(stage)).entries)
+  for (const BoundaryShape::Entry& entry : shapes_.at(boundary_after(stage, micro_batch)).entries)
     gradients.push_back(entry.wants_gradient ? *next++ : at::Tensor());
   return gradients;
 }

@@ -1,6 +1,8 @@
 // What goes between the ranks of a pipeline.
 #pragma once
 
+#include <compare>
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
@@ -37,7 +39,8 @@ BoundaryShape shape_of(const std::vector<at::Tensor>& tensors);
 //
 // What is sent first over a boundary is preceded by its shape, and from then on must have it: who
 // receives takes memory and starts to receive before the other sends. Passes with gradients and
-// those without (NoGradGuard) have a shape each. Tensors go as bytes, so that all types do.
+// those without (NoGradGuard) have a shape each, and so has each kind of micro-batch that there is.
+// Tensors go as bytes, so that all types do.
 //
 // Ownership: the groups. Threading: one thread at a time. Failure: UsageError where a shape
 // changes; CommError from the groups' calls.
@@ -46,8 +49,11 @@ class Channels {
   // Every rank of the group makes it, with the same schedule.
   Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device);
 
+  // Of which kind each micro-batch is from now on; all of one where there are none.
+  void expect_kinds(std::vector<std::int64_t> kinds) { kinds_ = std::move(kinds); }
+
   // Activations go up from `stage` to the one after it.
-  void send_activations(int stage, const std::vector<at::Tensor>& outputs);
+  void send_activations(int stage, int micro_batch, const std::vector<at::Tensor>& outputs);
   void start_receiving_activations(int stage, int micro_batch);
   std::vector<at::Tensor> receive_activations(int stage, int micro_batch);
 
@@ -64,6 +70,13 @@ class Channels {
 
  private:
   using Pair = std::pair<int, int>;  // from, to
+  struct Boundary {
+    int after_stage;
+    bool with_gradients;
+    std::int64_t kind;
+
+    auto operator<=>(const Boundary&) const = default;
+  };
   // A receive, of which something may have yet to be started: the shape comes first.
   struct Receive {
     Action action;
@@ -79,6 +92,8 @@ class Channels {
   };
 
   int rank_of(int stage) const;
+  Boundary boundary_after(int stage, int micro_batch) const;
+  Boundary boundary_of(const Action& receive) const;
   Channel& channel(int from_stage, int to_stage);
   void start(Channel& channel, Receive& receive);
   void start_those_possible(Channel& channel);
@@ -90,9 +105,9 @@ class Channels {
   c10::Device device_;
   c10::Device shapes_device_;
   std::map<Pair, Channel> channels_;
-  // After each stage that this rank sends or receives of, with gradients and without.
-  std::map<std::pair<int, bool>, BoundaryShape> shapes_;
-  std::deque<comm::Work> sends_;  // not yet seen to be over
+  std::map<Boundary, BoundaryShape> shapes_;  // of those that this rank sends or receives over
+  std::vector<std::int64_t> kinds_;           // of each micro-batch
+  std::deque<comm::Work> sends_;              // not yet seen to be over
 };
 
 }  // namespace lockstep::pipeline

@@ -3,19 +3,59 @@
 #include <set>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/pipeline/agreement.h>
+#include <lockstep/parallel/pipeline/sequential_agreement.h>
 #include <lockstep/recompute/recompute.h>
 
 namespace lockstep::pipeline {
 
+namespace {
+
+// The same on all ranks, or refused on all of them.
+Schedule agreed_schedule(const PipeOptions& options, comm::Communicator& group) {
+  const c10::Device device = device_for_numbers(group, options.device);
+  Schedule schedule;
+  std::string fault;
+  try {
+    schedule = make_schedule(options.schedule, {.num_ranks = group.size(),
+                                                .num_micro_batches = options.chunks,
+                                                .num_chunks = options.num_stages_per_rank});
+  } catch (const UsageError& error) {
+    fault = error.what();
+  }
+  data_parallel::refuse_together(fault, group, device);
+  check_same_lines(
+      {fmt::format("{} chunks", options.chunks), fmt::format("the schedule {}", schedule.name),
+       fmt::format("{} stages a rank", options.num_stages_per_rank),
+       fmt::format("checkpoint {}", static_cast<int>(options.checkpoint))},
+      group, device);
+  return schedule;
+}
+
+std::string fault_of_part(const at::Tensor& batch, int chunks, const char* what,
+                          const char* stage) {
+  if (!batch.defined())
+    return fmt::format("the rank of a pipe's {} stage was given no {}", stage, what);
+  const std::int64_t num_samples = batch.dim() == 0 ? 0 : batch.size(0);
+  if (num_samples >= chunks) return "";
+  return fmt::format("{} samples of a pipe's {} cannot be cut into {} micro-batches: give it more, "
+                     "or make a pipe of fewer chunks",
+                     num_samples, what, chunks);
+}
+
+}  // namespace
+
 Pipe::Pipe(const torch::nn::Sequential& model, const std::shared_ptr<comm::Communicator>& group,
            const PipeOptions& options)
     : options_(options),
-      schedule_(make_schedule(options.schedule, {.num_ranks = group->size(),
-                                                 .num_micro_batches = options.chunks,
-                                                 .num_chunks = options.num_stages_per_rank})),
-      parts_(split_sequential(model, schedule_.rank_of_stage, *group, options.cut)) {
+      schedule_(agreed_schedule(options, *group)),
+      parts_(split_sequential(model, schedule_.rank_of_stage, *group, options.cut, options.device)),
+      batches_(group->split(0, group->rank(), fmt::format("{}, batches", group->name()))) {
   for (auto& [index, part] : parts_.mine) part->to(options.device);
   pipeline_.emplace(schedule_, make_stages(), group,
                     PipelineOptions{.device = options.device, .tied = parts_.tied});
@@ -40,21 +80,58 @@ std::vector<at::Tensor> Pipe::parameters() const {
   return all;
 }
 
-at::Tensor Pipe::micro_batch_of(const at::Tensor& batch, int micro_batch, const char* what) const {
-  if (!batch.defined())
-    throw UsageError("the rank of a pipe's {} stage was given no {}",
-                     what == std::string_view("input") ? "first" : "last", what);
-  if (batch.dim() == 0 || batch.size(0) == 0 || batch.size(0) % options_.chunks != 0)
-    throw UsageError("{} of a pipe's {} cannot be cut into {} equal micro-batches: choose a number "
-                     "of chunks that divides it",
-                     batch.dim() == 0 ? 1 : batch.size(0), what, options_.chunks);
-  return batch.chunk(options_.chunks)[static_cast<std::size_t>(micro_batch)].to(options_.device);
+at::Tensor Pipe::micro_batch_of(const at::Tensor& batch, int micro_batch) const {
+  return batch.tensor_split(options_.chunks)[static_cast<std::size_t>(micro_batch)].to(
+      options_.device);
+}
+
+std::string Pipe::fault_of(const at::Tensor& input, const at::Tensor& target) const {
+  std::string fault;
+  if (parts_.mine.contains(0)) fault = fault_of_part(input, options_.chunks, "input", "first");
+  if (fault.empty() && parts_.mine.contains(schedule_.num_stages() - 1))
+    fault = fault_of_part(target, options_.chunks, "target", "last");
+  return fault;
+}
+
+// What all ranks know of a batch before they run it: its micro-batches' shapes, told apart.
+std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
+                                             const at::Tensor& target) const {
+  const std::string fault = fault_of(input, target);
+  const auto size_of = [&](const at::Tensor& batch) {
+    return fault.empty() && batch.defined() && batch.dim() > 0 ? batch.size(0) : 0;
+  };
+  std::string shape;  // of a sample
+  if (size_of(input) > 0)
+    shape = fmt::format("{} {} {}", c10::toString(input.scalar_type()), input.requires_grad(),
+                        fmt::join(input.sizes().slice(1), ", "));
+  const c10::Device device = device_for_numbers(*batches_, options_.device);
+  const at::Tensor mine = at::tensor({std::int64_t{fault.empty() ? 0 : 1}, size_of(input),
+                                      size_of(target), static_cast<std::int64_t>(hash_text(shape))},
+                                     at::kLong);
+  at::Tensor all = at::empty({batches_->size(), 4}, at::dtype(at::kLong).device(device));
+  batches_->all_gather(all, mine.to(device)).wait();
+  all = all.cpu();
+  if (all.select(1, 0).any().item<bool>()) data_parallel::refuse_together(fault, *batches_, device);
+  const auto said = all.accessor<std::int64_t, 2>();
+  const auto first = said[schedule_.rank_of_stage.front()];
+  const std::int64_t num_samples = first[1];
+  const std::int64_t num_targets = said[schedule_.rank_of_stage.back()][2];
+  if (num_samples != num_targets)
+    throw UsageError("a pipe was given an input of {} samples and a target of {}", num_samples,
+                     num_targets);
+  std::vector<std::int64_t> kinds;
+  for (int i = 0; i < options_.chunks; ++i) {
+    const bool has_one_more = i < num_samples % options_.chunks;
+    kinds.push_back(static_cast<std::int64_t>(hash_text(fmt::format(
+        "{} of {}", num_samples / options_.chunks + (has_one_more ? 1 : 0), first[3]))));
+  }
+  return kinds;
 }
 
 std::vector<at::Tensor> Pipe::forward(int stage, int micro_batch,
                                       const std::vector<at::Tensor>& inputs) {
   torch::nn::Sequential part = parts_.mine.at(stage);
-  const at::Tensor input = stage == 0 ? micro_batch_of(input_, micro_batch, "input") : inputs.at(0);
+  const at::Tensor input = stage == 0 ? micro_batch_of(input_, micro_batch) : inputs.at(0);
   const bool last_batch = micro_batch + 1 == schedule_.num_micro_batches;
   const bool again = options_.checkpoint == Checkpoint::always ||
                      (options_.checkpoint == Checkpoint::except_last && !last_batch);
@@ -64,11 +141,12 @@ std::vector<at::Tensor> Pipe::forward(int stage, int micro_batch,
       again ? activations::recompute_in({.buffers = part->buffers()}, from_copy, input)
             : part->forward(input);
   if (stage + 1 < schedule_.num_stages()) return {output};
-  return {loss_(output, micro_batch_of(target_, micro_batch, "target"))};
+  return {loss_(output, micro_batch_of(target_, micro_batch))};
 }
 
 double Pipe::with_batch(const at::Tensor& input, const at::Tensor& target, const Loss& loss,
                         const std::function<double()>& pass) {
+  pipeline_->expect_kinds(agreed_kinds(input, target));
   input_ = input;
   target_ = target;
   loss_ = loss;

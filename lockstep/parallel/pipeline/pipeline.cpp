@@ -34,7 +34,8 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
       options_(std::move(options)),
       group_(agreed_group(schedule_, stages_, options_, *group)),
       tied_(options_.tied, schedule_, *group_),
-      channels_(schedule_, *group_, options_.device) {
+      channels_(schedule_, *group_, options_.device),
+      loss_(group_, schedule_.rank_of_stage.back(), schedule_.num_micro_batches, options_.device) {
   if (has_split_backward(schedule_, group_->rank()))
     for (const auto& [index, stage] : stages_) splits_.emplace(index, stage.parameters);
   // One that is still being made could not tell its neighbours why another has ended it. Over the
@@ -59,6 +60,14 @@ double Pipeline::evaluate() {
   spans_ = spans;
   most_live_ = most_live;
   return loss;
+}
+
+void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
+  if (!kinds.empty() && kinds.size() != static_cast<std::size_t>(schedule_.num_micro_batches))
+    throw UsageError("{} kinds of micro-batches for the schedule '{}', which has {} of them: give "
+                     "one for each, or none where all are alike",
+                     kinds.size(), schedule_.name, schedule_.num_micro_batches);
+  channels_.expect_kinds(std::move(kinds));
 }
 
 // An exception ends the pipeline on all ranks: they would wait for this one.
@@ -95,10 +104,11 @@ void Pipeline::end(const std::string& reason) {
   live_.clear();
   handed_over_.clear();
   handed_back_.clear();
+  loss_.abort();
 }
 
 double Pipeline::step() {
-  loss_ = at::Tensor();
+  loss_.begin();
   spans_.clear();
   most_live_ = 0;
   tied_.put_aside();
@@ -112,7 +122,7 @@ double Pipeline::step() {
 }
 
 double Pipeline::forwards() {
-  loss_ = at::Tensor();
+  loss_.begin();
   for (const Action& action : schedule_.actions[static_cast<std::size_t>(group_->rank())]) {
     if (action.kind != ActionKind::forward && action.kind != ActionKind::send_activation &&
         action.kind != ActionKind::receive_activation)
@@ -137,7 +147,7 @@ void Pipeline::run(const Action& action) {
   const Key key{action.stage, action.micro_batch};
   switch (action.kind) {
     case ActionKind::send_activation:
-      return channels_.send_activations(action.stage, live_.at(key).outputs);
+      return channels_.send_activations(action.stage, action.micro_batch, live_.at(key).outputs);
     case ActionKind::receive_activation:
       return channels_.start_receiving_activations(action.stage, action.micro_batch);
     case ActionKind::send_gradient: {
@@ -167,8 +177,7 @@ void Pipeline::forward(const Action& action) {
       throw UsageError("the last stage of the pipeline returned {}: it must be one number, the "
                        "loss summed over the micro-batch",
                        shape_of(live.outputs).text());
-    const at::Tensor loss = live.outputs[0].detach().reshape({}).to(at::kDouble);
-    loss_ = loss_.defined() ? loss_ + loss : loss;
+    loss_.add(live.outputs[0]);
   } else if (is_mine(action.stage + 1)) {
     handed_over_[{action.stage + 1, action.micro_batch}] = leaves_of(live.outputs);
   }
@@ -286,12 +295,8 @@ Timeline Pipeline::timeline() const {
 }
 
 double Pipeline::loss_of_all_ranks() {
-  under_way_ = "the sum of the loss";
-  const at::Tensor sum =
-      at::zeros({}, at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device)));
-  if (loss_.defined()) sum.copy_(loss_);
-  group_->all_reduce(sum).wait();
-  return sum.item<double>();
+  under_way_ = "the loss of the last stage";
+  return loss_.of_all_ranks();
 }
 
 }  // namespace lockstep::pipeline

@@ -16,6 +16,7 @@
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
 #include <lockstep/parallel/pipeline/stage.h>
+#include <lockstep/parallel/pipeline/step_loss.h>
 #include <lockstep/parallel/pipeline/tied_gradients.h>
 
 namespace lockstep::pipeline {
@@ -37,8 +38,8 @@ enum class TimesOf : std::uint8_t {
 // Threading: one thread at a time. Failure: UsageError on every rank for a schedule that check()
 // refuses, that is not for the group's number of ranks, that differs between ranks, or that has
 // other stages on a rank than are given there. What a stage throws, on its rank; the others get a
-// CommError that has its text. The pipeline is over then, on all ranks, and gradients may be half
-// of what they should be: make another.
+// CommError that has its text, those that were done with the step in their next call. The pipeline
+// is over then, on all ranks, and gradients may be half of what they should be: make another.
 class Pipeline {
  public:
   Pipeline(Schedule schedule, std::map<int, Stage> stages,
@@ -48,7 +49,13 @@ class Pipeline {
 
   const Schedule& schedule() const { return schedule_; }
 
-  // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank.
+  // Micro-batches of one kind, which is any number, have the same shapes between stages; of each
+  // kind these are told once, with the first of them. For passes from now on, the same on every
+  // rank: one for each micro-batch, or none where all are alike, as before the first call.
+  void expect_kinds(std::vector<std::int64_t> kinds);
+
+  // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank,
+  // when this rank's own work is done: others may be behind, and it may begin the next step.
   double run_step(TimesOf times = TimesOf::work_asked_for);
   // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
   double evaluate();
@@ -97,7 +104,7 @@ class Pipeline {
   std::map<Key, Live> live_;
   std::map<Key, std::vector<at::Tensor>> handed_over_;  // inputs from a stage of this rank
   std::map<Key, std::vector<at::Tensor>> handed_back_;  // gradients of outputs, likewise
-  at::Tensor loss_;  // of the step so far, on the last stage's rank
+  StepLoss loss_;
   TimesOf times_ = TimesOf::work_asked_for;
   std::vector<Span> spans_;  // of this rank, by its own clock
   int most_live_ = 0;

@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/agreement.h>
+#include <lockstep/parallel/pipeline/sequential_agreement.h>
 #include <lockstep/recompute/buffer_values.h>
 #include <lockstep/recompute/generator_states.h>
 
@@ -57,10 +58,6 @@ double seconds_of_child(torch::nn::AnyModule& child, const at::Tensor& given, at
 Cuts balanced(const torch::nn::Sequential& model, int num_stages, comm::Communicator& group,
               const SequentialCut& cut) {
   if (cut.balance == Balance::parameters) return partition(num_parameters_of(model), num_stages);
-  if (!cut.sample.defined())
-    throw UsageError("stages are to be balanced by time, and there is no sample to measure it "
-                     "with: set SequentialCut::sample to the input of a micro-batch");
-  partition(std::vector<double>(model->size(), 1), num_stages);  // refuses before it measures
   at::Tensor seconds = at::empty({static_cast<std::int64_t>(model->size())}, at::kDouble);
   std::exception_ptr failure;
   try {
@@ -81,13 +78,6 @@ Cuts balanced(const torch::nn::Sequential& model, int num_stages, comm::Communic
 }
 
 using Implementation = const c10::TensorImpl*;
-
-// Parameters and buffers.
-std::vector<at::Tensor> tensors_of(const torch::nn::Module& module) {
-  std::vector<at::Tensor> tensors = module.parameters();
-  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
-  return tensors;
-}
 
 // What is only in children of other ranks.
 void free_others(const torch::nn::Sequential& model,
@@ -164,16 +154,17 @@ torch::nn::Sequential children_of(const torch::nn::Sequential& model, int begin,
 
 SequentialParts split_sequential(const torch::nn::Sequential& model,
                                  const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                                 const SequentialCut& cut) {
+                                 const SequentialCut& cut, c10::Device device) {
+  agree_on_sequential(model, rank_of_stage, group, cut, device);
   const int num_stages = static_cast<int>(rank_of_stage.size());
   SequentialParts parts;
   parts.cuts = cut.cuts.empty() ? balanced(model, num_stages, group, cut) : cut.cuts;
-  check_cuts(parts.cuts, static_cast<int>(model->size()), num_stages);
   std::vector<torch::nn::Sequential> all;
   for (std::size_t stage = 0; stage < rank_of_stage.size(); ++stage) {
     all.push_back(children_of(model, parts.cuts[stage], parts.cuts[stage + 1]));
     if (rank_of_stage[stage] == group.rank()) parts.mine.emplace(stage, all.back());
   }
+  share_from_first_holder(all, rank_of_stage, group, device);
   parts.tied = tied_between(all);
   for (TiedParameter& tied : parts.tied)
     if (std::ranges::none_of(tied.stages, [&](int stage) { return parts.mine.contains(stage); }))

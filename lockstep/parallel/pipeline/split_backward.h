@@ -42,7 +42,8 @@ class [[nodiscard]] WeightHalf {
 // added by the second half, so that over several micro-batches gradients have the bits of whole
 // passes in the order of their second halves, whenever the first ones ran.
 //
-// Products, convolutions and look-ups compute their weights' gradients in the second half. Anything
+// Products, convolutions, look-ups and functions that say that they can (nn::WeightsMayWait, as
+// nn::ColumnParallelLinear's does) compute their weights' gradients in the second half. Anything
 // else (norms, biases that are added apart, functions of the caller's) does in the first, which
 // keeps the result: there is little to gain, or it would be computed twice. So do products with a
 // weight that is itself computed, as by a weight norm, and those whose node has hooks. A function

@@ -11,8 +11,9 @@ namespace lockstep::pipeline {
 // A part of a model that one rank holds, between the part before it and the one after.
 struct Stage {
   // The stage's output for a micro-batch, from what the stage before gave it: any number of tensors
-  // of any shapes, the same for every micro-batch. The first stage is given none and takes its own
-  // part of the data; the last returns one number, the loss summed over the micro-batch.
+  // of any shapes, the same for every micro-batch of a kind (Pipeline::expect_kinds). The first
+  // stage is given none and takes its own part of the data; the last returns one number, the loss
+  // summed over the micro-batch.
   std::function<std::vector<at::Tensor>(int micro_batch, const std::vector<at::Tensor>& inputs)>
       forward;
   // Those that are trained.

@@ -68,6 +68,11 @@ TEST(ModelParallel, ThatCannotBeIsRefusedBeforeAnyRankStarts) {
   };
   EXPECT_THAT(refusal(3, {{"tensor", 2}}),
               HasSubstr("3 ranks do not divide into groups of so many: start 2 or 4"));
+  // What no number of ranks would mend comes first, and what is advised is possible.
+  EXPECT_THAT(refusal(4, {{"tensor", 3}}), HasSubstr("heads cannot be shared by 3 ranks"));
+  EXPECT_THAT(refusal(3, {{"pipeline", 2}}),
+              HasSubstr("start 2 or 4, or make it tensor 1 × pipeline 1 × context 1"));
+  EXPECT_THAT(refusal(1, {{"data", 2}, {"tensor", 1}}), HasSubstr("and there is 1: set data to 1"));
   EXPECT_THAT(refusal(2, {{"data", 2}, {"tensor", 2}}), HasSubstr("which is 4 ranks, and there are "
                                                                   "2"));
   EXPECT_THAT(refusal(16, {{"pipeline", 16}}), HasSubstr("of which each stage needs one"));
@@ -107,6 +112,14 @@ TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
   training.train(2, "timed");
   expect_same_losses(training, "timed", "one");
 
+  training.set("/parallel", {{"pipeline", 2}}).set("/train_micro_batch_size_per_gpu", 8);
+  Launched idle = training.start(2, "idle");
+  EXPECT_EQ(idle.wait(milliseconds(60'000)), 0) << idle.error();
+  EXPECT_THAT(idle.output(), HasSubstr("2 stages have 1 micro-batch a step, and ranks are idle for "
+                                       "50 % of it: more of them, by a larger "
+                                       "gradient_accumulation_steps"));
+
+  training.set("/parallel", {{"pipeline", 2}, {"schedule_file", file}, {"balance", "time"}});
   training.set("/train_micro_batch_size_per_gpu", 4);
   Launched other = training.start(2, "other");
   EXPECT_EQ(other.wait(milliseconds(60'000)), 2);

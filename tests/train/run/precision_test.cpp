@@ -80,6 +80,28 @@ TEST(Precision, InFp16LossesAreCloseToThoseOfFp32) {
   }
 }
 
+// The last stage scales the loss, and all stages skip what overflows in one of them.
+TEST(Precision, StagesOfAPipelineTrainWithALossScale) {
+  Training training;
+  training.set("/gradient_accumulation_steps", 4);
+  training.train(2, "fp32");
+  training.set("/parallel", {{"pipeline", 2}}).set("/sharding_strategy", "SHARD_GRAD_OP");
+  training.set("/communication_data_type", "fp16");
+  trained(training, 4, "fp16 gradients");
+  expect_close(training.losses("fp16 gradients"), training.losses("fp32"));
+  EXPECT_NE(training.losses("fp16 gradients"), training.losses("fp32")) << "nothing lost a digit";
+  EXPECT_EQ(column(training, "loss_scale", "fp16 gradients"), std::vector<double>(12, 65536));
+  training.set("/fp16", {{"enabled", true}, {"initial_scale_power", 26}, {"hysteresis", 1}});
+  training.set("/max_steps", 16);
+  trained(training, 4, "too large a scale");
+  const auto skipped = column(training, "skipped_steps", "too large a scale");
+  ASSERT_EQ(skipped.size(), 16u);
+  EXPECT_EQ(skipped.front(), 1) << "the first step fits";
+  EXPECT_LT(skipped.back(), 12);
+  const auto losses = training.losses("too large a scale");
+  EXPECT_LT(losses.at(16), losses.at(1));
+}
+
 TEST(Precision, AScaleThatIsTooLargeSkipsTheFirstStepsOnAllRanksAndThenTrains) {
   for (const char* strategy : kStrategies) {
     Training training;

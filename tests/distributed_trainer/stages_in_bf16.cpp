@@ -1,0 +1,138 @@
+// Stages of a language model that compute in 16 bits, as on a GPU, and what is measured of them.
+#include <set>
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/record_function.h>
+
+#include <lockstep/device/autocast.h>
+#include <lockstep/models/make_model.h>
+#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/train/language_model_pipeline.h>
+#include <lockstep/train/layer_times.h>
+
+#include "ranks.h"
+
+namespace lockstep {
+
+namespace {
+
+constexpr int kSequence = 8;
+
+models::ModelConfig tiny_model() {
+  return {.vocab_size = 32, .hidden_size = 16, .num_layers = 4, .num_heads = 2, .max_positions = 8};
+}
+
+data::Batch tokens_of(int micro_batch) {
+  const at::Tensor tokens =
+      (at::arange(2 * (kSequence + 1)) * (micro_batch + 3) % 31).view({2, -1});
+  return {.input = tokens.narrow(1, 0, kSequence),
+          .target = tokens.narrow(1, 1, kSequence),
+          .rows = {0, 1}};
+}
+
+// Loss, and the gradients of this rank's parameters in their order in the whole.
+struct Passes {
+  double loss = 0;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+Passes gradients_of(const models::LanguageModel& model, double loss) {
+  Passes passes{.loss = loss, .gradients = {}};
+  for (const auto& item : model.named_parameters())
+    passes.gradients[item.key()] = item.value().grad();
+  return passes;
+}
+
+Passes in_one_process(std::optional<at::ScalarType> cast_to) {
+  const auto model = models::make_model(tiny_model(), 5);
+  double sum = 0;
+  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    const data::Batch batch = tokens_of(micro_batch);
+    std::optional<device::Autocast> cast;
+    if (cast_to) cast.emplace(at::kCPU, *cast_to);
+    const at::Tensor loss = model->loss(batch.input, batch.target).sum;
+    cast.reset();
+    loss.backward();
+    sum += loss.item<double>();
+  }
+  return gradients_of(*model, sum);
+}
+
+Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
+                 std::optional<at::ScalarType> cast_to) {
+  const auto model = models::make_model(tiny_model(), 5);
+  const train::PipelinePlan plan = {
+      .schedule = pipeline::make_schedule(pipeline::ScheduleKind::one_forward_one_backward,
+                                          {.num_ranks = 2, .num_micro_batches = 2}),
+      .layers = {{0, 2}, {2, 4}}};
+  train::LanguageModelPipeline stages(
+      model, group, plan, {.micro_batch = 2, .sequence_length = kSequence, .autocast = cast_to});
+  return gradients_of(*model, stages.run(0, {tokens_of(0), tokens_of(1)}));
+}
+
+// What products compute in, on this thread.
+class TypesOfProducts {
+ public:
+  TypesOfProducts() {
+    types().clear();
+    handle_ =
+        at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& call) {
+                                     const std::string name = call.name();
+                                     if ((name == "aten::mm" || name == "aten::addmm") &&
+                                         !call.inputs().empty() && call.inputs()[0].isTensor())
+                                       types().insert(call.inputs()[0].toTensor().scalar_type());
+                                     return std::unique_ptr<at::ObserverContext>();
+                                   })
+                                       .needsInputs(true)
+                                       .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~TypesOfProducts() { at::removeCallback(handle_); }
+  const std::set<at::ScalarType>& all() const { return types(); }
+
+ private:
+  static std::set<at::ScalarType>& types() {
+    static std::set<at::ScalarType> seen;
+    return seen;
+  }
+  at::CallbackHandle handle_{};
+};
+
+}  // namespace
+
+void check_stages_in_bf16(ranks::Cells& cells) {
+  // Which has no products in bf16 for every CPU; LibTorch's own are slow, and everywhere.
+  at::globalContext().setUserEnabledMkldnn(false);
+  cells.cell("stages in bf16", [&] {
+    const Passes wanted = in_one_process(at::kBFloat16), exact = in_one_process({});
+    const Passes got = in_stages(cells.group(), at::kBFloat16);
+    cells.expect(std::abs(got.loss / wanted.loss - 1) < 1e-6,
+                 fmt::format("loss {} instead of {}", got.loss, wanted.loss));
+    cells.expect(got.loss != exact.loss, "nothing lost a digit");
+    for (const auto& [name, gradient] : got.gradients)
+      // The tied weight's parts are rounded on their own.
+      cells.expect(at::allclose(gradient, wanted.gradients.at(name), 2e-2, 1e-3), name);
+  });
+  cells.cell("and without", [&] {
+    const Passes wanted = in_one_process({}), got = in_stages(cells.group(), {});
+    cells.expect(std::abs(got.loss / wanted.loss - 1) < 1e-6,
+                 fmt::format("loss {} instead of {}", got.loss, wanted.loss));
+    for (const auto& [name, gradient] : got.gradients)
+      cells.expect_close(gradient, wanted.gradients.at(name), name);
+  });
+  cells.cell("layers are measured in what they compute in", [&] {
+    const auto model = models::make_model(tiny_model(), 5);
+    {
+      const TypesOfProducts types;
+      train::seconds_of_layers(*model, 2, kSequence);
+      cells.expect(types.all() == std::set{at::kFloat}, "not in fp32");
+    }
+    const TypesOfProducts types;
+    train::seconds_of_layers(*model, 2, kSequence, at::kBFloat16);
+    cells.expect(types.all().contains(at::kBFloat16), "not in bf16");
+    for (const at::Tensor& parameter : model->parameters())
+      cells.expect(!parameter.grad().defined(), "a gradient is left");
+  });
+}
+
+}  // namespace lockstep
