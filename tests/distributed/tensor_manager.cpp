@@ -132,13 +132,6 @@ void check_tensor_manager(DistributedManager dist, Cells& cells) {
                              "has no layer that can be cut");
   });
   cells.cell("names that end alike", [&] { check_alike_names(dist, cells); });
-  cells.cell("copies of a layer that differ are refused", [&] {
-    cells.expect_usage_error(
-        [&] {
-          dist.wrap_model(std::make_shared<AlikeNames>(static_cast<std::uint64_t>(dist.rank())));
-        },
-        "both have a parameter 'x y.fc.weight', with different values");
-  });
   cells.cell("a model that is built by parts is refused", [&] {
     cells.expect_usage_error([&] { dist.build_model([] { return seeded_mlp(); }); },
                              "use wrap_model()");
