@@ -98,7 +98,7 @@ TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
 
 TEST(Output, DumpsOfAJobThatSucceedsAreNamed) {
   const Folder folder;
-  Launched job({LOCKSTEP_PROGRAM, "run", "sh", "-c", "touch $LOCKSTEP_FLIGHT_DIR/dump"},
+  Launched job({LOCKSTEP_PROGRAM, "run", "sh", "-c", "touch $LOCKSTEP_FLIGHT_DIR/flight-x.json"},
                {"TMPDIR=" + folder.path().string()});
   ASSERT_EQ(job.wait(), 0) << job.error();
   EXPECT_THAT(lines_of(job.error()),
