@@ -14,7 +14,9 @@ sigset_t take_over_signals() {
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN)
       ::sigaddset(&signals, signal);
   }
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  sigset_t blocked = signals;
+  ::sigaddset(&blocked, SIGUSR1);
+  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   return signals;
 }

@@ -8,7 +8,8 @@
 namespace lockstep::elastic {
 
 // Blocks them in this thread, and so in all that it starts, for a signalfd to be read instead; also
-// has writes to closed pipes fail rather than end the process. Returns which they are: those that
+// has writes to closed pipes fail rather than end the process, and blocks SIGUSR1, which
+// ReportOnSignal waits for. Returns which they are: those that
 // whoever started the process ignores (nohup) stay so.
 sigset_t take_over_signals();
 
