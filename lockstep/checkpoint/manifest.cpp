@@ -88,7 +88,8 @@ mesh::Interval interval_at(const JsonPlace& place) {
   return {numbers[0], numbers[1]};
 }
 
-mesh::Placement placement_at(const JsonPlace& place, const std::vector<std::int64_t>& shape) {
+mesh::Placement placement_at(const JsonPlace& place, DType dtype,
+                             const std::vector<std::int64_t>& shape) {
   const json& keys = place.object();
   try {
     const auto whole = mesh::Placement::full(shape);
@@ -103,6 +104,7 @@ mesh::Placement placement_at(const JsonPlace& place, const std::vector<std::int6
         placement = placement.cut_dim(static_cast<int>(dim), interval_at(box.at(dim)));
     }
     if (keys.contains("range")) placement = placement.cut_flat(interval_at(place.at("range")));
+    piece_bytes(dtype, whole);  // which must be a number that fits
     return placement;
   } catch (const UsageError& error) {
     place.fail(error.what());
@@ -120,12 +122,15 @@ TensorRecord tensor_at(const JsonPlace& place, const std::map<std::string, FileR
   TensorRecord tensor;
   const auto dtype = dtype_from_name(place.at("dtype").text());
   if (!dtype) place.at("dtype").fail("no type of elements that there is");
+  if (bits_of(*dtype) % 8 != 0)
+    place.at("dtype").fail("a type of less than a byte, which no checkpoint of ours has");
   tensor.dtype = *dtype;
   tensor.shape = numbers_at(place.at("shape"));
   const JsonPlace pieces = place.at("pieces");
   for (std::size_t i = 0; i < pieces.array_size(); ++i) {
     const JsonPlace at = pieces.at(i);
-    Piece piece{.file = at.at("file").text(), .placement = placement_at(at, tensor.shape)};
+    Piece piece{.file = at.at("file").text(),
+                .placement = placement_at(at, tensor.dtype, tensor.shape)};
     if (!files.contains(piece.file)) at.at("file").fail("not one of the checkpoint's files");
     const JsonPlace hashes = at.at("hashes");
     const std::uint64_t bytes = piece_bytes(tensor.dtype, piece.placement);

@@ -115,6 +115,16 @@ struct Checkpointer::State {
     });
   }
 
+  // Whether there is a copy to write; where there is not, the message says why.
+  bool take_copy(const std::vector<mesh::HeldTensor>& tensors, checkpoint::HostCopy::What what) {
+    message = tried([&] {
+      copy.take(tensors, written, what);
+      return std::string();
+    });
+    is_written = message.front() != kDone;
+    return !is_written;
+  }
+
   void write(const std::string& part, const std::map<std::string, std::string>& files) {
     message = tried([&] {
       const auto& pieces = copy.pieces();
@@ -203,17 +213,17 @@ bool Checkpointer::begin(const CheckpointContents& contents) {
 void Checkpointer::save(const CheckpointContents& contents) {
   if (!begin(contents)) return;
   State& state = *state_;
-  state.copy.take(contents.tensors, state.written);
-  state.writer = std::thread([&state, part = state.message.substr(1), files = contents.files] {
-    state.write(part, files);
-  });
+  const std::string part = state.message.substr(1);
+  if (!state.take_copy(contents.tensors, checkpoint::HostCopy::What::everything)) return;
+  state.writer = std::thread([&state, part, files = contents.files] { state.write(part, files); });
 }
 
 SaveResult Checkpointer::save_and_wait(const CheckpointContents& contents) {
   State& state = *state_;
   if (begin(contents)) {
-    state.copy.take(contents.tensors, state.written, checkpoint::HostCopy::What::elsewhere);
-    state.write(state.message.substr(1), contents.files);
+    const std::string part = state.message.substr(1);
+    if (state.take_copy(contents.tensors, checkpoint::HostCopy::What::elsewhere))
+      state.write(part, contents.files);
   }
   return state.finish();
 }
@@ -256,7 +266,7 @@ std::string message_of(const std::function<void()>& work) {
     return {kDone};
   } catch (const checkpoint::DamagedCheckpoint& damage) {
     return kDamaged + std::string(damage.what());
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     return kFailed + std::string(error.what());
   }
 }
@@ -290,13 +300,13 @@ std::string unexpected(const RankMessages& ranks, const Manifest& manifest,
 
 checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::path& path,
                                           const std::vector<mesh::HeldTensor>& tensors,
-                                          const std::vector<std::string>& complete) {
+                                          const LoadOptions& options) {
   std::unique_ptr<checkpoint::CheckpointReader> reader;
   fail_together(ranks, message_of([&] {
                   reader = std::make_unique<checkpoint::CheckpointReader>(path, ranks.rank());
                   reader->check_files(ranks.size());
                 }));
-  const std::string extra = unexpected(ranks, reader->manifest(), tensors, complete);
+  const std::string extra = unexpected(ranks, reader->manifest(), tensors, options.complete);
   fail_together(ranks, message_of([&] {
                   std::string fault = checkpoint::fit_fault(*reader, tensors);
                   if (!extra.empty()) fault += (fault.empty() ? "" : "; ") + extra;
@@ -304,7 +314,12 @@ checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::p
                     throw UsageError("the checkpoint '{}' does not fit this model: {}",
                                      path.string(), fault);
                 }));
-  fail_together(ranks, message_of([&] { checkpoint::load_held(*reader, tensors); }));
+  fail_together(ranks, message_of([&] {
+                  checkpoint::load_held(*reader, tensors);
+                  for (const mesh::HeldTensor& one : options.where_there)
+                    if (checkpoint::fit_fault(*reader, {&one, 1}).empty())
+                      checkpoint::load_held(*reader, {&one, 1});
+                }));
   return reader->manifest().state;
 }
 

@@ -101,23 +101,31 @@ class Checkpointer {
 // Throws what save() would, and writes nothing: for before a run computes what it could not save.
 void check_contents(const CheckpointContents& contents);
 
+struct LoadOptions {
+  // Prefixes of names ("model/") below which the checkpoint may have nothing that no rank wants.
+  std::vector<std::string> complete = {};
+  // Filled where the checkpoint has them, of this shape and type; otherwise left as they are.
+  std::vector<mesh::HeldTensor> where_there = {};
+};
+
 // Fills the tensors from a checkpoint of any layout, each rank its own, and gives the rest of what
 // was saved. Nothing is touched unless all of it fits on every rank. Every rank calls it.
 //
 // Failure, the same on every rank: UsageError where a tensor is missing, or of another shape or
-// type, or the checkpoint has others below the `complete` prefixes ("model/") than all ranks
-// together; checkpoint::DamagedCheckpoint, with the file and the tensor, where something is not as
-// it was written: then some tensors have been filled, and an older checkpoint can be loaded.
+// type, or the checkpoint has more than it may; checkpoint::DamagedCheckpoint, with the file and
+// the tensor, where something is not as it was written: then some tensors have been filled, and an
+// older checkpoint can be loaded.
 checkpoint::TrainingState load_checkpoint(const RankMessages& ranks,
                                           const std::filesystem::path& checkpoint,
                                           const std::vector<mesh::HeldTensor>& tensors,
-                                          const std::vector<std::string>& complete = {});
+                                          const LoadOptions& options = {});
 
-// The same for what state_of() gave of them.
+// The same for what state_of() gave of them, all of which must be theirs.
 template <typename Model>
 checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
                                           const std::filesystem::path& checkpoint,
-                                          const Model& model, optim::Optimizer& optimizer);
+                                          const Model& model, optim::Optimizer& optimizer,
+                                          std::vector<mesh::HeldTensor> where_there = {});
 
 namespace internal {
 
@@ -141,13 +149,15 @@ std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const Model& mo
 template <typename Model>
 checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
                                           const std::filesystem::path& checkpoint,
-                                          const Model& model, optim::Optimizer& optimizer) {
+                                          const Model& model, optim::Optimizer& optimizer,
+                                          std::vector<mesh::HeldTensor> where_there) {
   const auto of_model = internal::below("model/", dist.held_state(model));
   const auto of_optimizer = dist.held_optimizer_state(model, optimizer);
   auto all = internal::below("optimizer/", of_optimizer);
   all.insert(all.end(), of_model.begin(), of_model.end());
-  auto state = load_checkpoint(RankMessages(dist.world(), dist.device()), checkpoint, all,
-                               {"model/", "optimizer/"});
+  auto state = load_checkpoint(
+      RankMessages(dist.world(), dist.device()), checkpoint, all,
+      {.complete = {"model/", "optimizer/"}, .where_there = std::move(where_there)});
   dist.held_state_written(model);
   std::vector<NamedTensor> loaded;
   for (const mesh::HeldTensor& one : of_optimizer) loaded.push_back({one.name, one.values});

@@ -9,7 +9,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/manifest.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -34,22 +34,13 @@ std::vector<mesh::HeldTensor> generators_of(const DistributedManager& dist) {
   return held;
 }
 
-// One that the checkpoint does not have, as it was of fewer ranks or of another device, keeps what
-// it was seeded with.
-void restore_generators(const DistributedManager& dist, const std::filesystem::path& from) {
-  checkpoint::CheckpointReader reader(from);
+void restore_generators(const std::vector<mesh::HeldTensor>& held, const DistributedManager& dist) {
   checkpoint::GeneratorStates mine;
-  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
-    const std::string saved = generator_name(dist.rank(), name);
-    const std::vector<std::int64_t> shape = {static_cast<std::int64_t>(bytes.size())};
-    const checkpoint::TensorRecord* const record = reader.find(saved);
-    if (record == nullptr || record->dtype != checkpoint::DType::u8 || record->shape != shape)
-      continue;
-    auto& state = mine[name];
-    state.resize(bytes.size());
-    reader.read(saved, mesh::Placement::full(shape), state);
+  for (const mesh::HeldTensor& one : held) {
+    const auto* const bytes = static_cast<const std::byte*>(one.values.data_ptr());
+    mine[one.name.substr(one.name.rfind('/') + 1)].assign(bytes, bytes + one.values.numel());
   }
-  if (!mine.empty()) checkpoint::restore_generators(mine, dist.device());
+  checkpoint::restore_generators(mine, dist.device());
 }
 
 // It would be the newest again, and one of those that are kept.
@@ -140,8 +131,12 @@ void Trainer::resume() {
 
 // Each rank reads what it needs.
 void Trainer::restore(const std::filesystem::path& from) {
-  const checkpoint::TrainingState state = load_checkpoint(dist_, from, model_, *optimizer_);
-  restore_generators(dist_, from);
+  // One that the checkpoint does not have, as it was of fewer ranks or of another device, keeps
+  // what it was seeded with.
+  const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
+  const checkpoint::TrainingState state =
+      load_checkpoint(dist_, from, model_, *optimizer_, generators);
+  restore_generators(generators, dist_);
   step_ = state.step;
   const auto updates = state.values.find("updates");
   if (updates == state.values.end())

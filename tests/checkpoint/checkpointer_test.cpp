@@ -57,7 +57,7 @@ TEST_F(OneRank, ComesBackWhole) {
   const at::Tensor got = at::zeros({30, 20}), number = at::zeros({}, at::kLong);
   const auto state = load_checkpoint(
       ranks, result.path, {tensor("model/weight", got), tensor("optimizer/step", number)},
-      {"model/", "optimizer/"});
+      {.complete = {"model/", "optimizer/"}});
   EXPECT_EQ(state.step, 5);
   EXPECT_EQ(state.last_loss, 0.25);
   EXPECT_TRUE(at::equal(got, saved));
@@ -87,7 +87,9 @@ TEST_F(OneRank, WhatDoesNotFitTouchesNothing) {
   const auto path = checkpoints.save_and_wait(contents(1)).path;
   const at::Tensor number = at::zeros({}, at::kLong);
   const auto error = [&](const std::vector<mesh::HeldTensor>& tensors) {
-    return usage_error([&] { load_checkpoint(ranks, path, tensors, {"model/", "optimizer/"}); });
+    return usage_error([&] {
+      load_checkpoint(ranks, path, tensors, {.complete = {"model/", "optimizer/"}});
+    });
   };
   EXPECT_THAT(
       error({tensor("optimizer/step", number), tensor("model/weight", at::zeros({30, 21}))}),
@@ -100,7 +102,20 @@ TEST_F(OneRank, WhatDoesNotFitTouchesNothing) {
       error({tensor("model/bias", at::zeros({3}))}),
       AllOf(HasSubstr("'model/bias' is missing"),
             HasSubstr("it has 'model/weight', 'optimizer/step', which this model has not")));
-  EXPECT_NO_THROW(load_checkpoint(ranks, path, {tensor("optimizer/step", number)}, {"optimizer/"}));
+  EXPECT_NO_THROW(load_checkpoint(ranks, path, {tensor("optimizer/step", number)},
+                                  {.complete = {"optimizer/"}}));
+}
+
+TEST_F(OneRank, SomeAreFilledOnlyWhereTheyAreThere) {
+  Checkpointer checkpoints(dist, folder.path());
+  const auto path = checkpoints.save_and_wait(contents(1)).path;
+  const at::Tensor there = at::zeros({}, at::kLong), missing = at::ones({2}), other = at::ones({7});
+  load_checkpoint(ranks, path, {},
+                  {.where_there = {tensor("optimizer/step", there), tensor("none", missing),
+                                   tensor("model/weight", other)}});
+  EXPECT_EQ(there.item<std::int64_t>(), 7);
+  EXPECT_EQ(missing.sum().item<float>(), 2);
+  EXPECT_EQ(other.sum().item<float>(), 7) << "of another shape";
 }
 
 TEST_F(OneRank, OneSaveAtATime) {

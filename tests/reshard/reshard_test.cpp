@@ -122,8 +122,8 @@ void load_all(Cells& cells, const std::string& family, const fs::path& root) {
                      auto state = model->state();
                      const auto newest = checkpoint::newest_checkpoint(from);
                      const RankMessages ranks(cells.group(), at::kCPU);
-                     const auto training =
-                         load_checkpoint(ranks, newest->path, state, {"model/", "optimizer/"});
+                     const auto training = load_checkpoint(ranks, newest->path, state,
+                                                           {.complete = {"model/", "optimizer/"}});
                      cells.expect(training.step == kStepsBefore, "another step");
                      model->state_was_read(state);
                      const fs::path again = save(cells, *model, root / "again");

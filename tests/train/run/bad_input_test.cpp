@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/safetensors.h>
 
 #include "tests/base/files.h"
 #include "tests/checkpoint/tiny_disk.h"
@@ -160,6 +161,32 @@ TEST(BadInput, DamagedCheckpoints) {
     fs::resize_file(one.path() / "shard-00000.safetensors", 100);
   expect_refused(training.start(1), {"step-00000012/shard-00000.safetensors", "has 100 bytes",
                                      "no older one that is whole"});
+}
+
+// What one rank alone reads, all go back for together.
+TEST(BadInput, DamagedRandomNumbersOfOneRank) {
+  Training training;
+  training.set("/checkpoint/interval", 5);
+  training.train(2);
+  const std::string weights = training.weights();
+  const fs::path path = training.checkpoint();
+  bool found = false;
+  for (const char* name : {"shard-00000.safetensors", "shard-00001.safetensors"}) {
+    std::string bytes = read_file(path / name);
+    const checkpoint::SafetensorsFile file(path / name);
+    const auto* const entry = file.find("generators/rank1/cpu");
+    if (entry == nullptr) continue;
+    found = true;
+    const auto offset = bytes.size() - file.entries().back().end + entry->begin;
+    bytes[offset + 9] ^= 1;
+    write_file(path / name, bytes);
+  }
+  ASSERT_TRUE(found);
+  Launched run = training.start(2);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
+  EXPECT_THAT(run.error(),
+              AllOf(HasSubstr("generators/rank1/cpu"), HasSubstr("the one before is used")));
+  EXPECT_EQ(training.weights(), weights);
 }
 
 TEST(FullDisk, IsFoundBeforeTrainingWhereItIsTooSmallForAnyCheckpoint) {

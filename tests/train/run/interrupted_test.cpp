@@ -171,6 +171,35 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
   EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
 }
 
+// Started anew, ranks go on with the run that they were in, also one that was to begin from
+// nothing.
+TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
+  LongTraining training;
+  training.set("/checkpoint/interval", 10).set("/max_steps", 120);
+  training.set("/checkpoint/resume", "never");
+  training.train(2, "whole");
+  Launched run = training.start(2, "run", {"--max-restarts", "1"});
+  ASSERT_TRUE(run.says("step 30/")) << run.error();
+  const pid_t victim = process_of_rank(run, 1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  EXPECT_THAT(run.error(), HasSubstr("goes on from step"));
+  EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
+  EXPECT_EQ(training.losses().size(), 120u);
+  EXPECT_EQ(training.weights(), training.weights("whole"));
+}
+
+TEST(Interrupted, ARankThatDoesNotGetOnIsStuck) {
+  LongTraining training;
+  training.set("/max_steps", 1'000'000);
+  Launched run = training.start(2, "run", {"--stuck-after", "0.001"});
+  EXPECT_NE(run.wait(kLong), 0);
+  EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+  EXPECT_THAT(run.error(), HasSubstr("no progress for"));
+}
+
 // Of the first epoch's 76 sequences 12 are left, which are less than a step of the larger batch.
 TEST(Interrupted, GoesOnWithALargerBatchWhereTheEpochHasNoStepOfItLeft) {
   Training training;
