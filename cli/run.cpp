@@ -20,8 +20,8 @@ constexpr int kDefaultPort = 29500;  // torchrun's
 struct Texts {
   std::string num_local_ranks = "1", num_nodes = "1", node_rank;
   std::string master_addr, master_port, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf;
-  std::string max_restarts = "0", redirects, tee, bind_to = "core", timeout, last_call, grace,
-              stuck_after;
+  std::string max_restarts = "0", spares = "0", redirects, tee, bind_to = "core", timeout,
+              last_call, grace, stuck_after, leave_within;
   std::string start_method, monitor_interval;
   bool standalone = false, module = false, no_python = false;
 };
@@ -149,6 +149,10 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
                  "core: ranks get cores of their own where there are enough; none");
   app.add_option("--max-restarts", texts.max_restarts,
                  "how often ranks are started anew after a failure (0)");
+  app.add_option("--spares", texts.spares,
+                 "processes that stand by on this host to take the place of lost ranks (0)");
+  app.add_option("--leave-within", texts.leave_within,
+                 "seconds for ranks that stay through a failure to leave their step (30)");
   app.add_option("--stuck-after", texts.stuck_after,
                  "seconds without progress after which a rank that reports it has failed (never)");
   app.add_option("--role", options.role, "value of ROLE_NAME");
@@ -187,6 +191,8 @@ int run(Arguments arguments) {
     options.last_call = parse_seconds(texts.last_call, "--rdzv-last-call");
   if (!texts.stuck_after.empty())
     options.stuck_after = parse_seconds(texts.stuck_after, "--stuck-after");
+  if (!texts.leave_within.empty())
+    options.leave_within = parse_seconds(texts.leave_within, "--leave-within");
   if (!texts.grace.empty()) options.grace = parse_seconds(texts.grace, "--grace");
   apply_rdzv_conf(texts.rdzv_conf, options);
   if (!texts.node_rank.empty())
@@ -196,6 +202,10 @@ int run(Arguments arguments) {
                      *options.node_rank, texts.num_nodes, options.max_nodes - 1);
   apply_addresses(texts, options);
   options.max_restarts = parse_integer(texts.max_restarts, "--max-restarts", 0, kMostRanks);
+  options.num_spares = parse_integer(texts.spares, "--spares", 0, kMostRanks);
+  if (options.num_spares > 0 && options.max_restarts == 0)
+    throw UsageError("--spares {} is for restarts, and there are none: give --max-restarts too",
+                     options.num_spares);
   if (texts.bind_to == "none") {
     options.binding = elastic::Binding::none;
   } else if (texts.bind_to != "core") {

@@ -94,8 +94,9 @@ int train(Arguments arguments) {
       throw UsageError("--nproc-per-node {}: this is already a rank, started by {}, which says how "
                        "many there are: leave the flag out",
                        flags->num_ranks, launcher_name(read_launch_environment().launcher));
-    for (const auto& [flag, value] : {std::pair("--max-restarts", flags->max_restarts),
-                                      std::pair("--stuck-after", flags->stuck_after)})
+    for (const auto& [flag, value] :
+         {std::pair("--max-restarts", flags->max_restarts), std::pair("--spares", flags->spares),
+          std::pair("--stuck-after", flags->stuck_after)})
       if (!value.empty())
         throw UsageError("{} {}: this is already a rank, started by {}: give the flag there", flag,
                          value, launcher_name(read_launch_environment().launcher));
@@ -120,6 +121,12 @@ int train(Arguments arguments) {
   options.interrupt_grace = kInterruptGrace;
   if (!flags->max_restarts.empty())
     options.max_restarts = parse_integer(flags->max_restarts, "--max-restarts", 0, kMostRanks);
+  if (!flags->spares.empty()) {
+    options.num_spares = parse_integer(flags->spares, "--spares", 0, kMostRanks);
+    if (options.max_restarts == 0)
+      throw UsageError("--spares {} is for restarts, and there are none: give --max-restarts too",
+                       flags->spares);
+  }
   if (!flags->stuck_after.empty())
     options.stuck_after = parse_seconds(flags->stuck_after, "--stuck-after");
   options.explained_exit_codes = {kUsageMistake, kTrainingStopped};

@@ -19,6 +19,8 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
                  "ranks to start on this host: a number, auto, cpu, gpu, or gpu:N (1)");
   app.add_option("--max-restarts", flags.max_restarts,
                  "how often ranks are started anew after a failure, from the last checkpoint (0)");
+  app.add_option("--spares", flags.spares,
+                 "processes that stand by to take the place of ranks that are lost (0)");
   app.add_option("--stuck-after", flags.stuck_after,
                  "a rank that has finished no step for so many seconds has failed: more than a "
                  "validation or a checkpoint takes (never)");

@@ -17,6 +17,7 @@ struct TrainFlags {
   std::vector<std::string> overrides;  // --set
   std::string num_ranks;               // --nproc-per-node, as it is written
   std::string max_restarts;            // as it is written
+  std::string spares;                  // as it is written
   std::string stuck_after;             // as it is written
   bool describe = false;               // who holds what is shown, and nothing trained
   std::string svg;                     // a file for a picture of that

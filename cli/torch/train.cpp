@@ -8,6 +8,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
+#include <lockstep/distributed/keep_going.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/train_language_model.h>
@@ -23,23 +24,19 @@ int stopped(const Error& error) {
   return kTrainingStopped;
 }
 
-}  // namespace
-
-int train(Arguments arguments) {
-  const auto flags = parse_train_flags(arguments);
-  if (!flags) return 0;
-  ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
+// One generation of the job.
+int train_once(const TrainFlags& flags) {
   net::Fd own;
-  if (!flags->output.empty() && read_launch_environment().rank == 0)
-    own = net::Fd(::open(flags->output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
-  auto config = train::load_config(flags->config, flags->overrides);
-  // Ranks that were started anew go on with the run that they were in, wherever it began.
+  if (!flags.output.empty() && read_launch_environment().rank == 0)
+    own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
+  auto config = train::load_config(flags.config, flags.overrides);
+  // Ranks of a later generation go on with the run that they were in, wherever it began.
   if (read_launch_environment().generation > 0 &&
       checkpoint::newest_checkpoint(config.output / "checkpoints"))
     config.checkpoint.resume = train::Resume::automatic;
   try {
     const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
-    return result.end == train::TrainingResult::End::finished ? 0 : 128 + result.signal;
+    return result.end == train::TrainingResult::End::interrupted ? 128 + result.signal : 0;
   } catch (const train::TrainingStopped& error) {
     // All ranks stop for the same reason. The main rank says it and has the exit code: were another
     // the first to fail, the launcher would end the main rank, perhaps before it has spoken.
@@ -51,6 +48,17 @@ int train(Arguments arguments) {
     if (!train::is_out_of_memory(error)) throw;
     throw UsageError("{}", train::out_of_memory_advice(config, error));
   }
+}
+
+}  // namespace
+
+int train(Arguments arguments) {
+  const auto flags = parse_train_flags(arguments);
+  if (!flags) return 0;
+  ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
+  int code = 0;
+  keep_going([&] { code = train_once(*flags); });
+  return code;
 }
 
 }  // namespace lockstep::cli

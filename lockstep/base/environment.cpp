@@ -26,6 +26,13 @@ void set_environment_default(const char* name, const char* value) {
   ::setenv(name, value, /*overwrite=*/0);
 }
 
+void set_environment(const char* name, const char* value) {
+  if (*value == '\0')
+    ::unsetenv(name);
+  else
+    ::setenv(name, value, /*overwrite=*/1);
+}
+
 std::optional<long> environment_integer(const char* name, long lowest, long highest) {
   const auto text = environment_variable(name);
   if (!text) return std::nullopt;
@@ -206,7 +213,10 @@ LaunchEnvironment read_launch_environment() {
   if (const auto fd = environment_integer("LOCKSTEP_PROGRESS_FD", 0, 1 << 20))
     env.progress_fd = static_cast<int>(*fd);
 
-  if (!env.store_endpoint.empty()) {
+  if (environment_variable("LOCKSTEP_SPARE")) {
+    env.launcher = Launcher::lockstep;
+    env.spare = true;
+  } else if (!env.store_endpoint.empty()) {
     env.launcher = Launcher::lockstep;
     read_torchrun(env);
   } else if (environment_variable("RANK") || environment_variable("WORLD_SIZE")) {

@@ -23,6 +23,9 @@ std::vector<std::string> whole_environment();
 // Sets a variable that nobody has set, for libraries that read it.
 void set_environment_default(const char* name, const char* value);
 
+// Sets a variable; an empty value unsets it. No other thread may read the environment meanwhile.
+void set_environment(const char* name, const char* value);
+
 // Who started this process as a rank.
 enum class Launcher { none, lockstep, torchrun, mpirun, srun };
 
@@ -31,6 +34,8 @@ const char* launcher_name(Launcher launcher);
 // What a rank learns from whoever launched it.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
+  // Started by lockstep run to stand by until a rank is lost: it has no rank yet (launcher_line.h).
+  bool spare = false;
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;

@@ -5,6 +5,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/algorithms/collectives.h>
+#include <lockstep/comm/open_groups.h>
 #include <lockstep/comm/overlap.h>
 #include <lockstep/comm/scalar_type.h>
 #include <lockstep/flight/journal.h>
@@ -407,6 +408,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     auto result = do_split({.color = color, .key = key, .name = group, .number = ++splits_},
                            Deadline::after(timeout_));
     recorder_->mark(entry, flight::State::finished);
+    if (result != nullptr) note_open_group(result);
     return result;
   } catch (...) {
     recorder_->mark(entry, flight::State::failed);

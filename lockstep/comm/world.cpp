@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include <lockstep/base/environment.h>
+#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/engines/engines.h>
+#include <lockstep/comm/open_groups.h>
 #include <lockstep/comm/torchrun_store.h>
 #include <lockstep/comm/transport_communicator.h>
 #include <lockstep/flight/journal.h>
@@ -187,6 +189,7 @@ void check_backend(const std::string& backend) {
 
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   check_backend(options.backend);
+  await_place_as_spare();
   const LaunchEnvironment launch = read_launch_environment();
   log::set_rank(launch.rank, launch.world_size);
   GroupInfo world{.name = "world", .rank = launch.rank};
@@ -201,10 +204,13 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   const std::string bind_host =
       options.bind_host.empty() ? net::local_host_toward(meeting.address) : options.bind_host;
   const auto media = own_media(options.backend);
-  if (!media)
-    return engines::make_engine(
+  if (!media) {
+    auto engine = engines::make_engine(
         options.backend, world,
         {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
+    note_open_group(engine);
+    return engine;
+  }
 
   auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
   std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.generation));
@@ -220,6 +226,7 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   auto communicator = make_transport_communicator(
       endpoint, world, group_id, std::move(addresses),
       {.media = *media, .algorithm = options.algorithm, .timeout = options.timeout});
+  note_open_group(communicator);
   // Who returns knows that all are there.
   communicator
       ->barrier({.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),

@@ -46,31 +46,31 @@ const char* spawn_advice(int error) {
 }  // namespace
 
 Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
-             std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
+             Processes& processes, std::array<Sink*, 2> sinks, int signals,
              const ProgressPage& progress, Options options)
     : layout_(layout),
       guardian_(guardian),
       peers_(peers),
-      outputs_(outputs),
+      processes_(processes),
       sinks_(sinks),
       signals_(signals),
       options_(std::move(options)),
       stage_deadline_(Deadline::never()),
       stage_since_(Clock::now()),
-      watch_(static_cast<int>(outputs.size()), progress, options_.stuck_after),
-      pids_(outputs.size(), 0),
-      num_running_(static_cast<int>(outputs.size())),
+      watch_(processes.num_ranks(), progress, options_.stuck_after),
       last_progress_(Clock::now()) {}
 
 void Agent::run() {
   while (!finished()) {
     wait();
     hear_guardian();
+    hear_ranks();
     hear_user();
     watch_ranks();
     peers_->attend();
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
+    if (stage_ == Stage::running) options_.tend_spares();
     for (Sink* sink : sinks_) {
       const std::size_t before = sink->backlog();
       sink->flush();
@@ -87,13 +87,15 @@ void Agent::run() {
 void Agent::wait() {
   std::vector<pollfd> polled;
   std::vector<RankStream*> streams;
-  for (RankOutput& output : outputs_) {
-    for (RankStream& stream : output.streams) {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    for (RankStream& stream : processes_[slot].streams) {
       if (!stream.open() || stream.held_back()) continue;
       polled.push_back({stream.fd(), POLLIN, 0});
       streams.push_back(&stream);
     }
   }
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].runs) polled.push_back({processes_[slot].line.get(), POLLIN, 0});
   polled.push_back({signals_, POLLIN, 0});
   if (!guardian_.gone()) polled.push_back({guardian_.fd(), POLLIN, 0});
   for (const Sink* sink : sinks_)
@@ -106,22 +108,16 @@ void Agent::wait() {
     if (polled[i].revents != 0) streams[i]->read();
 }
 
-void Agent::drain(int local_rank) {
-  for (RankStream& stream : outputs_[static_cast<std::size_t>(local_rank)].streams)
-    while (stream.open() && !stream.held_back() && stream.read()) {
-    }
-}
-
-Failure Agent::failure_of(int local_rank, Failure::Kind kind) {
-  drain(local_rank);  // what it wrote last is still in the pipe
+Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
+  process.drain();  // what it wrote last is still in the pipe
   Failure failure{.kind = kind,
-                  .rank = layout_.first_rank() + local_rank,
-                  .local_rank = local_rank,
+                  .rank = layout_.first_rank() + process.local_rank,
+                  .local_rank = process.local_rank,
                   .node_rank = layout_.node_rank,
                   .host = layout_.here().host,
-                  .pid = pids_[static_cast<std::size_t>(local_rank)],
+                  .pid = process.pid,
                   .generation = layout_.generation};
-  failure.last_lines = outputs_[static_cast<std::size_t>(local_rank)].tail->lines(kLastLines);
+  failure.last_lines = process.tail->lines(kLastLines);
   for (std::string& line : failure.last_lines)
     if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
   return failure;
@@ -130,33 +126,26 @@ Failure Agent::failure_of(int local_rank, Failure::Kind kind) {
 void Agent::hear_guardian() {
   while (const auto event = guardian_.next()) {
     switch (event->kind) {
-      case Guardian::Event::Kind::started:
-        pids_[static_cast<std::size_t>(event->local_rank)] = event->value;
-        break;
+      case Guardian::Event::Kind::started: processes_[event->slot].pid = event->value; break;
       case Guardian::Event::Kind::spawn_failed: {
-        --num_running_;
-        Failure failure = failure_of(event->local_rank, Failure::Kind::spawn);
+        RankProcess& process = processes_[event->slot];
+        process.runs = false;
+        if (process.local_rank == RankProcess::kSpare) {
+          processes_.lost_spare();
+          break;
+        }
+        Failure failure = failure_of(process, Failure::Kind::spawn);
         failure.exit_code = event->value == ENOENT ? 127 : 126;
         failure.detail =
             fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
         fail(failure);
         break;
       }
-      case Guardian::Event::Kind::ended: {
-        --num_running_;
-        const int status = event->value;
-        const int pid = std::exchange(pids_[static_cast<std::size_t>(event->local_rank)], 0);
-        if (stage_ != Stage::running || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) break;
-        Failure failure = failure_of(
-            event->local_rank, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
-        failure.pid = pid;
-        failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-        failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-        fail(failure);
-        break;
-      }
+      case Guardian::Event::Kind::ended: hear_end(event->slot, event->value); break;
       case Guardian::Event::Kind::cleared:
-        num_running_ = 0;
+        for (int slot = 0; slot < processes_.num_slots(); ++slot) processes_[slot].runs = false;
+        [[fallthrough]];
+      case Guardian::Event::Kind::swept:
         if (event->value > 0)
           sinks_[1]->append(fmt::format(
               "lockstep: {} of the processes that were killed do not end: the kernel holds them\n",
@@ -165,15 +154,46 @@ void Agent::hear_guardian() {
         break;
     }
   }
-  if (guardian_.gone() && num_running_ > 0) {
+  if (guardian_.gone() && num_ranks([](const RankProcess&) { return true; }) > 0) {
     fail({.kind = Failure::Kind::node_lost,
           .node_rank = layout_.node_rank,
           .host = layout_.here().host,
           .generation = layout_.generation,
           .detail = "the process that guards its ranks was killed"});
     kill_descendants(Deadline::after(kKilling));  // they are our children now
-    num_running_ = 0;
+    for (int slot = 0; slot < processes_.num_slots(); ++slot) processes_[slot].runs = false;
     enter(Stage::ended, kStuckReader);
+  }
+}
+
+void Agent::hear_end(int slot, int status) {
+  RankProcess& process = processes_[slot];
+  process.runs = false;
+  const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (process.local_rank == RankProcess::kSpare) {
+    process.drain();
+    if (stage_ == Stage::running && !processes_.lost_spare())
+      sinks_[1]->append("lockstep: spares end as soon as they are started: no more of them are\n");
+    return;
+  }
+  if (stage_ != Stage::running || well) return;
+  Failure failure =
+      failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
+  failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  fail(failure);
+}
+
+void Agent::hear_ranks() {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    RankProcess& process = processes_[slot];
+    if (!process.runs) continue;
+    while (const auto message = process.hear()) {
+      if (message->word == LineMessage::Word::stays) process.stays = true;
+      // Only of the generation that is over: what it says when it was not asked to counts for
+      // nothing.
+      if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
+    }
   }
 }
 
@@ -197,11 +217,11 @@ void Agent::hear_signal(int signal) {
     if (!options_.interruption_note.empty())
       sinks_[1]->append(fmt::format("{}lockstep: {}\n", sinks_[1]->terminal() ? "\r\x1b[K" : "",
                                     options_.interruption_note));
-    guardian_.signal(signal);
+    signal_those_that_end(signal);
     enter(signal == SIGINT ? Stage::interrupted : Stage::terminated, options_.interrupt_grace);
   } else if (stage_ == Stage::interrupted) {  // they insist: no more waiting at this stage
     end_politely();
-  } else if (stage_ == Stage::terminated && !first) {
+  } else if ((stage_ == Stage::terminated || stage_ == Stage::leaving) && !first) {
     guardian_.clear();
     enter(Stage::killed, kKilling);
   } else if (stage_ == Stage::ended) {
@@ -209,41 +229,46 @@ void Agent::hear_signal(int signal) {
   }
 }
 
-std::string Agent::name_of(int local_rank) const {
-  return fmt::format("rank {} (pid {})", layout_.first_rank() + local_rank,
-                     pids_[static_cast<std::size_t>(local_rank)]);
+std::string Agent::name_of(const RankProcess& process) const {
+  return fmt::format("rank {} (pid {})", layout_.first_rank() + process.local_rank, process.pid);
 }
 
 // Ranks that are there but do not get on. A stopped one is a failure only where the job can go on
 // without it: its user may have a reason.
 void Agent::watch_ranks() {
   if (stage_ != Stage::running) return;
-  for (const RankWatch::Finding& finding : watch_.look(pids_, Clock::now())) {
+  std::vector<int> pids;
+  for (int rank = 0; rank < processes_.num_ranks(); ++rank) {
+    const RankProcess* const process = processes_.of_rank(rank);
+    pids.push_back(process == nullptr ? 0 : process->pid);
+  }
+  for (const RankWatch::Finding& finding : watch_.look(pids, Clock::now())) {
     using Kind = RankWatch::Finding::Kind;
     if (stage_ != Stage::running) return;
+    RankProcess& process = *processes_.of_rank(finding.local_rank);
     if (finding.kind == Kind::stuck) {
-      Failure failure = failure_of(finding.local_rank, Failure::Kind::stuck);
+      Failure failure = failure_of(process, Failure::Kind::stuck);
       failure.step = static_cast<std::int64_t>(finding.step);
       failure.detail =
           fmt::format("no progress for {:.1f} s, at step {}",
                       std::chrono::duration<double>(finding.still_for).count(), finding.step);
       // Where everyone is, before anyone is ended.
       flight::demand_dumps(options_.flight_directory);
+      process.stays = false;
       fail(failure);
     } else if (finding.kind == Kind::goes_on) {
-      sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(finding.local_rank)));
+      sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(process)));
     } else if (layout_.num_restarts < layout_.max_restarts) {
-      Failure failure = failure_of(finding.local_rank, Failure::Kind::stopped);
+      Failure failure = failure_of(process, Failure::Kind::stopped);
       failure.signal = SIGSTOP;
       failure.exit_code = 128 + SIGSTOP;
+      process.stays = false;
       fail(failure);
     } else {
       sinks_[1]->append(fmt::format("lockstep: {} is stopped, by SIGSTOP or a terminal: 'kill "
                                     "-CONT {}' on host {} lets it go "
                                     "on\n",
-                                    name_of(finding.local_rank),
-                                    pids_[static_cast<std::size_t>(finding.local_rank)],
-                                    layout_.here().host));
+                                    name_of(process), process.pid, layout_.here().host));
     }
   }
 }
@@ -251,23 +276,23 @@ void Agent::watch_ranks() {
 void Agent::say_whom_it_waits_for() {
   told_waiting_ = true;
   std::string whom;
-  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
-    if (pids_[rank] == 0) continue;
-    whom += (whom.empty() ? "" : ", ") + name_of(static_cast<int>(rank));
-    if (is_stopped(pids_[rank]))
-      whom += fmt::format(", which is stopped ('kill -CONT {}' lets it go on)", pids_[rank]);
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    const RankProcess& process = processes_[slot];
+    if (!process.is_rank() || process.left) continue;
+    whom += (whom.empty() ? "" : ", ") + name_of(process);
+    if (is_stopped(process.pid))
+      whom += fmt::format(", which is stopped ('kill -CONT {}' lets it go on)", process.pid);
   }
   const double left = std::chrono::duration<double>(stage_deadline_.remaining()).count();
-  sinks_[1]->append(
-      fmt::format("lockstep: waiting up to {:.0f} s for {} to end\n", std::ceil(left), whom));
+  sinks_[1]->append(fmt::format("lockstep: waiting up to {:.0f} s for {} to {}\n", std::ceil(left),
+                                whom, stage_ == Stage::leaving ? "leave its step" : "end"));
 }
 
 void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
   peers_->announce(failure);
   if (!explained(failure, options_.explained_exit_codes))
-    sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(),
-                                  num_running_ > 0 ? "; ending the others" : ""));
+    sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others()));
   enter(Stage::noticing, kNoticing);
 }
 
@@ -278,49 +303,117 @@ void Agent::enter(Stage stage, milliseconds span) {
   told_waiting_ = false;
 }
 
+// What becomes of the ranks of this host, as far as it is known when one of them has failed.
+const char* Agent::ending_the_others() const {
+  const int others = num_ranks([](const RankProcess&) { return true; });
+  if (others == 0) return "";
+  const bool all_stay = num_ranks([](const RankProcess& one) { return !one.stays; }) == 0;
+  return all_stay && layout_.num_restarts < layout_.max_restarts ? "" : "; ending the others";
+}
+
+template <typename Condition>
+int Agent::num_ranks(Condition condition) const {
+  int count = 0;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].is_rank() && condition(processes_[slot])) ++count;
+  return count;
+}
+
+// Whether there is to be a next generation, as far as it is known.
+bool Agent::goes_on() const {
+  return peers_->decision() && peers_->decision()->action != Decision::Action::end;
+}
+
+// Those that stay end only with the job: as long as nothing is decided, nobody knows.
+bool Agent::has_to_end(const RankProcess& process) const {
+  return !process.stays || interrupted_ || (peers_->decision() && !goes_on());
+}
+
+bool Agent::has_to_leave(const RankProcess& process) const {
+  return !has_to_end(process) && !process.left;
+}
+
+void Agent::signal_those_that_end(int signal) {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].is_rank() && has_to_end(processes_[slot])) guardian_.signal(slot, signal);
+}
+
 // Ranks may have something to save.
 void Agent::end_politely() {
-  guardian_.signal(SIGTERM);
+  signal_those_that_end(SIGTERM);
   enter(Stage::terminated, options_.interrupt_grace);
 }
 
 // What others have seen, or decided.
 void Agent::stop_as_decided() {
+  const bool end = num_ranks([this](const RankProcess& one) { return has_to_end(one); }) > 0;
   if (peers_->failure()) {
-    sinks_[1]->append(
-        fmt::format("lockstep: {}; ending this host's ranks\n", peers_->failure()->sentence()));
+    sinks_[1]->append(fmt::format("lockstep: {}{}\n", peers_->failure()->sentence(),
+                                  end ? "; ending this host's ranks" : ""));
     enter(Stage::noticing, kNoticing);
   } else {
-    sinks_[1]->append(fmt::format("lockstep: {}; ending the ranks to go on with all\n",
-                                  peers_->decision()->reason));
+    sinks_[1]->append(
+        fmt::format("lockstep: {}; {}\n", peers_->decision()->reason,
+                    end ? "ending the ranks to go on with all" : "going on with all"));
     end_politely();
   }
 }
 
+// After a failure there is nothing to wait for; where nodes come, a step may be completed.
+void Agent::ask_to_leave() {
+  const bool at_once =
+      peers_->decision()->action == Decision::Action::restart || stage_ == Stage::leaving;
+  if (told_to_leave_ || (asked_to_leave_ && !at_once)) return;
+  asked_to_leave_ = true;
+  told_to_leave_ = at_once;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].is_rank() && has_to_leave(processes_[slot]))
+      processes_[slot].say(
+          {.word = at_once ? LineMessage::Word::leave : LineMessage::Word::leave_soon});
+}
+
+void Agent::end_those_that_did_not_leave() {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    RankProcess& process = processes_[slot];
+    if (!process.is_rank() || !has_to_leave(process)) continue;
+    sinks_[1]->append(fmt::format(
+        "lockstep: {} did not leave the generation within {:.1f} s: it is started anew\n",
+        name_of(process), std::chrono::duration<double>(options_.leave_within).count()));
+    process.stays = false;
+  }
+  signal_those_that_end(SIGKILL);
+}
+
+// What ranks left behind ends with them.
+void Agent::clear_up() {
+  bool some_stay = false;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    some_stay |= processes_[slot].runs && processes_[slot].stays;
+  if (goes_on() && some_stay)
+    guardian_.sweep();
+  else
+    guardian_.clear();
+  enter(Stage::killed, kKilling);
+}
+
 void Agent::advance() {
   if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
+  if (stage_ != Stage::running && stage_ < Stage::killed && goes_on()) ask_to_leave();
+  const int to_end = num_ranks([this](const RankProcess& one) { return has_to_end(one); });
+  const int to_leave = num_ranks([this](const RankProcess& one) { return has_to_leave(one); });
   if (guardian_.gone()) {
     if (stage_ != Stage::ended) enter(Stage::ended, kStuckReader);
-  } else if (num_running_ == 0 && stage_ < Stage::killed) {
-    guardian_.clear();  // what ranks left behind ends with them
-    enter(Stage::killed, kKilling);
+  } else if (to_end == 0 && to_leave == 0 && stage_ < Stage::killed) {
+    clear_up();
+  } else if (stage_ == Stage::noticing && goes_on() && to_end == 0) {
+    enter(Stage::leaving, options_.leave_within);
+  } else if (stage_ == Stage::leaving && to_end > 0 && to_leave == 0 && !goes_on()) {
+    end_politely();  // the job ends, after all
   } else if (stage_deadline_.passed()) {
-    if (stage_ == Stage::interrupted) {
-      end_politely();
-    } else if (stage_ == Stage::noticing) {
-      const auto& failure = peers_->failure();
-      const bool polite = failure && failure->kind == Failure::Kind::interrupted;
-      guardian_.signal(SIGTERM);
-      enter(Stage::terminated, polite ? options_.interrupt_grace : options_.grace);
-    } else if (stage_ == Stage::terminated) {
-      guardian_.clear();
-      enter(Stage::killed, kKilling);
-    } else if (stage_ == Stage::killed) {
-      sinks_[1]->append("lockstep: some processes do not end: the kernel holds them\n");
-      enter(Stage::ended, kStuckReader);
-    }
+    advance_stage();
   }
-  const bool waits = stage_ == Stage::interrupted || stage_ == Stage::terminated;
+  const bool waits =
+      stage_ == Stage::interrupted || stage_ == Stage::terminated || stage_ == Stage::leaving;
   const auto silent =
       interrupted_ && !options_.interruption_note.empty() ? kSilentSave : kSilentWait;
   if (waits && !told_waiting_ && Clock::now() - stage_since_ > silent) say_whom_it_waits_for();
@@ -330,10 +423,52 @@ void Agent::advance() {
   }
 }
 
+// The stage's time is over.
+void Agent::advance_stage() {
+  switch (stage_) {
+    case Stage::interrupted: end_politely(); break;
+    case Stage::noticing: {
+      if (num_ranks([this](const RankProcess& one) { return has_to_end(one); }) == 0) {
+        enter(Stage::noticing, kNoticing);  // node 0 has not spoken yet
+        break;
+      }
+      const auto& failure = peers_->failure();
+      const bool polite = failure && failure->kind == Failure::Kind::interrupted;
+      signal_those_that_end(SIGTERM);
+      enter(Stage::terminated, polite ? options_.interrupt_grace : options_.grace);
+      break;
+    }
+    case Stage::terminated:
+      if (num_ranks([](const RankProcess& one) { return one.stays; }) > 0 && !interrupted_ &&
+          (!peers_->decision() || goes_on())) {
+        signal_those_that_end(SIGKILL);
+        enter(Stage::leaving, options_.leave_within);
+      } else {
+        guardian_.clear();
+        enter(Stage::killed, kKilling);
+      }
+      break;
+    case Stage::leaving:
+      if (num_ranks([this](const RankProcess& one) { return has_to_leave(one); }) > 0) {
+        end_those_that_did_not_leave();
+        enter(Stage::leaving, kKilling);
+      } else {
+        guardian_.clear();
+        enter(Stage::killed, kKilling);
+      }
+      break;
+    case Stage::killed:
+      sinks_[1]->append("lockstep: some processes do not end: the kernel holds them\n");
+      enter(Stage::ended, kStuckReader);
+      break;
+    case Stage::running:
+    case Stage::ended: break;
+  }
+}
+
 bool Agent::streams_open() const {
-  for (const RankOutput& output : outputs_)
-    for (const RankStream& stream : output.streams)
-      if (stream.open()) return true;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (!processes_[slot].runs && processes_[slot].streams_open()) return true;
   return false;
 }
 

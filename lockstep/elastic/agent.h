@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,19 +14,15 @@
 #include <lockstep/elastic/layout.h>
 #include <lockstep/elastic/output.h>
 #include <lockstep/elastic/peers.h>
+#include <lockstep/elastic/processes.h>
 #include <lockstep/elastic/rank_watch.h>
 
 namespace lockstep::elastic {
 
-// Everything the agent reads of a rank.
-struct RankOutput {
-  std::unique_ptr<Tail> tail = std::make_unique<Tail>();
-  std::vector<RankStream> streams;
-};
-
 // Runs the loop of the launcher: hands on output, hears how ranks end, hears from other launchers
-// and from the user (signals), and when something fails brings everything on this host to an end.
-// One thread; borrows what it is given. `signals` is a signalfd.
+// and from the user (signals), and when something fails brings the generation to an end on this
+// host: ranks that stay are asked to leave it, all others are ended. One thread; borrows what it is
+// given. `signals` is a signalfd.
 class Agent {
  public:
   struct Options {
@@ -34,16 +31,18 @@ class Agent {
     std::vector<int> explained_exit_codes;  // nothing is said of ranks that end so
     std::string interruption_note;          // said at the user's first signal; empty: nothing
     milliseconds stuck_after{0};            // without progress; zero: however long
+    milliseconds leave_within{0};           // for ranks that stay, when a generation is over
     std::string flight_directory;           // where ranks leave dumps
+    std::function<void()> tend_spares;      // called now and then while ranks run
   };
 
   // What `peers` points to may change meanwhile: see Peers::successor().
   Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
-        std::vector<RankOutput>& outputs, std::array<Sink*, 2> sinks, int signals,
-        const ProgressPage& progress, Options options);
+        Processes& processes, std::array<Sink*, 2> sinks, int signals, const ProgressPage& progress,
+        Options options);
 
-  // Until every rank of this host, and all they started, are gone, and the whole job is over or is
-  // to be formed anew.
+  // Until every rank of this host has ended, with all it started, or has left the generation, and
+  // the whole job is over or is to be formed anew.
   void run();
 
   // Where not even ranks can be started here any more.
@@ -56,31 +55,44 @@ class Agent {
     noticing,     // something failed: other ranks may find out by themselves and say what they saw
     interrupted,  // SIGINT was passed on
     terminated,   // SIGTERM was sent
-    killed,       // the guardian ends everything
+    leaving,      // only those are left that stay, and have not left the generation yet
+    killed,       // the guardian ends everything, or what those have left that have ended
     ended,
   };
 
   void wait();  // and reads what ranks have written
   void hear_guardian();
+  void hear_end(int slot, int status);
+  void hear_ranks();
   void hear_user();
   void hear_signal(int signal);
   void watch_ranks();
   void say_whom_it_waits_for();
-  std::string name_of(int local_rank) const;
+  std::string name_of(const RankProcess& process) const;
   void advance();
+  void advance_stage();
   void stop_as_decided();
   void end_politely();
+  const char* ending_the_others() const;
+  bool goes_on() const;
+  void ask_to_leave();
+  bool has_to_end(const RankProcess& process) const;
+  bool has_to_leave(const RankProcess& process) const;
+  template <typename Condition>
+  int num_ranks(Condition condition) const;
+  void signal_those_that_end(int signal);
+  void end_those_that_did_not_leave();
+  void clear_up();
   void enter(Stage stage, milliseconds span);
   void fail(const Failure& failure);
-  void drain(int local_rank);
   bool streams_open() const;
   bool finished() const;
-  Failure failure_of(int local_rank, Failure::Kind kind);
+  Failure failure_of(RankProcess& process, Failure::Kind kind);
 
   const Layout& layout_;
   Guardian& guardian_;
   std::unique_ptr<Peers>& peers_;
-  std::vector<RankOutput>& outputs_;
+  Processes& processes_;
   std::array<Sink*, 2> sinks_;
   int signals_;
   Options options_;
@@ -89,8 +101,8 @@ class Agent {
   Clock::time_point stage_since_;
   bool told_waiting_ = false;  // whom for, in this stage
   RankWatch watch_;
-  std::vector<int> pids_;  // by local rank; 0 for those that do not run
-  int num_running_;
+  bool asked_to_leave_ = false;  // those that stay: at the end of a step, or at once
+  bool told_to_leave_ = false;   // at once
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;

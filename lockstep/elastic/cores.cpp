@@ -1,15 +1,15 @@
 #include <lockstep/elastic/cores.h>
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <tuple>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/elastic/cpu_set.h>
 
 namespace lockstep::elastic {
 
@@ -48,6 +48,13 @@ std::vector<int> allowed_cpus() {
   std::sort(places.begin(), places.end());
   for (std::size_t i = 0; i < cpus.size(); ++i) cpus[i] = std::get<2>(places[i]);
   return cpus;
+}
+
+void pin(int pid, const std::vector<int>& cpus) {
+  const CpuSet set(cpus);
+  std::error_code failed;
+  for (const auto& thread : fs::directory_iterator(fmt::format("/proc/{}/task", pid), failed))
+    ::sched_setaffinity(std::atoi(thread.path().filename().c_str()), set.bytes, set.set);
 }
 
 std::vector<std::vector<int>> core_shares(const std::vector<int>& cpus, int usable, int num_ranks,

@@ -15,6 +15,9 @@ std::vector<int> allowed_cpus();
 std::vector<std::vector<int>> core_shares(const std::vector<int>& cpus, int usable, int num_ranks,
                                           int threads_per_rank);
 
+// Lets a process run only there, with all threads it has; done as far as the kernel allows.
+void pin(int pid, const std::vector<int>& cpus);
+
 // GPUs that ranks started here would see: device files of NVIDIA's driver, fewer where
 // CUDA_VISIBLE_DEVICES says so. Counted without loading any GPU library.
 int num_visible_gpus(const std::filesystem::path& devices = "/dev");

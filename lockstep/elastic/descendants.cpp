@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -35,15 +36,16 @@ pid_t parent_of(const char* pid) {
   return parent;
 }
 
-std::vector<pid_t> children() {
+std::vector<pid_t> children_but(const std::vector<pid_t>& spared) {
   std::vector<pid_t> found;
   DIR* proc = ::opendir("/proc");
   if (proc == nullptr) return found;
   const pid_t self = ::getpid();
   while (const dirent* entry = ::readdir(proc)) {
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-    if (parent_of(entry->d_name) == self)
-      found.push_back(static_cast<pid_t>(std::atoi(entry->d_name)));
+    if (parent_of(entry->d_name) != self) continue;
+    const auto pid = static_cast<pid_t>(std::atoi(entry->d_name));
+    if (std::find(spared.begin(), spared.end(), pid) == spared.end()) found.push_back(pid);
   }
   ::closedir(proc);
   return found;
@@ -56,18 +58,15 @@ void adopt_orphans() {
     throw UsageError("cannot become the parent of orphaned processes: {}", std::strerror(errno));
 }
 
-std::vector<pid_t> kill_descendants(const Deadline& deadline) {
-  milliseconds pause(1);
-  while (true) {
-    pid_t reaped = 0;
-    while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {
-    }
-    if (reaped < 0 && errno == ECHILD) return {};
-    const std::vector<pid_t> found = children();
-    if (deadline.passed()) return found;
+std::vector<pid_t> kill_descendants(const Deadline& deadline, const std::vector<pid_t>& spared) {
+  for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(20))) {
+    // How those end that are spared is for their owner to hear.
+    std::vector<pid_t> found = children_but(spared);
     for (const pid_t child : found) ::kill(child, SIGKILL);
+    std::erase_if(found, [](pid_t child) { return ::waitpid(child, nullptr, WNOHANG) == child; });
+    if (found.empty() && children_but(spared).empty()) return {};
+    if (deadline.passed()) return found;
     std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, milliseconds(20));
   }
 }
 

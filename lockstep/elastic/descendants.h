@@ -14,7 +14,9 @@ namespace lockstep::elastic {
 void adopt_orphans();
 
 // Kills the children of this process with SIGKILL, then those it inherits from them, until none
-// is left. Returns those that are still there at the deadline (stuck inside the kernel).
-std::vector<pid_t> kill_descendants(const Deadline& deadline);
+// is left but those to be spared, with what descends from them. Returns those that are still there
+// at the deadline (stuck inside the kernel).
+std::vector<pid_t> kill_descendants(const Deadline& deadline,
+                                    const std::vector<pid_t>& spared = {});
 
 }  // namespace lockstep::elastic

@@ -37,12 +37,17 @@ Guardian::~Guardian() {
   if (!gone_) ::waitpid(pid_, &status, 0);
 }
 
-void Guardian::start_ranks(std::vector<RankStart> ranks) {
+void Guardian::start(const std::vector<RankStart>& ranks) {
   for (const RankStart& rank : ranks) {
-    std::string block;
+    const StartHeader start{.slot = rank.slot,
+                            .last = &rank == &ranks.back() ? 1 : 0,
+                            .num_cpus = static_cast<std::int32_t>(rank.cpus.size())};
+    std::string block(reinterpret_cast<const char*>(&start), sizeof(start));
+    block.append(reinterpret_cast<const char*>(rank.cpus.data()), rank.cpus.size() * sizeof(int));
     for (const std::string& variable : rank.variables) block.append(variable).push_back('\0');
-    const std::array<int, 2> streams = {rank.standard_output.get(), rank.standard_error.get()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(streams))> control{};
+    const std::array<int, kRankDescriptors> descriptors = {
+        rank.standard_output.get(), rank.standard_error.get(), rank.line.get()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(descriptors))> control{};
     iovec payload{block.data(), block.size()};
     msghdr message{};
     message.msg_iov = &payload;
@@ -52,8 +57,8 @@ void Guardian::start_ranks(std::vector<RankStart> ranks) {
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(streams));
-    std::memcpy(CMSG_DATA(header), streams.data(), sizeof(streams));
+    header->cmsg_len = CMSG_LEN(sizeof(descriptors));
+    std::memcpy(CMSG_DATA(header), descriptors.data(), sizeof(descriptors));
     ssize_t sent = 0;
     do {
       sent = ::sendmsg(channel_.get(), &message, MSG_NOSIGNAL);
@@ -66,12 +71,17 @@ void Guardian::start_ranks(std::vector<RankStart> ranks) {
   }
 }
 
-void Guardian::signal(int signal) {
-  const std::int32_t command = signal;
-  ::send(channel_.get(), &command, sizeof(command), MSG_NOSIGNAL);
+void Guardian::signal(int slot, int signal) {
+  command({.kind = GuardianCommand::Kind::signal, .slot = slot, .signal = signal});
 }
 
-void Guardian::clear() { signal(kClear); }
+void Guardian::sweep() { command({.kind = GuardianCommand::Kind::sweep}); }
+
+void Guardian::clear() { command({.kind = GuardianCommand::Kind::clear}); }
+
+void Guardian::command(const GuardianCommand& command) {
+  ::send(channel_.get(), &command, sizeof(command), MSG_NOSIGNAL);
+}
 
 std::optional<Guardian::Event> Guardian::next() {
   Event event;

@@ -15,28 +15,33 @@
 
 namespace lockstep::elastic {
 
-// What all ranks of a local rank are started with, of whatever generation.
+struct GuardianCommand;
+
+// What all processes are started with.
 struct GuardianSetup {
   std::vector<std::string> command;
-  std::vector<std::vector<int>> cpus;  // by local rank: pinned to these; empty: not pinned
-  std::string flight_directory;        // removed at the end where it is empty
+  int num_slots = 1;             // how many may run at once
+  std::string flight_directory;  // removed at the end where it is empty
 };
 
 // What one of them is started with besides.
 struct RankStart {
+  int slot = 0;                        // one in which nothing runs
   std::vector<std::string> variables;  // "NAME=value", over the launcher's own
+  std::vector<int> cpus;               // pinned to these; empty: not pinned
   net::Fd standard_output;
   net::Fd standard_error;
+  net::Fd line;  // its end of it, as LOCKSTEP_LINE_FD
 };
 
 // The launcher's side. Not thread-safe.
 class Guardian {
  public:
   struct Event {
-    enum class Kind : std::int32_t { started, spawn_failed, ended, cleared };
+    enum class Kind : std::int32_t { started, spawn_failed, ended, swept, cleared };
     Kind kind = Kind::started;
-    std::int32_t local_rank = 0;  // of all but cleared
-    std::int32_t value = 0;       // pid; errno; wait status; how many processes the kernel holds
+    std::int32_t slot = 0;   // of the first three
+    std::int32_t value = 0;  // pid; errno; wait status; how many processes the kernel holds
   };
 
   // Forks, so the process must not have threads yet.
@@ -46,12 +51,14 @@ class Guardian {
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
-  // Starts one for each local rank. None may be left of those before: see clear(). The descriptors
-  // are then only the guardian's, and once all have started only the ranks'.
-  void start_ranks(std::vector<RankStart> ranks);
+  // The descriptors are then only the guardian's, and once all have started only the ranks'.
+  void start(const std::vector<RankStart>& ranks);
 
-  // Sends a signal to the process group of every rank that has not ended.
-  void signal(int signal);
+  // Sends a signal to the process group of what runs in the slot.
+  void signal(int slot, int signal);
+
+  // Ends what those have started that have ended; `swept` follows.
+  void sweep();
 
   // Ends all ranks and all they have started; `cleared` follows.
   void clear();
@@ -66,6 +73,8 @@ class Guardian {
   bool gone() const { return gone_; }
 
  private:
+  void command(const GuardianCommand& command);
+
   pid_t pid_ = -1;
   net::Fd channel_;
   bool gone_ = false;

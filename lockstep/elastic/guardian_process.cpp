@@ -18,6 +18,8 @@
 #include <string_view>
 
 #include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/cpu_set.h>
 #include <lockstep/elastic/descendants.h>
 #include <lockstep/elastic/flight_directory.h>
 
@@ -46,23 +48,6 @@ std::vector<std::string> merged_environment(const std::vector<std::string>& chan
   return merged;
 }
 
-struct CpuSet {
-  explicit CpuSet(const std::vector<int>& cpus) {
-    int highest = 0;
-    for (const int cpu : cpus) highest = std::max(highest, cpu);
-    bytes = CPU_ALLOC_SIZE(highest + 1);
-    set = CPU_ALLOC(highest + 1);
-    CPU_ZERO_S(bytes, set);
-    for (const int cpu : cpus) CPU_SET_S(cpu, bytes, set);
-  }
-  ~CpuSet() { CPU_FREE(set); }
-  CpuSet(const CpuSet&) = delete;
-  CpuSet& operator=(const CpuSet&) = delete;
-
-  std::size_t bytes = 0;
-  cpu_set_t* set = nullptr;
-};
-
 // All that the child of a vfork needs, made ready beforehand: it shares our memory and may only
 // make system calls. What fails in it comes back through a pipe that a successful exec closes, and
 // not through that memory: the thread sanitizer turns vfork into fork.
@@ -72,6 +57,7 @@ struct Start {
   int standard_input;  // -1: inherited
   int standard_output;
   int standard_error;
+  int line;
   const CpuSet* cpus;  // or null
   pid_t guardian;
   int failure;  // takes the errno of what failed in the child
@@ -92,6 +78,7 @@ struct Start {
   if (start.standard_input >= 0) require(::dup2(start.standard_input, STDIN_FILENO) >= 0);
   require(::dup2(start.standard_output, STDOUT_FILENO) >= 0);
   require(::dup2(start.standard_error, STDERR_FILENO) >= 0);
+  require(::fcntl(start.line, F_SETFD, 0) == 0);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -103,7 +90,9 @@ struct Start {
 }  // namespace
 
 GuardianProcess::GuardianProcess(GuardianSetup setup, net::Fd channel)
-    : setup_(std::move(setup)), channel_(std::move(channel)), pids_(setup_.cpus.size(), 0) {}
+    : setup_(std::move(setup)),
+      channel_(std::move(channel)),
+      pids_(static_cast<std::size_t>(setup_.num_slots), 0) {}
 
 void GuardianProcess::run() {
   try {
@@ -134,7 +123,7 @@ void GuardianProcess::run() {
 
 bool GuardianProcess::listen() {
   std::string packet(kLargestPacket, '\0');
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(2 * sizeof(int))> control{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kRankDescriptors * sizeof(int))> control{};
   iovec payload{packet.data(), packet.size()};
   msghdr message{};
   message.msg_iov = &payload;
@@ -146,46 +135,56 @@ bool GuardianProcess::listen() {
   if (got <= 0) return false;
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
   if (header == nullptr) {
-    std::int32_t command = 0;
+    GuardianCommand command;
     if (got != sizeof(command)) return false;
     std::memcpy(&command, packet.data(), sizeof(command));
     obey(command);
     return true;
   }
-  std::array<int, 2> streams;
-  std::memcpy(streams.data(), CMSG_DATA(header), sizeof(streams));
-  RankStart rank{{}, net::Fd(streams[0]), net::Fd(streams[1])};
-  for (std::string_view rest(packet.data(), static_cast<std::size_t>(got)); !rest.empty();) {
-    const auto end = rest.find('\0');
-    rank.variables.emplace_back(rest.substr(0, end));
-    rest.remove_prefix(std::min(end, rest.size() - 1) + 1);
-  }
-  prepare(std::move(rank));
+  std::array<int, kRankDescriptors> descriptors;
+  std::memcpy(descriptors.data(), CMSG_DATA(header), sizeof(descriptors));
+  prepare({packet.data(), static_cast<std::size_t>(got)}, descriptors);
   return true;
 }
 
 // Waits for all before it starts the first, so that neither side can block the other with both
 // queues full.
-void GuardianProcess::prepare(RankStart rank) {
+void GuardianProcess::prepare(std::string_view packet,
+                              const std::array<int, kRankDescriptors>& descriptors) {
+  StartHeader header;
+  std::memcpy(&header, packet.data(), sizeof(header));
+  packet.remove_prefix(sizeof(header));
+  RankStart rank{.slot = header.slot,
+                 .variables = {},
+                 .cpus = std::vector<int>(static_cast<std::size_t>(header.num_cpus)),
+                 .standard_output = net::Fd(descriptors[0]),
+                 .standard_error = net::Fd(descriptors[1]),
+                 .line = net::Fd(descriptors[2])};
+  std::memcpy(rank.cpus.data(), packet.data(), rank.cpus.size() * sizeof(int));
+  packet.remove_prefix(rank.cpus.size() * sizeof(int));
+  while (!packet.empty()) {
+    const auto end = packet.find('\0');
+    rank.variables.emplace_back(packet.substr(0, end));
+    packet.remove_prefix(std::min(end, packet.size() - 1) + 1);
+  }
+  rank.variables.push_back(fmt::format("LOCKSTEP_LINE_FD={}", rank.line.get()));
   prepared_.push_back(std::move(rank));
-  if (prepared_.size() < pids_.size()) return;
-  for (std::size_t local = 0; local < pids_.size(); ++local) spawn(static_cast<int>(local));
-  prepared_.clear();  // only the ranks hold the ends of their pipes now
+  if (header.last == 0) return;
+  for (const RankStart& one : prepared_) spawn(one);
+  prepared_.clear();  // only the ranks hold their ends now
 }
 
-void GuardianProcess::spawn(int local_rank) {
-  const RankStart& rank = prepared_[static_cast<std::size_t>(local_rank)];
-  const std::vector<int>& own_cpus = setup_.cpus[static_cast<std::size_t>(local_rank)];
+void GuardianProcess::spawn(const RankStart& rank) {
   std::vector<std::string> environment = merged_environment(rank.variables);
   const std::vector<char*> environment_pointers = pointers(environment);
   const std::vector<char*> command_pointers = pointers(setup_.command);
   // Ranks that read from a terminal would fight over what its user types.
   const net::Fd nothing(::isatty(STDIN_FILENO) == 1 ? ::open("/dev/null", O_RDONLY | O_CLOEXEC)
                                                     : -1);
-  const CpuSet cpus(own_cpus);
+  const CpuSet cpus(rank.cpus);
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    report({Guardian::Event::Kind::spawn_failed, local_rank, errno});
+    report({Guardian::Event::Kind::spawn_failed, rank.slot, errno});
     return;
   }
   const net::Fd failure(ends[0]);
@@ -195,7 +194,8 @@ void GuardianProcess::spawn(int local_rank) {
                     .standard_input = nothing.get(),
                     .standard_output = rank.standard_output.get(),
                     .standard_error = rank.standard_error.get(),
-                    .cpus = own_cpus.empty() ? nullptr : &cpus,
+                    .line = rank.line.get(),
+                    .cpus = rank.cpus.empty() ? nullptr : &cpus,
                     .guardian = ::getpid(),
                     .failure = failure_of_rank.get()};
   const pid_t pid = ::vfork();
@@ -207,10 +207,10 @@ void GuardianProcess::spawn(int local_rank) {
     }
   }
   if (error != 0) {
-    report({Guardian::Event::Kind::spawn_failed, local_rank, error});
+    report({Guardian::Event::Kind::spawn_failed, rank.slot, error});
   } else {
-    pids_[static_cast<std::size_t>(local_rank)] = pid;
-    report({Guardian::Event::Kind::started, local_rank, pid});
+    pids_[static_cast<std::size_t>(rank.slot)] = pid;
+    report({Guardian::Event::Kind::started, rank.slot, pid});
   }
 }
 
@@ -220,26 +220,31 @@ void GuardianProcess::reap() {
   }
   int status = 0;
   for (pid_t pid = 0; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;) {
-    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
-      if (pids_[rank] != pid) continue;  // all others are orphans we adopted
-      pids_[rank] = 0;
-      report({Guardian::Event::Kind::ended, static_cast<std::int32_t>(rank), status});
+    for (std::size_t slot = 0; slot < pids_.size(); ++slot) {
+      if (pids_[slot] != pid) continue;  // all others are orphans we adopted
+      pids_[slot] = 0;
+      report({Guardian::Event::Kind::ended, static_cast<std::int32_t>(slot), status});
     }
   }
 }
 
-void GuardianProcess::obey(std::int32_t command) {
-  if (command == kClear) {
-    const int left = clear();
-    report({Guardian::Event::Kind::cleared, 0, left});
-    return;
+void GuardianProcess::obey(const GuardianCommand& command) {
+  switch (command.kind) {
+    case GuardianCommand::Kind::signal:
+      if (const pid_t pid = pids_[static_cast<std::size_t>(command.slot)]; pid > 0)
+        ::kill(-pid, command.signal);
+      break;
+    case GuardianCommand::Kind::sweep: report({Guardian::Event::Kind::swept, 0, sweep()}); break;
+    case GuardianCommand::Kind::clear: report({Guardian::Event::Kind::cleared, 0, clear()}); break;
   }
-  for (const pid_t pid : pids_)
-    if (pid > 0) ::kill(-pid, command);
 }
 
 void GuardianProcess::report(Guardian::Event event) {
   ::send(channel_.get(), &event, sizeof(event), MSG_NOSIGNAL);
+}
+
+int GuardianProcess::sweep() {
+  return static_cast<int>(kill_descendants(Deadline::after(milliseconds(3000)), pids_).size());
 }
 
 int GuardianProcess::clear() {
@@ -256,9 +261,8 @@ int GuardianProcess::clear() {
     pollfd ready{children_.get(), POLLIN, 0};
     ::poll(&ready, 1, deadline.poll_timeout(milliseconds(20)));
   }
-  const auto stuck = kill_descendants(Deadline::after(milliseconds(3000)));
   std::fill(pids_.begin(), pids_.end(), 0);
-  return static_cast<int>(stuck.size());
+  return sweep();
 }
 
 void GuardianProcess::leave() {

@@ -20,6 +20,7 @@
 #include <lockstep/elastic/guardian.h>
 #include <lockstep/elastic/join_job.h>
 #include <lockstep/elastic/peers.h>
+#include <lockstep/elastic/processes.h>
 #include <lockstep/elastic/rank_environment.h>
 #include <lockstep/elastic/report_on_signal.h>
 #include <lockstep/elastic/user_signals.h>
@@ -97,6 +98,8 @@ class Launch {
   std::unique_ptr<Peers> meet();
   std::optional<Layout> next_layout();
   void run_generation(const Layout& layout);
+  void say_how_it_begins(const Layout& layout, const Processes::Begun& begun);
+  RankEnvironmentOptions environment_options() const;
   void report();
   void flush(milliseconds longest);
 
@@ -114,22 +117,24 @@ class Launch {
   const net::Fd signal_fd_;
   Sink output_{STDOUT_FILENO};
   Sink error_{STDERR_FILENO};
+  Processes processes_;
   std::unique_ptr<Peers> peers_;
   Layout last_;  // of the generation that runs, or ran last
   bool guardian_lost_ = false;
 };
 
 GuardianSetup guardian_setup(const LaunchOptions& options, std::vector<std::string> command,
-                             int threads, const FlightDirectory& flight) {
-  std::vector<std::vector<int>> shares;
-  if (options.binding == Binding::core)
-    shares = core_shares(allowed_cpus(), device::Host().num_usable_cores(), options.num_local_ranks,
-                         threads);
-  shares.resize(static_cast<std::size_t>(options.num_local_ranks));
+                             const FlightDirectory& flight) {
   adopt_orphans();
   return {.command = std::move(command),
-          .cpus = std::move(shares),
+          .num_slots = options.num_local_ranks + options.num_spares,
           .flight_directory = flight.removable()};
+}
+
+std::vector<std::vector<int>> cpus_of_ranks(const LaunchOptions& options, int threads) {
+  if (options.binding == Binding::none) return {};
+  return core_shares(allowed_cpus(), device::Host().num_usable_cores(), options.num_local_ranks,
+                     threads);
 }
 
 Launch::Launch(const LaunchOptions& options, std::vector<std::string> command)
@@ -139,9 +144,14 @@ Launch::Launch(const LaunchOptions& options, std::vector<std::string> command)
       threads_(threads_per_rank(device::Host().num_usable_cores(), options.num_local_ranks)),
       secret_fd_(secret_.to_inheritable_descriptor()),
       progress_(options.num_local_ranks),
-      guardian_(guardian_setup(options, std::move(command), threads_, flight_)),
+      guardian_(guardian_setup(options, std::move(command), flight_)),
       signals_(take_over_signals()),
-      signal_fd_(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK)) {
+      signal_fd_(::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK)),
+      processes_(guardian_, {&output_, &error_},
+                 {.num_ranks = options.num_local_ranks,
+                  .num_spares = options.num_spares,
+                  .cpus = cpus_of_ranks(options, threads_),
+                  .streams = options.streams}) {
   if (!options.streams.redirects.any() && !options.streams.tee.any()) return;
   logs_ = make_log_directory(options.log_directory, options.run_id);
   log::info("output of the ranks goes to {}", logs_.string());
@@ -203,51 +213,49 @@ std::optional<Layout> Launch::next_layout() {
   }
 }
 
+RankEnvironmentOptions Launch::environment_options() const {
+  return {.run_id = options_.run_id,
+          .role = options_.role,
+          .secret_fd = secret_fd_.get(),
+          .progress_fd = progress_.descriptor(),
+          .flight_directory = flight_.path(),
+          .threads = threads_};
+}
+
+void Launch::say_how_it_begins(const Layout& layout, const Processes::Begun& begun) {
+  if (layout.generation == 0) return;
+  std::string text =
+      fmt::format("lockstep: generation {} starts: {} ranks on {} node{}, {} of {} restarts used",
+                  layout.generation, layout.world_size(), layout.num_nodes(),
+                  layout.num_nodes() == 1 ? "" : "s", layout.num_restarts, layout.max_restarts);
+  if (begun.stayed > 0) text += fmt::format("; {} stayed on this host", begun.stayed);
+  if (begun.spares > 0)
+    text += fmt::format("; {} spare{} in", begun.spares, begun.spares == 1 ? " steps" : "s step");
+  error_.append(text + "\n");
+}
+
 void Launch::run_generation(const Layout& layout) {
-  const auto num_ranks = static_cast<std::size_t>(options_.num_local_ranks);
   const std::array<Sink*, 2> sinks = {&output_, &error_};
-  const bool colour = !environment_variable("NO_COLOR");
-  if (!logs_.empty())
-    attempt_ = make_attempt_directory(logs_, layout.generation, options_.num_local_ranks);
+  if (!logs_.empty()) attempt_ = logs_ / fmt::format("attempt_{}", layout.generation);
   flight_.begin(layout.generation);
   const ReportOnSignal report_on_signal(flight_.path());
-  if (layout.generation > 0)
-    error_.append(fmt::format("lockstep: generation {} starts: {} ranks on {} node{}, {} of {} "
-                              "restarts used\n",
-                              layout.generation, layout.world_size(), layout.num_nodes(),
-                              layout.num_nodes() == 1 ? "" : "s", layout.num_restarts,
-                              layout.max_restarts));
-  std::vector<RankOutput> outputs(num_ranks);
-  std::vector<RankStart> starts;
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    const auto local_rank = static_cast<int>(rank);
-    std::array<Plumbing, 2> pipes = lay_streams(attempt_, local_rank, options_.streams);
-    for (std::size_t i = 0; i < pipes.size(); ++i) {
-      if (!pipes[i].our_end) continue;
-      outputs[rank].streams.emplace_back(
-          std::move(pipes[i].our_end),
-          line_prefix(layout.first_rank() + local_rank, layout.world_size(),
-                      colour && sinks[i]->terminal()),
-          sinks[i], outputs[rank].tail.get(), std::move(pipes[i].copy));
-    }
-    starts.push_back({rank_environment(layout, local_rank,
-                                       {.run_id = options_.run_id,
-                                        .role = options_.role,
-                                        .secret_fd = secret_fd_.get(),
-                                        .progress_fd = progress_.descriptor(),
-                                        .flight_directory = flight_.path(),
-                                        .threads = threads_}),
-                      std::move(pipes[0].rank_end), std::move(pipes[1].rank_end)});
-  }
   progress_.clear();
-  guardian_.start_ranks(std::move(starts));
-  Agent agent(layout, guardian_, peers_, outputs, sinks, signal_fd_.get(), progress_,
+  const Processes::Begun begun = processes_.begin(layout, attempt_, [&](int local_rank) {
+    return rank_environment(layout, local_rank, environment_options());
+  });
+  say_how_it_begins(layout, begun);
+  Agent agent(layout, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
                .explained_exit_codes = options_.explained_exit_codes,
                .interruption_note = options_.interruption_note,
                .stuck_after = options_.stuck_after,
-               .flight_directory = flight_.path()});
+               .leave_within = options_.leave_within,
+               .flight_directory = flight_.path(),
+               .tend_spares = [&] {
+                 processes_.tend_spares(attempt_,
+                                        [&] { return spare_environment(environment_options()); });
+               }});
   agent.run();
   guardian_lost_ = agent.guardian_lost();
 }

@@ -18,6 +18,8 @@ struct LaunchOptions {
   std::vector<std::string> program;  // and its arguments
   ProgramKind program_kind = ProgramKind::automatic;
   int num_local_ranks = 1;
+  // Processes that stand by on this host, to take the place of ranks that are lost.
+  int num_spares = 0;
   int min_nodes = 1;
   int max_nodes = 1;
   std::optional<int> node_rank;  // unset: by order of arrival
@@ -36,6 +38,9 @@ struct LaunchOptions {
   // A rank that has reported progress (base/progress.h) and then none for so long has failed; zero:
   // however long.
   milliseconds stuck_after{0};
+  // For ranks that stay through a failure elsewhere (distributed/keep_going.h) to leave what they
+  // were doing; whoever takes longer is started anew.
+  milliseconds leave_within{30'000};
   // Between SIGTERM and SIGKILL: after a failure, and where a user ends the job or nodes join it.
   milliseconds grace{400};
   milliseconds interrupt_grace{2000};

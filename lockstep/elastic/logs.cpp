@@ -67,15 +67,4 @@ fs::path make_log_directory(const std::string& base, const std::string& run_id) 
   return name;
 }
 
-fs::path make_attempt_directory(const fs::path& logs, int generation, int num_local_ranks) {
-  const fs::path directory = logs / fmt::format("attempt_{}", generation);
-  std::error_code failed;
-  for (int rank = 0; rank < num_local_ranks && !failed; ++rank)
-    fs::create_directories(directory / std::to_string(rank), failed);
-  if (failed)
-    throw UsageError("cannot make a folder for logs in '{}': {}; check --log-dir", logs.string(),
-                     failed.message());
-  return directory;
-}
-
 }  // namespace lockstep::elastic

@@ -34,8 +34,4 @@ constexpr bool includes(Streams set, Streams one) {
 // UsageError where it cannot be made.
 std::filesystem::path make_log_directory(const std::string& base, const std::string& run_id);
 
-// `attempt_<generation>` in it, with a folder for each local rank, as torchrun lays them out.
-std::filesystem::path make_attempt_directory(const std::filesystem::path& logs, int generation,
-                                             int num_local_ranks);
-
 }  // namespace lockstep::elastic

@@ -64,6 +64,8 @@ class RankStream {
 
   int fd() const { return pipe_.get(); }
   bool open() const { return static_cast<bool>(pipe_); }
+  // Of the lines from now on.
+  void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
   // True where the sink is so far behind that reading more would only fill memory.
   bool held_back() const;

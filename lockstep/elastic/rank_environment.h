@@ -22,6 +22,10 @@ struct RankEnvironmentOptions {
 std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
                                           const RankEnvironmentOptions& options);
 
+// Of a process that stands by: what libraries read when they are loaded. It learns the rest when it
+// takes the place of a rank.
+std::vector<std::string> spare_environment(const RankEnvironmentOptions& options);
+
 // Threads each rank should run: what the user set (OMP_NUM_THREADS), otherwise its share of the
 // cores.
 int threads_per_rank(int usable_cores, int num_local_ranks);

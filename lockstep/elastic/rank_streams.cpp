@@ -17,6 +17,11 @@ namespace {
 constexpr int kPipeBytes = 1 << 20;  // so that a rank that writes much seldom waits for us
 
 net::Fd open_log(const fs::path& path) {
+  std::error_code failed;
+  fs::create_directories(path.parent_path(), failed);
+  if (failed)
+    throw UsageError("cannot make a folder for logs in '{}': {}; check --log-dir",
+                     path.parent_path().string(), failed.message());
   net::Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0644));
   if (!file)
     throw UsageError("cannot write the log file '{}': {}", path.string(), std::strerror(errno));
@@ -42,15 +47,15 @@ Plumbing lay_stream(const fs::path& log, bool redirected, bool teed) {
 
 }  // namespace
 
-std::array<Plumbing, 2> lay_streams(const fs::path& logs, int local_rank,
+std::array<Plumbing, 2> lay_streams(const fs::path& folder, int local_rank,
                                     const StreamChoices& choices) {
   constexpr std::array kStreams = {Streams::output, Streams::error};
   constexpr std::array kFiles = {"stdout.log", "stderr.log"};
   std::array<Plumbing, 2> both;
   for (std::size_t i = 0; i < both.size(); ++i)
-    both[i] = lay_stream(logs / std::to_string(local_rank) / kFiles[i],
-                         includes(choices.redirects.of(local_rank), kStreams[i]),
-                         includes(choices.tee.of(local_rank), kStreams[i]));
+    both[i] =
+        lay_stream(folder / kFiles[i], includes(choices.redirects.of(local_rank), kStreams[i]),
+                   includes(choices.tee.of(local_rank), kStreams[i]));
   return both;
 }
 

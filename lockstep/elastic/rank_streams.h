@@ -21,9 +21,9 @@ struct StreamChoices {
   StreamChoice tee;        // to files as well
 };
 
-// Standard output and error of one rank, whose files are in `logs`. UsageError where a file cannot
-// be written or no descriptor is left.
-std::array<Plumbing, 2> lay_streams(const std::filesystem::path& logs, int local_rank,
+// Standard output and error of one rank, whose files are in `folder`, which is made where there are
+// any. UsageError where a file cannot be written or no descriptor is left.
+std::array<Plumbing, 2> lay_streams(const std::filesystem::path& folder, int local_rank,
                                     const StreamChoices& choices);
 
 }  // namespace lockstep::elastic

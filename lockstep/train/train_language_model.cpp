@@ -266,6 +266,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
                                                       std::move(made.pipeline)),
                   std::make_shared<data::TokenDataset>(plan.training), validation, options);
   const TrainingResult result = trainer.run();
+  if (result.end == TrainingResult::End::left) {
+    say("left off after step {}, to go on with all nodes", result.step);
+    return result;
+  }
 
   say("{} at step {}: loss {:.4f}{} (the unigram entropy is {:.4f})",
       result.end == TrainingResult::End::finished ? "done" : "interrupted", result.step,

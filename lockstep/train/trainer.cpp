@@ -10,6 +10,7 @@
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/progress.h>
+#include <lockstep/distributed/keep_going.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
@@ -35,7 +36,7 @@ void check(const std::shared_ptr<const data::Dataset>& dataset, const char* what
                      dataset == nullptr ? "a null pointer" : "empty");
 }
 
-// The same on all ranks, whichever of them was interrupted.
+// The same on all ranks, whichever of them was interrupted; 0 where none was.
 int signal_of(const DistributedManager& dist) {
   constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
   std::vector<double> heard;
@@ -43,7 +44,7 @@ int signal_of(const DistributedManager& dist) {
   heard = dist.sum(std::move(heard));
   for (std::size_t i = 0; i < kSignals.size(); ++i)
     if (heard[i] > 0) return kSignals[i];
-  return SIGINT;
+  return 0;
 }
 
 data::DataLoader make_loader(const DistributedManager& dist,
@@ -166,7 +167,8 @@ TrainingResult Trainer::run() {
     if (!finished() &&
         (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
       validate();
-    if (agree_to_stop(stop.made()) && !finished()) result_.end = TrainingResult::End::interrupted;
+    if (agree_to_stop(stop.made() || asked_to_leave()) && !finished())
+      result_.end = TrainingResult::End::interrupted;
     const bool last = finished() || result_.end == TrainingResult::End::interrupted;
     poll_save();
     if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
@@ -178,7 +180,10 @@ TrainingResult Trainer::run() {
   }
   finish_save();
   if (step_ > saved_step_) save(Saving::at_the_end);
-  if (result_.end == TrainingResult::End::interrupted) result_.signal = signal_of(dist_);
+  if (result_.end == TrainingResult::End::interrupted) {
+    result_.signal = signal_of(dist_);
+    if (result_.signal == 0) result_.end = TrainingResult::End::left;
+  }
   result_.step = step_;
   return result_;
 }

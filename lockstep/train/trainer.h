@@ -29,6 +29,7 @@ struct TrainingResult {
   enum class End {
     finished,
     interrupted,  // by a signal; the run can be resumed
+    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
   };
 
   End end = End::finished;

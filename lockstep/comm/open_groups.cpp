@@ -1,0 +1,41 @@
+#include <lockstep/comm/open_groups.h>
+
+#include <mutex>
+#include <vector>
+
+namespace lockstep::comm {
+
+namespace {
+
+struct OpenGroups {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Communicator>> groups;
+};
+
+// Never destroyed: groups may be held by objects that outlive everything else.
+OpenGroups& open_groups() {
+  static auto* const all = new OpenGroups;
+  return *all;
+}
+
+}  // namespace
+
+void note_open_group(const std::shared_ptr<Communicator>& group) {
+  OpenGroups& all = open_groups();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.groups, [](const auto& one) { return one.expired(); });
+  all.groups.push_back(group);
+}
+
+void abort_open_groups(const std::string& reason) {
+  std::vector<std::shared_ptr<Communicator>> alive;
+  {
+    OpenGroups& all = open_groups();
+    const std::lock_guard lock(all.mutex);
+    for (const auto& one : all.groups)
+      if (auto group = one.lock()) alive.push_back(std::move(group));
+  }
+  for (const auto& group : alive) group->abort(reason);
+}
+
+}  // namespace lockstep::comm

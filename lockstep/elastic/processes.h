@@ -1,0 +1,69 @@
+// The processes of this host, through all generations: which of them is which rank.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/elastic/guardian.h>
+#include <lockstep/elastic/layout.h>
+#include <lockstep/elastic/output.h>
+#include <lockstep/elastic/rank_process.h>
+#include <lockstep/elastic/rank_streams.h>
+
+namespace lockstep::elastic {
+
+// Borrows the guardian and the sinks. Not thread-safe.
+class Processes {
+ public:
+  struct Options {
+    int num_ranks = 1;
+    int num_spares = 0;
+    std::vector<std::vector<int>> cpus;  // by local rank; empty: not pinned
+    StreamChoices streams;
+  };
+
+  Processes(Guardian& guardian, std::array<Sink*, 2> sinks, Options options);
+
+  int num_slots() const { return static_cast<int>(slots_.size()); }
+  RankProcess& operator[](int slot) { return slots_[static_cast<std::size_t>(slot)]; }
+  const RankProcess& operator[](int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  // Of a local rank; null where it has none that runs.
+  RankProcess* of_rank(int local_rank);
+  int num_ranks() const { return options_.num_ranks; }
+
+  // Gives each rank of the generation its process: the one that has stayed, or a spare that waits,
+  // or else a new one. `logs` is the folder of this generation, or empty. How many ranks have a
+  // process that was there before:
+  struct Begun {
+    int stayed = 0;
+    int spares = 0;
+  };
+  Begun begin(const Layout& layout, const std::filesystem::path& logs,
+              const std::function<std::vector<std::string>(int local_rank)>& environment);
+
+  // Starts spares that are missing: some time after what they would compete with.
+  void tend_spares(const std::filesystem::path& logs,
+                   const std::function<std::vector<std::string>()>& environment);
+  // One of them ended by itself. False where so many have that no more are started.
+  bool lost_spare();
+
+ private:
+  int free_slot() const;
+  RankProcess* take_spare(int local_rank);  // null where none waits
+  RankStart make(int slot, int local_rank, const std::filesystem::path& folder,
+                 const std::string& prefix, std::vector<std::string> variables);
+
+  Guardian& guardian_;
+  const std::array<Sink*, 2> sinks_;
+  const Options options_;
+  const bool colour_;
+  std::vector<RankProcess> slots_;
+  Clock::time_point next_spare_;
+  int lost_spares_ = 0;
+};
+
+}  // namespace lockstep::elastic

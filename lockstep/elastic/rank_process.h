@@ -1,0 +1,47 @@
+// A process of this host as its launcher sees it: a rank, or a spare that waits to become one.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <lockstep/base/launcher_line.h>
+#include <lockstep/elastic/output.h>
+#include <lockstep/net/fd.h>
+
+namespace lockstep::elastic {
+
+struct RankProcess {
+  static constexpr int kSpare = -1;
+
+  int local_rank = kSpare;
+  bool runs = false;
+  int pid = 0;         // once it is known that it has started
+  bool stays = false;  // goes on in the next generation, as it has said
+  bool left = false;   // has nothing to do with the generation any more
+
+  // Everything that is read of it.
+  std::unique_ptr<Tail> tail = std::make_unique<Tail>();
+  std::vector<RankStream> streams = {};
+  net::Fd line = {};  // our end of it
+
+  bool is_spare() const { return runs && local_rank == kSpare; }
+  bool is_rank() const { return runs && local_rank != kSpare; }
+  bool streams_open() const;
+  // What it wrote that is still in the pipes.
+  void drain();
+
+  // One that hears nothing is ended by signals.
+  void say(const LineMessage& message) const;
+  // What it has said; nothing where there is nothing new.
+  std::optional<LineMessage> hear() const;
+};
+
+// Both ends of a line; the second is for the process.
+struct LineEnds {
+  net::Fd ours;
+  net::Fd theirs;
+};
+LineEnds make_line();
+
+}  // namespace lockstep::elastic
