@@ -194,7 +194,12 @@ TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
 TEST(Interrupted, ARankThatDoesNotGetOnIsStuck) {
   LongTraining training;
   training.set("/max_steps", 1'000'000);
-  Launched run = training.start(2, "run", {"--stuck-after", "0.001"});
+  Launched run = training.start(2, "run", {"--stuck-after", "3"});
+  ASSERT_TRUE(run.says("step 10/")) << run.error();
+  const pid_t victim = process_of_rank(run, 1);
+  ASSERT_GT(victim, 0);
+  // Without a restart that is no failure by itself, but nobody gets on.
+  ::kill(victim, SIGSTOP);
   EXPECT_NE(run.wait(kLong), 0);
   EXPECT_TRUE(run.all_gone(milliseconds(5000)));
   EXPECT_THAT(run.error(), HasSubstr("no progress for"));
