@@ -196,6 +196,7 @@ TEST(Interrupted, AKilledRankCostsOneStepWithCopiesInMemory) {
   LongTraining training;
   training.set("/checkpoint/interval", 0).set("/max_steps", 120);
   training.set("/checkpoint/memory_interval", 1).set("/sharding_strategy", "FULL_SHARD");
+  training.set("/train_batch_size", 6);
   training.train(3, "whole");
   for (const int lost : {0, 2}) {
     const std::string name = "lost-" + std::to_string(lost);
