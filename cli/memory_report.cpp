@@ -245,9 +245,11 @@ std::string to_json(const MemoryReport& report) {
                     {"gradients_on_their_way", one.gradients_on_their_way},
                     {"activations", one.activations},
                     {"buffers", one.buffers},
+                    {"copies", one.copies},
                     {"peak", one.peak},
                     {"host_weights", one.host_weights},
-                    {"host_optimizer", one.host_optimizer}});
+                    {"host_optimizer", one.host_optimizer},
+                    {"host_copies", one.host_copies}});
     if (report.device_bytes) rows.back()["fits"] = row.verdict;
   }
   nlohmann::ordered_json all{{"unit", "bytes on each rank"}};

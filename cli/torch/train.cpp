@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/distributed/keep_going.h>
+#include <lockstep/distributed/peer_copies.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/train_language_model.h>
@@ -25,7 +26,7 @@ int stopped(const Error& error) {
 }
 
 // One generation of the job.
-int train_once(const TrainFlags& flags) {
+int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_copies) {
   net::Fd own;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
@@ -35,7 +36,8 @@ int train_once(const TrainFlags& flags) {
       checkpoint::newest_checkpoint(config.output / "checkpoints"))
     config.checkpoint.resume = train::Resume::automatic;
   try {
-    const auto result = train::train_language_model(config, own ? own.get() : STDOUT_FILENO);
+    const auto result =
+        train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);
     return result.end == train::TrainingResult::End::interrupted ? 128 + result.signal : 0;
   } catch (const train::TrainingStopped& error) {
     // All ranks stop for the same reason. The main rank says it and has the exit code: were another
@@ -57,7 +59,8 @@ int train(Arguments arguments) {
   if (!flags) return 0;
   ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
   int code = 0;
-  keep_going([&] { code = train_once(*flags); });
+  const auto peer_copies = std::make_shared<PeerCopies>();
+  keep_going([&] { code = train_once(*flags, peer_copies); });
   return code;
 }
 

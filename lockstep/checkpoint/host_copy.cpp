@@ -12,12 +12,8 @@ namespace lockstep::checkpoint {
 
 namespace {
 
-// Of every piece in the host's memory, so that copies of any type of element begin well.
+// So that copies of any type of element begin well.
 constexpr std::int64_t kAlignment = 64;
-
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 DType checked_dtype(const mesh::HeldTensor& tensor) {
   const at::Tensor& values = tensor.values;
@@ -39,11 +35,14 @@ DType checked_dtype(const mesh::HeldTensor& tensor) {
 std::vector<HeldPiece> held_pieces(std::span<const mesh::HeldTensor> tensors) {
   std::vector<HeldPiece> pieces;
   for (const mesh::HeldTensor& tensor : tensors) {
-    checked_dtype(tensor);
-    pieces.push_back(
-        {tensor.name, static_cast<std::uint64_t>(tensor.values.element_size()), tensor.placement});
+    const DType dtype = checked_dtype(tensor);
+    pieces.push_back({tensor.name, dtype, tensor.shape, tensor.placement});
   }
   return pieces;
+}
+
+std::int64_t HostCopy::room_for(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 void HostCopy::take(std::span<const mesh::HeldTensor> tensors, std::span<const WrittenPart> parts,
@@ -60,7 +59,7 @@ void HostCopy::take(std::span<const mesh::HeldTensor> tensors, std::span<const W
   c10::Device device(at::kCPU);
   for (const WrittenPart& part : parts) {
     if (stays(part)) continue;
-    total += aligned(bytes_of(part));
+    total += room_for(bytes_of(part));
     const c10::Device its = tensors[part.piece].values.device();
     if (!its.is_cpu()) device = its;
   }
@@ -76,7 +75,7 @@ void HostCopy::take(std::span<const mesh::HeldTensor> tensors, std::span<const W
       const at::Tensor copy = memory_.narrow(0, offset, bytes).view(tensor.values.scalar_type());
       copy.copy_(place, /*non_blocking=*/true);
       place = copy;
-      offset += aligned(bytes);
+      offset += room_for(bytes);
     }
     pieces_.push_back(
         {tensor.name,
@@ -85,7 +84,10 @@ void HostCopy::take(std::span<const mesh::HeldTensor> tensors, std::span<const W
          tensor.placement.cut_flat(part.part),
          {static_cast<const std::byte*>(place.data_ptr()), static_cast<std::size_t>(bytes)}});
   }
+  copied_bytes_ = total;
   if (!device.is_cpu()) device::wait_for(device);
 }
+
+at::Tensor HostCopy::bytes() const { return memory_.narrow(0, 0, copied_bytes_); }
 
 }  // namespace lockstep::checkpoint

@@ -33,8 +33,15 @@ class HostCopy {
   // Valid until the next take(), and as long as what was not copied.
   const std::vector<PieceInMemory>& pieces() const { return pieces_; }
 
+  // The memory of what was copied: piece after piece, each with so much room.
+  at::Tensor bytes() const;
+  static std::int64_t room_for(std::int64_t bytes);
+  // All that it takes, also of larger ones before.
+  std::int64_t memory_bytes() const { return memory_.defined() ? memory_.numel() : 0; }
+
  private:
   at::Tensor memory_;  // bytes
+  std::int64_t copied_bytes_ = 0;
   std::vector<PieceInMemory> pieces_;
 };
 

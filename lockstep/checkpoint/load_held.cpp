@@ -18,12 +18,13 @@ std::string described(std::optional<DType> dtype, const std::vector<std::int64_t
 
 }  // namespace
 
-std::string fit_fault(const CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
+std::string fit_fault(const StoredTensors& stored, std::span<const mesh::HeldTensor> tensors) {
   constexpr std::size_t kNamed = 5;
   std::vector<std::string> faults;
   std::size_t num_faults = 0;
   for (const mesh::HeldTensor& tensor : tensors) {
-    const TensorRecord* const record = reader.find(tensor.name);
+    const auto found = stored.find(tensor.name);
+    const TensorRecord* const record = found == stored.end() ? nullptr : &found->second;
     const auto dtype = dtype_of(tensor.values.scalar_type());
     if (record != nullptr && record->dtype == dtype && record->shape == tensor.shape) continue;
     ++num_faults;
@@ -41,17 +42,27 @@ std::string fit_fault(const CheckpointReader& reader, std::span<const mesh::Held
   return fmt::format("{}", fmt::join(faults, "; "));
 }
 
-void load_held(CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
+HeldBytes::HeldBytes(const mesh::HeldTensor& tensor) : tensor_(tensor) {
+  const at::Tensor& values = tensor.values;
+  const bool direct = values.device().is_cpu() && values.is_contiguous();
+  host_ = direct ? values : at::empty(values.sizes(), at::dtype(values.scalar_type()));
+}
+
+std::span<std::byte> HeldBytes::span() const {
+  return {static_cast<std::byte*>(host_.data_ptr()), host_.nbytes()};
+}
+
+void HeldBytes::finish() {
   const c10::NoGradGuard no_grad;
+  if (!host_.is_same(tensor_.values)) tensor_.values.copy_(host_);
+}
+
+void load_held(CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
   for (const mesh::HeldTensor& tensor : tensors) {
     if (tensor.placement.empty()) continue;
-    const bool direct = tensor.values.device().is_cpu() && tensor.values.is_contiguous();
-    const at::Tensor host =
-        direct ? tensor.values
-               : at::empty(tensor.values.sizes(), at::dtype(tensor.values.scalar_type()));
-    reader.read(tensor.name, tensor.placement,
-                {static_cast<std::byte*>(host.data_ptr()), host.nbytes()});
-    if (!direct) tensor.values.copy_(host);
+    HeldBytes bytes(tensor);
+    reader.read(tensor.name, tensor.placement, bytes.span());
+    bytes.finish();
   }
 }
 

@@ -1,6 +1,8 @@
 // A checkpoint's tensors into those that a rank holds parts of.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <span>
 #include <string>
 
@@ -9,8 +11,26 @@
 
 namespace lockstep::checkpoint {
 
-// What of them the checkpoint does not have, or has in another shape or type; empty where all fits.
-std::string fit_fault(const CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors);
+using StoredTensors = std::map<std::string, TensorRecord>;
+
+// What of the tensors is not stored, or in another shape or type; empty where all fits.
+std::string fit_fault(const StoredTensors& stored, std::span<const mesh::HeldTensor> tensors);
+
+// Where what is read of a tensor is put: its own memory where that is on the host and dense,
+// otherwise a copy there. The tensor outlives it.
+class HeldBytes {
+ public:
+  explicit HeldBytes(const mesh::HeldTensor& tensor);
+
+  // All of it, in the order of its placement.
+  std::span<std::byte> span() const;
+  // To be called once they are filled: moves them where they belong.
+  void finish();
+
+ private:
+  const mesh::HeldTensor& tensor_;
+  at::Tensor host_;
+};
 
 // Reads into them, without a conversion: to the bit. Failure: as CheckpointReader; some may have
 // been read by then.

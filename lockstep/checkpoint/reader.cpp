@@ -10,38 +10,10 @@
 #include <optional>
 
 #include <lockstep/base/is_there.h>
+#include <lockstep/checkpoint/piece_reads.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
-#include <lockstep/mesh/read_plan.h>
 
 namespace lockstep::checkpoint {
-
-namespace {
-
-// Pieces of one tensor may have been cut as another shape with as many elements: those that were
-// not cut along dims can be taken as of any.
-std::vector<mesh::Placement> in_one_shape(const TensorRecord& record, const std::string& tensor,
-                                          mesh::Placement& mine) {
-  std::optional<std::vector<std::int64_t>> cut_as;
-  const auto look_at = [&](const mesh::Placement& placement) {
-    if (placement.has_whole_box_of_tensor()) return;
-    if (cut_as && *cut_as != placement.shape())
-      throw UsageError("{} was cut along the dims of {}, and is asked for along those of {}",
-                       quote(tensor), shape_text(*cut_as), shape_text(placement.shape()));
-    cut_as = placement.shape();
-  };
-  for (const Piece& piece : record.pieces) look_at(piece.placement);
-  look_at(mine);
-  const auto& shape = cut_as ? *cut_as : record.shape;
-  const auto taken = [&](const mesh::Placement& placement) {
-    return placement.shape() == shape ? placement : placement.in_shape(shape);
-  };
-  mine = taken(mine);
-  std::vector<mesh::Placement> holders;
-  for (const Piece& piece : record.pieces) holders.push_back(taken(piece.placement));
-  return holders;
-}
-
-}  // namespace
 
 CheckpointReader::CheckpointReader(std::filesystem::path checkpoint, int reader)
     : path_(std::move(checkpoint)), reader_(reader) {
@@ -149,18 +121,14 @@ void CheckpointReader::read(const std::string& tensor, const mesh::Placement& pl
   if (found == manifest_.tensors.end())
     throw UsageError("the checkpoint '{}' has no {}", path_.string(), quote(tensor));
   const TensorRecord& record = found->second;
-  mesh::Placement mine = placement;
-  const auto holders = in_one_shape(record, tensor, mine);
   const std::uint64_t element_bytes = bits_of(record.dtype) / 8;
-  LOCKSTEP_CHECK(element_bytes > 0 && into.size() == piece_bytes(record.dtype, mine),
-                 "{} bytes for {} of {}", into.size(), mine.text(), tensor);
-  const mesh::ReadPlan plan = mesh::plan_reads(mine, holders, {.reader = reader_, .local = {}});
-  plan.check_complete(tensor, mine);
-  std::vector<std::optional<Source>> sources(holders.size());
-  // By holder: then each of its stretches is read once.
-  std::vector<mesh::Read> reads = plan.reads;
-  std::ranges::stable_sort(reads, {}, &mesh::Read::holder);
-  for (const mesh::Read& read : reads) {
+  LOCKSTEP_CHECK(element_bytes > 0 && into.size() == piece_bytes(record.dtype, placement),
+                 "{} bytes for {} of {}", into.size(), placement.text(), tensor);
+  std::vector<mesh::Placement> pieces;
+  for (const Piece& piece : record.pieces) pieces.push_back(piece.placement);
+  std::vector<std::optional<Source>> sources(pieces.size());
+  for (const mesh::Read& read :
+       plan_piece_reads({tensor, record.shape}, std::move(pieces), placement, reader_)) {
     auto& source = sources[static_cast<std::size_t>(read.holder)];
     if (!source)
       source =

@@ -34,7 +34,7 @@ std::vector<Shared> by_piece(std::span<const std::vector<HeldPiece>> ranks) {
       // Of a tensor without elements one has to say that it is there.
       if (elements == 0 && piece.placement.logical_elements() > 0) continue;
       Shared& shared = all[{piece.tensor, piece.placement.text()}];
-      shared.bytes = static_cast<std::uint64_t>(elements) * piece.element_bytes;
+      shared.bytes = piece.bytes();
       shared.elements = elements;
       shared.holders.push_back({rank, i});
     }
@@ -53,13 +53,18 @@ mesh::Interval interval_of(const json& pair) {
 
 }  // namespace
 
+std::uint64_t HeldPiece::bytes() const {
+  return static_cast<std::uint64_t>(placement.elements()) * (bits_of(dtype) / 8);
+}
+
 std::string to_text(std::span<const HeldPiece> pieces) {
   json all = json::array();
   for (const HeldPiece& piece : pieces) {
     json box = json::array();
     for (const mesh::Interval& side : piece.placement.box()) box.push_back(pair_of(side));
-    all.push_back(json::array({piece.tensor, piece.element_bytes, piece.placement.shape(),
-                               std::move(box), pair_of(piece.placement.range())}));
+    all.push_back(
+        json::array({piece.tensor, name(piece.dtype), piece.shape, piece.placement.shape(),
+                     std::move(box), pair_of(piece.placement.range())}));
   }
   return all.dump();
 }
@@ -68,11 +73,14 @@ std::vector<HeldPiece> parse_held_pieces(std::string_view text) {
   std::vector<HeldPiece> pieces;
   // From another rank of the job, over an authenticated connection.
   for (const json& one : json::parse(text)) {
-    auto placement = mesh::Placement::full(one.at(2).get<std::vector<std::int64_t>>());
-    for (std::size_t dim = 0; dim < one.at(3).size(); ++dim)
-      placement = placement.cut_dim(static_cast<int>(dim), interval_of(one.at(3).at(dim)));
-    pieces.push_back({one.at(0).get<std::string>(), one.at(1).get<std::uint64_t>(),
-                      placement.cut_flat(interval_of(one.at(4)))});
+    const auto dtype = dtype_from_name(one.at(1).get<std::string>());
+    LOCKSTEP_CHECK(dtype.has_value(), "a piece of {}", one.at(1).get<std::string>());
+    auto placement = mesh::Placement::full(one.at(3).get<std::vector<std::int64_t>>());
+    for (std::size_t dim = 0; dim < one.at(4).size(); ++dim)
+      placement = placement.cut_dim(static_cast<int>(dim), interval_of(one.at(4).at(dim)));
+    pieces.push_back({one.at(0).get<std::string>(), *dtype,
+                      one.at(2).get<std::vector<std::int64_t>>(),
+                      placement.cut_flat(interval_of(one.at(5)))});
   }
   return pieces;
 }
@@ -99,6 +107,16 @@ std::vector<std::vector<WrittenPart>> share_out(std::span<const std::vector<Held
     }
   }
   for (auto& of_rank : written) std::ranges::stable_sort(of_rank, {}, &WrittenPart::piece);
+  return written;
+}
+
+std::vector<HeldPiece> written_pieces(std::span<const HeldPiece> pieces,
+                                      std::span<const WrittenPart> parts) {
+  std::vector<HeldPiece> written;
+  for (const WrittenPart& part : parts) {
+    HeldPiece& piece = written.emplace_back(pieces[part.piece]);
+    piece.placement = piece.placement.cut_flat(part.part);
+  }
   return written;
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/checkpoint/safetensors/dtype.h>
 #include <lockstep/mesh/placement.h>
 
 namespace lockstep::checkpoint {
@@ -15,8 +16,11 @@ namespace lockstep::checkpoint {
 // A piece of a tensor that a rank holds.
 struct HeldPiece {
   std::string tensor;
-  std::uint64_t element_bytes = 4;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape = {};  // of the whole tensor
   mesh::Placement placement = mesh::Placement::full({});
+
+  std::uint64_t bytes() const;
 
   bool operator==(const HeldPiece&) const = default;
 };
@@ -37,5 +41,9 @@ struct WrittenPart {
 // of them that has least to write; one that is more than a rank's fair share of everything, by
 // several. Pieces that overlap without being the same are each written. The same on every rank.
 std::vector<std::vector<WrittenPart>> share_out(std::span<const std::vector<HeldPiece>> ranks);
+
+// What a rank writes, as pieces of their own.
+std::vector<HeldPiece> written_pieces(std::span<const HeldPiece> pieces,
+                                      std::span<const WrittenPart> parts);
 
 }  // namespace lockstep::checkpoint

@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <set>
-#include <sstream>
 #include <thread>
-
-#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/host_copy.h>
-#include <lockstep/checkpoint/load_held.h>
 #include <lockstep/checkpoint/manifest.h>
 #include <lockstep/checkpoint/piece_file.h>
 #include <lockstep/checkpoint/safetensors/free_space.h>
@@ -29,7 +24,6 @@ using checkpoint::Manifest;
 // What a rank says to the others: how it went, and then what.
 constexpr char kDone = 'd';
 constexpr char kFailed = 'f';
-constexpr char kDamaged = 'x';
 
 // For the manifest, folders and what a file system adds to them.
 constexpr std::uint64_t kSpareBytes = 1 << 16;
@@ -249,77 +243,23 @@ std::int64_t Checkpointer::bytes_written() const {
   return bytes;
 }
 
-namespace {
-
-// On every rank, one rank's failure.
-void fail_together(const RankMessages& ranks, const std::string& message) {
-  const std::vector<std::string> all = ranks.gather(message);
-  const std::string* const failure = find_failure(all);
-  if (failure == nullptr) return;
-  if (failure->front() == kDamaged) throw checkpoint::DamagedCheckpoint(failure->substr(1));
-  throw UsageError(failure->substr(1));
-}
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-    return {kDone};
-  } catch (const checkpoint::DamagedCheckpoint& damage) {
-    return kDamaged + std::string(damage.what());
-  } catch (const std::exception& error) {
-    return kFailed + std::string(error.what());
-  }
-}
-
-// Those of the checkpoint that no rank has.
-std::string unexpected(const RankMessages& ranks, const Manifest& manifest,
-                       const std::vector<mesh::HeldTensor>& tensors,
-                       const std::vector<std::string>& complete) {
-  std::string names;
-  for (const mesh::HeldTensor& tensor : tensors) names += tensor.name + '\n';
-  std::set<std::string> known;
-  for (const std::string& text : ranks.gather(names)) {
-    std::istringstream lines(text);
-    for (std::string name; std::getline(lines, name);) known.insert(name);
-  }
-  std::vector<std::string> others;
-  for (const auto& [name, tensor] : manifest.tensors)
-    if (!known.contains(name) && std::ranges::any_of(complete, [&](const std::string& prefix) {
-          return name.starts_with(prefix);
-        }))
-      others.push_back(checkpoint::quote(name));
-  constexpr std::size_t kNamed = 5;
-  const std::size_t left_out = others.size() - std::min(others.size(), kNamed);
-  others.resize(others.size() - left_out);
-  if (others.empty()) return "";
-  return fmt::format("it has {}{}, which this model has not", fmt::join(others, ", "),
-                     left_out == 0 ? "" : fmt::format(" and {} more", left_out));
-}
-
-}  // namespace
-
 checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::path& path,
                                           const std::vector<mesh::HeldTensor>& tensors,
                                           const LoadOptions& options) {
   std::unique_ptr<checkpoint::CheckpointReader> reader;
-  fail_together(ranks, message_of([&] {
-                  reader = std::make_unique<checkpoint::CheckpointReader>(path, ranks.rank());
-                  reader->check_files(ranks.size());
-                }));
-  const std::string extra = unexpected(ranks, reader->manifest(), tensors, options.complete);
-  fail_together(ranks, message_of([&] {
-                  std::string fault = checkpoint::fit_fault(*reader, tensors);
-                  if (!extra.empty()) fault += (fault.empty() ? "" : "; ") + extra;
-                  if (!fault.empty())
-                    throw UsageError("the checkpoint '{}' does not fit this model: {}",
-                                     path.string(), fault);
-                }));
-  fail_together(ranks, message_of([&] {
-                  checkpoint::load_held(*reader, tensors);
-                  for (const mesh::HeldTensor& one : options.where_there)
-                    if (checkpoint::fit_fault(*reader, {&one, 1}).empty())
-                      checkpoint::load_held(*reader, {&one, 1});
-                }));
+  do_together(ranks, [&] {
+    reader = std::make_unique<checkpoint::CheckpointReader>(path, ranks.rank());
+    reader->check_files(ranks.size());
+  });
+  const auto& stored = reader->manifest().tensors;
+  check_fit_together(ranks, fmt::format("the checkpoint '{}'", path.string()), stored, tensors,
+                     options);
+  do_together(ranks, [&] {
+    checkpoint::load_held(*reader, tensors);
+    for (const mesh::HeldTensor& one : options.where_there)
+      if (checkpoint::fit_fault(stored, {&one, 1}).empty())
+        checkpoint::load_held(*reader, {&one, 1});
+  });
   return reader->manifest().state;
 }
 

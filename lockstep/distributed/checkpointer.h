@@ -18,6 +18,7 @@
 
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/load_together.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/held_tensor.h>
 #include <lockstep/optim/optimizer.h>
@@ -101,13 +102,6 @@ class Checkpointer {
 // Throws what save() would, and writes nothing: for before a run computes what it could not save.
 void check_contents(const CheckpointContents& contents);
 
-struct LoadOptions {
-  // Prefixes of names ("model/") below which the checkpoint may have nothing that no rank wants.
-  std::vector<std::string> complete = {};
-  // Filled where the checkpoint has them, of this shape and type; otherwise left as they are.
-  std::vector<mesh::HeldTensor> where_there = {};
-};
-
 // Fills the tensors from a checkpoint of any layout, each rank its own, and gives the rest of what
 // was saved. Nothing is touched unless all of it fits on every rank. Every rank calls it.
 //
@@ -135,6 +129,23 @@ inline std::vector<mesh::HeldTensor> below(const std::string& prefix,
   return tensors;
 }
 
+// `load` fills what state_of() gives of them, and returns what the caller is given.
+template <typename Model, typename Load>
+auto load_state_of(DistributedManager& dist, const Model& model, optim::Optimizer& optimizer,
+                   std::vector<mesh::HeldTensor> where_there, const Load& load) {
+  const auto of_model = below("model/", dist.held_state(model));
+  const auto of_optimizer = dist.held_optimizer_state(model, optimizer);
+  auto all = below("optimizer/", of_optimizer);
+  all.insert(all.end(), of_model.begin(), of_model.end());
+  auto loaded = load(all, LoadOptions{.complete = {"model/", "optimizer/"},
+                                      .where_there = std::move(where_there)});
+  dist.held_state_written(model);
+  std::vector<NamedTensor> state;
+  for (const mesh::HeldTensor& one : of_optimizer) state.push_back({one.name, one.values});
+  optimizer.load_state(state);
+  return loaded;
+}
+
 }  // namespace internal
 
 template <typename Model>
@@ -151,18 +162,11 @@ checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
                                           const std::filesystem::path& checkpoint,
                                           const Model& model, optim::Optimizer& optimizer,
                                           std::vector<mesh::HeldTensor> where_there) {
-  const auto of_model = internal::below("model/", dist.held_state(model));
-  const auto of_optimizer = dist.held_optimizer_state(model, optimizer);
-  auto all = internal::below("optimizer/", of_optimizer);
-  all.insert(all.end(), of_model.begin(), of_model.end());
-  auto state = load_checkpoint(
-      RankMessages(dist.world(), dist.device()), checkpoint, all,
-      {.complete = {"model/", "optimizer/"}, .where_there = std::move(where_there)});
-  dist.held_state_written(model);
-  std::vector<NamedTensor> loaded;
-  for (const mesh::HeldTensor& one : of_optimizer) loaded.push_back({one.name, one.values});
-  optimizer.load_state(loaded);
-  return state;
+  return internal::load_state_of(dist, model, optimizer, std::move(where_there),
+                                 [&](const auto& tensors, const LoadOptions& options) {
+                                   return load_checkpoint(RankMessages(dist.world(), dist.device()),
+                                                          checkpoint, tensors, options);
+                                 });
 }
 
 }  // namespace lockstep

@@ -19,6 +19,7 @@ at::Tensor bytes_in(std::string& text) {
 
 RankMessages::RankMessages(std::shared_ptr<comm::Communicator> group, c10::Device device)
     : group_(std::move(group)),
+      device_(device),
       wire_(group_->backend() == "nccl" ? device : c10::Device(at::kCPU)) {}
 
 std::string RankMessages::broadcast(const std::string& text) const {
@@ -62,6 +63,41 @@ std::vector<double> RankMessages::sum(std::vector<double> values) const {
   group_->all_reduce(totals).wait();
   host.copy_(totals);
   return values;
+}
+
+std::vector<std::vector<std::int64_t>> RankMessages::deal(
+    const std::vector<std::vector<std::int64_t>>& numbers) const {
+  const auto options = at::dtype(at::kLong).device(wire_);
+  std::vector<std::int64_t> lengths;
+  std::vector<at::Tensor> sent;
+  for (const std::vector<std::int64_t>& list : numbers) {
+    lengths.push_back(static_cast<std::int64_t>(list.size()));
+    sent.push_back(copy_to(wire_, at::tensor(list, at::kLong)));
+  }
+  const at::Tensor coming = at::empty({size()}, options);
+  group_->all_to_all(coming, copy_to(wire_, at::tensor(lengths, at::kLong))).wait();
+  const at::Tensor sizes = coming.cpu();
+  std::vector<at::Tensor> received;
+  for (int rank = 0; rank < size(); ++rank)
+    received.push_back(at::empty({sizes[rank].item<std::int64_t>()}, options));
+  group_->all_to_all(received, sent).wait();
+  std::vector<std::vector<std::int64_t>> dealt;
+  for (const at::Tensor& one : received) {
+    const at::Tensor here = one.cpu();
+    const auto* const first = static_cast<const std::int64_t*>(here.data_ptr());
+    dealt.emplace_back(first, first + here.numel());
+  }
+  return dealt;
+}
+
+void RankMessages::exchange(const std::vector<comm::Transfer>& transfers) const {
+  if (travels_from_host()) return group_->exchange(transfers).wait_on_host();
+  std::vector<comm::Transfer> staged = transfers;
+  for (comm::Transfer& one : staged) one.tensor = copy_to(wire_, one.tensor);
+  group_->exchange(staged).wait_on_host();
+  for (std::size_t i = 0; i < staged.size(); ++i)
+    if (staged[i].direction == comm::Transfer::Direction::receive)
+      transfers[i].tensor.copy_(staged[i].tensor);
 }
 
 }  // namespace lockstep

@@ -19,6 +19,9 @@ void check(const MemoryOptions& options) {
     throw UsageError("{} ranks do not divide into groups of {} that hold a copy of the model each: "
                      "give a number that {} is a multiple of",
                      options.num_ranks, options.ranks_per_copy, options.num_ranks);
+  if (options.copied_shares < 0)
+    throw UsageError("{} copies of a rank's share of a checkpoint: give at least 0",
+                     options.copied_shares);
   if (options.max_live_units < 1 || options.accumulation < 1 || options.state_bytes < 0)
     throw UsageError("max_live_units is {}, the accumulated micro-batches are {} and the "
                      "optimizer's bytes for each parameter {}: give at least 1, 1 and 0",
@@ -58,6 +61,8 @@ class Accountant {
   MemoryEstimate estimate() {
     for (std::size_t i = 0; i < model_.units.size(); ++i) add_unit(i);
     estimate_.buffers = model_.buffer_bytes;
+    (on_gpu() ? estimate_.host_copies : estimate_.copies) =
+        options_.copied_shares * saved_bytes() / options_.num_ranks;
     estimate_.activations = trace_.peak_bytes();
     if (cuts_parameters_) estimate_.gathered = gathered();
     if (cuts_gradients_) estimate_.gradients_on_their_way = on_their_way();
@@ -123,6 +128,14 @@ class Accountant {
       estimate_.host_optimizer += stepped_on * (options_.state_bytes + kFloat);
   }
 
+  // What a checkpoint holds: of weights in 16 bits those that the optimizer steps on.
+  std::int64_t saved_bytes() const {
+    std::int64_t bytes = model_.buffer_bytes;
+    for (const Unit& unit : model_.units)
+      bytes += unit.num_elements * (summed_bytes(unit) + (unit.trained ? options_.state_bytes : 0));
+    return bytes;
+  }
+
   std::int64_t gathered() const {
     std::vector<MovedUnit> units;
     std::int64_t largest = 0;
@@ -164,8 +177,8 @@ class Accountant {
     const bool there_from_the_start =
         options_.accumulation > 1 || (stay_whole && options_.device == Device::gpu);
     const std::int64_t rest = estimate_.weights + estimate_.optimizer + estimate_.buffers +
-                              estimate_.gathered + estimate_.gradients_on_their_way +
-                              estimate_.gradients -
+                              estimate_.copies + estimate_.gathered +
+                              estimate_.gradients_on_their_way + estimate_.gradients -
                               (stay_whole || options_.accumulation > 1 ? whole_gradients : 0);
     std::int64_t gradients = there_from_the_start ? whole_gradients : 0;
     std::int64_t most = 0;

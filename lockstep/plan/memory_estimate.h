@@ -18,6 +18,11 @@ enum class Offload : std::uint8_t {
   optimizer_and_parameters,  // and the parts of parameters that are cut
 };
 
+// How many shares are copied for a checkpoint that is written while training goes on, and for
+// copies in the ranks' memory: two at a time, of which a rank has its own and a neighbour's.
+inline constexpr int kSharesOfSave = 1;
+constexpr int shares_of_peer_copies(int num_ranks) { return num_ranks == 1 ? 2 : 4; }
+
 // Whether a strategy can: what is offloaded is cut.
 bool can_offload(ShardingStrategy strategy, Offload offload);
 
@@ -32,6 +37,9 @@ struct MemoryOptions {
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
   int ranks_per_node = 0;           // that keep a copy among them (hpZ); 0: none do
+  // Copies in the host's memory of a rank's share of what checkpoints hold: the ranks share all of
+  // it out evenly, whatever the strategy.
+  int copied_shares = 0;
   Device device = Device::cpu;
 };
 
@@ -46,15 +54,18 @@ struct MemoryEstimate {
   std::int64_t gradients_on_their_way = 0;
   std::int64_t activations = 0;
   std::int64_t buffers = 0;
+  std::int64_t copies = 0;  // of what checkpoints hold, where the device is the host
 
   // The most at once: less than their sum where activations go while gradients come.
   std::int64_t peak = 0;
 
-  // Of the host, where something is offloaded.
+  // Of the host, where the device is another: what is offloaded, and copies of what checkpoints
+  // hold.
   std::int64_t host_weights = 0;
   std::int64_t host_optimizer = 0;
+  std::int64_t host_copies = 0;
 
-  std::int64_t host() const { return host_weights + host_optimizer; }
+  std::int64_t host() const { return host_weights + host_optimizer + host_copies; }
 };
 
 // UsageError, with the numbers, for options that make no sense.

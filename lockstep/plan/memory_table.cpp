@@ -24,6 +24,7 @@ const std::vector<Column>& columns() {
        [](const MemoryEstimate& one) { return one.gathered + one.gradients_on_their_way; }},
       {"activations", &MemoryEstimate::activations},
       {"buffers", &MemoryEstimate::buffers},
+      {"copies", &MemoryEstimate::copies},
       {"peak", &MemoryEstimate::peak},
       {"on host", &MemoryEstimate::host},
   };

@@ -18,7 +18,7 @@ struct MemoryRow {
 };
 
 // Rows of one number of ranks stand together. Columns that are empty or next to nothing are left
-// out; 100 characters wide at most, where nothing is offloaded.
+// out; 105 characters wide at most, where nothing is on another host.
 std::string memory_table(std::span<const MemoryRow> rows);
 
 }  // namespace lockstep::plan

@@ -96,6 +96,8 @@ struct CheckpointSection {
   std::int64_t interval = 1000;  // steps; 0: only at the end
   std::int64_t keep = 2;         // the newest so many
   bool asynchronous = true;      // training goes on while they are written
+  // Steps between copies in other ranks' memory; 0: none.
+  std::int64_t memory_interval = 0;
   Resume resume = Resume::automatic;
   std::filesystem::path resume_from;
 };

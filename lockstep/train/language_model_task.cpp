@@ -48,7 +48,8 @@ void load_checkpoint_weights(const std::vector<NamedTensor>& weights,
       held.values = at::empty(tensor.sizes(), *type);
     stored.push_back(std::move(held));
   }
-  if (const std::string fault = checkpoint::fit_fault(reader, stored); !fault.empty())
+  if (const std::string fault = checkpoint::fit_fault(reader.manifest().tensors, stored);
+      !fault.empty())
     throw UsageError("the checkpoint '{}' does not fit this model: {}", folder.string(), fault);
   checkpoint::load_held(reader, stored);
   for (std::size_t i = 0; i < weights.size(); ++i) weights[i].tensor.copy_(stored[i].values);

@@ -22,6 +22,15 @@ std::int64_t state_bytes(const OptimizerSection& optimizer) {
   return optimizer.momentum > 0 ? 4 : 0;
 }
 
+// Of what a rank writes, in the host's memory. What is on another device is copied there for any
+// checkpoint.
+int copied_shares(const CheckpointSection& checkpoint, int num_ranks, plan::Device device) {
+  const bool saves_beside = checkpoint.asynchronous && checkpoint.interval > 0;
+  int shares = saves_beside || device == plan::Device::gpu ? plan::kSharesOfSave : 0;
+  if (checkpoint.memory_interval > 0) shares += plan::shares_of_peer_copies(num_ranks);
+  return shares;
+}
+
 // "weights 26.1 GiB, gradients 26.1 GiB, …", without what is nothing.
 std::string parts_text(const plan::MemoryEstimate& estimate) {
   std::string text;
@@ -35,6 +44,7 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
   add("optimizer", estimate.optimizer);
   add("units in flight", estimate.gathered + estimate.gradients_on_their_way);
   add("activations", estimate.activations);
+  add("copies for checkpoints", estimate.copies);
   return text;
 }
 
@@ -177,6 +187,7 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
        .accumulation = choice.accumulation,
        .ranks_per_node =
            cuts ? static_cast<int>(config_.sharding.zero_plus_plus.hpz_partition_size) : 0,
+       .copied_shares = copied_shares(config_.checkpoint, choice.num_ranks, device_),
        .device = device_});
 }
 
@@ -243,12 +254,14 @@ std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
   const plan::MemoryEstimate estimate = plan.estimate(choice);
   if (!there.has_room_on_host(estimate))
     throw UsageError(
-        "the model has {:.3g} parameters, of which each of this host's {} ranks keeps {} in its "
-        "memory, where the optimizer is offloaded to, but the host has {}. Spread the ranks over "
-        "more hosts, take zero_optimization.offload_optimizer and offload_param away where "
-        "devices have room, or make the model smaller",
+        "the model has {:.3g} parameters, and each of this host's {} ranks keeps {} in its memory "
+        "(what is offloaded {}, copies for checkpoints {}), but the host has {}. Spread the ranks "
+        "over more hosts, take zero_optimization.offload_optimizer and offload_param away where "
+        "devices have room, leave checkpoint.memory_interval at 0, or make the model smaller",
         static_cast<double>(models::num_parameters(plan.model())), there.num_ranks_on_host,
         plan::bytes_text(static_cast<double>(estimate.host())),
+        plan::bytes_text(static_cast<double>(estimate.host_weights + estimate.host_optimizer)),
+        plan::bytes_text(static_cast<double>(estimate.host_copies)),
         plan::bytes_text(static_cast<double>(there.host_bytes)));
   const Fit fits = fit(estimate.peak, there.for_each_rank());
   if (fits == Fit::well) return "";

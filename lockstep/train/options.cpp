@@ -38,6 +38,12 @@ void check(const TrainerOptions& options) {
                      options.validation_batches, options.accumulation);
   check_least("checkpoint_interval", options.checkpoint_interval, 0);
   check_least("keep_checkpoints", options.keep_checkpoints, 0);
+  check_least("memory_interval", options.memory_interval, 0);
+  if (options.memory_interval > 0 && options.peer_copies == nullptr)
+    throw UsageError(
+        "memory_interval is {}, and there is nothing that outlives the trainer to keep "
+        "copies in: set peer_copies to one that is made outside of keep_going()",
+        options.memory_interval);
   check_least("steps_per_print", options.steps_per_print, 0);
   check_least("progress_fd", options.progress_fd, -1);
   if (options.reference_loss && !std::isfinite(options.reference_loss->value))

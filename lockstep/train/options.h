@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -13,6 +14,10 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/optim/schedule.h>
+
+namespace lockstep {
+class PeerCopies;
+}
 
 namespace lockstep::train {
 
@@ -80,6 +85,12 @@ struct TrainerOptions {
   // Whether training goes on while a checkpoint is written, from a copy of what it holds; the last
   // one of a run is waited for in any case.
   bool asynchronous_checkpoints = true;
+  // Steps between copies of the run's state in the memory of other ranks; 0: none. They are kept in
+  // `peer_copies`, which its process makes once and keeps while the job is formed anew
+  // (keep_going.h): a trainer that is made with it then goes on from the last of them, where its
+  // ranks still have all of it and no checkpoint is newer.
+  std::int64_t memory_interval = 0;
+  std::shared_ptr<PeerCopies> peer_copies = {};
   ResumePolicy resume = ResumePolicy::newest;
   // Another checkpoint to start from, in place of the run's own.
   std::optional<std::filesystem::path> resume_from = {};

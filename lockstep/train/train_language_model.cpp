@@ -100,6 +100,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.checkpoint_interval = config.checkpoint.interval;
   options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
   options.asynchronous_checkpoints = config.checkpoint.asynchronous;
+  options.memory_interval = config.checkpoint.memory_interval;
   options.resume =
       config.checkpoint.resume == Resume::never ? ResumePolicy::never : ResumePolicy::newest;
   if (config.checkpoint.resume == Resume::from) options.resume_from = config.checkpoint.resume_from;
@@ -204,7 +205,8 @@ class Speaker {
 
 }  // namespace
 
-TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
+TrainingResult train_language_model(const TrainConfig& config, int output_fd,
+                                    std::shared_ptr<PeerCopies> peer_copies) {
   DistributedManager dist = setup_distributed(distributed_config(config));
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
@@ -250,6 +252,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd) {
 
   TrainerOptions options = trainer_options(config, plan);
   set_precision(config, dist.device(), options);
+  options.peer_copies = std::move(peer_copies);
   options.progress_fd = output_fd;
   options.title = what;
   double entropy = 0;

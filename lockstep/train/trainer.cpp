@@ -153,7 +153,6 @@ TrainingResult Trainer::run() {
                                                          .counted = task_->counted(),
                                                          .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
-  saved_step_ = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();
@@ -172,6 +171,7 @@ TrainingResult Trainer::run() {
     const bool last = finished() || result_.end == TrainingResult::End::interrupted;
     poll_save();
     if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
+    if (!last && due(options_.memory_interval)) take_copy();
   }
   if (result_.end == TrainingResult::End::finished) validate();
   if (reporter_) {
@@ -184,6 +184,7 @@ TrainingResult Trainer::run() {
     result_.signal = signal_of(dist_);
     if (result_.signal == 0) result_.end = TrainingResult::End::left;
   }
+  leave_copies();
   result_.step = step_;
   return result_;
 }

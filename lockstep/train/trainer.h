@@ -9,11 +9,13 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/peer_copies.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
@@ -35,7 +37,7 @@ struct TrainingResult {
   End end = End::finished;
   int signal = 0;  // the one that interrupted it, on whichever rank
   std::int64_t step = 0;
-  std::int64_t resumed_after = 0;         // the step of the checkpoint it went on from; 0: none
+  std::int64_t resumed_after = 0;         // the step of what it went on from; 0: nothing
   double loss = 0;                        // of the last step
   std::optional<double> validation_loss;  // at the end
   std::vector<observe::Metric> validation_metrics;
@@ -113,6 +115,11 @@ class Trainer {
   std::optional<FolderLock> open_output();
   void resume();
   void restore(const std::filesystem::path& checkpoint);
+  void restore_copy(const checkpoint::Checkpoint& on_disk);
+  void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
+  RankMessages rank_messages() const { return {dist_.world(), dist_.device()}; }
+  void take_copy();
+  void leave_copies();
   CheckpointContents contents();
   void save(Saving saving);
   void poll_save();

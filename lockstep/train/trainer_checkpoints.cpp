@@ -93,36 +93,47 @@ std::optional<FolderLock> Trainer::open_output() {
   return lock;
 }
 
-// From the newest checkpoint that is whole.
+// From the newest that is whole, on the disk or in the ranks' memory. What they have there is of
+// this very run.
 void Trainer::resume() {
-  if (options_.resume_from) return restore(*options_.resume_from);
-  if (options_.output.empty()) return;
+  std::optional<std::int64_t> in_memory;
+  if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
+  if (options_.resume_from || options_.output.empty()) {
+    if (in_memory) return restore_copy({});
+    if (options_.resume_from) restore(*options_.resume_from);
+    return;
+  }
   const auto folder = RunFolder(options_).checkpoints();
   std::istringstream newest_first(on_main_rank(dist_, [&] {
-    std::string paths;
-    if (options_.resume == ResumePolicy::never) {
+    std::string lines;
+    if (options_.resume == ResumePolicy::never && !in_memory) {
       check_no_later_checkpoints(folder, 0);
-      return paths;
+      return lines;
     }
     for (const checkpoint::Checkpoint& one : checkpoint::list_checkpoints(folder))
-      paths = one.path.string() + '\n' + paths;
-    return paths;
+      lines = fmt::format("{} {}\n{}", one.step, one.path.string(), lines);
+    return lines;
   }));
   std::string damage;
-  for (std::string path; std::getline(newest_first, path);) {
+  checkpoint::Checkpoint next;
+  for (std::string path; newest_first >> next.step && std::getline(newest_first.ignore(), path);) {
+    next.path = path;
+    if (in_memory >= next.step) return restore_copy(next);
     try {
-      return restore(path);
+      restore(next.path);
+      if (in_memory) options_.peer_copies->forget();
+      return;
     } catch (const checkpoint::DamagedCheckpoint& error) {
       damage = error.what();
     }
     on_main_rank(dist_, [&] {
       const auto all = checkpoint::list_checkpoints(folder);
-      const auto found =
-          std::ranges::find(all, std::filesystem::path(path), &checkpoint::Checkpoint::path);
+      const auto found = std::ranges::find(all, next.path, &checkpoint::Checkpoint::path);
       if (found != all.end()) set_aside(*found, damage);
       return std::string();
     });
   }
+  if (in_memory) return restore_copy({});
   if (!damage.empty())
     throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
                                       "on from. Get a copy of one, or start anew in another folder",
@@ -137,20 +148,37 @@ void Trainer::restore(const std::filesystem::path& from) {
   const checkpoint::TrainingState state =
       load_checkpoint(dist_, from, model_, *optimizer_, generators);
   restore_generators(generators, dist_);
+  go_on_from(state, fmt::format("the checkpoint '{}'", from.string()));
+  result_.checkpoint = from;
+  saved_step_ = step_;
+}
+
+// From what the ranks kept of each other. `on_disk` is the newest checkpoint that there is.
+void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
+  const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
+  const auto state = options_.peer_copies->restore(dist_, model_, *optimizer_, generators);
+  LOCKSTEP_CHECK(state.has_value(), "a copy that was there is gone");
+  restore_generators(generators, dist_);
+  go_on_from(*state, "copies in the ranks' memory");
+  result_.checkpoint = on_disk.path;
+  saved_step_ = on_disk.step;
+  // Of what was lost there is one copy left: the next loss must not come before there are two.
+  take_copy();
+}
+
+void Trainer::go_on_from(const checkpoint::TrainingState& state, const std::string& what) {
   step_ = state.step;
   const auto updates = state.values.find("updates");
   if (updates == state.values.end())
-    throw UsageError("the checkpoint '{}' does not say how many updates were made: it is not one "
-                     "of a training run",
-                     from.string());
+    throw UsageError("{} does not say how many updates were made: it is not one of a training run",
+                     what);
   if (!(updates->second >= 0) || updates->second > static_cast<double>(step_))
-    throw UsageError("the checkpoint '{}' has made {} updates in {} steps: it is damaged",
-                     from.string(), updates->second, step_);
+    throw UsageError("{} has made {} updates in {} steps: it is damaged", what, updates->second,
+                     step_);
   updates_ = static_cast<std::int64_t>(updates->second);
   result_.skipped_steps = step_ - updates_;
   if (loss_scaling_) loss_scaling_->load(state.values);
   samples_ = state.samples_seen;
-  result_.checkpoint = from;
   result_.loss = state.last_loss.value_or(0);
   loader_.load_state({.epoch = state.data.epoch,
                       .position = state.data.position,
@@ -160,9 +188,22 @@ void Trainer::restore(const std::filesystem::path& from) {
   count_steps();
   if (finished())
     log::info("all {} steps were done before ({}): more of them need a larger max_steps or epochs",
-              step_, from.string());
+              step_, what);
   else
-    log::info("goes on from step {} ({})", step_, from.string());
+    log::info("goes on from step {} ({})", step_, what);
+}
+
+void Trainer::take_copy() {
+  note_progress("copy in another rank's memory");
+  options_.peer_copies->take(rank_messages(), contents());
+}
+
+// A run that is over, or that another process may go on with, needs none any more.
+void Trainer::leave_copies() {
+  if (options_.memory_interval == 0) return;
+  if (result_.end != TrainingResult::End::left) return options_.peer_copies->forget();
+  take_copy();
+  options_.peer_copies->finish();
 }
 
 void Trainer::save(Saving saving) {

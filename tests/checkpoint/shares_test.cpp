@@ -12,14 +12,18 @@ namespace {
 using mesh::Placement;
 using Ranks = std::vector<std::vector<HeldPiece>>;
 
+HeldPiece piece(const std::string& tensor, const Placement& placement, DType dtype = DType::f32) {
+  return {tensor, dtype, placement.shape(), placement};
+}
+
 std::vector<std::uint64_t> bytes_of(const Ranks& ranks) {
   std::vector<std::uint64_t> bytes;
   const auto written = share_out(ranks);
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     bytes.push_back(0);
     for (const WrittenPart& part : written[rank])
-      bytes.back() +=
-          static_cast<std::uint64_t>(part.part.size()) * ranks[rank][part.piece].element_bytes;
+      bytes.back() += static_cast<std::uint64_t>(part.part.size()) *
+                      (bits_of(ranks[rank][part.piece].dtype) / 8);
   }
   return bytes;
 }
@@ -41,7 +45,7 @@ std::vector<int> times(const Ranks& ranks, const std::string& tensor, std::int64
 TEST(Shares, CopiesAreWrittenOnceAndTheWorkIsShared) {
   std::vector<HeldPiece> all;
   for (int i = 0; i < 20; ++i)
-    all.push_back({"t" + std::to_string(i), 4, Placement::full({10 + i})});
+    all.push_back(piece("t" + std::to_string(i), Placement::full({10 + i})));
   const Ranks ranks(4, all);
   for (int i = 0; i < 20; ++i)
     EXPECT_THAT(times(ranks, "t" + std::to_string(i), 10 + i), ::testing::Each(1));
@@ -51,8 +55,8 @@ TEST(Shares, CopiesAreWrittenOnceAndTheWorkIsShared) {
 }
 
 TEST(Shares, ALargePieceIsWrittenBySeveral) {
-  const Ranks ranks(
-      4, {{"large", 4, Placement::full({100, 100})}, {"small", 8, Placement::full({3})}});
+  const Ranks ranks(4, {piece("large", Placement::full({100, 100})),
+                        piece("small", Placement::full({3}), DType::i64)});
   EXPECT_THAT(times(ranks, "large", 10'000), ::testing::Each(1));
   EXPECT_THAT(times(ranks, "small", 3), ::testing::Each(1));
   for (const std::uint64_t bytes : bytes_of(ranks)) EXPECT_LE(bytes, 10'000u * 4 / 4 + 100);
@@ -61,10 +65,10 @@ TEST(Shares, ALargePieceIsWrittenBySeveral) {
 TEST(Shares, PartsAreWrittenByThoseWhoHaveThem) {
   Ranks ranks;
   for (int rank = 0; rank < 4; ++rank)
-    ranks.push_back({{"cut", 4, Placement::full({11}).cut_flat(rank, 4)},
+    ranks.push_back({piece("cut", Placement::full({11}).cut_flat(rank, 4)),
                      // A hybrid: two have the same half.
-                     {"half", 4, Placement::full({6, 2}).cut_dim(0, rank / 2, 2)},
-                     {"empty", 4, Placement::full({0})}});
+                     piece("half", Placement::full({6, 2}).cut_dim(0, rank / 2, 2)),
+                     piece("empty", Placement::full({0}))});
   EXPECT_THAT(times(ranks, "cut", 11), ::testing::Each(1));
   EXPECT_THAT(times(ranks, "half", 12), ::testing::Each(1));
   int mentions = 0;
@@ -75,10 +79,25 @@ TEST(Shares, PartsAreWrittenByThoseWhoHaveThem) {
 
 TEST(Shares, AreToldInTexts) {
   const std::vector<HeldPiece> pieces = {
-      {"a name with \"quotes\"", 4, Placement::full({4, 6}).cut_dim(1, 1, 2).cut_flat(0, 3)},
-      {"scalar", 8, Placement::full({})},
-      {"empty", 4, Placement::full({3}).cut_flat(mesh::Interval{3, 3})}};
+      piece("a name with \"quotes\"", Placement::full({4, 6}).cut_dim(1, 1, 2).cut_flat(0, 3)),
+      piece("scalar", Placement::full({}), DType::i64),
+      {"cut as three", DType::bf16, {6, 4}, Placement::full({3, 2, 4}).cut_dim(1, 0, 2)},
+      piece("empty", Placement::full({3}).cut_flat(mesh::Interval{3, 3}))};
   EXPECT_EQ(parse_held_pieces(to_text(pieces)), pieces);
+}
+
+TEST(Shares, WhatARankWritesIsPiecesOfItsOwn) {
+  const std::vector<HeldPiece> held = {piece("a", Placement::full({4, 6}).cut_dim(1, 1, 2)),
+                                       piece("b", Placement::full({5}), DType::f64)};
+  const std::vector<WrittenPart> parts = {{.piece = 0, .part = {3, 9}},
+                                          {.piece = 1, .part = {0, 5}}};
+  const auto written = written_pieces(held, parts);
+  ASSERT_EQ(written.size(), 2u);
+  EXPECT_EQ(written[0],
+            piece("a", Placement::full({4, 6}).cut_dim(1, 1, 2).cut_flat(mesh::Interval{3, 9})));
+  EXPECT_EQ(written[0].bytes(), 6u * 4);
+  EXPECT_EQ(written[1], held[1]);
+  EXPECT_EQ(written[1].bytes(), 5u * 8);
 }
 
 }  // namespace

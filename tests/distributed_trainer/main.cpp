@@ -12,13 +12,16 @@ int main(int argc, char** argv) {
     return lockstep::ranks::run_cells(dist.world(), [&](lockstep::ranks::Cells& cells) {
       check_two_ranks(dist, cells);
       check_resuming(dist, cells);
+      lockstep::check_copies_in_memory({.timeout = lockstep::milliseconds(30'000)}, cells);
     });
   }
   if (argc == 2 && std::strcmp(argv[1], "--fsdp") == 0) {
     const auto dist = lockstep::setup_distributed(
         {.mode = lockstep::ParallelMode::FSDP, .timeout = lockstep::milliseconds(30'000)});
-    return lockstep::ranks::run_cells(
-        dist.world(), [&](lockstep::ranks::Cells& cells) { check_fsdp(dist, cells); });
+    return lockstep::ranks::run_cells(dist.world(), [&](lockstep::ranks::Cells& cells) {
+      check_fsdp(dist, cells);
+      lockstep::check_copies_in_memory(dist.config(), cells);
+    });
   }
   if (argc == 2 && std::strcmp(argv[1], "--stages") == 0)
     return lockstep::ranks::run_cells(lockstep::check_stages_in_bf16);

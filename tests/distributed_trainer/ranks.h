@@ -10,6 +10,9 @@ namespace lockstep {
 void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells);
 // That a run which was interrupted goes on to the bit.
 void check_resuming(const DistributedManager& dist, ranks::Cells& cells);
+// That one which was left in the middle goes on from the copies in the ranks' memory. `config` is
+// the job's, which is formed anew for each.
+void check_copies_in_memory(const DistributedConfig& config, ranks::Cells& cells);
 // Of a job with ParallelMode::FSDP.
 void check_fsdp(const DistributedManager& dist, ranks::Cells& cells);
 // Stages of a language model on two ranks, in 16 bits.

@@ -151,8 +151,39 @@ TEST(RunMemory, OfTheHostIsJudgedWhereItIsUsed) {
               AllOf(HasSubstr("this host's 2 ranks"), HasSubstr("offload_optimizer")));
 }
 
+// What ranks write is shared out among them, whatever the strategy: 12 bytes of each parameter.
+TEST(RunMemory, HasTheCopiesOfWhatIsSaved) {
+  TrainConfig saved = config();
+  saved.checkpoint = {.interval = 0};
+  const auto estimate = [&](plan::Device device, int num_ranks) {
+    MemoryPlan plan = plan_of(saved, device);
+    return plan.estimate(plan.configured(num_ranks));
+  };
+  const std::int64_t share = 12 * models::num_parameters(plan_of(saved).model()) / 4;
+  const std::int64_t plain = estimate(plan::Device::cpu, 4).peak;
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, 0) << "the last one is written as it is";
+  saved.checkpoint.interval = 10;
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, share);
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).peak, plain + share);
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).host(), 0);
+  saved.checkpoint.asynchronous = false;
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).peak, plain);
+
+  saved.checkpoint.memory_interval = 1;
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, 4 * share);
+  EXPECT_EQ(estimate(plan::Device::cpu, 1).copies, 2 * 4 * share) << "there is no neighbour";
+  saved.sharding.strategy = Sharding::full;
+  EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, 4 * share);
+  saved.checkpoint.asynchronous = true;
+  EXPECT_EQ(estimate(plan::Device::gpu, 4).host_copies, 5 * share);
+  EXPECT_EQ(estimate(plan::Device::gpu, 4).copies, 0);
+  EXPECT_EQ(estimate(plan::Device::gpu, 4).host(), 5 * share);
+}
+
 TEST(RunMemory, IsJudgedBeforeTraining) {
-  MemoryPlan plan = plan_of(config());
+  TrainConfig unsaved = config();
+  unsaved.checkpoint.interval = 0;  // of which one rank would have more than each of two
+  MemoryPlan plan = plan_of(unsaved);
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;
   EXPECT_EQ(judge_memory(plan, choice, {.bytes = 2 * peak}), "");

@@ -25,7 +25,7 @@ const char* const kEverything = R"({
                 "warmup_type": "linear"}},
   "gradient_clipping": 0.5, "max_steps": 5000, "epochs": 3, "seed": 7, "output": "/out/here",
   "validation": {"interval": 100, "batches": 0},
-  "checkpoint": {"interval": 20, "keep": 1, "resume": "/out/there"},
+  "checkpoint": {"interval": 20, "keep": 1, "memory_interval": 2, "resume": "/out/there"},
   "tensorboard": {"enabled": false, "output_path": "/out/tb", "job_name": "first"},
   "csv_monitor": {"enabled": false, "output_path": "/out/csv", "job_name": "second"},
   "steps_per_print": 1, "wall_clock_breakdown": true, "dataloader_drop_last": true,

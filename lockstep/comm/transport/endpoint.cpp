@@ -4,18 +4,17 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <list>
 #include <sstream>
 #include <utility>
 
+#include <lockstep/base/host_identity.h>
 #include <lockstep/base/log.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
@@ -48,15 +47,6 @@ std::string random_name() {
   std::string text = "lockstep-";
   for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
   return text;
-}
-
-// Processes with equal identities can share memory and reach each other's abstract sockets.
-std::string host_identity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  struct stat network {};
-  ::stat("/proc/self/ns/net", &network);
-  return fmt::format("{}/{}", boot, network.st_ino);
 }
 
 std::vector<int> usable_cores() {

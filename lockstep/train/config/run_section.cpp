@@ -42,6 +42,7 @@ void read_checkpoint(JsonSection& top, const PathReader& paths, CheckpointSectio
   section.integer("interval", checkpoint.interval, 0, kMostSteps);
   section.integer("keep", checkpoint.keep, 1, 1'000'000);
   section.boolean("async", checkpoint.asynchronous);
+  section.integer("memory_interval", checkpoint.memory_interval, 0, kMostSteps);
   const JsonNode* node = section.find("resume");
   if (node == nullptr) return;
   if (node->text() != nullptr && *node->text() == "never") {

@@ -115,7 +115,8 @@ json monitor_json(const MonitorSection& monitor) {
 json checkpoint_json(const CheckpointSection& checkpoint) {
   json section = {{"interval", checkpoint.interval},
                   {"keep", checkpoint.keep},
-                  {"async", checkpoint.asynchronous}};
+                  {"async", checkpoint.asynchronous},
+                  {"memory_interval", checkpoint.memory_interval}};
   switch (checkpoint.resume) {
     case Resume::automatic: section["resume"] = "auto"; break;
     case Resume::never: section["resume"] = "never"; break;

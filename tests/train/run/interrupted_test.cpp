@@ -191,6 +191,33 @@ TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
   EXPECT_EQ(training.weights(), training.weights("whole"));
 }
 
+// Nothing is on the disk: the others have in their memory what the lost one had, whichever it was.
+TEST(Interrupted, AKilledRankCostsOneStepWithCopiesInMemory) {
+  LongTraining training;
+  training.set("/checkpoint/interval", 0).set("/max_steps", 120);
+  training.set("/checkpoint/memory_interval", 1).set("/sharding_strategy", "FULL_SHARD");
+  training.set("/train_batch_size", 6);
+  training.train(3, "whole");
+  for (const int lost : {0, 2}) {
+    const std::string name = "lost-" + std::to_string(lost);
+    Launched run = training.start(3, name, {"--max-restarts", "1"});
+    ASSERT_TRUE(run.says("step 30/")) << run.error();
+    const pid_t victim = process_of_rank(run, lost);
+    ASSERT_GT(victim, 0);
+    ::kill(victim, SIGKILL);
+    EXPECT_EQ(run.wait(kLong), 0) << run.error();
+    EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+    const std::string error = run.error();
+    const std::string words = "goes on from step ";
+    const auto at = error.find(words);
+    ASSERT_NE(at, std::string::npos) << error;
+    EXPECT_GE(std::stoi(error.substr(at + words.size())), 29) << error;
+    EXPECT_THAT(error, HasSubstr("(copies in the ranks' memory)"));
+    EXPECT_EQ(training.losses(name), training.losses("whole"));
+    EXPECT_EQ(training.weights(name), training.weights("whole"));
+  }
+}
+
 TEST(Interrupted, ARankThatDoesNotGetOnIsStuck) {
   LongTraining training;
   training.set("/max_steps", 1'000'000);

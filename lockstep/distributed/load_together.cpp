@@ -1,0 +1,87 @@
+#include <lockstep/distributed/load_together.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/checkpoint/safetensors/quote.h>
+
+namespace lockstep {
+
+namespace {
+
+// What a rank says to the others: how its own work went, and then what or why.
+constexpr char kWentWell = 'd';
+constexpr char kWentWrong = 'f';
+constexpr char kFoundDamage = 'x';
+
+std::string outcome_of(const std::function<std::string()>& work) {
+  try {
+    return kWentWell + work();
+  } catch (const checkpoint::DamagedCheckpoint& damage) {
+    return kFoundDamage + std::string(damage.what());
+  } catch (const std::exception& error) {
+    return kWentWrong + std::string(error.what());
+  }
+}
+
+// Of what is stored, what no rank has.
+std::string unexpected(const RankMessages& ranks, const checkpoint::StoredTensors& stored,
+                       const std::vector<mesh::HeldTensor>& tensors,
+                       const std::vector<std::string>& complete) {
+  std::string names;
+  for (const mesh::HeldTensor& tensor : tensors) names += tensor.name + '\n';
+  std::set<std::string> known;
+  for (const std::string& text : ranks.gather(names)) {
+    std::istringstream lines(text);
+    for (std::string name; std::getline(lines, name);) known.insert(name);
+  }
+  std::vector<std::string> others;
+  for (const auto& [name, tensor] : stored)
+    if (!known.contains(name) && std::ranges::any_of(complete, [&](const std::string& prefix) {
+          return name.starts_with(prefix);
+        }))
+      others.push_back(checkpoint::quote(name));
+  constexpr std::size_t kNamed = 5;
+  const std::size_t left_out = others.size() - std::min(others.size(), kNamed);
+  others.resize(others.size() - left_out);
+  if (others.empty()) return "";
+  return fmt::format("it has {}{}, which this model has not", fmt::join(others, ", "),
+                     left_out == 0 ? "" : fmt::format(" and {} more", left_out));
+}
+
+}  // namespace
+
+std::vector<std::string> say_together(const RankMessages& ranks,
+                                      const std::function<std::string()>& work) {
+  std::vector<std::string> said = ranks.gather(outcome_of(work));
+  for (std::string& one : said) {
+    if (one.front() == kFoundDamage) throw checkpoint::DamagedCheckpoint(one.substr(1));
+    if (one.front() == kWentWrong) throw UsageError(one.substr(1));
+    one.erase(0, 1);
+  }
+  return said;
+}
+
+void do_together(const RankMessages& ranks, const std::function<void()>& work) {
+  say_together(ranks, [&] {
+    work();
+    return std::string();
+  });
+}
+
+void check_fit_together(const RankMessages& ranks, const std::string& what,
+                        const checkpoint::StoredTensors& stored,
+                        const std::vector<mesh::HeldTensor>& tensors, const LoadOptions& options) {
+  const std::string extra = unexpected(ranks, stored, tensors, options.complete);
+  do_together(ranks, [&] {
+    std::string fault = checkpoint::fit_fault(stored, tensors);
+    if (!extra.empty()) fault += (fault.empty() ? "" : "; ") + extra;
+    if (!fault.empty()) throw UsageError("{} does not fit this model: {}", what, fault);
+  });
+}
+
+}  // namespace lockstep

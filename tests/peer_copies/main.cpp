@@ -1,0 +1,22 @@
+// The test program; with an argument of tables.h it is one rank of a job.
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "tables.h"
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  const std::string what = argc > 1 ? argv[1] : "";
+  const std::string argument = argc > 2 ? argv[2] : "";
+  if (what == "--copies") return ranks::run_cells(peer_copies::check_copies, argument);
+  if (what == "--lost-copying") return ranks::run_cells(peer_copies::lose_while_copying);
+  if (what == "--layouts")
+    return ranks::run_cells(
+        [&](ranks::Cells& cells) { peer_copies::check_layouts(cells, argument); });
+  if (what == "--lost-sending")
+    return ranks::run_cells(
+        [&](ranks::Cells& cells) { peer_copies::lose_while_sending(cells, std::stoi(argument)); });
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
