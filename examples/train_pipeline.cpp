@@ -67,7 +67,8 @@ void train() {
 
   for (int step = 1; step <= 400; ++step) {
     // The same samples on all stages of a pipeline, others on the next one.
-    const auto batch = points.index_select(0, torch::randperm(4096).narrow(0, 0, 192));
+    const auto order = torch::randperm(4096).to(dist.device());
+    const auto batch = points.index_select(0, order.narrow(0, 0, 192));
     const auto share = batch.slice(0, dist.data_rank(), {}, dist.data_size());
     mine = share.chunk(kMicroBatches);
     optimizer->zero_grad();

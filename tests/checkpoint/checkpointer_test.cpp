@@ -195,7 +195,7 @@ TEST_F(OneRank, ADamagedOneIsNamed) {
 
 TEST_F(OneRank, AModelAndItsOptimizer) {
   const auto train = [&](auto& model, optim::Optimizer& optimizer) {
-    dist.backward(model, model->forward(at::ones({2, 3})).square().sum(), 2);
+    dist.backward(model, model->forward(at::ones({2, 3}, dist.device())).square().sum(), 2);
     optimizer.step(0.1);
     optimizer.zero_grad();
   };
