@@ -1,0 +1,81 @@
+// Processes that stay when a rank is lost, whatever they were doing then.
+#include <cstdio>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <tests/elastic/launched.h>
+
+namespace lockstep {
+namespace {
+
+using elastic::testing::count_of;
+using elastic::testing::Launched;
+using elastic::testing::lines_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::map<int, int> pids_of(const std::string& output, int generation) {
+  std::map<int, int> pids;
+  for (const std::string& line : lines_of(output)) {
+    int pid = 0, rank = 0, world = 0, in = 0;
+    const auto start = line.find("pid=");
+    if (start != std::string::npos &&
+        std::sscanf(line.c_str() + start, "pid=%d rank=%d world=%d generation=%d", &pid, &rank,
+                    &world, &in) == 4 &&
+        in == generation)
+      pids[rank] = pid;
+  }
+  return pids;
+}
+
+// Of four ranks, all but rank 2 keep their processes.
+void expect_three_stay(const std::string& way) {
+  Launched job = Launched::run({"--nproc-per-node", "4", "--max-restarts", "1", KEPT_RANK, way});
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  const auto before = pids_of(job.output(), 0);
+  const auto after = pids_of(job.output(), 1);
+  ASSERT_EQ(before.size(), 4u) << job.output();
+  ASSERT_EQ(after.size(), 4u) << job.output() << job.error();
+  for (const int rank : {0, 1, 3}) EXPECT_EQ(after.at(rank), before.at(rank)) << job.error();
+  EXPECT_NE(after.at(2), before.at(2));
+  EXPECT_EQ(count_of("the sum is 4", job.output()), 4) << job.output();
+  EXPECT_EQ(elastic::testing::faults_in(job.error()).size(), 1u) << job.error();
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+TEST(KeepGoing, RanksThatWaitForTheLostOne) { expect_three_stay("waiting"); }
+
+TEST(KeepGoing, RanksThatHaveNothingToDoWithIt) { expect_three_stay("apart"); }
+
+TEST(KeepGoing, RanksThatCompute) { expect_three_stay("computing"); }
+
+TEST(KeepGoing, WhereOneFailsByItself) { expect_three_stay("failing"); }
+
+TEST(KeepGoing, WhereTheProgramThrowsSomethingElse) { expect_three_stay("wrapping"); }
+
+TEST(KeepGoing, EndsAsBeforeWithoutARestart) {
+  Launched job = Launched::run({"--nproc-per-node", "4", KEPT_RANK, "waiting"});
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 137) << job.error();
+  EXPECT_TRUE(pids_of(job.output(), 1).empty());
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+TEST(KeepGoing, ASpareIsNobodyUntilItIsNeeded) {
+  Launched job =
+      Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "--spares", "1", KEPT_RANK});
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  EXPECT_EQ(count_of("the sum is 2", job.output()), 2) << job.output();
+  EXPECT_THAT(job.output(), Not(HasSubstr("[spare]")));
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+TEST(KeepGoing, IsACallWithoutALauncher) {
+  Launched job({KEPT_RANK});
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  EXPECT_THAT(job.output(), HasSubstr("the sum is 1"));
+}
+
+}  // namespace
+}  // namespace lockstep

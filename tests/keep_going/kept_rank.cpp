@@ -1,0 +1,101 @@
+// A rank in keep_going(). In each generation it says who it is; in the first it then waits for
+// others in the way that its argument names, and rank 2 is lost.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include <ATen/ATen.h>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/keep_going.h>
+
+namespace lockstep {
+namespace {
+
+using Group = std::shared_ptr<comm::Communicator>;
+
+constexpr int kLost = 2;
+
+void be_lost() { ::kill(::getpid(), SIGKILL); }
+
+double sum_of(const Group& group) {
+  at::Tensor one = at::ones({1}, at::kDouble);
+  group->all_reduce(one).wait_on_host();
+  return one.item<double>();
+}
+
+// All ranks in calls that the lost one is in.
+void wait_for_the_lost(const Group& world) {
+  if (world->rank() == kLost) be_lost();
+  sum_of(world);
+}
+
+// Ranks 0 and 1 have nothing to do with the lost one, and notice nothing by themselves.
+void go_on_without_the_lost(const Group& world) {
+  const auto pair = world->split(world->rank() / 2, world->rank(), "pair");
+  if (world->rank() == kLost) be_lost();
+  while (true) sum_of(pair);
+}
+
+// In no call when it happens.
+void compute(const Group& world) {
+  if (world->rank() == kLost) be_lost();
+  if (world->rank() == 0) std::this_thread::sleep_for(milliseconds(700));
+  sum_of(world);
+}
+
+// A rank throws what has nothing to do with others: it has failed by itself.
+void fail_by_itself(const Group& world) {
+  if (world->rank() == kLost) throw std::runtime_error("out of ideas");
+  sum_of(world);
+}
+
+// An exception of the program's own, for a call that failed.
+void wrap_what_is_thrown(const Group& world) {
+  try {
+    wait_for_the_lost(world);
+  } catch (const CommError& error) {
+    std::this_thread::sleep_for(milliseconds(1000));  // by then the launcher has spoken
+    throw std::runtime_error(std::string("my own words: ") + error.what());
+  }
+}
+
+const std::map<std::string, std::function<void(const Group&)>>& ways() {
+  static const std::map<std::string, std::function<void(const Group&)>> all = {
+      {"waiting", wait_for_the_lost}, {"apart", go_on_without_the_lost}, {"computing", compute},
+      {"failing", fail_by_itself},    {"wrapping", wrap_what_is_thrown},
+  };
+  return all;
+}
+
+void body(const std::string& way) {
+  const auto dist =
+      setup_distributed({.timeout = milliseconds(60'000), .device_type = c10::DeviceType::CPU});
+  const LaunchEnvironment env = read_launch_environment();
+  std::printf("pid=%d rank=%d world=%d generation=%d \n", ::getpid(), dist.rank(),
+              dist.world_size(), env.generation);
+  std::fflush(stdout);
+  if (env.generation == 0 && !way.empty()) ways().at(way)(dist.world());
+  const double sum = sum_of(dist.world());
+  std::printf("the sum is %g \n", sum);
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  try {
+    lockstep::keep_going([&] { lockstep::body(argc > 1 ? argv[1] : ""); });
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gave up: %s\n", error.what());
+    return 1;
+  }
+}
