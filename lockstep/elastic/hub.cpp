@@ -204,6 +204,8 @@ void Hub::hear(Seat& seat, const Channel::Message& message) {
     check_done();
   } else if (message.word == "ready") {
     seat.ready = true;
+  } else if (message.word == "confirmed") {
+    seat.word = Seat::Word::given;
   }
 }
 
@@ -327,17 +329,33 @@ void Hub::say_who_is_missing(int size) {
   tell_members("waiting", text);
 }
 
-// `asked`: etcd has been asked to confirm, and nothing has changed since. What it said before that
-// does not count.
+// `asked`: somebody has been asked to confirm it, and nothing has changed since. What was said
+// before that does not count.
 bool Hub::may_form(bool asked) {
-  if (!election_) return true;
-  if (!asked) election_->confirm(next_generation());
   asked_to_confirm_ = true;
+  if (!election_) return !fellows_by_ || fellows_confirm(asked);
+  if (!asked) election_->confirm(next_generation());
   if (in_office_ && election_->confirmed() == next_generation()) return true;
   if (gather_deadline_.passed())
     give_up(fmt::format("etcd at {} did not confirm within {:.1f} s that this host is still node 0",
                         election_->where(), gather_deadline_.span_seconds()));
   return false;
+}
+
+// Those that do not answer are lost by their silence.
+bool Hub::fellows_confirm(bool asked) {
+  bool all = true;
+  for (std::size_t i = 1; i < seats_.size(); ++i) {
+    Seat& seat = seats_[i];
+    if (seat.node_rank < 0) continue;
+    if (!asked) seat.word = Seat::Word::not_asked;
+    if (seat.word == Seat::Word::not_asked) {
+      seat.channel.send("confirm");
+      seat.word = Seat::Word::asked;
+    }
+    all &= seat.word == Seat::Word::given;
+  }
+  return all;
 }
 
 // All but the hub that is lost, where they are known; or enough of them, when the others have had

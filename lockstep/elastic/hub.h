@@ -22,7 +22,9 @@ namespace lockstep::elastic {
 // anew, which uses up no restart. After a failure it is formed from those that are left, at once
 // where they are enough; otherwise it waits for others as long as for the first meeting. Whoever
 // goes on is more than half of the generation before, or half of it with its hub: of
-// two halves that do not hear each other, only one goes on.
+// two halves that do not hear each other, only one goes on. After taking over, all that count have
+// to confirm that they are still with this hub before the job is formed: one that has gone on to
+// another is not counted by both.
 //
 // Where it was elected, that rule is not needed: it forms a generation only once etcd has confirmed
 // that it is the hub. While etcd does not answer, ranks run on, and nobody is let in. When another
@@ -72,6 +74,7 @@ class Hub final : public Peers {
   bool has_quorum() const;
   bool fellows_may_come() const;
   bool may_form(bool asked);
+  bool fellows_confirm(bool asked);
   void form();
   void say_who_is_missing(int size);
   void give_up(const std::string& why);
@@ -85,7 +88,7 @@ class Hub final : public Peers {
   Phase phase_ = Phase::gathering;
   bool in_office_ = false;              // as far as etcd has said; without an election always
   Clock::time_point doubtful_since_;    // where it is not
-  bool asked_to_confirm_ = false;       // that it is, for the generation that is about to be formed
+  bool asked_to_confirm_ = false;       // etcd or the fellows, that a generation may be formed
   std::optional<Layout> layout_;        // the last
   int generation_ = -1;                 // its number
   int newest_seen_ = -1;                // of those that others have been part of

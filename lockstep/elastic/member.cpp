@@ -99,6 +99,8 @@ void Member::hear(const Channel::Message& message) {
     decision_ = Decision::decode(message.text);
     if (decision_->failure) failure_ = decision_->failure;
     over_ = decision_->action == Decision::Action::end;
+  } else if (message.word == "confirm") {
+    channel_.send("confirmed");
   } else if (message.word == "end") {
     all_done_ = over_ = true;
   } else if (message.word == "waiting") {
