@@ -113,15 +113,15 @@ TEST_F(ElectionTest, OneIsElectedAndTheOthersLearnWhere) {
   EXPECT_FALSE(value_of("lockstep/job/term").exists());
 }
 
-TEST_F(ElectionTest, WhoSeesAnotherInItsPlaceHasLostIt) {
+TEST_F(ElectionTest, WhoWasFollowedByAnotherHasLostIt) {
   const auto first = candidate(1000);
   first->wish(Wish::stand);
   ASSERT_TRUE(becomes(*first, Office::ours));
-  // As if its lease had ended while it was stopped, and another had been elected.
+  // As if its lease had ended while it was stopped, and another had been elected, and lost as well.
   Etcd etcd({server_.address()});
   etcd.transact({.puts = {{"lockstep/job/term", "2", 0}}, .erased = {"lockstep/job/hub"}}, soon());
-  etcd.transact({.puts = {{"lockstep/job/hub", R"({"address":"127.0.0.1:1001"})", 0}}}, soon());
   ASSERT_TRUE(becomes(*first, Office::lost));
+  etcd.transact({.puts = {{"lockstep/job/hub", R"({"address":"127.0.0.1:1001"})", 0}}}, soon());
   first->confirm(1);
   EXPECT_FALSE(eventually(milliseconds(1500), [&] { return first->confirmed().has_value(); }));
   first->wish(Wish::stand);
