@@ -169,7 +169,10 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
   app.add_option("--rdzv-conf", texts.rdzv_conf,
                  "timeout=S, join_timeout=S, last_call_timeout=S, rank=N");
   app.add_flag("--standalone", texts.standalone, "a job on this host alone");
-  app.add_option("--local-addr", options.local_addr, "what other hosts call this one in messages");
+  app.add_option(
+      "--local-addr", options.local_addr,
+      "what other hosts call this one in messages; with etcd, an address of this host is also "
+      "where they reach it");
   app.add_option("--secret-file", options.secret_file,
                  "the job's secret (mode 0600), needed for several hosts");
   app.add_option("--timeout", texts.timeout, "seconds for all hosts to meet (300)");
