@@ -15,6 +15,7 @@ namespace lockstep::cli {
 namespace {
 
 constexpr int kDefaultPort = 29500;  // torchrun's
+constexpr int kEtcdPort = 2379;      // etcd's own
 
 // The flags' texts, as far as they need more than storing.
 struct Texts {
@@ -61,19 +62,48 @@ void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
   }
 }
 
-std::vector<net::Address> parse_endpoints(const std::string& text) {
+std::vector<net::Address> parse_endpoints(const std::string& text, int default_port) {
   std::vector<net::Address> endpoints;
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');)
-    endpoints.push_back(net::Address::parse(entry, kDefaultPort, "--rdzv-endpoint"));
+    endpoints.push_back(net::Address::parse(entry, default_port, "--rdzv-endpoint"));
   return endpoints;
+}
+
+// etcd settles who is node 0: the endpoints are etcd's, and no host has an address of its own.
+void apply_etcd(const Texts& texts, elastic::LaunchOptions& options) {
+  if (texts.rdzv_endpoint.empty())
+    throw UsageError("--rdzv-backend etcd needs etcd's address: give --rdzv-endpoint HOST:PORT, "
+                     "with commas between several members of its cluster");
+  if (texts.rdzv_endpoint.find("://") != std::string::npos)
+    throw UsageError("--rdzv-endpoint {}: lockstep speaks plain HTTP with etcd, without TLS: give "
+                     "HOST:PORT",
+                     texts.rdzv_endpoint);
+  if (options.run_id == "none" || options.run_id.empty())
+    throw UsageError("--rdzv-backend etcd needs a name for the job, under which its launchers find "
+                     "each other there: give --rdzv-id NAME, the same on all hosts");
+  if (texts.standalone || !texts.master_addr.empty() || !texts.master_port.empty())
+    throw UsageError("--standalone, --master-addr and --master-port do not go with --rdzv-backend "
+                     "etcd, where any host may be node 0: leave them out");
+  const auto endpoints = parse_endpoints(texts.rdzv_endpoint, kEtcdPort);
+  for (const net::Address& endpoint : endpoints)
+    if (endpoint.port == 0)
+      throw UsageError("--rdzv-endpoint {}: etcd's port must be from 1 to 65535",
+                       texts.rdzv_endpoint);
+  if (options.max_nodes == 1) return;  // a single host has nobody to find
+  options.rendezvous = elastic::Rendezvous::etcd;
+  options.endpoints = endpoints;
 }
 
 // Where the launchers meet, and what the ranks are told of it.
 void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
+  if (texts.rdzv_backend == "etcd") {
+    apply_etcd(texts, options);
+    return;
+  }
   if (!texts.rdzv_backend.empty() && texts.rdzv_backend != "c10d" && texts.rdzv_backend != "static")
-    throw UsageError("--rdzv-backend {}: lockstep's launchers meet by themselves; leave the flag "
-                     "out, or give c10d or static, which mean the same",
+    throw UsageError("--rdzv-backend {}: give etcd, or leave the flag out to have the launchers "
+                     "meet by themselves, as c10d and static do here",
                      texts.rdzv_backend);
   const bool several = options.max_nodes > 1;
   std::optional<int> port;
@@ -94,7 +124,7 @@ void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
     return;
   }
   if (!texts.rdzv_endpoint.empty()) {
-    options.endpoints = parse_endpoints(texts.rdzv_endpoint);
+    options.endpoints = parse_endpoints(texts.rdzv_endpoint, kDefaultPort);
     for (const net::Address& endpoint : options.endpoints)
       if (endpoint.port == 0 && several)
         throw UsageError(
@@ -131,13 +161,18 @@ void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
   app.add_option(
       "--rdzv-endpoint", texts.rdzv_endpoint,
       "HOST:PORT where the launchers meet: the same as the two above; more of them, with "
-      "commas, for hosts that come when the first is lost");
-  app.add_option("--rdzv-backend", texts.rdzv_backend, "c10d or static; both mean the same here");
+      "commas, for hosts that come when the first is lost; with etcd, its members");
+  app.add_option("--rdzv-backend", texts.rdzv_backend,
+                 "etcd: it settles which host is node 0, so that any may be lost; c10d or static: "
+                 "the launchers do so by themselves, as without the flag");
   app.add_option("--rdzv-id", options.run_id, "name of the job; all hosts must agree");
   app.add_option("--rdzv-conf", texts.rdzv_conf,
                  "timeout=S, join_timeout=S, last_call_timeout=S, rank=N");
   app.add_flag("--standalone", texts.standalone, "a job on this host alone");
-  app.add_option("--local-addr", options.local_addr, "what other hosts call this one in messages");
+  app.add_option(
+      "--local-addr", options.local_addr,
+      "what other hosts call this one in messages; with etcd, an address of this host is also "
+      "where they reach it");
   app.add_option("--secret-file", options.secret_file,
                  "the job's secret (mode 0600), needed for several hosts");
   app.add_option("--timeout", texts.timeout, "seconds for all hosts to meet (300)");

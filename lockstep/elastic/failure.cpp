@@ -11,7 +11,7 @@
 
 namespace lockstep::elastic {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
@@ -33,8 +33,8 @@ const char* kind_name(Failure::Kind kind) {
 }
 
 // Output may hold any bytes; JSON may not.
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+std::string dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 // What users most often want to know next.
@@ -103,7 +103,7 @@ std::string Failure::sentence() const {
 }
 
 std::string Failure::machine_line(Aftermath aftermath) const {
-  Json json;
+  OrderedJson json;
   json["kind"] = kind_name(kind);
   if (rank >= 0) {
     json["rank"] = rank;
@@ -136,7 +136,7 @@ std::string Failure::encode() const {
 
 Failure Failure::decode(const std::string& text) {
   try {
-    const Json json = Json::parse(text);
+    const OrderedJson json = OrderedJson::parse(text);
     Failure failure;
     const std::string kind = json.at("kind");
     for (const auto& [known, name] : kKinds)
@@ -153,7 +153,7 @@ Failure Failure::decode(const std::string& text) {
     failure.detail = json.at("detail");
     failure.last_lines = json.at("last_lines");
     return failure;
-  } catch (const Json::exception& error) {
+  } catch (const OrderedJson::exception& error) {
     throw UsageError("another launcher reported a failure in a form this one does not know ({}): "
                      "use the same version of lockstep on every host",
                      error.what());

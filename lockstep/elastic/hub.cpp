@@ -3,10 +3,12 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/elastic/free_port.h>
+#include <lockstep/elastic/member.h>
 
 namespace lockstep::elastic {
 
@@ -20,6 +22,10 @@ constexpr milliseconds kComeTogether(1000);
 constexpr milliseconds kFellowsCome(3000);
 constexpr milliseconds kQuorumComes(6000);
 
+// For etcd to say whether this is still the hub, before others are taken for lost: they may have
+// gone to the next.
+constexpr milliseconds kWordOfEtcd(1000);
+
 double seconds(milliseconds span) { return std::chrono::duration<double>(span).count(); }
 
 bool is_loopback(const std::string& host) {
@@ -32,10 +38,13 @@ bool is_loopback(const std::string& host) {
 
 }  // namespace
 
-Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door)
+Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+         std::shared_ptr<Election> election)
     : options_(std::move(options)),
       secret_(secret),
       door_(std::move(door)),
+      election_(std::move(election)),
+      in_office_(!election_),
       gather_deadline_(Deadline::after(options_.timeout)),
       last_arrival_(Clock::now()),
       next_beat_(Clock::now()) {
@@ -46,22 +55,25 @@ Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door
 }
 
 Hub::Hub(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
-         const Layout& last, const Decision& decision)
+         std::shared_ptr<Election> election, const Layout& last, const Decision& decision)
     : options_(std::move(options)),
       secret_(secret),
       door_(std::move(door)),
+      election_(std::move(election)),
+      in_office_(!election_),
+      layout_(last),
       generation_(last.generation),
       last_size_(last.num_nodes()),
       fellows_by_(Deadline::after(kFellowsCome)),
       num_restarts_(last.num_restarts + 1),
-      gather_deadline_(Deadline::after(kQuorumComes)),
+      gather_deadline_(Deadline::after(election_ ? options_.timeout : kQuorumComes)),
       last_arrival_(Clock::now()),
       next_beat_(Clock::now()) {
   seats_.push_back(
       {.who = introduce(options_, door_->address().text()), .node_rank = 0, .ready = false});
   failure_ = decision.failure;
   decision_ = decision;
-  door_->send_away("", "");
+  if (in_office_) door_->send_away("", "");
 }
 
 Hub::~Hub() {
@@ -81,14 +93,57 @@ void Hub::add_to(std::vector<pollfd>& polled) const {
 }
 
 void Hub::attend() {
+  check_office();
+  if (successor_ || (!in_office_ && Clock::now() < doubtful_since_ + kWordOfEtcd)) return;
   receive_arrivals();
   hear_seats();
   if (phase_ == Phase::running) consider_growth();
   if (phase_ == Phase::gathering) gather();
 }
 
+void Hub::check_office() {
+  if (!election_ || phase_ == Phase::over || successor_) return;
+  const Election::Office office = election_->standing().office;
+  if (office == Election::Office::lost) {
+    step_down();
+    return;
+  }
+  if (in_office_ == (office == Election::Office::ours)) return;
+  in_office_ = !in_office_;
+  if (!in_office_) doubtful_since_ = Clock::now();
+  // Others learn from etcd where to go, and would not find this one there.
+  door_->send_away(in_office_ ? "" : "nobody", "");
+}
+
+// The members find out by their connections, and where to go from etcd.
+void Hub::step_down() {
+  door_->send_away("nobody", "");
+  successor_ = std::make_unique<Member>(
+      options_, secret_, door_, election_, layout_, decision_,
+      "it was stopped, or cut off from etcd, and another host has taken its place");
+  if (own().ready && !first_meeting()) successor_->announce_ready();
+  seats_.resize(1);
+  server_.reset();
+}
+
+std::unique_ptr<Peers> Hub::successor() { return std::move(successor_); }
+
+// Those who were of the job know more of it than a hub that was not.
+void Hub::learn_from(const Introduction& who) {
+  if (!election_ || who.last_generation < 0) return;
+  if (first_meeting()) {
+    log::info("host {} is of generation {} of this job: it goes on from there", who.host,
+              who.last_generation);
+    fellows_by_ = Deadline::after(kFellowsCome);
+    gather_deadline_ = Deadline::after(options_.timeout);
+  }
+  newest_seen_ = std::max(newest_seen_, who.last_generation);
+  if (generation_ < 0) num_restarts_ = std::max(num_restarts_, who.last_restarts + 1);
+}
+
 void Hub::receive_arrivals() {
   for (Arrival& arrival : door_->arrivals()) {
+    learn_from(arrival.introduction);
     const std::string reason = objection(arrival.introduction, options_, seats_,
                                          first_meeting() ? Meeting::first : Meeting::later);
     if (!reason.empty()) {
@@ -149,6 +204,8 @@ void Hub::hear(Seat& seat, const Channel::Message& message) {
     check_done();
   } else if (message.word == "ready") {
     seat.ready = true;
+  } else if (message.word == "confirmed") {
+    seat.word = Seat::Word::given;
   }
 }
 
@@ -209,6 +266,7 @@ void Hub::tell_members(const std::string& word, const std::string& text) {
 }
 
 void Hub::consider_growth() {
+  if (!in_office_) return;  // the job could not be formed anew
   const int size = num_members();
   const int waiting = static_cast<int>(seats_.size()) - size;
   if (waiting == 0 || size >= options_.max_nodes || Clock::now() < last_arrival_ + kComeTogether)
@@ -224,6 +282,7 @@ void Hub::consider_growth() {
 }
 
 void Hub::gather() {
+  const bool asked = std::exchange(asked_to_confirm_, false);
   for (const Seat& seat : seats_) {
     if (seat.ready) continue;
     if (gather_deadline_.passed())
@@ -242,8 +301,10 @@ void Hub::gather() {
   const bool enough = size >= options_.min_nodes &&
                       (!first_meeting() || Clock::now() >= last_arrival_ + options_.last_call);
   if (enough || size >= options_.max_nodes) {
-    form();
-  } else if (gather_deadline_.passed()) {
+    if (may_form(asked)) form();
+    return;
+  }
+  if (gather_deadline_.passed()) {
     std::string missing = missing_nodes(seats_, options_.min_nodes);
     if (options_.min_nodes < options_.max_nodes)
       missing = fmt::format("{} of at least", options_.min_nodes - size);
@@ -268,14 +329,44 @@ void Hub::say_who_is_missing(int size) {
   tell_members("waiting", text);
 }
 
-// All but the hub that is lost; or enough of them, when the others have had their time.
+// `asked`: somebody has been asked to confirm it, and nothing has changed since. What was said
+// before that does not count.
+bool Hub::may_form(bool asked) {
+  asked_to_confirm_ = true;
+  if (!election_) return !fellows_by_ || fellows_confirm(asked);
+  if (!asked) election_->confirm(next_generation());
+  if (in_office_ && election_->confirmed() == next_generation()) return true;
+  if (gather_deadline_.passed())
+    give_up(fmt::format("etcd at {} did not confirm within {:.1f} s that this host is still node 0",
+                        election_->where(), gather_deadline_.span_seconds()));
+  return false;
+}
+
+// Those that do not answer are lost by their silence.
+bool Hub::fellows_confirm(bool asked) {
+  bool all = true;
+  for (std::size_t i = 1; i < seats_.size(); ++i) {
+    Seat& seat = seats_[i];
+    if (seat.node_rank < 0) continue;
+    if (!asked) seat.word = Seat::Word::not_asked;
+    if (seat.word == Seat::Word::not_asked) {
+      seat.channel.send("confirm");
+      seat.word = Seat::Word::asked;
+    }
+    all &= seat.word == Seat::Word::given;
+  }
+  return all;
+}
+
+// All but the hub that is lost, where they are known; or enough of them, when the others have had
+// their time.
 bool Hub::fellows_may_come() const {
-  if (!fellows_by_ || num_members() >= last_size_ - 1) return false;
+  if (!fellows_by_ || (last_size_ > 0 && num_members() >= last_size_ - 1)) return false;
   return has_quorum() ? !fellows_by_->passed() : !gather_deadline_.passed();
 }
 
 bool Hub::has_quorum() const {
-  if (first_meeting()) return true;
+  if (first_meeting() || election_) return true;
   return fellows_by_ ? 2 * num_members() > last_size_ : 2 * num_members() >= last_size_;
 }
 
@@ -284,12 +375,13 @@ void Hub::form() {
   // Of several nodes, node 0 is wherever this launcher is.
   Layout layout{
       .master_addr = options_.max_nodes == 1 ? options_.master_addr : door_->address().host,
-      .generation = ++generation_,
+      .generation = next_generation(),
       .num_restarts = num_restarts_,
       .max_restarts = options_.max_restarts};
   for (const Seat& seat : seats_)
     if (seat.node_rank >= 0)
       layout.nodes.push_back({seat.who.host, seat.who.num_ranks, seat.who.address});
+  generation_ = layout.generation;
   last_size_ = layout.num_nodes();
   server_.reset();
   server_ = std::make_unique<store::Server>(net::Address{door_->address().host, 0}, secret_,
@@ -306,6 +398,8 @@ void Hub::form() {
     if (seat.node_rank > 0) seat.channel.send("layout", layout.encode());
   }
   layout.node_rank = 0;
+  layout_ = layout;
+  asked_to_confirm_ = false;
   fellows_by_.reset();
   phase_ = Phase::running;
   begin(layout);

@@ -18,6 +18,7 @@ std::string Introduction::encode() const {
                      {"address", address},
                      {"last_generation", last_generation},
                      {"last_node_rank", last_node_rank},
+                     {"last_restarts", last_restarts},
                      {"ready", ready}};
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -34,6 +35,7 @@ Introduction Introduction::decode(const std::string& text) {
             .address = json.at("address"),
             .last_generation = json.at("last_generation"),
             .last_node_rank = json.at("last_node_rank"),
+            .last_restarts = json.at("last_restarts"),
             .ready = json.at("ready")};
   } catch (const Json::exception& error) {
     throw UsageError("a launcher introduced itself in a form this one does not know ({}): use the "

@@ -16,7 +16,8 @@ struct Introduction {
   // Of the generation that it was part of last; -1: it comes for the first time.
   int last_generation = -1;
   int last_node_rank = -1;
-  bool ready = true;  // none of its ranks is left
+  int last_restarts = 0;  // used up by then
+  bool ready = true;      // none of its ranks is left
 
   std::string encode() const;
 

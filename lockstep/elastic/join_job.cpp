@@ -4,6 +4,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/elastic/door.h>
 #include <lockstep/elastic/hub.h>
+#include <lockstep/elastic/join_by_election.h>
 #include <lockstep/elastic/knock.h>
 #include <lockstep/elastic/member.h>
 #include <lockstep/net/socket.h>
@@ -69,6 +70,7 @@ std::optional<Visit> running_job(const MeetingOptions& options, const net::Secre
 }  // namespace
 
 std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret& secret) {
+  if (options.rendezvous == Rendezvous::etcd) return join_by_election(options, secret);
   const net::Address& endpoint = options.endpoints.front();
   std::shared_ptr<Door> door;
   if (options.node_rank.value_or(0) == 0 || options.max_nodes == 1) {
@@ -83,14 +85,14 @@ std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret
   if (door) {  // whoever can listen at the endpoint is node 0
     door->send_away(kNobody, "");
     if (auto found = running_job(options, secret, *door))
-      return std::make_unique<Member>(options, secret, std::move(door), std::move(*found));
+      return std::make_unique<Member>(options, secret, std::move(door), nullptr, std::move(*found));
     door->send_away("", "");
-    return std::make_unique<Hub>(options, secret, std::move(door));
+    return std::make_unique<Hub>(options, secret, std::move(door), nullptr);
   }
   if (options.max_restarts > 0) door = standby_door(options, secret);
   Visit found = find_hub(options.endpoints, introduce(options, door ? door->address().text() : ""),
                          secret, Deadline::after(options.timeout));
-  return std::make_unique<Member>(options, secret, std::move(door), std::move(found));
+  return std::make_unique<Member>(options, secret, std::move(door), nullptr, std::move(found));
 }
 
 }  // namespace lockstep::elastic

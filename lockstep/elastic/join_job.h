@@ -7,6 +7,8 @@
 //
 // Where restarts are left, the others have doors, too, for the day that node 0 is lost: at one of
 // the other endpoints, where that is their host's, otherwise at any port.
+//
+// Where etcd settles which launcher is node 0's, the endpoints are etcd's: join_by_election.h.
 #pragma once
 
 #include <memory>

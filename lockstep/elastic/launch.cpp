@@ -63,7 +63,9 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
                          .num_local_ranks = options.num_local_ranks,
                          .host = options.local_addr.empty() ? host_name() : options.local_addr,
                          .run_id = options.run_id,
+                         .rendezvous = options.rendezvous,
                          .endpoints = options.endpoints,
+                         .local_addr = options.local_addr,
                          .timeout = options.timeout,
                          .last_call = options.last_call,
                          .final_exit_codes = options.final_exit_codes};

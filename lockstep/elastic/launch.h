@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/elastic/meeting.h>
 #include <lockstep/elastic/program.h>
 #include <lockstep/elastic/rank_streams.h>
 #include <lockstep/net/address.h>
@@ -23,7 +24,8 @@ struct LaunchOptions {
   int min_nodes = 1;
   int max_nodes = 1;
   std::optional<int> node_rank;  // unset: by order of arrival
-  // Where the launchers meet: at the first. Needed for several nodes.
+  Rendezvous rendezvous = Rendezvous::embedded;
+  // Where the launchers meet: at the first; or the members of etcd. Needed for several nodes.
   std::vector<net::Address> endpoints;
   std::string master_addr;         // empty: the endpoint's host, 127.0.0.1 for one node
   std::optional<int> master_port;  // for the ranks of a single node; unset: one that is free

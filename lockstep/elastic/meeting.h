@@ -11,6 +11,12 @@
 
 namespace lockstep::elastic {
 
+// Where it is settled which launcher is node 0's.
+enum class Rendezvous {
+  embedded,  // among the launchers themselves, which meet at the first endpoint
+  etcd,      // in etcd, whose members are the endpoints
+};
+
 struct MeetingOptions {
   int min_nodes = 1;
   int max_nodes = 1;
@@ -19,7 +25,10 @@ struct MeetingOptions {
   int num_local_ranks = 1;
   std::string host;  // this host's name in messages
   std::string run_id;
-  std::vector<net::Address> endpoints;  // node 0 is at the first; port 0 only for a single node
+  Rendezvous rendezvous = Rendezvous::embedded;
+  // Embedded: node 0 is at the first; port 0 only for a single node.
+  std::vector<net::Address> endpoints;
+  std::string local_addr;  // of this host, where others reach it; empty: whichever leads to etcd
   std::string master_addr;
   int master_port = 0;  // 0: one that is free
   milliseconds timeout{0};

@@ -13,7 +13,7 @@ constexpr milliseconds kLastWord(2000);
 
 // To find another hub, or to become it; longer than a hub waits for more than half to come.
 constexpr milliseconds kSeeking(9000);
-constexpr milliseconds kOneVisit(1000);
+constexpr milliseconds kVisitWhileSeeking(1000);
 
 [[noreturn]] void cannot_meet(Fault fault, const std::string& explanation) {
   throw CommError(
@@ -23,19 +23,37 @@ constexpr milliseconds kOneVisit(1000);
 }  // namespace
 
 Member::Member(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
-               Visit hub)
+               std::shared_ptr<Election> election, Visit hub)
     : options_(std::move(options)),
       secret_(secret),
       door_(std::move(door)),
+      election_(std::move(election)),
       first_meeting_deadline_(Deadline::after(options_.timeout + kLastWord)),
       next_beat_(Clock::now()) {
   belong_to(std::move(hub.hub), std::move(hub.channel));
+}
+
+Member::Member(MeetingOptions options, const net::Secret& secret, std::shared_ptr<Door> door,
+               std::shared_ptr<Election> election, const std::optional<Layout>& last,
+               const std::optional<Decision>& decision, const std::string& how)
+    : options_(std::move(options)),
+      secret_(secret),
+      door_(std::move(door)),
+      election_(std::move(election)),
+      first_meeting_deadline_(Deadline::after(options_.timeout + kLastWord)),
+      hub_(door_->address()),
+      layout_(last),
+      next_beat_(Clock::now()) {
+  decision_ = decision;
+  if (decision) failure_ = decision->failure;
+  lose_hub(how);
 }
 
 void Member::belong_to(net::Address hub, Channel channel) {
   hub_ = std::move(hub);
   channel_ = std::move(channel);
   orphaned_.reset();
+  if (election_) election_->wish(Election::Wish::rest);
   if (!door_) return;
   door_->send_away("elsewhere", hub_.text());
   for (Arrival& arrival : door_->arrivals()) arrival.channel.send("elsewhere", hub_.text());
@@ -81,6 +99,8 @@ void Member::hear(const Channel::Message& message) {
     decision_ = Decision::decode(message.text);
     if (decision_->failure) failure_ = decision_->failure;
     over_ = decision_->action == Decision::Action::end;
+  } else if (message.word == "confirm") {
+    channel_.send("confirmed");
   } else if (message.word == "end") {
     all_done_ = over_ = true;
   } else if (message.word == "waiting") {
@@ -93,17 +113,18 @@ void Member::hear(const Channel::Message& message) {
 
 bool Member::may_go_on() const {
   const bool interrupted = failure_ && failure_->kind == Failure::Kind::interrupted;
-  return door_ && !interrupted && layout_->num_nodes() >= 3 &&
+  return door_ && !interrupted && (election_ || layout_->num_nodes() >= 3) &&
          layout_->num_restarts < layout_->max_restarts;
 }
 
 void Member::lose_hub(const std::string& how) {
   channel_.close();
   // One that only waits may find the job elsewhere.
-  if (!layout_ && options_.elastic() && options_.endpoints.size() > 1) {
-    log::warn("node 0 at {} is gone ({}); looking for the job at the other endpoints", hub_.text(),
-              how);
+  if (!layout_ && (election_ || (options_.elastic() && options_.endpoints.size() > 1))) {
+    log::warn("node 0 at {} is gone ({}); looking for the job {}", hub_.text(), how,
+              election_ ? "through etcd" : "at the other endpoints");
     orphaned_ = Deadline::after(options_.timeout);
+    if (election_) election_->wish(Election::wish_of_newcomer(options_.node_rank));
     return;
   }
   if (!layout_)
@@ -128,50 +149,100 @@ void Member::lose_hub(const std::string& how) {
   } else {
     log::warn("{}", failure.sentence());
   }
-  orphaned_ = Deadline::after(kSeeking);
-  door_->send_away("", "");
+  orphaned_ = Deadline::after(election_ ? options_.timeout : kSeeking);
+  if (election_) {
+    door_->send_away("nobody", "");
+    election_->wish(Election::Wish::stand);
+  } else {
+    door_->send_away("", "");
+  }
+}
+
+Introduction Member::introduction() const {
+  Introduction who = introduce(options_, door_ ? door_->address().text() : "");
+  if (layout_) {
+    who.last_generation = layout_->generation;
+    who.last_node_rank = layout_->node_rank;
+    who.last_restarts = layout_->num_restarts;
+    who.ready = ready_;
+  }
+  return who;
+}
+
+// One look at what etcd says. It is not trusted: a launcher that it names must know the job's
+// secret, and one that does not is only a reason to look again.
+void Member::seek_elected() {
+  const Election::Standing standing = election_->standing();
+  if (standing.office == Election::Office::ours) {
+    take_over();
+    return;
+  }
+  if (standing.office == Election::Office::others && standing.look != last_look_) {
+    last_look_ = standing.look;
+    try {
+      Visit found =
+          visit(standing.hub, introduction(), secret_, Deadline::after(kVisitWhileSeeking));
+      if (found.outcome == Visit::Outcome::welcome) {
+        if (!layout_) first_meeting_deadline_ = Deadline::after(options_.timeout + kLastWord);
+        belong_to(std::move(found.hub), std::move(found.channel));
+        return;
+      }
+      last_reason_ = fmt::format("{}: {}", standing.hub.text(),
+                                 found.reason.empty() ? "no answer" : found.reason);
+    } catch (const CommError& error) {
+      last_reason_ = error.details().explanation;
+    }
+  }
+  if (!orphaned_->passed()) return;
+  const std::string& why = standing.trouble.empty() ? last_reason_ : standing.trouble;
+  fail_to_find(fmt::format("no other was found through etcd at {} within {:.1f} s{}",
+                           election_->where(), orphaned_->span_seconds(),
+                           why.empty() ? "" : " (" + why + ")"));
+}
+
+void Member::fail_to_find(const std::string& why) {
+  if (!layout_)
+    cannot_meet(Fault::peer_lost,
+                fmt::format("The launcher of node 0 at {} went away, and {}.", hub_.text(), why));
+  end({.kind = Failure::Kind::too_few,
+       .host = layout_->here().host,
+       .generation = layout_->generation,
+       .detail = fmt::format("the job could not be formed anew: node 0 is lost, and {}", why)});
 }
 
 // One round. Whoever can be reached but does not yet know that the hub is lost is asked again.
 // Ranks may still be ending meanwhile: a visit takes no longer than a moment where somebody is
 // there.
 void Member::seek_hub() {
+  if (election_) {
+    seek_elected();
+    return;
+  }
+  const Introduction who = introduction();
   if (!layout_) {
-    const Introduction who = introduce(options_, door_ ? door_->address().text() : "");
     for (const net::Address& endpoint : options_.endpoints) {
-      Visit found = visit(endpoint, who, secret_, Deadline::after(kOneVisit));
+      Visit found = visit(endpoint, who, secret_, Deadline::after(kVisitWhileSeeking));
       if (found.outcome == Visit::Outcome::elsewhere)
-        found = visit(found.hub, who, secret_, Deadline::after(kOneVisit));
+        found = visit(found.hub, who, secret_, Deadline::after(kVisitWhileSeeking));
       if (found.outcome != Visit::Outcome::welcome) continue;
       first_meeting_deadline_ = Deadline::after(options_.timeout + kLastWord);
       belong_to(std::move(found.hub), std::move(found.channel));
       return;
     }
     if (orphaned_->passed())
-      cannot_meet(
-          Fault::peer_lost,
-          fmt::format("The launcher of node 0 at {} went away, and the job was found at none "
-                      "of the other endpoints within {:.1f} s.",
-                      hub_.text(), orphaned_->span_seconds()));
+      fail_to_find(fmt::format("the job was found at none of the other endpoints within {:.1f} s",
+                               orphaned_->span_seconds()));
     return;
   }
   if (orphaned_->passed()) {
-    end({.kind = Failure::Kind::too_few,
-         .host = layout_->here().host,
-         .generation = layout_->generation,
-         .detail = fmt::format("the job could not be formed anew: node 0 is lost, and this host "
-                               "found none of the others within {:.0f} s",
-                               orphaned_->span_seconds())});
+    fail_to_find(fmt::format("this host found none of the others within {:.0f} s",
+                             orphaned_->span_seconds()));
     return;
   }
-  Introduction who = introduce(options_, door_->address().text());
-  who.last_generation = layout_->generation;
-  who.last_node_rank = layout_->node_rank;
-  who.ready = ready_;
   for (int node = 1; node < layout_->node_rank; ++node) {
     const std::string& address = layout_->nodes[static_cast<std::size_t>(node)].address;
     Visit found = visit(net::Address::parse(address, 0, "the layout"), who, secret_,
-                        Deadline::after(kOneVisit));
+                        Deadline::after(kVisitWhileSeeking));
     const bool nobody = found.outcome == Visit::Outcome::unreachable ||
                         found.outcome == Visit::Outcome::stranger;  // one that is stopped, too
     if (nobody) continue;
@@ -184,7 +255,11 @@ void Member::seek_hub() {
 
 void Member::take_over() {
   log::warn("this host takes the place of node 0");
-  successor_ = std::make_unique<Hub>(options_, secret_, door_, *layout_, *decision_);
+  if (!layout_) {
+    successor_ = std::make_unique<Hub>(options_, secret_, door_, election_);
+    return;
+  }
+  successor_ = std::make_unique<Hub>(options_, secret_, door_, election_, *layout_, *decision_);
   if (ready_) successor_->announce_ready();
 }
 

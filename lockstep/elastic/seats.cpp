@@ -9,7 +9,7 @@ namespace lockstep::elastic {
 
 namespace {
 
-constexpr int kMostRanks = 1 << 16;  // of one host
+constexpr int kMostRanksOfAHost = 1 << 16;  // of one host
 
 std::set<int> claimed(const Seats& seats) {
   std::set<int> ranks{0};
@@ -49,7 +49,7 @@ std::string objection(const Introduction& who, const MeetingOptions& terms, cons
   if (who.run_id != terms.run_id)
     return fmt::format("this job has --rdzv-id '{}', but host {} was started with '{}'",
                        terms.run_id, who.host, who.run_id);
-  if (who.num_ranks < 1 || who.num_ranks > kMostRanks)
+  if (who.num_ranks < 1 || who.num_ranks > kMostRanksOfAHost)
     return fmt::format("host {} wants to run {} ranks", who.host, who.num_ranks);
   // Where nodes may come later, those that are too many wait.
   if (!terms.elastic() && static_cast<int>(seats.size()) >= terms.max_nodes)

@@ -11,11 +11,15 @@
 namespace lockstep::elastic {
 
 struct Seat {
+  // That it is still here, and with this hub.
+  enum class Word { not_asked, asked, given };
+
   Channel channel;  // closed in node 0's own
   Introduction who;
   int node_rank = -1;  // -1: of no layout yet
   bool ready = true;   // for the next layout: it has no ranks
   bool done = false;   // its ranks have ended well
+  Word word = Word::not_asked;
 };
 
 // Node 0's own is the first.

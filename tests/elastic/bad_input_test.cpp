@@ -33,7 +33,16 @@ TEST(BadInput, VerbsAndFlags) {
   expect_mistake({"run", "--nnodes"}, {"'--nnodes' needs a value"});
   expect_mistake({"run"}, {"no program was given"});
   expect_mistake({"run", "--max-restarts", "-1", "true"}, {"--max-restarts is '-1'"});
-  expect_mistake({"run", "--rdzv-backend", "etcd", "true"}, {"etcd", "c10d"});
+  expect_mistake({"run", "--rdzv-backend", "etcd-v2", "true"}, {"etcd-v2", "c10d"});
+  expect_mistake({"run", "--rdzv-backend", "etcd", "true"}, {"--rdzv-endpoint HOST:PORT"});
+  expect_mistake({"run", "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1:2379", "true"},
+                 {"--rdzv-id"});
+  expect_mistake({"run", "--rdzv-backend", "etcd", "--rdzv-endpoint", "https://127.0.0.1:2379",
+                  "--rdzv-id", "job", "true"},
+                 {"without TLS", "HOST:PORT"});
+  expect_mistake({"run", "--rdzv-backend", "etcd", "--rdzv-endpoint", "127.0.0.1", "--rdzv-id",
+                  "job", "--master-addr", "127.0.0.1", "true"},
+                 {"--master-addr", "leave them out"});
   expect_mistake({"run", "--rdzv-conf", "read_timeout=3", "true"}, {"'read_timeout'"});
   expect_mistake({"run", "--bind-to", "socket", "true"}, {"'socket'", "core or none"});
   expect_mistake({"run", "--timeout", "soon", "true"}, {"--timeout is 'soon'", "seconds"});
