@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/elastic/launch.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/layout.h>
 #include <lockstep/train/plan.h>
@@ -104,7 +105,8 @@ int train(Arguments arguments) {
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
   const auto config = train::load_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, config, num_ranks);
-  const train::RunPlan plan = train::plan_run(config, num_ranks);
+  const train::RunPlan plan =
+      train::plan_run(config, num_ranks, train::begun_batch(config, /*generation=*/0));
   check_machine(config, plan, num_ranks);
   train::check_resume(config, plan);
 

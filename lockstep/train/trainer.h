@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/train/config/batch.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/rank_speeds.h>
@@ -86,6 +88,8 @@ class Trainer {
     at_the_end,  // waits until it is there, and fails where it is not
   };
 
+  Batch asked_batch() const;
+  void keep_batch(const std::map<std::string, double>& values);
   void check_autocast() const;
   void check_batch_norms() const;
   bool finished() const;
@@ -111,6 +115,8 @@ class Trainer {
   // trainer_checkpoints.cpp
   std::optional<FolderLock> open_output();
   void resume();
+  void note_start();
+  void keep_start();
   void restore(const std::filesystem::path& checkpoint);
   CheckpointContents contents();
   void save(Saving saving);
@@ -123,6 +129,7 @@ class Trainer {
   std::shared_ptr<Task> task_;
   std::shared_ptr<torch::nn::Module> model_;
   TrainerOptions options_;
+  Batch batch_;
   data::DataLoader loader_;
   std::shared_ptr<const data::Dataset> training_;
   std::shared_ptr<const data::Dataset> validation_;

@@ -1,5 +1,7 @@
 // The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
-// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp.
+// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp, with --train one of
+// sizes_ranks.cpp.
+#include <cstdlib>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -19,6 +21,11 @@ int main(int argc, char** argv) {
         {.mode = lockstep::ParallelMode::FSDP, .timeout = lockstep::milliseconds(30'000)});
     return lockstep::ranks::run_cells(
         dist.world(), [&](lockstep::ranks::Cells& cells) { check_fsdp(dist, cells); });
+  }
+  if (argc == 4 && std::strcmp(argv[1], "--train") == 0) {
+    const auto dist = lockstep::setup_distributed({.timeout = lockstep::milliseconds(30'000)});
+    lockstep::train_to(dist, argv[2], std::atoi(argv[3]));
+    return 0;
   }
   if (argc == 2 && std::strcmp(argv[1], "--stages") == 0)
     return lockstep::ranks::run_cells(lockstep::check_stages_in_bf16);
