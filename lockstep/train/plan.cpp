@@ -188,6 +188,13 @@ std::int64_t num_micro_batches(const TrainConfig& config, std::int64_t num_data_
 
 }  // namespace
 
+BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
+                        const std::optional<BegunBatch>& begun) {
+  const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
+  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
+  return {.num_data_ranks = num_data_ranks, .batch = resolve_batch(config, num_data_ranks, begun)};
+}
+
 RunPlan plan_run(const TrainConfig& config, int world_size,
                  const std::optional<BegunBatch>& begun) {
   const auto stream = open_stream(config.data.train, config.data);
@@ -195,8 +202,7 @@ RunPlan plan_run(const TrainConfig& config, int world_size,
       model_of(config.model, stream->max_token() + 1, config.data.sequence_length);
   // What no number of ranks would mend comes before what one would.
   check_parallel(config, model);
-  const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
-  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
+  const auto [num_data_ranks, batch] = share_batch(config, model, world_size, begun);
   data::SequenceSet training(stream, config.data.sequence_length);
   std::optional<data::SequenceSet> validation;
   if (!config.data.validation.empty()) {
@@ -210,7 +216,7 @@ RunPlan plan_run(const TrainConfig& config, int world_size,
   RunPlan plan{.model = model,
                .training = std::move(training),
                .validation = std::move(validation),
-               .batch = resolve_batch(config, num_data_ranks, begun),
+               .batch = batch,
                .begun = begun,
                .pipeline = {},
                .schedule = config.scheduler};

@@ -34,6 +34,15 @@ struct RunPlan {
 RunPlan plan_run(const TrainConfig& config, int world_size,
                  const std::optional<BegunBatch>& begun = {});
 
+// Who shares a step's samples.
+struct BatchShares {
+  std::int64_t num_data_ranks = 1;  // those that have samples of their own
+  Batch batch;
+};
+// The same checks, as far as the number of ranks is concerned.
+BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
+                        const std::optional<BegunBatch>& begun = {});
+
 // The model alone. The data is opened only where the config leaves the size of the vocabulary to
 // it; UsageError where it is not there either.
 models::ModelConfig plan_model(const TrainConfig& config);
