@@ -270,11 +270,17 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
     if (axis.size > 1)
       text += fmt::format("{}  {:>3}  {}\n", padded(axis.name, width), axis.size,
                           about_axis(axis.name, run));
-  text += fmt::format("\nEach batch of {} sequences goes to {} rank{} or group{} of ranks, {} such "
-                      "batch{} a step.\n",
-                      run.plan.batch.global / run.plan.batch.accumulation, layout.data_ranks,
-                      layout.data_ranks == 1 ? "" : "s", layout.data_ranks == 1 ? "" : "s",
-                      run.plan.batch.accumulation, run.plan.batch.accumulation == 1 ? "" : "es");
+  const std::string uneven = train::batch_note(run.plan.batch, layout.data_ranks);
+  if (!uneven.empty())
+    text += fmt::format("\nWhere ranks have the same samples, a group of them counts as one: {}.\n",
+                        uneven);
+  else
+    text +=
+        fmt::format("\nEach batch of {} sequences goes to {} rank{} or group{} of ranks, {} such "
+                    "batch{} a step.\n",
+                    run.plan.batch.global / run.plan.batch.accumulation, layout.data_ranks,
+                    layout.data_ranks == 1 ? "" : "s", layout.data_ranks == 1 ? "" : "s",
+                    run.plan.batch.accumulation, run.plan.batch.accumulation == 1 ? "" : "es");
   if (layout.tensor_crossing)
     text += fmt::format(
         "\nThe tensor axis reaches over hosts ({}): each layer then waits for the "

@@ -36,7 +36,7 @@ void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, 
   if (config.parallel.ranks_together() > 1) return;
   train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
   const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
-  train::judge_memory(memory, memory.configured(num_ranks, num_ranks),
+  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, plan.begun),
                       {.bytes = there, .num_ranks_sharing = num_ranks, .what = "this host"});
 }
 

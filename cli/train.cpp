@@ -11,6 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/elastic/launch.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/layout.h>
 #include <lockstep/train/plan.h>
@@ -20,6 +21,7 @@
 #include <cli/layout_report.h>
 #include <cli/machine_check.h>
 #include <cli/num_ranks.h>
+#include <cli/size_report.h>
 #include <cli/train_flags.h>
 
 namespace lockstep::cli {
@@ -69,18 +71,21 @@ void say_how_to_go_on(const train::TrainConfig& config,
 
 // Nothing is trained: the config may be of a cluster that this host has no part of.
 int describe(const TrainFlags& flags, const train::TrainConfig& config, int ranks_per_host) {
-  const int num_hosts =
-      flags.num_hosts.empty() ? 1 : parse_integer(flags.num_hosts, "--nnodes", 1, kMostRanks);
+  const HostRange hosts = parse_host_range(flags.num_hosts.empty() ? "1" : flags.num_hosts);
+  const int num_hosts = hosts.most;
   if (ranks_per_host > kMostRanks / num_hosts)
     throw UsageError("{} hosts of {} ranks are more than {}: ask for fewer", num_hosts,
                      ranks_per_host, kMostRanks);
   const int num_ranks = num_hosts * ranks_per_host;
-  const train::RunPlan plan = train::plan_run(config, num_ranks);
+  const train::RunPlan plan =
+      train::plan_run(config, num_ranks, train::begun_batch(config, /*generation=*/0));
   const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
   const DescribedRun run{.config = config, .plan = plan, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));
-  fmt::print("{}", layout_report(run, {.width = observe::terminal_width(STDOUT_FILENO),
-                                       .characters = observe::locale_characters()}));
+  fmt::print("{}{}",
+             layout_report(run, {.width = observe::terminal_width(STDOUT_FILENO),
+                                 .characters = observe::locale_characters()}),
+             size_report(config, plan, hosts, ranks_per_host));
   return 0;
 }
 
@@ -105,7 +110,8 @@ int train(Arguments arguments) {
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
   const auto config = train::load_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, config, num_ranks);
-  const train::RunPlan plan = train::plan_run(config, num_ranks);
+  const train::RunPlan plan =
+      train::plan_run(config, num_ranks, train::begun_batch(config, /*generation=*/0));
   check_machine(config, plan, num_ranks);
   train::check_resume(config, plan);
 

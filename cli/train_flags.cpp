@@ -31,7 +31,8 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
       "show the mesh, and which layers, shards and data each rank has; nothing is trained");
   app.add_option("--svg", flags.svg, "with --describe: a file for the picture");
   app.add_option("--nnodes", flags.num_hosts,
-                 "with --describe: hosts, each with the ranks of --nproc-per-node (1)");
+                 "with --describe: hosts, each with the ranks of --nproc-per-node (1); MIN:MAX "
+                 "shows the most of them, and the batch on each number");
   app.add_option("--output", flags.output)->group("");
   SplitArguments split = split_at_words(app, arguments, 1);
   if (!parse_flags(app, std::move(split.flags))) return std::nullopt;

@@ -1,7 +1,6 @@
 #include <lockstep/data/data_loader.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include <ATen/Context.h>
@@ -29,6 +28,13 @@ std::optional<c10::Device> pinned_for(const DataLoaderOptions& options) {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
 }
 
+StepCut cut_of(const DistributedSampler& sampler, const DataLoaderOptions& options) {
+  const std::int64_t batch = sampler.global_batch_size(options.batch_size);
+  return {.samples_per_step = options.samples_per_step > 0 ? options.samples_per_step : batch,
+          .samples_per_batch = batch,
+          .drop_last = options.drop_last};
+}
+
 void check(const Dataset& dataset, const DistributedSampler& sampler,
            const DataLoaderOptions& options) {
   if (dataset.size() != sampler.options().size)
@@ -49,20 +55,16 @@ void check(const Dataset& dataset, const DistributedSampler& sampler,
   if (cuda && !at::hasCUDA())
     throw UsageError("{} needs a GPU, and LibTorch sees none: leave it out",
                      options.pin_memory ? "pin_memory" : "a loader for a CUDA device");
-  const std::int64_t batch = sampler.global_batch_size(options.batch_size);
-  const int ranks = sampler.options().num_replicas;
-  if (options.batches_per_step < 1 ||
-      options.batches_per_step > std::numeric_limits<std::int64_t>::max() / batch)
-    throw UsageError("a step of {} batches, each of {} samples on {} ranks: there must be at least "
-                     "one, and not more samples than can be counted",
-                     options.batches_per_step, options.batch_size, ranks);
-  if (options.drop_last && sampler.num_positions() / options.batches_per_step < batch)
+  if (options.samples_per_step < 0)
+    throw UsageError("a step of {} samples: there must be at least one", options.samples_per_step);
+  const StepCut cut = cut_of(sampler, options);
+  if (options.drop_last && sampler.num_positions() < cut.samples_per_step)
     throw UsageError(
-        "with drop_last, {} samples are less than one step of {} batch{} of {} a rank on {} ranks "
-        "({} samples): give more samples, a smaller batch, or no drop_last",
-        sampler.num_positions(), options.batches_per_step,
-        options.batches_per_step == 1 ? "" : "es", options.batch_size, ranks,
-        batch * options.batches_per_step);
+        "with drop_last, {} samples are less than one step of {}, in {} batch{} of {} a rank on {} "
+        "ranks: give more samples, a smaller batch, or no drop_last",
+        sampler.num_positions(), cut.samples_per_step, cut.batches_per_step(),
+        cut.batches_per_step() == 1 ? "" : "es", options.batch_size,
+        sampler.options().num_replicas);
 }
 
 }  // namespace
@@ -72,9 +74,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
     : dataset_(std::move(dataset)),
       sampler_(std::move(sampler)),
       options_(options),
-      cut_{.samples_per_batch = sampler_.global_batch_size(options.batch_size),
-           .batches_per_step = options.batches_per_step,
-           .drop_last = options.drop_last} {
+      cut_(cut_of(sampler_, options_)) {
   check(*dataset_, sampler_, options_);
   pinned_for_ = pinned_for(options_);
   start_at(0);
@@ -91,9 +91,22 @@ void DataLoader::load_state(const SamplerState& state) {
   start_at(sampler_.load_state(state));
 }
 
+void DataLoader::set_step(std::int64_t batch_size, std::int64_t samples_per_step) {
+  const std::int64_t position = state().position;
+  DataLoaderOptions options = options_;
+  options.batch_size = batch_size;
+  options.samples_per_step = samples_per_step;
+  check(*dataset_, sampler_, options);
+  prefetcher_.reset();
+  options_ = options;
+  cut_ = cut_of(sampler_, options_);
+  start_at(position);
+}
+
 void DataLoader::start_at(std::int64_t position) {
   last_given_.reset();
-  position_ = position;
+  start_ = position;
+  num_given_ = 0;
   end_ = position + cut_.num_used(sampler_.num_positions() - position);
 }
 
@@ -119,7 +132,7 @@ std::optional<Batch> DataLoader::next() {
     last_given_.reset();
     return batch;
   }
-  position_ = std::min(position_ + cut_.samples_per_batch, end_);
+  ++num_given_;
   note_step(waited);
   return batch;
 }
@@ -127,13 +140,11 @@ std::optional<Batch> DataLoader::next() {
 std::optional<Batch> DataLoader::take() {
   const std::int64_t left = batches_left();
   if (left == 0) return std::nullopt;
-  if (options_.num_workers == 0) return load(position_);
+  if (options_.num_workers == 0) return load(num_given_);
   if (!prefetcher_)
     prefetcher_ = std::make_unique<Prefetcher<Batch>>(
-        [this, start = position_](std::int64_t k) {
-          return load(start + k * cut_.samples_per_batch);
-        },
-        left, options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
+        [this, first = num_given_](std::int64_t k) { return load(first + k); }, left,
+        options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
   return prefetcher_->take();
 }
 
@@ -145,11 +156,12 @@ void DataLoader::put_on_device(Batch& batch) const {
 }
 
 // Called by the workers: reads nothing that changes while they run.
-Batch DataLoader::load(std::int64_t position) const {
+Batch DataLoader::load(std::int64_t number) const {
   const c10::NoGradGuard no_grad;
   c10::OptionalDeviceGuard on_gpu;
   if (pinned_for_) on_gpu.reset_device(*pinned_for_);
-  BatchShare share = sampler_.share_at(position, options_.batch_size);
+  BatchShare share =
+      sampler_.share_of(start_ + cut_.first_of(number), cut_.size_of(number, end_ - start_));
   Batch batch = load_samples(share);
   batch.rows = std::move(share.rows);
   batch.global_size = share.global_size;

@@ -23,11 +23,12 @@
 namespace lockstep::data {
 
 struct DataLoaderOptions {
-  std::int64_t batch_size = 1;  // samples a rank
+  std::int64_t batch_size = 1;  // samples a rank, at most
   int num_workers = 1;          // threads that load; 0 loads in next()
   int prefetch = 2;             // batches that each worker loads ahead
-  // Batches that are added up for one step.
-  std::int64_t batches_per_step = 1;
+  // Samples of all ranks whose batches are added up for one step: as many full ones as there are in
+  // it, and one with what is left. 0: one full batch.
+  std::int64_t samples_per_step = 0;
   // Leaves out a last step that has fewer samples than the others.
   bool drop_last = false;
   // Batches in memory that a GPU copies from by itself. Needs one.
@@ -53,6 +54,9 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
+  // Other steps, from where it is: between two of them.
+  void set_step(std::int64_t batch_size, std::int64_t samples_per_step);
+
   // The start of an epoch; that of epoch 0 where never called.
   void set_epoch(std::int64_t epoch);
 
@@ -62,16 +66,20 @@ class DataLoader {
   // Of a whole epoch, on every rank.
   std::int64_t num_batches() const;
   // That next() has still to give, likewise.
-  std::int64_t batches_left() const { return cut_.num_batches(end_ - position_); }
+  std::int64_t batches_left() const { return cut_.num_batches(end_ - start_) - num_given_; }
   // The same in steps; one that has begun counts.
   std::int64_t num_steps() const { return cut_.num_steps(cut_.num_used(sampler_.num_positions())); }
-  std::int64_t steps_left() const { return cut_.num_steps(end_ - position_); }
+  std::int64_t steps_left() const {
+    return cut_.num_steps(end_ - start_) - num_given_ / cut_.batches_per_step();
+  }
   const DistributedSampler& sampler() const { return sampler_; }
 
   // How far it has come: by what next() gave, not by what was loaded ahead. A loader that loads the
   // state goes on with exactly the batches that were still to come, also on another number of ranks
-  // with another batch size. With drop_last, take it between steps: they are counted from there.
-  SamplerState state() const { return sampler_.state(position_); }
+  // with another batch size. Take it between steps: they are counted from there.
+  SamplerState state() const {
+    return sampler_.state(batches_left() == 0 ? end_ : start_ + cut_.first_of(num_given_));
+  }
   void load_state(const SamplerState& state);
 
   // The share of the last steps' time, from one next() to the next, that was spent waiting in it;
@@ -82,7 +90,7 @@ class DataLoader {
   void start_at(std::int64_t position);
   std::optional<Batch> take();
   void put_on_device(Batch& batch) const;
-  Batch load(std::int64_t position) const;
+  Batch load(std::int64_t number) const;
   Batch load_samples(const BatchShare& share) const;
   void note_step(Clock::duration waited);
 
@@ -91,8 +99,9 @@ class DataLoader {
   DataLoaderOptions options_;
   std::optional<c10::Device> pinned_for_;
   StepCut cut_;
-  std::int64_t position_ = 0;  // of what next() gives next
-  std::int64_t end_ = 0;       // where this epoch's last batch ends
+  std::int64_t start_ = 0;      // of the epoch, or where it went on
+  std::int64_t end_ = 0;        // where this epoch's last batch ends
+  std::int64_t num_given_ = 0;  // batches since the start
   StarvationMeter starvation_;
   std::optional<Clock::time_point> last_given_;    // within this epoch
   std::unique_ptr<Prefetcher<Batch>> prefetcher_;  // last: its threads use the others

@@ -59,18 +59,21 @@ std::int64_t DistributedSampler::num_global_batches(std::int64_t batch_per_rank)
   return num_positions_ / batch + (num_positions_ % batch == 0 ? 0 : 1);
 }
 
-BatchShare DistributedSampler::share_at(std::int64_t position, std::int64_t batch_per_rank) const {
-  const std::int64_t batch = global_batch_size(batch_per_rank);
+BatchShare DistributedSampler::share_of(std::int64_t position, std::int64_t num_samples) const {
   if (position < 0 || position >= num_positions_)
     throw UsageError("a batch from position {} on, of an epoch that has {}", position,
                      num_positions_);
   BatchShare share;
-  share.global_size = std::min(batch, num_positions_ - position);
+  share.global_size = std::min(num_samples, num_positions_ - position);
   for (std::int64_t row = options_.rank; row < share.global_size; row += options_.num_replicas) {
     share.indices.push_back(index_at(position + row));
     share.rows.push_back(row);
   }
   return share;
+}
+
+BatchShare DistributedSampler::share_at(std::int64_t position, std::int64_t batch_per_rank) const {
+  return share_of(position, global_batch_size(batch_per_rank));
 }
 
 BatchShare DistributedSampler::share(std::int64_t number, std::int64_t batch_per_rank) const {

@@ -39,9 +39,9 @@ struct SamplerState {
 };
 
 // One order of all samples for each epoch, dealt to the ranks like cards: position k goes to rank
-// k mod num_replicas, as PyTorch's DistributedSampler has it. A global batch of b samples a rank is
-// a stretch of b·num_replicas positions, so it has the same samples for every number of ranks that
-// gives it the same size.
+// k mod num_replicas, as PyTorch's DistributedSampler has it. A global batch is a stretch of
+// positions, b·num_replicas of them where each rank has b, so it has the same samples for every
+// number of ranks that gives it the same size.
 //
 // A value with random access: nothing is kept but the epoch. Every rank must be given the same
 // options but for its rank. Not thread-safe while set_epoch() runs. UsageError where the options
@@ -66,8 +66,11 @@ class DistributedSampler {
   // The same on every rank; the last one may be smaller than the others.
   std::int64_t num_global_batches(std::int64_t batch_per_rank) const;
 
-  // This rank's share of the global batch that begins at `position`, in ascending order of rows:
-  // batch_per_rank samples, fewer or none where the epoch ends.
+  // This rank's share of the `num_samples` from `position` on, or of those that the epoch has left,
+  // in ascending order of rows: some ranks may have one more than others.
+  BatchShare share_of(std::int64_t position, std::int64_t num_samples) const;
+  // The same of the global batch that begins there: batch_per_rank samples, fewer or none where the
+  // epoch ends.
   BatchShare share_at(std::int64_t position, std::int64_t batch_per_rank) const;
   // Of global batch `number`.
   BatchShare share(std::int64_t number, std::int64_t batch_per_rank) const;

@@ -52,6 +52,20 @@ struct BatchSection {
   std::optional<std::int64_t> global;
   std::optional<std::int64_t> micro;
   std::optional<std::int64_t> accumulation;
+
+  bool operator==(const BatchSection&) const = default;
+};
+
+// In place of the above, by DeepSpeed's names: max_train_batch_size, micro_batch_sizes, min_gpus,
+// max_gpus, prefer_larger_batch.
+struct ElasticitySection {
+  std::int64_t max_global = 0;
+  std::vector<std::int64_t> micro_batches;  // rising, each once
+  std::int64_t min_ranks = 1;
+  std::int64_t max_ranks = 10'000;
+  bool prefer_larger = true;
+
+  bool operator==(const ElasticitySection&) const = default;
 };
 
 enum class OptimizerType { adamw, adam, sgd };
@@ -177,6 +191,7 @@ struct TrainConfig {
   ModelSection model;
   DataSection data;
   BatchSection batch;
+  std::optional<ElasticitySection> elasticity;
   OptimizerSection optimizer;
   // A total_num_steps of 0 is the number of steps of the run, which only the data tells: `epochs`
   // was given, and not max_steps.

@@ -133,8 +133,9 @@ MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Devi
         parallel.tensor, parallel.pipeline, parallel.context);
 }
 
-MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host) const {
-  const Batch batch = resolve_batch(config_, num_ranks);
+MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host,
+                                          const std::optional<BegunBatch>& begun) const {
+  const Batch batch = resolve_batch(config_, num_ranks, begun);
   const ShardingStrategy strategy = strategy_of(config_.sharding.strategy);
   const auto divides = [&](const char* key, std::int64_t size) {
     if (size > 1 && num_ranks % size != 0)

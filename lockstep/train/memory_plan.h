@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include <lockstep/plan/language_model.h>
 #include <lockstep/plan/memory_estimate.h>
 #include <lockstep/train/config.h>
+#include <lockstep/train/config/batch.h>
 
 namespace lockstep::train {
 
@@ -58,9 +60,10 @@ class MemoryPlan {
 
     bool operator==(const Choice&) const = default;
   };
-  // As the config says; without offload where its strategy has none. UsageError where its batch
-  // does not divide among so many ranks.
-  Choice configured(int num_ranks, int ranks_per_host = 0) const;
+  // As the config says; without offload where its strategy has none. UsageError as resolve_batch()
+  // and where groups of ranks do not divide so many.
+  Choice configured(int num_ranks, int ranks_per_host = 0,
+                    const std::optional<BegunBatch>& begun = {}) const;
 
   plan::MemoryEstimate estimate(const Choice& choice);
   const plan::ModelSizes& sizes(const Choice& choice) { return described(choice).sizes; }

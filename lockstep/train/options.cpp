@@ -27,6 +27,15 @@ void check(const TrainerOptions& options) {
   check_least("epochs", options.epochs.value_or(1), 1);
   check_least("batch_size", options.batch_size, 1);
   check_least("accumulation", options.accumulation, 1);
+  check_least("samples_per_step", options.samples_per_step.value_or(1), 1);
+  if (options.samples_per_step && options.accumulation != 1)
+    throw UsageError("samples_per_step is {} and accumulation {}: leave one of them out, as the "
+                     "first is cut into as many passes as it needs",
+                     *options.samples_per_step, options.accumulation);
+  if (options.samples_per_step && options.learning_rate_scaling != LearningRateScaling::none)
+    throw UsageError("samples_per_step is {}, so that a step has the same samples on any number of "
+                     "ranks: leave learning_rate_scaling out",
+                     *options.samples_per_step);
   check_rate("learning_rate", options.learning_rate);
   check_rate("weight_decay", options.weight_decay);
   check_rate("gradient_clipping", options.gradient_clipping);

@@ -44,10 +44,14 @@ struct TrainerOptions {
   std::optional<std::int64_t> max_steps = {};
   std::optional<std::int64_t> epochs = {};
 
-  // A step has batch_size · accumulation samples a rank, fewer at the end of an epoch, unless
-  // drop_last leaves that step out.
+  // Samples of a forward pass on a rank, and forward passes of a step: a step has batch_size ·
+  // accumulation samples a rank, fewer at the end of an epoch, unless drop_last leaves that step
+  // out. A run that goes on with another number of ranks keeps the samples of a step that it began
+  // with, in passes of at most batch_size.
   std::int64_t batch_size = 32;
   std::int64_t accumulation = 1;
+  // In place of accumulation: samples of a step on all ranks, however many there are.
+  std::optional<std::int64_t> samples_per_step = {};
   bool drop_last = false;
   bool shuffle = true;
   // Threads that load ahead; 0 loads when a batch is needed. Where a dataset draws random numbers

@@ -9,6 +9,7 @@
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/models/hugging_face.h>
 #include <lockstep/nn/sequence_positions.h>
+#include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/run_length.h>
 
 namespace lockstep::train {
@@ -170,16 +171,38 @@ std::int64_t data_ranks(const TrainConfig& config, const models::ModelConfig& mo
   return world_size / together;
 }
 
+// A file's schedule has so many micro-batches, which a run that goes on with other ranks fills by
+// larger or smaller ones.
+std::int64_t num_micro_batches(const TrainConfig& config, std::int64_t num_data_ranks,
+                               RunPlan& plan) {
+  if (!plan.begun || config.parallel.schedule_file.empty() || config.batch.micro)
+    return plan.batch.accumulation;
+  const std::int64_t passes =
+      pipeline::read_schedule(config.parallel.schedule_file).num_micro_batches;
+  const std::int64_t of_all = num_data_ranks * passes;
+  plan.batch = divide_batch(plan.batch.global, num_data_ranks,
+                            plan.batch.global / of_all + (plan.batch.global % of_all != 0 ? 1 : 0));
+  plan.most_micro = plan.batch.micro;
+  return passes;
+}
+
 }  // namespace
 
-RunPlan plan_run(const TrainConfig& config, int world_size) {
+BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
+                        const std::optional<BegunBatch>& begun) {
+  const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
+  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
+  return {.num_data_ranks = num_data_ranks, .batch = resolve_batch(config, num_data_ranks, begun)};
+}
+
+RunPlan plan_run(const TrainConfig& config, int world_size,
+                 const std::optional<BegunBatch>& begun) {
   const auto stream = open_stream(config.data.train, config.data);
   const models::ModelConfig model =
       model_of(config.model, stream->max_token() + 1, config.data.sequence_length);
   // What no number of ranks would mend comes before what one would.
   check_parallel(config, model);
-  const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
-  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
+  const auto [num_data_ranks, batch] = share_batch(config, model, world_size, begun);
   data::SequenceSet training(stream, config.data.sequence_length);
   std::optional<data::SequenceSet> validation;
   if (!config.data.validation.empty()) {
@@ -193,9 +216,12 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
   RunPlan plan{.model = model,
                .training = std::move(training),
                .validation = std::move(validation),
-               .batch = resolve_batch(config, num_data_ranks),
+               .batch = batch,
+               .begun = begun,
                .pipeline = {},
                .schedule = config.scheduler};
+  plan.most_micro = plan.batch.micro;
+  if (begun && !config.elasticity) plan.most_micro = std::max(plan.most_micro, begun->micro);
   if (config.data.sequence_length > plan.model.max_positions)
     throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
                      "data.sequence_length smaller{}",
@@ -203,9 +229,10 @@ RunPlan plan_run(const TrainConfig& config, int world_size) {
                      config.model.from.empty() ? " or model.max_positions larger"
                                                : ", as the model in model.from has no more");
   if (config.parallel.pipeline > 1)
-    plan.pipeline = plan_pipeline(config, plan.model, plan.batch.accumulation);
-  const data::StepCut cut{.samples_per_batch = plan.batch.global / plan.batch.accumulation,
-                          .batches_per_step = plan.batch.accumulation,
+    plan.pipeline =
+        plan_pipeline(config, plan.model, num_micro_batches(config, num_data_ranks, plan));
+  const data::StepCut cut{.samples_per_step = plan.batch.global,
+                          .samples_per_batch = plan.batch.micro * num_data_ranks,
                           .drop_last = config.dataloader_drop_last};
   plan.steps_per_epoch = cut.num_steps(cut.num_used(plan.training.size()));
   if (plan.steps_per_epoch == 0)

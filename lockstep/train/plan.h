@@ -18,6 +18,9 @@ struct RunPlan {
   data::SequenceSet training;
   std::optional<data::SequenceSet> validation;
   Batch batch;
+  std::optional<BegunBatch> begun;  // that it is kept from
+  // The most samples of a forward pass on a rank that the run allows itself, on other ranks, too.
+  std::int64_t most_micro = 0;
   std::optional<PipelinePlan> pipeline;
   std::int64_t steps_per_epoch = 0;
   std::int64_t total_steps = 0;
@@ -26,8 +29,19 @@ struct RunPlan {
 };
 
 // Opens the data, reads the config.json of a model that is trained further, and checks that all
-// numbers fit together. UsageError with what does not, the numbers and the way out.
-RunPlan plan_run(const TrainConfig& config, int world_size);
+// numbers fit together. UsageError with what does not, the numbers and the way out. A run that has
+// begun keeps its batch.
+RunPlan plan_run(const TrainConfig& config, int world_size,
+                 const std::optional<BegunBatch>& begun = {});
+
+// Who shares a step's samples.
+struct BatchShares {
+  std::int64_t num_data_ranks = 1;  // those that have samples of their own
+  Batch batch;
+};
+// The same checks, as far as the number of ranks is concerned.
+BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
+                        const std::optional<BegunBatch>& begun = {});
 
 // The model alone. The data is opened only where the config leaves the size of the vocabulary to
 // it; UsageError where it is not there either.

@@ -11,6 +11,7 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 
@@ -175,7 +176,14 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
                     plan.training.size(), saved.state.data.size));
   else if (const auto then = digest_in(*from); then && *then != digest(plan.training.stream()))
     found.push_back("the training data has other tokens than it had (data.train)");
-  if (found.empty()) return changed_settings(config, before);
+  if (found.empty()) {
+    std::vector<std::string> changed = changed_settings(config, before);
+    if (const auto begun = begun_in(saved.state.values);
+        begun && begun->global != plan.batch.global)
+      changed.push_back(
+          fmt::format("a step has {} samples, had {}", plan.batch.global, begun->global));
+    return changed;
+  }
   throw UsageError("the checkpoint '{}' is of another run:\n  {}\n{}", from->string(),
                    fmt::join(found, "\n  "), way_out(config));
 }

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <sstream>
+
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/count_text.h>
@@ -12,6 +14,7 @@
 #include <lockstep/device/device_manager.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
@@ -78,8 +81,8 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   TrainerOptions options;
   options.max_steps = config.max_steps;
   options.epochs = config.epochs;
-  options.batch_size = plan.batch.micro;
-  options.accumulation = plan.batch.accumulation;
+  options.batch_size = plan.most_micro;
+  options.samples_per_step = plan.batch.global;
   options.drop_last = config.dataloader_drop_last;
   options.num_workers = static_cast<int>(config.data.num_workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
@@ -186,6 +189,18 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
+// As the main rank finds it, which sees the run's folder.
+std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
+                                             const DistributedManager& dist) {
+  std::istringstream found(on_main_rank(dist, [&]() -> std::string {
+    const auto begun = begun_batch(config, read_launch_environment().generation);
+    return begun ? fmt::format("{} {} {}", begun->global, begun->micro, begun->num_ranks) : "";
+  }));
+  BegunBatch begun;
+  if (found >> begun.global >> begun.micro >> begun.num_ranks) return begun;
+  return std::nullopt;
+}
+
 // Lines for whoever watches.
 class Speaker {
  public:
@@ -210,7 +225,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   DistributedManager dist = setup_distributed(distributed_config(config));
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
-  const RunPlan plan = plan_run(config, dist.world_size());
+  const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {
@@ -220,9 +235,11 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,
                       dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);
-    memory_note = judge_memory(
-        memory, memory.configured(dist.world_size(), read_launch_environment().local_world_size),
-        memory_there(dist));
+    memory_note =
+        judge_memory(memory,
+                     memory.configured(dist.world_size(),
+                                       read_launch_environment().local_world_size, plan.begun),
+                     memory_there(dist));
     return std::string();
   });
 
@@ -243,6 +260,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
       plan.training.size(), config.data.sequence_length,
       plan.validation ? plan.validation->size() : 0, plan.total_steps,
       std::min(plan.batch.global, plan.training.size()));
+  if (const std::string note = batch_note(plan.batch, dist.data_size(), plan.begun); !note.empty())
+    say("{}", note);
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
   if (!memory_note.empty()) say("{}", memory_note);

@@ -12,6 +12,7 @@
 #include <lockstep/base/progress.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/unsigned_nan.h>
@@ -49,17 +50,18 @@ int signal_of(const DistributedManager& dist) {
 
 data::DataLoader make_loader(const DistributedManager& dist,
                              const std::shared_ptr<const data::Dataset>& dataset,
-                             const TrainerOptions& options, bool shuffle, bool drop_last) {
+                             const TrainerOptions& options, const Batch& batch, bool shuffle,
+                             bool drop_last) {
   return data::DataLoader(dataset,
                           data::DistributedSampler({.size = dataset->size(),
                                                     .num_replicas = dist.data_size(),
                                                     .rank = dist.data_rank(),
                                                     .shuffle = shuffle,
                                                     .seed = options.seed}),
-                          {.batch_size = options.batch_size,
+                          {.batch_size = batch.micro,
                            .num_workers = options.num_workers,
                            .prefetch = options.prefetch,
-                           .batches_per_step = options.accumulation,
+                           .samples_per_step = batch.global,
                            .drop_last = drop_last,
                            .device = dist.device()});
 }
@@ -83,8 +85,9 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       task_(std::move(task)),
       model_(task_->model()),
       options_((check(options), std::move(options))),
-      loader_((check(training, "train on"),
-               make_loader(dist_, training, options_, options_.shuffle, options_.drop_last))),
+      batch_(asked_batch()),
+      loader_((check(training, "train on"), make_loader(dist_, training, options_, batch_,
+                                                        options_.shuffle, options_.drop_last))),
       training_(std::move(training)),
       validation_(std::move(validation)) {
   if (validation_ != nullptr) check(validation_, "validate on");
@@ -103,6 +106,39 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
 
 Trainer::~Trainer() = default;
 
+Batch Trainer::asked_batch() const {
+  const std::int64_t num_ranks = dist_.data_size();
+  if (options_.samples_per_step)
+    return divide_batch(*options_.samples_per_step, num_ranks, options_.batch_size);
+  constexpr std::int64_t kMost = std::int64_t{1} << 53;
+  if (options_.batch_size > kMost / num_ranks ||
+      options_.accumulation > kMost / num_ranks / options_.batch_size)
+    throw UsageError("a step of {} batches of {} samples on {} ranks has more samples than can be "
+                     "counted: make accumulation or batch_size smaller",
+                     options_.accumulation, options_.batch_size, num_ranks);
+  return {.micro = options_.batch_size,
+          .accumulation = options_.accumulation,
+          .global = options_.batch_size * options_.accumulation * num_ranks};
+}
+
+// Of the run that goes on, whatever number of ranks it had, unless another is asked for.
+void Trainer::keep_batch(const std::map<std::string, double>& values) {
+  const auto begun = begun_in(values);
+  if (!begun || begun->global == batch_.global) return;
+  if (options_.samples_per_step ||
+      begun->of_a_rank != options_.batch_size * options_.accumulation) {
+    log::info("a step has {} samples, and had {}", batch_.global, begun->global);
+    return;
+  }
+  batch_ = divide_batch(begun->global, dist_.data_size(), options_.batch_size);
+  loader_.set_step(batch_.micro, batch_.global);
+  check_batch_norms();
+  // The learning rate is that of this batch, too.
+  schedule_ = optim::make_schedule(
+      options_.schedule, scaled_learning_rate(options_, begun->global / begun->of_a_rank));
+  log::info("{}", batch_note(batch_, dist_.data_size(), begun));
+}
+
 void Trainer::check_autocast() const {
   if (!options_.autocast) return;
   if (takes_units(dist_.config()))
@@ -114,15 +150,24 @@ void Trainer::check_autocast() const {
 
 // A rank without samples would leave the others waiting for its statistics.
 void Trainer::check_batch_norms() const {
+  if (!dist_.synchronises_batch_norms(model_)) return;
   const std::int64_t num_samples = loader_.sampler().num_positions();
-  const std::int64_t last = num_samples % loader_.sampler().global_batch_size(options_.batch_size);
-  if (!dist_.synchronises_batch_norms(model_) || options_.drop_last || last == 0 ||
-      last >= dist_.data_size())
-    return;
+  const std::int64_t batch = loader_.sampler().global_batch_size(batch_.micro);
+  const auto too_few = [&](std::int64_t samples) {
+    const std::int64_t last = samples % batch;
+    return last > 0 && last < dist_.data_size();
+  };
+  if (num_samples >= batch_.global && too_few(batch_.global))
+    throw UsageError("the last batch of a step has {} of {} samples, too few for {} ranks, each of "
+                     "which needs one for its synchronised batch norms: set a batch_size other "
+                     "than {}, or start another number of ranks",
+                     batch_.global % batch, batch_.global, dist_.data_size(), options_.batch_size);
+  const std::int64_t rest = num_samples % batch_.global;
+  if (options_.drop_last || !too_few(rest)) return;
   throw UsageError("the last batch of an epoch has {} of {} samples, too few for {} ranks, each of "
                    "which needs one for its synchronised batch norms: set drop_last, or a "
                    "batch_size other than {}",
-                   last, num_samples, dist_.data_size(), options_.batch_size);
+                   rest % batch, num_samples, dist_.data_size(), options_.batch_size);
 }
 
 bool Trainer::finished() const {
@@ -145,6 +190,7 @@ TrainingResult Trainer::run() {
   const StopRequest stop;
   const auto lock = open_output();
   resume();
+  note_start();
   // A run that was over before has all in its files already.
   if (dist_.is_main() && !finished())
     reporter_ = std::make_unique<Reporter>(options_,
@@ -239,8 +285,8 @@ Trainer::Step Trainer::train_step() {
 
 // Forward and backward of the step's accumulated batches; the last of them exchanges gradients.
 void Trainer::run_passes(std::optional<StepTimes>& times) {
-  const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
-  const std::int64_t num_passes = std::min(options_.accumulation, loader_.batches_left());
+  const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
+  const std::int64_t num_passes = std::min(batch_.accumulation, loader_.batches_left());
   LOCKSTEP_CHECK(num_passes > 0, "epoch {} is over", loader_.state().epoch);
   std::optional<PartClock> clock;
   if (times) clock.emplace(dist_.device());
@@ -282,7 +328,7 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
 
 // Of all batches at once: which of them is where in it is for its schedule to say.
 void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
-  const std::int64_t global_batch = loader_.sampler().global_batch_size(options_.batch_size);
+  const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   std::vector<data::Batch> batches;
   std::int64_t count = 0;
   for (std::int64_t pass = 0; pass < num_passes; ++pass) {
@@ -323,11 +369,11 @@ void Trainer::validate() {
   note_progress("validation");
   const c10::NoGradGuard no_grad;
   model_->eval();
-  data::DataLoader loader = make_loader(dist_, validation_, options_, false, false);
+  data::DataLoader loader = make_loader(dist_, validation_, options_, batch_, false, false);
   const std::vector<std::string> names = task_->metric_names();
   std::vector<double> sums(2 + names.size());
   // As many samples as so many steps have, in every layout.
-  std::int64_t left = options_.validation_batches * options_.accumulation;
+  std::int64_t left = options_.validation_batches * batch_.accumulation;
   if (options_.validation_batches == 0) left = loader.num_batches();
   while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {
     const bool stands_in = take_stand_in(*batch, *validation_);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +18,7 @@
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/peer_copies.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/train/config/batch.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/rank_speeds.h>
@@ -89,6 +91,8 @@ class Trainer {
     at_the_end,  // waits until it is there, and fails where it is not
   };
 
+  Batch asked_batch() const;
+  void keep_batch(const std::map<std::string, double>& values);
   void check_autocast() const;
   void check_batch_norms() const;
   bool finished() const;
@@ -114,6 +118,8 @@ class Trainer {
   // trainer_checkpoints.cpp
   std::optional<FolderLock> open_output();
   void resume();
+  void note_start();
+  void keep_start();
   void restore(const std::filesystem::path& checkpoint);
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
@@ -131,6 +137,7 @@ class Trainer {
   std::shared_ptr<Task> task_;
   std::shared_ptr<torch::nn::Module> model_;
   TrainerOptions options_;
+  Batch batch_;
   data::DataLoader loader_;
   std::shared_ptr<const data::Dataset> training_;
   std::shared_ptr<const data::Dataset> validation_;

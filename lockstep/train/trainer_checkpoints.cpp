@@ -6,10 +6,14 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/base/is_there.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
 #include <lockstep/checkpoint/manifest.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
@@ -60,6 +64,11 @@ checkpoint::TrainingState Trainer::state() const {
   std::map<std::string, double> values;
   if (loss_scaling_) values = loss_scaling_->values();
   values["updates"] = static_cast<double>(updates_);
+  put({.global = batch_.global,
+       .micro = options_.batch_size,
+       .num_ranks = dist_.data_size(),
+       .of_a_rank = options_.samples_per_step ? 0 : options_.batch_size * options_.accumulation},
+      values);
   return {.step = step_,
           .data = {.epoch = data.epoch, .position = data.position, .size = data.size},
           .seed = data.seed,
@@ -93,9 +102,30 @@ std::optional<FolderLock> Trainer::open_output() {
   return lock;
 }
 
+// For a later generation of this job, which may come before the first checkpoint.
+void Trainer::note_start() {
+  if (options_.output.empty()) return;
+  on_main_rank(dist_, [&] {
+    write_durably(start_file(options_.output), checkpoint::to_text(state()));
+    return std::string();
+  });
+}
+
+void Trainer::keep_start() {
+  if (options_.output.empty() || read_launch_environment().generation == 0) return;
+  const std::filesystem::path path = start_file(options_.output);
+  const std::string text = on_main_rank(dist_, [&]() -> std::string {
+    if (!is_there(path)) return "";
+    const MappedFile file(path);
+    return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
+  });
+  if (!text.empty()) keep_batch(checkpoint::parse_state(text, path.string()).values);
+}
+
 // From the newest that is whole, on the disk or in the ranks' memory. What they have there is of
 // this very run.
 void Trainer::resume() {
+  keep_start();
   std::optional<std::int64_t> in_memory;
   if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
   if (options_.resume_from || options_.output.empty()) {
@@ -179,6 +209,7 @@ void Trainer::go_on_from(const checkpoint::TrainingState& state, const std::stri
   result_.skipped_steps = step_ - updates_;
   if (loss_scaling_) loss_scaling_->load(state.values);
   samples_ = state.samples_seen;
+  keep_batch(state.values);
   result_.loss = state.last_loss.value_or(0);
   loader_.load_state({.epoch = state.data.epoch,
                       .position = state.data.position,

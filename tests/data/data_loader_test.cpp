@@ -89,7 +89,7 @@ TEST_P(Loader, CanLeaveOutASmallLastBatch) {
 TEST_P(Loader, CanLeaveOutASmallLastStep) {
   const auto numbers = std::make_shared<Numbers>(15);
   DataLoader loader = make(numbers, {.shuffle = false},
-                           {.batch_size = 2, .batches_per_step = 3, .drop_last = true});
+                           {.batch_size = 2, .samples_per_step = 6, .drop_last = true});
   EXPECT_EQ(loader.num_batches(), 6) << "seven are whole, but the seventh is no step";
   EXPECT_EQ(loader.num_steps(), 2);
   for (std::int64_t left = 6; left > 0; --left) {
@@ -108,10 +108,36 @@ TEST_P(Loader, CanLeaveOutASmallLastStep) {
   EXPECT_THAT(remaining(loader),
               ElementsAre(ElementsAre(4, 5), ElementsAre(6, 7), ElementsAre(8, 9)));
 
-  DataLoader keeping = make(numbers, {.shuffle = false}, {.batch_size = 2, .batches_per_step = 3});
+  DataLoader keeping = make(numbers, {.shuffle = false}, {.batch_size = 2, .samples_per_step = 6});
   EXPECT_EQ(keeping.num_batches(), 8);
   EXPECT_EQ(keeping.num_steps(), 3);
   EXPECT_THAT(remaining(keeping), SizeIs(8));
+}
+
+TEST_P(Loader, StepsMayHaveASmallLastBatch) {
+  const auto numbers = std::make_shared<Numbers>(13);
+  DataLoader loader = make(numbers, {.shuffle = false}, {.batch_size = 2, .samples_per_step = 5});
+  EXPECT_EQ(loader.num_batches(), 8);
+  EXPECT_EQ(loader.num_steps(), 3);
+  EXPECT_THAT(loader.next()->size(), 2);
+  EXPECT_EQ(loader.batches_left(), 7);
+  EXPECT_EQ(loader.steps_left(), 3) << "one has begun";
+  EXPECT_EQ(loader.state().position, 2);
+  loader.set_epoch(0);
+  EXPECT_THAT(remaining(loader),
+              ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3), ElementsAre(4), ElementsAre(5, 6),
+                          ElementsAre(7, 8), ElementsAre(9), ElementsAre(10, 11), ElementsAre(12)));
+  EXPECT_EQ(loader.state().position, 13);
+}
+
+TEST_P(Loader, GoesOnWithOtherSteps) {
+  const auto numbers = std::make_shared<Numbers>(13);
+  DataLoader loader = make(numbers, {.shuffle = false}, {.batch_size = 3});
+  loader.next();
+  loader.set_step(4, 5);
+  EXPECT_EQ(loader.steps_left(), 2);
+  EXPECT_THAT(remaining(loader), ElementsAre(ElementsAre(3, 4, 5, 6), ElementsAre(7),
+                                             ElementsAre(8, 9, 10, 11), ElementsAre(12)));
 }
 
 TEST_P(Loader, GoesThroughEpochAfterEpoch) {
@@ -295,13 +321,10 @@ TEST(DataLoader, OptionsThatDoNotFitTogether) {
   EXPECT_THAT(making({.prefetch = 0}), HasSubstr("prefetch is 0"));
   EXPECT_THAT(
       making({.batch_size = 6, .drop_last = true}),
-      HasSubstr(
-          "10 samples are less than one step of 1 batch of 6 a rank on 2 ranks (12 samples)"));
-  EXPECT_THAT(making({.batch_size = 2, .batches_per_step = 3, .drop_last = true}),
-              HasSubstr("10 samples are less than one step of 3 batches of 2 a rank"));
-  EXPECT_THAT(making({.batches_per_step = 0}), HasSubstr("a step of 0 batches"));
-  EXPECT_THAT(making({.batches_per_step = std::numeric_limits<std::int64_t>::max()}),
-              HasSubstr("more samples than can be counted"));
+      HasSubstr("10 samples are less than one step of 12, in 1 batch of 6 a rank on 2 ranks"));
+  EXPECT_THAT(making({.batch_size = 2, .samples_per_step = 11, .drop_last = true}),
+              HasSubstr("10 samples are less than one step of 11, in 3 batches of 2 a rank"));
+  EXPECT_THAT(making({.samples_per_step = -1}), HasSubstr("a step of -1 samples"));
   EXPECT_THAT(making({.pin_memory = true, .device = c10::Device("cpu")}),
               HasSubstr("but the device is cpu"));
   if (at::hasCUDA()) return;

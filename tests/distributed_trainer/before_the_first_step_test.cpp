@@ -63,6 +63,18 @@ TEST(BeforeTheFirstStep, EveryNumberOfTheOptions) {
   EXPECT_THAT(complaint([](Options& o) { o.batch_size = 0; }), HasSubstr("batch_size is 0"));
   EXPECT_THAT(complaint([](Options& o) { o.accumulation = 0; }), HasSubstr("accumulation is 0"));
   EXPECT_THAT(complaint([](Options& o) { o.accumulation = kMost; }), HasSubstr("counted"));
+  EXPECT_THAT(complaint([](Options& o) { o.samples_per_step = 0; }),
+              HasSubstr("samples_per_step is 0"));
+  EXPECT_THAT(complaint([](Options& o) {
+                o.samples_per_step = 64;
+                o.accumulation = 2;
+              }),
+              HasSubstr("samples_per_step is 64 and accumulation 2: leave one of them out"));
+  EXPECT_THAT(complaint([](Options& o) {
+                o.samples_per_step = 64;
+                o.learning_rate_scaling = train::LearningRateScaling::linear;
+              }),
+              HasSubstr("leave learning_rate_scaling out"));
   EXPECT_THAT(complaint([](Options& o) { o.num_workers = -1; }), HasSubstr("num_workers is -1"));
   EXPECT_THAT(complaint([](Options& o) { o.prefetch = 0; }), HasSubstr("prefetch is 0"));
   EXPECT_THAT(complaint([](Options& o) { o.learning_rate = kNan; }), HasSubstr("learning_rate"));

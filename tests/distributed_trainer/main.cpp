@@ -1,5 +1,7 @@
 // The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
-// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp.
+// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp, with --train one of
+// sizes_ranks.cpp.
+#include <cstdlib>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -22,6 +24,11 @@ int main(int argc, char** argv) {
       check_fsdp(dist, cells);
       lockstep::check_copies_in_memory(dist.config(), cells);
     });
+  }
+  if (argc == 4 && std::strcmp(argv[1], "--train") == 0) {
+    const auto dist = lockstep::setup_distributed({.timeout = lockstep::milliseconds(30'000)});
+    lockstep::train_to(dist, argv[2], std::atoi(argv[3]));
+    return 0;
   }
   if (argc == 2 && std::strcmp(argv[1], "--stages") == 0)
     return lockstep::ranks::run_cells(lockstep::check_stages_in_bf16);

@@ -10,15 +10,22 @@ namespace lockstep::fuzz {
 
 namespace {
 
-void check_batch(const train::BatchSection& asked, std::int64_t world_size) {
+void check_batch(const train::TrainConfig& config, std::int64_t num_ranks) {
   try {
-    const train::Batch batch = train::resolve_batch(asked, world_size);
+    const train::Batch batch = train::resolve_batch(config, num_ranks);
     require(batch.micro >= 1 && batch.accumulation >= 1, "a batch has samples");
-    require(batch.global == batch.micro * batch.accumulation * world_size, "the batch identity");
-    require(asked.global.value_or(batch.global) == batch.global, "what was asked for is kept");
+    const std::int64_t most = batch.micro * batch.accumulation * num_ranks;
+    require(batch.global <= most && batch.global > most - batch.micro * num_ranks,
+            "the batch identity");
+    require(config.batch.global.value_or(batch.global) == batch.global,
+            "what was asked for is kept");
   } catch (const UsageError& error) {
-    require(asked.global.has_value(), "without a global batch any number of ranks will do");
-    require(std::string_view(error.what()).starts_with("train_batch_size "), "it names the key");
+    const std::string_view what = error.what();
+    require(config.elasticity ||
+                (config.batch.global && config.batch.micro && config.batch.accumulation),
+            "with fewer than three numbers any number of ranks will do");
+    require(what.starts_with(config.elasticity ? "elasticity " : "train_batch_size "),
+            "it names the key");
   }
 }
 
@@ -47,7 +54,7 @@ void run(std::span<const std::byte> input) {
   require(config.data.sequence_length >= 1 && !config.data.train.empty(), "there is data");
   require(config.max_steps || config.epochs, "training ends");
   require(config.optimizer.lr > 0, "there is a learning rate");
-  for (const std::int64_t world_size : {1, 2, 3, 8, 1 << 20}) check_batch(config.batch, world_size);
+  for (const std::int64_t world_size : {1, 2, 3, 8, 1 << 20}) check_batch(config, world_size);
 }
 
 }  // namespace lockstep::fuzz

@@ -92,6 +92,29 @@ TEST_F(DescribeCommand, ShowsWhoHoldsWhat) {
       "2  135.1 k\n");
 }
 
+TEST_F(DescribeCommand, ShowsTheBatchOnEachNumberOfHosts) {
+  const Told told = ask({"parallel.tensor=2", "train_micro_batch_size_per_gpu=4"},
+                        {"--nnodes", "2:5", "--nproc-per-node", "3"});
+  EXPECT_EQ(told.code, 2) << "15 ranks are none of pairs";
+  const Told pairs = ask({"parallel.tensor=2", "train_micro_batch_size_per_gpu=4"},
+                         {"--nnodes", "1:4", "--nproc-per-node", "3"});
+  EXPECT_EQ(pairs.code, 0) << pairs.error;
+  EXPECT_THAT(pairs.output,
+              HasSubstr("The run keeps its steps of 32 samples when hosts leave and come:\n"
+                        "hosts  ranks  samples of a rank  passes  of at most\n"
+                        "    1      3  cannot be: parallel has "));
+  EXPECT_THAT(pairs.output, HasSubstr("    2      6           10 or 11       3           4\n"));
+  EXPECT_THAT(pairs.output, HasSubstr("    4     12             5 or 6       2           3\n"));
+  // A batch that the config leaves to the number of ranks is that of the most.
+  EXPECT_THAT(ask({"train_batch_size=auto", "train_micro_batch_size_per_gpu=4"},
+                  {"--nnodes", "1:2", "--nproc-per-node", "2"})
+                  .output,
+              HasSubstr("    1      2                  8       2           4\n"
+                        "    2      4                  4       1           4\n"));
+  EXPECT_THAT(ask({}, {"--nnodes", "3:2"}).error, HasSubstr("give --nnodes 2:3"));
+  EXPECT_THAT(ask({}, {"--nnodes", "1:100"}).error, HasSubstr("up to 64 numbers of hosts"));
+}
+
 TEST_F(DescribeCommand, ShowsPositionsStagesAndSharedHeads) {
   EXPECT_THAT(
       ask({"parallel.context=2"}, {"--nproc-per-node", "4"}).output,

@@ -1,6 +1,7 @@
 #include <lockstep/train/config/batch.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/train/config/elasticity.h>
 
 namespace lockstep::train {
 
@@ -20,6 +21,17 @@ std::string multiples_near(std::int64_t number, std::int64_t unit) {
   return below == 0 ? fmt::format("{}", unit) : fmt::format("{} or {}", below, below + unit);
 }
 
+std::int64_t parts(std::int64_t whole, std::int64_t part) {
+  return whole / part + (whole % part != 0 ? 1 : 0);
+}
+
+// "10 or 11", "1 or none"
+std::string share_text(std::int64_t samples, std::int64_t num_ranks) {
+  const std::int64_t most = parts(samples, num_ranks);
+  if (samples % num_ranks == 0) return fmt::format("{}", most);
+  return most == 1 ? "1 or none" : fmt::format("{} or {}", most - 1, most);
+}
+
 }  // namespace
 
 std::string batch_contradiction(const BatchSection& asked) {
@@ -28,56 +40,63 @@ std::string batch_contradiction(const BatchSection& asked) {
     return fmt::format("neither {} (samples of a step, on all ranks) nor {} (samples of one "
                        "forward pass, on one rank) is given: set at least one of them",
                        kGlobal, kMicro);
-  if (!global) return "";
-  const std::int64_t unit = micro.value_or(1) * accumulation.value_or(1);
+  if (!global || !micro || !accumulation) return "";
+  const std::int64_t unit = *micro * *accumulation;
   if (*global % unit == 0) return "";
-  std::string given;
-  if (micro) given = fmt::format("{} {}", kMicro, *micro);
-  if (accumulation)
-    given += fmt::format("{}{} {}", given.empty() ? "" : " × ", kAccumulation, *accumulation);
-  return fmt::format("{} {} is no multiple of {}{}, so no number of ranks can train with it: make "
-                     "it {}, or change the other",
-                     kGlobal, *global, given,
-                     micro && accumulation ? fmt::format(" = {}", unit) : "",
-                     multiples_near(*global, unit));
+  return fmt::format("{} {} is no multiple of {} {} × {} {} = {}, so no number of ranks can train "
+                     "with it: make it {}, or leave {} out to have it filled in",
+                     kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation, unit,
+                     multiples_near(*global, unit), kAccumulation);
 }
 
-Batch resolve_batch(const BatchSection& asked, std::int64_t world_size) {
-  LOCKSTEP_CHECK(world_size >= 1, "{} ranks", world_size);
+Batch divide_batch(std::int64_t global, std::int64_t num_ranks, std::int64_t most_micro) {
+  LOCKSTEP_CHECK(global >= 1 && num_ranks >= 1 && most_micro >= 1, "{} on {} ranks, {} at once",
+                 global, num_ranks, most_micro);
+  const std::int64_t of_a_rank = parts(global, num_ranks);
+  const std::int64_t passes = parts(of_a_rank, most_micro);
+  const std::int64_t micro = parts(of_a_rank, passes);
+  return {.micro = micro, .accumulation = parts(of_a_rank, micro), .global = global};
+}
+
+Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
+                    const std::optional<BegunBatch>& begun) {
+  LOCKSTEP_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
   if (const std::string wrong = batch_contradiction(asked); !wrong.empty()) throw UsageError(wrong);
   const auto& [global, micro, accumulation] = asked;
-  const std::string ranks = ranks_text(world_size);
+  if (begun) return divide_batch(begun->global, num_ranks, micro.value_or(begun->micro));
   if (!global) {
-    const std::int64_t steps = accumulation.value_or(1);
-    return {.micro = *micro, .accumulation = steps, .global = *micro * steps * world_size};
+    const std::int64_t passes = accumulation.value_or(1);
+    return {.micro = *micro, .accumulation = passes, .global = *micro * passes * num_ranks};
   }
-  if (micro && accumulation) {
-    const std::int64_t product = *micro * *accumulation * world_size;
-    if (product == *global)
-      return {.micro = *micro, .accumulation = *accumulation, .global = *global};
-    throw UsageError("{} {} is not {} {} × {} {} × {} = {}: leave one of the three out to have it "
-                     "filled in, set {} to {}, or start {}",
-                     kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation, ranks, product,
-                     kGlobal, product, ranks_text(*global / (*micro * *accumulation)));
-  }
-  if (micro) {
-    const std::int64_t unit = *micro * world_size;
-    if (*global % unit == 0)
-      return {.micro = *micro, .accumulation = *global / unit, .global = *global};
-    throw UsageError("{} {} is no multiple of {} {} × {} = {}, so {} cannot be filled in: set {} "
-                     "to {}, change {}, or start another number of ranks",
-                     kGlobal, *global, kMicro, *micro, ranks, unit, kAccumulation, kGlobal,
-                     multiples_near(*global, unit), kMicro);
-  }
-  const std::int64_t steps = accumulation.value_or(1);
-  const std::int64_t unit = steps * world_size;
-  if (*global % unit == 0)
-    return {.micro = *global / unit, .accumulation = steps, .global = *global};
-  const std::string parts =
-      accumulation ? fmt::format("{} {} × {} = {}", kAccumulation, steps, ranks, unit) : ranks;
-  throw UsageError("{} {} cannot be divided evenly among {}: set it to {}, or start another number "
-                   "of ranks",
-                   kGlobal, *global, parts, multiples_near(*global, unit));
+  const std::int64_t of_a_rank = parts(*global, num_ranks);
+  if (!micro) return divide_batch(*global, num_ranks, parts(of_a_rank, accumulation.value_or(1)));
+  if (!accumulation) return divide_batch(*global, num_ranks, *micro);
+  const std::int64_t product = *micro * *accumulation * num_ranks;
+  if (product == *global)
+    return {.micro = *micro, .accumulation = *accumulation, .global = *global};
+  const std::string ranks = ranks_text(num_ranks);
+  throw UsageError("{} {} is not {} {} × {} {} × {} = {}: leave one of the three out to have it "
+                   "filled in, set {} to {}, or start {}",
+                   kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation, ranks, product,
+                   kGlobal, product, ranks_text(*global / (*micro * *accumulation)));
+}
+
+Batch resolve_batch(const TrainConfig& config, std::int64_t num_ranks,
+                    const std::optional<BegunBatch>& begun) {
+  if (!config.elasticity) return resolve_batch(config.batch, num_ranks, begun);
+  return elastic_batch(*config.elasticity, num_ranks, config.parallel.ranks_together());
+}
+
+std::string batch_note(const Batch& batch, std::int64_t num_ranks,
+                       const std::optional<BegunBatch>& begun) {
+  const bool even = batch.micro * batch.accumulation * num_ranks == batch.global;
+  const bool kept = begun && begun->num_ranks != num_ranks;
+  if (even && !kept) return "";
+  return fmt::format("a step has {}{} samples{}: {} of each of {}, in {} pass{} of at most {}",
+                     kept ? "the " : "", batch.global,
+                     kept ? " that it had on " + ranks_text(begun->num_ranks) : "",
+                     share_text(batch.global, num_ranks), ranks_text(num_ranks), batch.accumulation,
+                     batch.accumulation == 1 ? "" : "es", batch.micro);
 }
 
 }  // namespace lockstep::train

@@ -31,11 +31,6 @@ const std::vector<Switched>& switched_sections() {
        "does not write to Comet",
        {"samples_log_interval", "project", "workspace", "api_key", "experiment_name",
         "experiment_key", "online", "mode"}},
-      {"elasticity",
-       "does not change the number of ranks of a run yet",
-       {"max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus", "min_time", "version",
-        "prefer_larger_batch", "ignore_non_elastic_batch_info", "num_gpus_per_node",
-        "model_parallel_size"}},
   };
   return all;
 }

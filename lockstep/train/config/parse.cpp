@@ -8,8 +8,8 @@ namespace lockstep::train {
 namespace {
 
 void check_batch(JsonReader& reader, JsonSection& top, const BatchSection& batch) {
-  for (const std::string_view key :
-       {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
+  for (const std::string_view key : {"train_batch_size", "train_micro_batch_size_per_gpu",
+                                     "gradient_accumulation_steps", "elasticity"})
     if (top.has_mistake(key)) return;
   if (!batch.global && !batch.micro)
     top.missing(
@@ -34,11 +34,12 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Named
   read_optimizer(top, config.optimizer);
   read_scheduler(top, config);
   read_parallel(top, paths, config.parallel);
+  read_elasticity(top, config.parallel, config);
   read_sharding(top, config.sharding);
   read_precision(top, config.sharding.strategy, config.precision);
   read_recompute(top, config.recomputed_blocks);
   read_foreign(top);
-  check_batch(reader, top, config.batch);
+  if (!config.elasticity) check_batch(reader, top, config.batch);
   if (files == NamedFiles::checked) check_files(reader, config);
   reader.finish();
   return config;

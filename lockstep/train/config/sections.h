@@ -33,6 +33,8 @@ void read_data(JsonSection& top, const PathReader& paths, DataSection& data);
 void read_model(JsonSection& top, const PathReader& paths, const DataSection& data,
                 ModelSection& model);
 void read_batch(JsonSection& top, BatchSection& batch);
+// After the batch, in whose place it is, and parallel.
+void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainConfig& config);
 void read_optimizer(JsonSection& top, OptimizerSection& optimizer);
 // After the optimizer and max_steps, which are its defaults.
 void read_scheduler(JsonSection& top, TrainConfig& config);

@@ -154,6 +154,16 @@ json parallel_json(const ParallelSection& parallel) {
   return section;
 }
 
+json elasticity_json(const std::optional<ElasticitySection>& elasticity) {
+  if (!elasticity) return {{"enabled", false}};
+  return {{"enabled", true},
+          {"max_train_batch_size", elasticity->max_global},
+          {"micro_batch_sizes", elasticity->micro_batches},
+          {"min_gpus", elasticity->min_ranks},
+          {"max_gpus", elasticity->max_ranks},
+          {"prefer_larger_batch", elasticity->prefer_larger}};
+}
+
 json zero_json(const ShardingSection& sharding) {
   const ZeroPlusPlusSection& zero = sharding.zero_plus_plus;
   return {{"offload_optimizer", {{"device", name_of(sharding.offload_optimizer, kOffloadDevices)}}},
@@ -183,6 +193,7 @@ std::string to_json(const TrainConfig& config) {
       {"train_batch_size", or_auto(config.batch.global)},
       {"train_micro_batch_size_per_gpu", or_auto(config.batch.micro)},
       {"gradient_accumulation_steps", or_auto(config.batch.accumulation)},
+      {"elasticity", elasticity_json(config.elasticity)},
       {"optimizer", optimizer_json(config.optimizer)},
       {"scheduler", std::visit(SchedulerJson{}, config.scheduler)},
       {"gradient_clipping", config.gradient_clipping},

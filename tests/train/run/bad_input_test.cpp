@@ -69,6 +69,8 @@ TEST(BadInput, Configs) {
   write_file(training.folder() / "short.txt", "too short");
   write_file(training.folder() / "odd.bin", std::string(1001, 'x'));
   const std::string blocked = (training.text() / "run").string();
+  // Together with micro-batches of 1, for 4 ranks only.
+  training.set("/gradient_accumulation_steps", 2);
   const nlohmann::json before = training.config;
   for (const Case& one : {
            Case{"/data/train", "none.txt", 1, {"data.train", "none.txt", "cannot be found"}},
@@ -80,7 +82,7 @@ TEST(BadInput, Configs) {
            Case{"/model/hidden_size", 1'000'000, 1, {"parameters", "GiB", "model.hidden_size"}},
            Case{"/model/hidden_size", -4, 1, {"model.hidden_size is -4"}},
            Case{"/model/vocab_size", 50, 1, {"model.vocab_size is 50", "text.txt"}},
-           Case{"/train_batch_size", 8, 3, {"train_batch_size 8", "3 ranks", "6 or 9"}},
+           Case{"/train_micro_batch_size_per_gpu", 1, 3, {"train_batch_size 8", "× 3 ranks = 6"}},
            Case{"/data/sequence_length", 4000, 1, {"data.train", "4001 tokens"}},
            Case{"/data/validation_fraction", 0.9999, 1, {"validation"}},
            Case{"/checkpoint/resume", "/nowhere", 1, {"checkpoint.resume", "/nowhere"}},

@@ -1,0 +1,140 @@
+#include <lockstep/multi_node/multi_node_training_manager.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/cores.h>
+#include <lockstep/elastic/launch.h>
+#include <lockstep/multi_node/launch_in_child.h>
+#include <lockstep/net/address.h>
+
+namespace lockstep {
+
+namespace {
+
+constexpr int kMostOfEach = 1 << 16;
+
+std::string plural(int number, const char* what) {
+  return fmt::format("{} {}{}", number, what, number == 1 ? "" : "s");
+}
+
+std::vector<net::Address> endpoints_of(const MultiNodeOptions& options) {
+  std::vector<net::Address> endpoints;
+  std::istringstream entries(options.endpoint);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    endpoints.push_back(net::Address::parse(entry, 0, "MultiNodeOptions::endpoint"));
+    if (endpoints.back().port == 0)
+      throw UsageError("MultiNodeOptions::endpoint is '{}': hosts need a port that all of them "
+                       "know, as in {}:29400",
+                       options.endpoint, endpoints.back().host);
+  }
+  return endpoints;
+}
+
+}  // namespace
+
+MultiNodeTrainingManager::MultiNodeTrainingManager(MultiNodeOptions options)
+    : options_(std::move(options)) {}
+
+void MultiNodeTrainingManager::setup(int num_nodes, int gpus_per_node) {
+  if (num_nodes < 1 || num_nodes > kMostOfEach || gpus_per_node < 1 || gpus_per_node > kMostOfEach)
+    throw UsageError("setup({}, {}): a job has 1 to {} hosts, with 1 to {} ranks each", num_nodes,
+                     gpus_per_node, kMostOfEach, kMostOfEach);
+  const int least = options_.min_nodes.value_or(num_nodes);
+  if (least < 1 || least > num_nodes)
+    throw UsageError("MultiNodeOptions::min_nodes is {}, and setup({}, {}) says how many there are "
+                     "at most: give 1 to {}",
+                     least, num_nodes, gpus_per_node, num_nodes);
+  if (options_.node_rank && (*options_.node_rank < 0 || *options_.node_rank >= num_nodes))
+    throw UsageError("MultiNodeOptions::node_rank is {}, and nodes are numbered from 0 to {}",
+                     *options_.node_rank, num_nodes - 1);
+  if (options_.max_restarts < 0)
+    throw UsageError("MultiNodeOptions::max_restarts is {}: give 0 or more", options_.max_restarts);
+  const auto endpoints = endpoints_of(options_);
+  if (num_nodes > 1 && (endpoints.empty() || options_.secret_file.empty()))
+    throw UsageError("setup({}, {}): several hosts need {}, the same on all of them", num_nodes,
+                     gpus_per_node,
+                     endpoints.empty() ? "MultiNodeOptions::endpoint (HOST:PORT, an address of one "
+                                         "of them)"
+                                       : "MultiNodeOptions::secret_file (that only its owner can "
+                                         "read: chmod 600)");
+  if (is_rank()) {
+    const LaunchEnvironment job = read_launch_environment();
+    if (job.local_world_size != gpus_per_node || job.num_nodes < least || job.num_nodes > num_nodes)
+      throw UsageError("setup({}, {}): this process is a rank that {} started, on {} with {} each: "
+                       "start it with as many, or give setup() those",
+                       num_nodes, gpus_per_node, launcher_name(job.launcher),
+                       plural(job.num_nodes, "host"), plural(job.local_world_size, "rank"));
+  }
+  num_nodes_ = num_nodes;
+  gpus_per_node_ = gpus_per_node;
+}
+
+void MultiNodeTrainingManager::check_set_up() const {
+  if (num_nodes_ == 0)
+    throw UsageError("how many hosts and ranks the job has is not said: call setup(num_nodes, "
+                     "gpus_per_node) first");
+}
+
+bool MultiNodeTrainingManager::is_rank() const {
+  return read_launch_environment().launcher != Launcher::none;
+}
+
+std::string MultiNodeTrainingManager::description() const {
+  check_set_up();
+  const int least = min_nodes();
+  return fmt::format(
+      "{}{} of {}{}; {}", least < num_nodes_ ? fmt::format("{} to ", least) : "",
+      plural(num_nodes_, "host"), plural(gpus_per_node_, "rank"),
+      num_nodes_ == 1 ? "" : fmt::format(" each, which meet at {}", options_.endpoint),
+      plural(options_.max_restarts, "restart"));
+}
+
+DistributedManager MultiNodeTrainingManager::join() const {
+  check_set_up();
+  if (!is_rank())
+    throw UsageError("join() is for the ranks of a job, and this process is none: run() or "
+                     "launch() starts them");
+  return setup_distributed(options_.distributed);
+}
+
+int MultiNodeTrainingManager::launch(const std::vector<std::string>& program) const {
+  check_set_up();
+  if (is_rank())
+    throw UsageError("launch() is for hosts, and this process is already a rank, started by {}",
+                     launcher_name(read_launch_environment().launcher));
+  const int num_gpus = elastic::num_visible_gpus();
+  if (num_gpus > 0 && num_gpus < gpus_per_node_)
+    throw UsageError("setup({}, {}): this host has {} (counted in /dev/nvidia*, limited by "
+                     "CUDA_VISIBLE_DEVICES): ask for no more, or hide them all to train on the CPU "
+                     "(CUDA_VISIBLE_DEVICES=\"\")",
+                     num_nodes_, gpus_per_node_, plural(num_gpus, "GPU"));
+  elastic::LaunchOptions launched;
+  launched.program = program;
+  launched.program_kind = elastic::ProgramKind::executable;
+  launched.num_local_ranks = gpus_per_node_;
+  launched.min_nodes = min_nodes();
+  launched.max_nodes = num_nodes_;
+  launched.node_rank = options_.node_rank;
+  if (num_nodes_ > 1) launched.endpoints = endpoints_of(options_);
+  launched.run_id = options_.run_id;
+  launched.secret_file = options_.secret_file;
+  launched.timeout = options_.timeout;
+  launched.last_call = options_.last_call;
+  launched.max_restarts = options_.max_restarts;
+  launched.stuck_after = options_.stuck_after;
+  launched.interrupt_grace = options_.interrupt_grace;
+  return launch_in_child(launched);
+}
+
+int MultiNodeTrainingManager::run(int argc, const char* const* argv,
+                                  const std::function<int(DistributedManager)>& train) const {
+  if (is_rank()) return train(join());
+  std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe").string()};
+  program.insert(program.end(), argv + std::min(argc, 1), argv + argc);
+  return launch(program);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,194 @@
+#include <lockstep/train/config/elasticity.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <lockstep/base/error.h>
+#include <lockstep/train/config/sections.h>
+
+namespace lockstep::train {
+
+namespace {
+
+constexpr std::size_t kMostMicroBatchSizes = 64;
+constexpr std::int64_t kMostElasticRanks = 1 << 20;
+
+constexpr std::string_view kKeys[] = {"max_train_batch_size",
+                                      "micro_batch_sizes",
+                                      "min_gpus",
+                                      "max_gpus",
+                                      "min_time",
+                                      "version",
+                                      "prefer_larger_batch",
+                                      "ignore_non_elastic_batch_info",
+                                      "num_gpus_per_node",
+                                      "model_parallel_size"};
+
+struct Composite {
+  std::int64_t number = 1;
+  std::int64_t num_divisors = 1;
+};
+
+// All products of the first primes, in powers that do not rise: among them are those numbers that
+// have more divisors than any below them.
+void add_products(const Composite& from, std::size_t prime, int most_power, std::int64_t limit,
+                  std::vector<Composite>& all) {
+  constexpr std::int64_t kPrimes[] = {2, 3, 5, 7, 11, 13, 17, 19};
+  all.push_back(from);
+  if (prime == std::size(kPrimes)) return;
+  Composite next = from;
+  for (int power = 1; power <= most_power; ++power) {
+    if (next.number > limit / kPrimes[prime]) return;
+    next.number *= kPrimes[prime];
+    next.num_divisors = from.num_divisors * (power + 1);
+    add_products(next, prime + 1, power, limit, all);
+  }
+}
+
+// The largest number up to `limit` that has more divisors than any below it.
+std::int64_t highly_composite(std::int64_t limit) {
+  std::vector<Composite> all;
+  add_products({}, 0, 62, limit, all);
+  std::ranges::sort(all, {}, &Composite::number);
+  Composite best = all.front();
+  for (const Composite& one : all)
+    if (one.num_divisors > best.num_divisors) best = one;
+  return best.number;
+}
+
+std::vector<std::int64_t> even_ranks(std::int64_t global, const ElasticitySection& elasticity,
+                                     std::int64_t ranks_together) {
+  std::set<std::int64_t> found;
+  const auto add = [&](std::int64_t ranks) {
+    if (ranks * ranks_together >= elasticity.min_ranks &&
+        ranks * ranks_together <= elasticity.max_ranks)
+      found.insert(ranks);
+  };
+  for (const std::int64_t micro : elasticity.micro_batches) {
+    if (global % micro != 0) continue;
+    const std::int64_t most = global / micro;
+    for (std::int64_t divisor = 1; divisor * divisor <= most; ++divisor)
+      if (most % divisor == 0) {
+        add(divisor);
+        add(most / divisor);
+      }
+  }
+  return {found.begin(), found.end()};
+}
+
+// Their least common multiple, where that is not above the limit.
+std::int64_t common_multiple(const std::vector<std::int64_t>& numbers, std::int64_t limit) {
+  std::int64_t multiple = 1;
+  for (const std::int64_t number : numbers) {
+    multiple = std::lcm(multiple, number);
+    if (multiple > limit) return numbers.front();
+  }
+  return multiple;
+}
+
+}  // namespace
+
+ElasticChoice choose_batch(const ElasticitySection& elasticity, std::int64_t ranks_together) {
+  std::vector<std::int64_t> bases = elasticity.micro_batches;
+  bases.push_back(common_multiple(bases, elasticity.max_global));
+  ElasticChoice best;
+  for (const std::int64_t base : bases) {
+    const std::int64_t global = base * highly_composite(elasticity.max_global / base);
+    auto ranks = even_ranks(global, elasticity, ranks_together);
+    const bool preferred = elasticity.prefer_larger ? global > best.global : global < best.global;
+    if (best.global == 0 || ranks.size() > best.even_data_ranks.size() ||
+        (ranks.size() == best.even_data_ranks.size() && preferred))
+      best = {.global = global, .even_data_ranks = std::move(ranks)};
+  }
+  return best;
+}
+
+Batch elastic_batch(const ElasticitySection& elasticity, std::int64_t num_data_ranks,
+                    std::int64_t ranks_together) {
+  const std::int64_t num_ranks = num_data_ranks * ranks_together;
+  if (num_ranks < elasticity.min_ranks || num_ranks > elasticity.max_ranks)
+    throw UsageError(
+        "elasticity is for {} to {} ranks (min_gpus, max_gpus), and there {} {}: start "
+        "other ranks, or change them",
+        elasticity.min_ranks, elasticity.max_ranks, num_ranks == 1 ? "is" : "are", num_ranks);
+  const std::int64_t global = choose_batch(elasticity, ranks_together).global;
+  std::vector<std::int64_t> sizes = elasticity.micro_batches;
+  std::ranges::sort(sizes, std::greater<>());
+  if (global % num_data_ranks == 0)
+    for (const std::int64_t micro : sizes)
+      if (global / num_data_ranks % micro == 0) return divide_batch(global, num_data_ranks, micro);
+  return divide_batch(global, num_data_ranks, sizes.front());
+}
+
+void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainConfig& config) {
+  JsonSection section = top.section("elasticity");
+  bool enabled = false;
+  if (!section.boolean("enabled", enabled) || !enabled) {
+    // Settings of what is off, whose values do not matter.
+    section.allow(kKeys);
+    return;
+  }
+  ElasticitySection elasticity;
+  const bool has_most =
+      section.integer("max_train_batch_size", elasticity.max_global, 1, kMostSamples);
+  const bool has_sizes =
+      section.integers("micro_batch_sizes", elasticity.micro_batches, 1, kMostSamples);
+  section.integer("min_gpus", elasticity.min_ranks, 1, kMostElasticRanks);
+  section.integer("max_gpus", elasticity.max_ranks, 1, kMostElasticRanks);
+  section.boolean("prefer_larger_batch", elasticity.prefer_larger);
+  bool ignores_others = false;
+  section.boolean("ignore_non_elastic_batch_info", ignores_others);
+  std::int64_t together = parallel.ranks_together();
+  section.integer("model_parallel_size", together, 1, kMostElasticRanks);
+  double version = 0.2;
+  section.number("version", version, {.lowest = 0.1, .highest = 0.2});
+  // min_time is for whoever schedules jobs; any number of ranks of a host will do.
+  section.allow(kKeys);
+  if (section.has_mistake()) return;
+  if (!has_most) section.missing("max_train_batch_size", "the most samples that a step may have");
+  if (!has_sizes)
+    section.missing("micro_batch_sizes",
+                    "how many samples a forward pass may have, for example [2, 4]");
+  if (!has_most || !has_sizes) return;
+  std::ranges::sort(elasticity.micro_batches);
+  const auto repeated = std::ranges::unique(elasticity.micro_batches);
+  elasticity.micro_batches.erase(repeated.begin(), repeated.end());
+  if (elasticity.micro_batches.size() > kMostMicroBatchSizes)
+    return section.mistake("micro_batch_sizes",
+                           fmt::format("has {} sizes: give at most {}",
+                                       elasticity.micro_batches.size(), kMostMicroBatchSizes));
+  if (elasticity.micro_batches.back() > elasticity.max_global)
+    return section.mistake("micro_batch_sizes",
+                           fmt::format("has {}, and max_train_batch_size is {}: leave it out, or "
+                                       "make that larger",
+                                       elasticity.micro_batches.back(), elasticity.max_global));
+  if (elasticity.min_ranks > elasticity.max_ranks)
+    return section.mistake("min_gpus",
+                           fmt::format("is {}, and max_gpus {}: make it the smaller one",
+                                       elasticity.min_ranks, elasticity.max_ranks));
+  if (together != parallel.ranks_together())
+    return section.mistake("model_parallel_size",
+                           fmt::format("is {}, and parallel has {} ranks for each share of the "
+                                       "data: leave it out",
+                                       together, parallel.ranks_together()));
+  const ElasticChoice choice = choose_batch(elasticity, together);
+  if (choice.even_data_ranks.empty())
+    return section.mistake(
+        "max_train_batch_size",
+        fmt::format("is {}, and no number of ranks from {} to {} divides a "
+                    "batch up to that evenly: make it larger",
+                    elasticity.max_global, elasticity.min_ranks, elasticity.max_ranks));
+  const BatchSection& batch = config.batch;
+  if (!ignores_others && (batch.global || batch.micro || batch.accumulation))
+    return section.mistake("enabled",
+                           fmt::format("is true, which makes batches of {} samples, and the config "
+                                       "has train_batch_size, train_micro_batch_size_per_gpu or "
+                                       "gradient_accumulation_steps besides: leave those out, or "
+                                       "set ignore_non_elastic_batch_info",
+                                       choice.global));
+  config.batch = {};
+  config.elasticity = elasticity;
+}
+
+}  // namespace lockstep::train

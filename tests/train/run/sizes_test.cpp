@@ -1,0 +1,199 @@
+// That a run keeps its batch whatever number of ranks it goes on with, and so its losses.
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/elastic/free_port.h>
+
+#include "tests/base/files.h"
+#include "training.h"
+
+namespace lockstep::train::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Of the text's sequences, those of an epoch's last step are fewer than all ranks share.
+struct Steady : Training {
+  Steady() {
+    set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
+    set("/model/dropout", 0.1).set("/max_steps", 18);
+  }
+};
+
+void expect_losses_of(const Training& training, const std::string& run, const std::string& wanted) {
+  const auto got = training.losses(run);
+  const auto all = training.losses(wanted);
+  ASSERT_EQ(got.size(), all.size()) << run;
+  for (const auto& [step, loss] : all)
+    EXPECT_NEAR(got.at(step), loss, 2e-5 * loss) << run << ", step " << step;
+}
+
+std::int64_t samples_seen(const Training& training, const std::string& run) {
+  return checkpoint::read_manifest(training.checkpoint(run)).state.samples_seen;
+}
+
+struct Sizes {
+  const char* name;
+  json changes;  // of the config, in one
+  std::vector<int> ranks;
+  const char* kept;  // said when it goes on with the second number of them
+};
+
+TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
+  const std::vector<Sizes> all = {
+      {"accumulated",
+       {{"train_batch_size", "auto"},
+        {"train_micro_batch_size_per_gpu", 2},
+        {"gradient_accumulation_steps", 1}},
+       {4, 3, 5},
+       "a step has the 8 samples that it had on 4 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
+       "at most 2"},
+      {"shards of a batch that nothing divides",
+       {{"train_batch_size", 7}, {"sharding_strategy", "FULL_SHARD"}},
+       {4, 3, 5},
+       "a step has the 7 samples that it had on 4 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
+       "at most 2"},
+      {"a pipeline",
+       {{"train_batch_size", 8},
+        {"train_micro_batch_size_per_gpu", 2},
+        {"gradient_accumulation_steps", 2},
+        {"parallel", {{"pipeline", 2}}}},
+       {4, 6, 2},
+       "a step has the 8 samples that it had on 2 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
+       "at most 2"},
+  };
+  for (const Sizes& one : all) {
+    SCOPED_TRACE(one.name);
+    Steady training;
+    training.config.update(one.changes);
+    training.train(one.ranks[0], "undisturbed");
+    int steps = 0;
+    for (const int num_ranks : one.ranks) {
+      steps += 6;
+      training.set("/max_steps", steps);
+      Launched run = training.start(num_ranks);
+      ASSERT_EQ(run.wait(milliseconds(90'000)), 0) << run.output() << run.error();
+      if (steps == 12) {
+        EXPECT_THAT(run.output(), HasSubstr(one.kept));
+      }
+      EXPECT_THAT(run.output(), Not(HasSubstr("other than in the checkpoint"))) << run.output();
+    }
+    expect_losses_of(training, "run", "undisturbed");
+    EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
+  }
+}
+
+// What is asked for anew holds, and is told.
+TEST(Sizes, AnotherBatchIsAnnounced) {
+  Steady training;
+  training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 4);
+  training.set("/max_steps", 2).train(2);
+  training.set("/max_steps", 4).set("/train_micro_batch_size_per_gpu", 2);
+  Launched run = training.start(2);
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
+  EXPECT_THAT(run.output(), HasSubstr("train_micro_batch_size_per_gpu is 2, was 4"));
+  EXPECT_THAT(run.output(), HasSubstr("a step has 4 samples, had 8"));
+  EXPECT_EQ(samples_seen(training, "run"), 2 * 8 + 2 * 4);
+}
+
+// Launchers as of several hosts, each with one rank.
+class ElasticTraining {
+ public:
+  ElasticTraining(Training& training, std::string nodes)
+      : training_(training), nodes_(std::move(nodes)) {}
+
+  Launched join() {
+    std::vector<std::string> words = training_.command();
+    words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nnodes", nodes_, "--max-restarts", "5",
+                                 "--rdzv-endpoint", "127.0.0.1:" + std::to_string(port_),
+                                 "--rdzv-last-call", "5", "--secret-file", secret_});
+    return Launched(std::move(words));
+  }
+
+  // Waits until the run is so many steps further than now.
+  void expect_steps(int more) const {
+    const int wanted = newest_step() + more;
+    EXPECT_TRUE(
+        elastic::testing::eventually(milliseconds(90'000), [&] { return newest_step() >= wanted; }))
+        << "still at step " << newest_step() << " of " << wanted;
+  }
+
+ private:
+  // As far as it has written; 0 before that.
+  int newest_step() const {
+    const fs::path metrics = training_.output() / "metrics.csv";
+    if (!fs::exists(metrics)) return 0;
+    const auto lines = elastic::testing::lines_of(lockstep::testing::read_file(metrics));
+    return lines.size() < 2 ? 0 : std::atoi(lines.back().c_str());
+  }
+
+  Training& training_;
+  std::string nodes_;
+  elastic::testing::Folder folder_;
+  std::string secret_ = folder_.write("secret", std::string(32, 's'), 0600);
+  int port_ = elastic::free_port("127.0.0.1");
+};
+
+TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
+  Steady training;
+  training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 2);
+  training.set("/checkpoint", {{"interval", 1}, {"async", false}}).set("/max_steps", 100'000);
+  training.set("/validation/interval", 0);
+  ElasticTraining job(training, "3:5");
+  std::vector<Launched> hosts;
+  for (int host = 0; host < 4; ++host) hosts.push_back(job.join());
+  job.expect_steps(8);
+  hosts[3].kill(SIGKILL);
+  EXPECT_TRUE(
+      hosts[0].says("a step has the 8 samples that it had on 4 ranks", milliseconds(60'000)))
+      << hosts[0].output() << hosts[0].error();
+  job.expect_steps(8);
+  hosts.push_back(job.join());
+  hosts.push_back(job.join());
+  const bool grown = elastic::testing::eventually(milliseconds(90'000), [&] {
+    std::string said;
+    for (const Launched& host : hosts) said += host.output();
+    return said.find("of each of 5 ranks") != std::string::npos;
+  });
+  EXPECT_TRUE(grown) << hosts[0].output() << hosts[0].error();
+  job.expect_steps(8);
+  for (std::size_t host : {0u, 1u, 2u, 4u, 5u}) hosts[host].kill(SIGINT);
+  for (std::size_t host : {0u, 1u, 2u, 4u, 5u})
+    EXPECT_EQ(hosts[host].wait(milliseconds(60'000)), 130) << hosts[host].error();
+  const int steps = training.losses().rbegin()->first;
+  training.set("/max_steps", steps).set("/train_batch_size", 8).set("/checkpoint/interval", 0);
+  Launched undisturbed = training.start(1, "undisturbed");
+  ASSERT_EQ(undisturbed.wait(milliseconds(180'000)), 0) << undisturbed.error();
+  expect_losses_of(training, "run", "undisturbed");
+  EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
+}
+
+// The run has begun, and nothing of it is saved.
+TEST(Sizes, AnElasticJobKeepsItsBatchBeforeItsFirstCheckpoint) {
+  Steady training;
+  training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 2);
+  training.set("/checkpoint/interval", 0).set("/max_steps", 100'000);
+  training.set("/validation/interval", 1).set("/validation/batches", 0);
+  ElasticTraining job(training, "2:3");
+  std::vector<Launched> hosts;
+  for (int host = 0; host < 3; ++host) hosts.push_back(job.join());
+  job.expect_steps(3);
+  hosts[2].kill(SIGKILL);
+  EXPECT_TRUE(hosts[0].says("a step has the 6 samples that it had on 3 ranks: 3 of each of 2 "
+                            "ranks, in 2 passes of at most 2",
+                            milliseconds(60'000)))
+      << hosts[0].output() << hosts[0].error();
+  for (std::size_t host : {0u, 1u}) hosts[host].kill(SIGINT);
+  for (std::size_t host : {0u, 1u}) hosts[host].wait(milliseconds(60'000));
+}
+
+}  // namespace
+}  // namespace lockstep::train::testing
