@@ -5,6 +5,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/distributed/keep_going.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/multi_node/launch_in_child.h>
@@ -52,6 +53,11 @@ void MultiNodeTrainingManager::setup(int num_nodes, int gpus_per_node) {
                      *options_.node_rank, num_nodes - 1);
   if (options_.max_restarts < 0)
     throw UsageError("MultiNodeOptions::max_restarts is {}: give 0 or more", options_.max_restarts);
+  if (options_.spares < 0 || options_.spares > kMostOfEach ||
+      (options_.spares > 0 && options_.max_restarts == 0))
+    throw UsageError("MultiNodeOptions::spares is {}: give 0 or more, and max_restarts too, which "
+                     "they are for",
+                     options_.spares);
   const auto endpoints = endpoints_of(options_);
   if (num_nodes > 1 && (endpoints.empty() || options_.secret_file.empty()))
     throw UsageError("setup({}, {}): several hosts need {}, the same on all of them", num_nodes,
@@ -60,8 +66,7 @@ void MultiNodeTrainingManager::setup(int num_nodes, int gpus_per_node) {
                                          "of them)"
                                        : "MultiNodeOptions::secret_file (that only its owner can "
                                          "read: chmod 600)");
-  if (is_rank()) {
-    const LaunchEnvironment job = read_launch_environment();
+  if (const LaunchEnvironment job = read_launch_environment(); is_rank() && !job.spare) {
     if (job.local_world_size != gpus_per_node || job.num_nodes < least || job.num_nodes > num_nodes)
       throw UsageError("setup({}, {}): this process is a rank that {} started, on {} with {} each: "
                        "start it with as many, or give setup() those",
@@ -124,6 +129,7 @@ int MultiNodeTrainingManager::launch(const std::vector<std::string>& program) co
   launched.timeout = options_.timeout;
   launched.last_call = options_.last_call;
   launched.max_restarts = options_.max_restarts;
+  launched.num_spares = options_.spares;
   launched.stuck_after = options_.stuck_after;
   launched.interrupt_grace = options_.interrupt_grace;
   return launch_in_child(launched);
@@ -131,7 +137,11 @@ int MultiNodeTrainingManager::launch(const std::vector<std::string>& program) co
 
 int MultiNodeTrainingManager::run(int argc, const char* const* argv,
                                   const std::function<int(DistributedManager)>& train) const {
-  if (is_rank()) return train(join());
+  if (is_rank()) {
+    int code = 0;
+    keep_going([&] { code = train(join()); });
+    return code;
+  }
   std::vector<std::string> program = {std::filesystem::read_symlink("/proc/self/exe").string()};
   program.insert(program.end(), argv + std::min(argc, 1), argv + argc);
   return launch(program);

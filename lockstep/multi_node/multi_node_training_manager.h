@@ -36,6 +36,7 @@ struct MultiNodeOptions {
   std::optional<int> node_rank = {};    // of this host; not given: in order of arrival
   std::optional<int> min_nodes = {};    // with which the job begins and goes on; not given: all
   int max_restarts = 0;                 // of its ranks, after failures
+  int spares = 0;                       // processes of each host that stand by for lost ranks
   milliseconds timeout{300'000};        // for the hosts to meet
   milliseconds last_call{10'000};       // for more than min_nodes to come
   milliseconds stuck_after{0};          // a rank that reports no progress; 0: however long
@@ -70,7 +71,8 @@ class MultiNodeTrainingManager {
   int launch(const std::vector<std::string>& program) const;
 
   // Both: launches this program, with the arguments that it has; in a rank, joins, trains and
-  // returns what `train` does.
+  // returns what `train` does. That runs in keep_going(): where the job is formed anew, ranks that
+  // are left call it again in the same process.
   int run(int argc, const char* const* argv,
           const std::function<int(DistributedManager)>& train) const;
 
