@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <map>
 #include <memory>
-#include <numeric>
 
 #include <ATen/ATen.h>
+
+#include <lockstep/distributed/fetch_stretches.h>
 
 #include "held_parts.h"
 #include "tables.h"
@@ -226,6 +228,47 @@ void check_bytes(Cells& cells) {
   });
 }
 
+// Many messages, of which ranks have different numbers for each other, and some none.
+void check_fetching(Cells& cells) {
+  cells.cell("bytes that come in many rounds", [&] {
+    const auto world = messages(cells.group());
+    const int rank = cells.rank();
+    const auto byte_at = [](int holder, std::int64_t block, std::int64_t at) {
+      return static_cast<std::byte>((at * 7 + at / 256 + block * 3 + holder) % 251);
+    };
+    // Rank r has blocks r and r + 10.
+    std::map<std::int64_t, std::vector<std::byte>> blocks;
+    for (const std::int64_t block : {rank, rank + 10})
+      for (std::int64_t at = 0; at < 300'000; ++at)
+        blocks[block].push_back(byte_at(rank, block, at));
+    std::vector<std::vector<BlockStretch>> wanted(4);
+    for (int from = 0; from < 4; ++from) {
+      if (from == rank || (rank + from) % 4 == 1) continue;
+      for (int i = 0; i <= 3 * rank; ++i)
+        wanted[static_cast<std::size_t>(from)].push_back(
+            {from + (i % 2) * 10, i * 1000 + rank, i == 1 ? 0 : 40'000 + i * 9999});
+    }
+    std::map<std::pair<int, std::size_t>, std::int64_t> come;
+    bool right = true;
+    fetch_stretches(
+        world, wanted,
+        [&](std::int64_t block) -> std::span<const std::byte> { return blocks.at(block); },
+        [&](int from, std::size_t index, std::int64_t before, std::span<const std::byte> bytes) {
+          const BlockStretch& stretch = wanted[static_cast<std::size_t>(from)][index];
+          std::int64_t& so_far = come[{from, index}];
+          right = right && so_far == before;
+          for (const std::byte byte : bytes)
+            right = right && byte == byte_at(from, stretch.block, stretch.offset + so_far++);
+        },
+        {.bytes_at_once = 1});
+    cells.expect(right, "other bytes, or in another order");
+    for (int from = 0; from < 4; ++from)
+      for (std::size_t i = 0; i < wanted[static_cast<std::size_t>(from)].size(); ++i)
+        cells.expect(come[{from, i}] == wanted[static_cast<std::size_t>(from)][i].bytes,
+                     fmt::format("{} bytes of stretch {} of rank {}", come[{from, i}], i, from));
+  });
+}
+
 }  // namespace
 
 void check_copies(Cells& cells) {
@@ -233,6 +276,7 @@ void check_copies(Cells& cells) {
   check_worlds(cells);
   check_what_fits(cells);
   check_bytes(cells);
+  check_fetching(cells);
 }
 
 }  // namespace lockstep::peer_copies

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world.h>
 #include <tests/base/files.h>
 #include <tests/elastic/launched.h>
 #include <tests/ranks/job.h>
@@ -12,7 +13,15 @@
 namespace lockstep::peer_copies {
 namespace {
 
-TEST(PeerCopies, AreRestoredWhateverRanksAreLost) { ranks::expect_cells_pass(4, {"--copies"}); }
+TEST(PeerCopies, AreRestoredWhateverRanksAreLost) {
+  ranks::expect_cells_pass(4, {"--copies", "auto"});
+}
+
+TEST(PeerCopies, TravelWithAnEngineToo) {
+  if (!std::ranges::count(comm::available_backends(), "gloo"))
+    GTEST_SKIP() << "this build has no gloo";
+  ranks::expect_cells_pass(4, {"--copies", "gloo", "rank 2 lost"});
+}
 
 TEST(PeerCopies, AreRestoredInAnyLayout) {
   const testing::TemporaryFolder folder;
@@ -24,7 +33,9 @@ void expect_three_go_on(const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {"--standalone", "--nproc-per-node", "4",
                                     std::filesystem::read_symlink("/proc/self/exe").string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  auto job = elastic::testing::Launched::run(words);
+  const testing::TemporaryFolder dumps;  // of the calls that fail
+  auto job =
+      elastic::testing::Launched::run(words, {"LOCKSTEP_FLIGHT_DIR=" + dumps.path().string()});
   EXPECT_EQ(job.wait(milliseconds(100'000)), 0) << job.error();
   EXPECT_EQ(elastic::testing::count_of("1 cells, 0 failures", job.output()), 3) << job.output();
 }
