@@ -57,13 +57,19 @@ std::int64_t highly_composite(std::int64_t limit) {
   return best.number;
 }
 
+// No product of the two: the config's may be as large as it likes.
+bool allowed(const ElasticitySection& elasticity, std::int64_t num_data_ranks,
+             std::int64_t ranks_together) {
+  const std::int64_t least =
+      elasticity.min_ranks / ranks_together + (elasticity.min_ranks % ranks_together != 0 ? 1 : 0);
+  return num_data_ranks >= least && num_data_ranks <= elasticity.max_ranks / ranks_together;
+}
+
 std::vector<std::int64_t> even_ranks(std::int64_t global, const ElasticitySection& elasticity,
                                      std::int64_t ranks_together) {
   std::set<std::int64_t> found;
   const auto add = [&](std::int64_t ranks) {
-    if (ranks * ranks_together >= elasticity.min_ranks &&
-        ranks * ranks_together <= elasticity.max_ranks)
-      found.insert(ranks);
+    if (allowed(elasticity, ranks, ranks_together)) found.insert(ranks);
   };
   for (const std::int64_t micro : elasticity.micro_batches) {
     if (global % micro != 0) continue;
@@ -106,12 +112,12 @@ ElasticChoice choose_batch(const ElasticitySection& elasticity, std::int64_t ran
 
 Batch elastic_batch(const ElasticitySection& elasticity, std::int64_t num_data_ranks,
                     std::int64_t ranks_together) {
-  const std::int64_t num_ranks = num_data_ranks * ranks_together;
-  if (num_ranks < elasticity.min_ranks || num_ranks > elasticity.max_ranks)
-    throw UsageError(
-        "elasticity is for {} to {} ranks (min_gpus, max_gpus), and there {} {}: start "
-        "other ranks, or change them",
-        elasticity.min_ranks, elasticity.max_ranks, num_ranks == 1 ? "is" : "are", num_ranks);
+  if (!allowed(elasticity, num_data_ranks, ranks_together))
+    throw UsageError("elasticity is for {} to {} ranks (min_gpus, max_gpus), and there {} {}{}: "
+                     "start other ranks, or change them",
+                     elasticity.min_ranks, elasticity.max_ranks,
+                     num_data_ranks == 1 && ranks_together == 1 ? "is" : "are", num_data_ranks,
+                     ranks_together == 1 ? "" : fmt::format(" times {}", ranks_together));
   const std::int64_t global = choose_batch(elasticity, ranks_together).global;
   std::vector<std::int64_t> sizes = elasticity.micro_batches;
   std::ranges::sort(sizes, std::greater<>());

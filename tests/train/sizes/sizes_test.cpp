@@ -10,7 +10,7 @@
 #include <lockstep/elastic/free_port.h>
 
 #include "tests/base/files.h"
-#include "training.h"
+#include "tests/train/run/training.h"
 
 namespace lockstep::train::testing {
 namespace {
@@ -24,16 +24,14 @@ using ::testing::Not;
 struct Steady : Training {
   Steady() {
     set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
-    set("/model/dropout", 0.1).set("/max_steps", 18);
+    set("/model/dropout", 0.1);
   }
 };
 
-void expect_losses_of(const Training& training, const std::string& run, const std::string& wanted) {
-  const auto got = training.losses(run);
-  const auto all = training.losses(wanted);
-  ASSERT_EQ(got.size(), all.size()) << run;
-  for (const auto& [step, loss] : all)
-    EXPECT_NEAR(got.at(step), loss, 2e-5 * loss) << run << ", step " << step;
+void expect_same(const std::map<int, double>& got, const std::map<int, double>& wanted) {
+  ASSERT_EQ(got.size(), wanted.size());
+  for (const auto& [step, loss] : wanted)
+    EXPECT_NEAR(got.at(step), loss, 2e-5 * loss) << "step " << step;
 }
 
 std::int64_t samples_seen(const Training& training, const std::string& run) {
@@ -43,6 +41,7 @@ std::int64_t samples_seen(const Training& training, const std::string& run) {
 struct Sizes {
   const char* name;
   json changes;  // of the config, in one
+  int batch;
   std::vector<int> ranks;
   const char* kept;  // said when it goes on with the second number of them
 };
@@ -53,11 +52,13 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
        {{"train_batch_size", "auto"},
         {"train_micro_batch_size_per_gpu", 2},
         {"gradient_accumulation_steps", 1}},
+       8,
        {4, 3, 5},
        "a step has the 8 samples that it had on 4 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
        "at most 2"},
       {"shards of a batch that nothing divides",
        {{"train_batch_size", 7}, {"sharding_strategy", "FULL_SHARD"}},
+       7,
        {4, 3, 5},
        "a step has the 7 samples that it had on 4 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
        "at most 2"},
@@ -66,7 +67,8 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
         {"train_micro_batch_size_per_gpu", 2},
         {"gradient_accumulation_steps", 2},
         {"parallel", {{"pipeline", 2}}}},
-       {4, 6, 2},
+       8,
+       {4, 6},
        "a step has the 8 samples that it had on 2 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
        "at most 2"},
   };
@@ -74,7 +76,14 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
     SCOPED_TRACE(one.name);
     Steady training;
     training.config.update(one.changes);
-    training.train(one.ranks[0], "undisturbed");
+    // The batch as one rank has it, which is in no other way disturbed.
+    const json alone = {{"train_batch_size", one.batch},
+                        {"train_micro_batch_size_per_gpu", "auto"},
+                        {"gradient_accumulation_steps", "auto"},
+                        {"max_steps", 6 * one.ranks.size()}};
+    Steady undisturbed;
+    undisturbed.config.update(alone);
+    undisturbed.train(1);
     int steps = 0;
     for (const int num_ranks : one.ranks) {
       steps += 6;
@@ -86,8 +95,8 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
       }
       EXPECT_THAT(run.output(), Not(HasSubstr("other than in the checkpoint"))) << run.output();
     }
-    expect_losses_of(training, "run", "undisturbed");
-    EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
+    expect_same(training.losses(), undisturbed.losses());
+    EXPECT_EQ(samples_seen(training, "run"), samples_seen(undisturbed, "run"));
   }
 }
 
@@ -172,7 +181,7 @@ TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
   training.set("/max_steps", steps).set("/train_batch_size", 8).set("/checkpoint/interval", 0);
   Launched undisturbed = training.start(1, "undisturbed");
   ASSERT_EQ(undisturbed.wait(milliseconds(180'000)), 0) << undisturbed.error();
-  expect_losses_of(training, "run", "undisturbed");
+  expect_same(training.losses(), training.losses("undisturbed"));
   EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
 }
 
