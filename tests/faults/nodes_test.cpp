@@ -8,13 +8,13 @@
 namespace lockstep::faults {
 namespace {
 
-class Row16NodesComeAndGo : public DisturbedHosts {};
+class WholeRow16NodesComeAndGo : public DisturbedHosts {};
 
 // Without dropout, which each rank draws for itself.
 const Words kTraining = {"--epochs", "60", "--batch", "60", "--dropout", "0"};
 
 // 4, then 3, then 5. A step has the same 60 samples on any number of them.
-TEST_F(Row16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
+TEST_F(WholeRow16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
   HOSTS_OR_SKIP(5);
   Job job{.num_ranks = 1,
           .launcher = {"--nnodes", "3:5", "--max-restarts", "5", "--rdzv-last-call", "3"},
