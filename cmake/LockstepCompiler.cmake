@@ -35,7 +35,7 @@ if(LOCKSTEP_SANITIZE)
   target_compile_options(lockstep_compiler INTERFACE
     -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
     # The sanitizers' own code makes g++ see uninitialised reads in the standard library.
-    -Wno-maybe-uninitialized)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(lockstep_compiler INTERFACE -fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 if(LOCKSTEP_FUZZ)

@@ -91,7 +91,11 @@ LOCKSTEP_CRC_TARGET inline std::uint32_t step8(std::uint32_t crc, std::uint8_t b
 }
 bool have_instruction() { return __builtin_cpu_supports("sse4.2"); }
 #elif defined(__aarch64__) && defined(__linux__)
+#ifdef __clang__
+#define LOCKSTEP_CRC_TARGET __attribute__((target("crc")))
+#else
 #define LOCKSTEP_CRC_TARGET __attribute__((target("+crc")))
+#endif
 LOCKSTEP_CRC_TARGET inline std::uint32_t step64(std::uint32_t crc, std::uint64_t word) {
 #if defined(__clang__)  // whose header has it only where the whole file is for such CPUs
   return __builtin_arm_crc32cd(crc, word);

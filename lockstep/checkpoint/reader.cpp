@@ -164,14 +164,14 @@ std::vector<std::string> CheckpointReader::damages() {
       found.emplace_back(damage.what());
     }
   };
-  for (const auto& [name, record] : manifest_.files) look([&] { open(name); });
+  for (const auto& file : manifest_.files) look([&] { open(file.first); });
   std::vector<std::byte> stretch;
-  for (const auto& [name, record] : manifest_.tensors)
-    for (const Piece& piece : record.pieces) {
+  for (const auto& tensor : manifest_.tensors)
+    for (const Piece& piece : tensor.second.pieces) {
       // Of a file that is gone as a whole there is nothing more to say.
       if (!files_.contains(piece.file)) continue;
       std::optional<Source> source;
-      look([&] { source = source_of(name, record, piece); });
+      look([&] { source = source_of(tensor.first, tensor.second, piece); });
       for (std::uint64_t i = 0; source && i < piece.hashes.size(); ++i) {
         stretch.resize(std::min(kHashedBytes, source->bytes - i * kHashedBytes));
         look([&] { read_stretch(*source, i, stretch); });

@@ -101,12 +101,12 @@ void TokenLayout::copy(std::span<const std::byte> file, std::int64_t first,
       [](std::int64_t position, const Run& run) { return position < run.first_token; });
   auto run = static_cast<std::size_t>(after - runs_.begin());
   while (!tokens.empty()) {
-    const auto [first_token, first_byte] = runs_[run - 1];
+    const Run here = runs_[run - 1];
     const std::int64_t count = std::min<std::int64_t>(std::ssize(tokens), end_of(run - 1) - first);
     with_type(type_, [&](auto value) {
       constexpr std::size_t bytes = sizeof value;
-      const std::byte* from =
-          file.data() + first_byte + (first - first_token) * static_cast<std::int64_t>(bytes);
+      const std::byte* from = file.data() + here.first_byte +
+                              (first - here.first_token) * static_cast<std::int64_t>(bytes);
       for (std::int64_t& token : tokens.first(static_cast<std::size_t>(count))) {
         token = static_cast<std::int64_t>(load<decltype(value)>(from));
         from += bytes;

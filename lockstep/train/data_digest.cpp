@@ -1,6 +1,8 @@
 #include <lockstep/train/data_digest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -42,12 +44,22 @@ std::string to_text(const DataDigest& digest) {
 }
 
 DataDigest parse_digest(std::string_view text, const std::string& file) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    return {.num_tokens = json.at("num_tokens"), .crc32c = json.at("crc32c")};
-  } catch (const nlohmann::json::exception& error) {
-    throw UsageError("'{}' does not say what a run was trained on: {}", file, error.what());
-  }
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // Whatever else a number is, converting it would give another one, or anything.
+  const auto whole_number = [&](const char* key, std::uint64_t largest) {
+    const auto found = json.is_object() ? json.find(key) : json.end();
+    if (found == json.end() || !found->is_number_unsigned() ||
+        found->get<std::uint64_t>() > largest)
+      throw UsageError(
+          "'{}' does not say what a run was trained on: it must be a JSON object whose "
+          "{} is a whole number from 0 to {}",
+          file, key, largest);
+    return found->get<std::uint64_t>();
+  };
+  return {.num_tokens = static_cast<std::int64_t>(
+              whole_number("num_tokens", std::numeric_limits<std::int64_t>::max())),
+          .crc32c = static_cast<std::uint32_t>(
+              whole_number("crc32c", std::numeric_limits<std::uint32_t>::max()))};
 }
 
 }  // namespace lockstep::train

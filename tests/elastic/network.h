@@ -22,6 +22,8 @@ class Network {
 
   // Of a host's network namespace.
   std::string name(int host) const;
+  // Of the network namespace with the bridge, and a port0, port1, … for each host.
+  std::string hub() const { return prefix_ + "hub"; }
 
   // `lockstep run` on one of the hosts.
   Launched run(int host, std::vector<std::string> arguments) const;

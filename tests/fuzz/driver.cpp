@@ -1,15 +1,22 @@
-// Runs a target over its seeds and a fixed number of mutations of them, the same ones each time:
-// what every compiler can do, in a few seconds. Not a search as libFuzzer's is, but it keeps the
-// targets and what they found working.
+// Runs a target over its corpus and mutations of it: what every compiler can do. Not a search as
+// libFuzzer's is, but it keeps the targets and what they found working.
 //
-//   driver <folder of seeds> <mutations>
+//   driver <corpus> <mutations>           so many, the same ones each time
+//   driver <corpus> --seconds <seconds>   others each time; an input that fails is kept as ./crash
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "target.h"
@@ -18,8 +25,19 @@ namespace {
 
 using Input = std::vector<std::byte>;
 
-// What is being run, so that a failure can be seen and kept as a seed.
-Input current;  // NOLINT: read by require(), which has no other way to it
+// What is being run, so that a failure can be seen and kept in the corpus.
+Input current;  // NOLINT: read by require() and keep(), which have no other way to it
+
+// Leaves the input that the process dies of.
+void keep(int signal) {
+  const int fd = ::open("crash", O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  if (fd >= 0) {
+    [[maybe_unused]] const auto written = ::write(fd, current.data(), current.size());
+    ::close(fd);
+  }
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
 
 Input read(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -30,7 +48,7 @@ Input read(const std::filesystem::path& path) {
 
 class Mutator {
  public:
-  explicit Mutator(std::vector<Input> seeds) : seeds_(std::move(seeds)) {}
+  Mutator(std::vector<Input> seeds, std::uint64_t seed) : seeds_(std::move(seeds)), random_(seed) {}
 
   Input next() {
     Input input = seeds_[below(seeds_.size())];
@@ -76,7 +94,7 @@ class Mutator {
   }
 
   std::vector<Input> seeds_;
-  std::mt19937_64 random_{20240229};
+  std::mt19937_64 random_;
 };
 
 }  // namespace
@@ -90,8 +108,10 @@ void lockstep::fuzz::require(bool condition, const char* property) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::fprintf(stderr, "usage: %s <folder of seeds> <mutations>\n", argv[0]);
+  const bool by_time = argc == 4 && std::string_view(argv[2]) == "--seconds";
+  if (argc != 3 && !by_time) {
+    std::fprintf(stderr, "usage: %s <corpus> <mutations>, or <corpus> --seconds <seconds>\n",
+                 argv[0]);
     return 2;
   }
   std::vector<std::filesystem::path> paths;
@@ -101,17 +121,23 @@ int main(int argc, char** argv) {
   std::vector<Input> seeds;
   for (const auto& path : paths) seeds.push_back(read(path));
   if (seeds.empty()) {
-    std::fprintf(stderr, "no seeds in %s\n", argv[1]);
+    std::fprintf(stderr, "nothing in %s\n", argv[1]);
     return 2;
   }
+  if (by_time)
+    for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) ::signal(signal, keep);
   const auto run = [](Input input) {
     current = std::move(input);
     lockstep::fuzz::run(current);
   };
   for (const Input& seed : seeds) run(seed);
-  Mutator mutator(seeds);
-  const long mutations = std::strtol(argv[2], nullptr, 10);
-  for (long i = 0; i < mutations; ++i) run(mutator.next());
-  std::printf("%zu seeds and %ld mutations of them passed\n", seeds.size(), mutations);
+  constexpr std::uint64_t kSameEachTime = 20240229;
+  Mutator mutator(seeds, by_time ? std::random_device{}() : kSameEachTime);
+  const long limit = std::strtol(argv[by_time ? 3 : 2], nullptr, 10);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(limit);
+  long mutations = 0;
+  for (; by_time ? std::chrono::steady_clock::now() < end : mutations < limit; ++mutations)
+    run(mutator.next());
+  std::printf("%zu inputs and %ld mutations of them passed\n", seeds.size(), mutations);
   return 0;
 }

@@ -1,6 +1,6 @@
 // What is fuzzed: functions over bytes that must neither crash, nor take much memory or time, nor
 // break the properties they check themselves. libFuzzer runs them (LOCKSTEP_FUZZ), and so does an
-// ordinary test, with the seeds and a fixed number of mutations of them.
+// ordinary test, with the corpus and a fixed number of mutations of it.
 #pragma once
 
 #include <cstddef>

@@ -25,7 +25,7 @@ JsonNode override_value(const std::string& text, const std::string& flag) {
     const std::string document = "{\"value\":" + text + "\n}";
     JsonNode parsed = parse_json(document, flag);
     auto& object = std::get<JsonObject>(parsed.value);
-    if (object.size() == 1) return std::move(object.front().second);
+    if (object.size() == 1) return std::move(object.front().node);
   } catch (const UsageError&) {
     // A list or an object with a mistake in it is not meant as a text; a shell that took the quotes
     // away makes such.
@@ -70,12 +70,12 @@ void apply_override(JsonNode& root, const std::string& assignment) {
                        "be",
                        flag, shorten_quote(key), node->quoted());
     auto found = std::find_if(object->begin(), object->end(),
-                              [&](const auto& member) { return member.first == key; });
+                              [&](const auto& member) { return member.key == key; });
     if (found == object->end()) {
       object->emplace_back(key, JsonNode{.value = JsonObject{}, .line = 0, .flag = flag});
       found = std::prev(object->end());
     }
-    node = &found->second;
+    node = &found->node;
   }
   *node = std::move(value);
 }

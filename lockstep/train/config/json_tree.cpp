@@ -138,7 +138,7 @@ class Builder : public nlohmann::json_sax<json> {
     JsonNode& parent = *open_.back();
     if (auto* object = std::get_if<JsonObject>(&parent.value)) {
       node.line = key_line_;
-      return &object->emplace_back(std::move(key_), std::move(node)).second;
+      return &object->emplace_back(std::move(key_), std::move(node)).node;
     }
     // The parser may have read past a number in a list, on to the next line.
     node.line = parent.line;

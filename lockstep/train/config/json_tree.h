@@ -12,11 +12,12 @@
 namespace lockstep::train {
 
 struct JsonNode;
+struct JsonMember;
 
 struct JsonNull {};
 using JsonList = std::vector<JsonNode>;
 // In the file's order; no key twice.
-using JsonObject = std::vector<std::pair<std::string, JsonNode>>;
+using JsonObject = std::vector<JsonMember>;
 
 struct JsonNode {
   std::variant<JsonNull, bool, std::int64_t, double, std::string, JsonList, JsonObject> value;
@@ -37,6 +38,14 @@ struct JsonNode {
   bool asks_for_nothing() const;
   // As JSON, shortened to fit in a sentence.
   std::string quoted() const;
+};
+
+// Not a std::pair: some compilers cannot have one of a type that holds it.
+struct JsonMember {
+  JsonMember(std::string name, JsonNode value) : key(std::move(name)), node(std::move(value)) {}
+
+  std::string key;
+  JsonNode node;
 };
 
 // What someone wrote, as it can stand in a message: short, and without bytes that could be anything

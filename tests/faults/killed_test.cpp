@@ -1,0 +1,193 @@
+// Rows 1 to 3: processes that are killed.
+#include <signal.h>
+
+#include <gmock/gmock.h>
+
+#include "disturbed.h"
+
+namespace lockstep::faults {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A busy machine is excused twice, and what never is.
+constexpr int kAttempts = 3;
+constexpr double kNeverBeyond = 30;
+
+struct Times {
+  double noticed = kNeverBeyond;  // from the death until a rank in a call with it had named it
+  double resumed = kNeverBeyond;  // until the next step
+};
+
+class Row01KilledRank : public DisturbedTraining {
+ protected:
+  Job job() const { return {.launcher = {"--max-restarts", "1"}, .rank = {"--pace", "10"}}; }
+
+  // Runs the job, in which rank 1 dies once, and looks at everything but the times.
+  Times disturb(Job job, const std::string& name) {
+    Launched launched = start(job, name);
+    EXPECT_EQ(launched.wait(milliseconds(60'000)), 0) << launched.output() << launched.error();
+    expect_nothing_left(launched);
+    const auto fault = only_fault(launched);
+    EXPECT_EQ(fault["kind"], "signal");
+    EXPECT_EQ(fault["rank"], 1);
+    EXPECT_EQ(fault["signal"], "SIGKILL");
+    EXPECT_EQ(fault["exit_code"], 128 + SIGKILL);
+    EXPECT_EQ(fault["restarted"], true);
+    expect_undisturbed_result(job.num_ranks, {}, name);
+    return times(name);
+  }
+
+  Times times(const std::string& name) const {
+    Times times;
+    Event death;
+    for (const Event& event : events(name)) {
+      if (event.kind == "dies") death = event;
+      if (death.kind.empty()) continue;
+      if (event.kind == "failed") {
+        EXPECT_EQ(event.values, std::vector<int>{1}) << "rank " << event.rank;
+        times.noticed = std::min(times.noticed, seconds_between(death, event));
+      }
+      if (event.kind == "step" && event.generation > 0) {
+        times.resumed = seconds_between(death, event);
+        break;
+      }
+    }
+    return times;
+  }
+
+  void expect_times(Job job) {
+    Times best;
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const Times times = disturb(job, "run" + std::to_string(attempt));
+      EXPECT_LT(times.resumed, kNeverBeyond);
+      best.noticed = std::min(best.noticed, times.noticed);
+      best.resumed = std::min(best.resumed, times.resumed);
+      if (HasFailure() || (best.noticed <= 0.2 && best.resumed <= 5)) break;
+    }
+    EXPECT_LE(best.noticed, 0.2);
+    EXPECT_LE(best.resumed, 5);
+    std::printf("noticed after %.3f s, the next step after %.2f s\n", best.noticed, best.resumed);
+  }
+
+  Job dying_in(const std::string& place) const {
+    Job dying = job();
+    dying.rank.insert(dying.rank.end(), {"--fault", place, "--rank", "1", "--step", "7"});
+    return dying;
+  }
+};
+
+TEST_F(Row01KilledRank, InForward) { expect_times(dying_in("forward")); }
+TEST_F(Row01KilledRank, InBackward) { expect_times(dying_in("backward")); }
+TEST_F(Row01KilledRank, InsideACollective) {
+  Job dying = dying_in("collective");
+  dying.num_ranks = 3;  // one dies in it, one is in it too, and one is late
+  expect_times(dying);
+}
+
+// In the middle of its part of a checkpoint, which the others then cannot complete.
+TEST_F(Row01KilledRank, DuringASave) {
+  Job dying = job();
+  dying.variables =
+      with_shim({"SHIM_IO=KILL", "SHIM_IO_PATH=checkpoints", "SHIM_IO_RANK=1", "SHIM_IO_CALL=3",
+                 "SHIM_IO_LOG=" + (files_.folder() / "calls").string()});
+  disturb(dying, "run");
+}
+
+// Where no restart is left, the job ends with the code of the first that failed.
+TEST_F(Row01KilledRank, WithoutARestartTheJobEnds) {
+  Job dying = dying_in("backward");
+  dying.launcher = {};
+  Launched launched = start(dying);
+  EXPECT_EQ(launched.wait(milliseconds(60'000)), 128 + SIGKILL) << launched.error();
+  expect_nothing_left(launched);
+  const auto fault = only_fault(launched);
+  EXPECT_EQ(fault["rank"], 1);
+  EXPECT_EQ(fault["restarted"], false);
+  EXPECT_EQ(first("failed").values, std::vector<int>{1});
+}
+
+// Three hosts train; a fourth waits to take the place of one that is lost, so that the job goes on
+// with as many ranks.
+class LostHost : public DisturbedHosts {
+ protected:
+  Job job() const {
+    return {.num_ranks = 1,
+            .launcher = {"--nnodes", "3", "--max-restarts", "3"},
+            .rank = {"--pace", "50", "--epochs", "4"}};
+  }
+
+  // Hosts of `hosts_`, once they train and host 3 waits.
+  void start_all() {
+    for (int host = 0; host < 3; ++host) hosts_.push_back(start_on(host, job()));
+    ASSERT_TRUE(reaches(1)) << hosts_[0].error();
+    hosts_.push_back(start_on(3, job()));
+    ASSERT_TRUE(elastic::testing::eventually(milliseconds(20'000), [&] {
+      return hosts_[3].error().find("waits to take the place") != std::string::npos;
+    })) << hosts_[3].error();
+    ASSERT_TRUE(reaches(6));
+  }
+
+  // All but `lost` end well and tell of it; host 3 may be only asked to.
+  void expect_gone_on_without(int lost) {
+    for (int host = 0; host < 4; ++host) {
+      if (host == lost) continue;
+      Launched& launched = hosts_[static_cast<std::size_t>(host)];
+      EXPECT_EQ(launched.wait(milliseconds(90'000)), 0) << host << launched.error();
+      expect_nothing_left(launched);
+      if (host == 3) continue;  // which was not there when it happened
+      const auto fault = only_fault(launched);
+      EXPECT_EQ(fault["kind"], "node_lost");
+      EXPECT_EQ(fault["host"], "host" + std::to_string(lost));
+      EXPECT_EQ(fault["restarted"], true);
+    }
+    expect_undisturbed_result(3, {"--epochs", "4"});
+  }
+
+  double seconds_until_resumed(std::int64_t from_ns) const {
+    for (const Event& event : events())
+      if (event.kind == "step" && event.generation > 0)
+        return static_cast<double>(event.at_ns - from_ns) / 1e9;
+    return kNeverBeyond;
+  }
+
+  static std::int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  std::vector<Launched> hosts_;
+};
+
+using Row02KilledAgent = LostHost;
+using Row03KilledRendezvousHost = LostHost;
+
+TEST_F(Row02KilledAgent, ItsRanksDieAndTheOthersReForm) {
+  HOSTS_OR_SKIP(4);
+  start_all();
+  if (HasFailure()) return;
+  const std::int64_t killed = now_ns();
+  hosts_[2].kill(SIGKILL);
+  EXPECT_TRUE(hosts_[2].all_gone(milliseconds(5000)));
+  const double ranks_died = static_cast<double>(now_ns() - killed) / 1e9;
+  expect_gone_on_without(2);
+  std::printf("its ranks were gone after %.2f s, the next step came after %.2f s\n", ranks_died,
+              seconds_until_resumed(killed));
+  EXPECT_LT(ranks_died, 5);
+  EXPECT_LT(seconds_until_resumed(killed), kNeverBeyond);
+}
+
+TEST_F(Row03KilledRendezvousHost, AStandbyTakesOver) {
+  HOSTS_OR_SKIP(4);
+  start_all();
+  if (HasFailure()) return;
+  const std::int64_t killed = now_ns();
+  hosts_[0].kill(SIGKILL);
+  expect_gone_on_without(0);
+  std::printf("the next step came after %.2f s\n", seconds_until_resumed(killed));
+  EXPECT_LT(seconds_until_resumed(killed), kNeverBeyond);
+}
+
+}  // namespace
+}  // namespace lockstep::faults
