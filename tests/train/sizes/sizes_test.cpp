@@ -83,13 +83,14 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
                         {"max_steps", 6 * one.ranks.size()}};
     Steady undisturbed;
     undisturbed.config.update(alone);
-    undisturbed.train(1);
+    Launched whole = undisturbed.start(1);
+    ASSERT_EQ(whole.wait(milliseconds(180'000)), 0) << whole.output() << whole.error();
     int steps = 0;
     for (const int num_ranks : one.ranks) {
       steps += 6;
       training.set("/max_steps", steps);
       Launched run = training.start(num_ranks);
-      ASSERT_EQ(run.wait(milliseconds(90'000)), 0) << run.output() << run.error();
+      ASSERT_EQ(run.wait(milliseconds(180'000)), 0) << run.output() << run.error();
       if (steps == 12) {
         EXPECT_THAT(run.output(), HasSubstr(one.kept));
       }
