@@ -83,13 +83,14 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
                         {"max_steps", 6 * one.ranks.size()}};
     Steady undisturbed;
     undisturbed.config.update(alone);
-    undisturbed.train(1);
+    Launched whole = undisturbed.start(1);
+    ASSERT_EQ(whole.wait(milliseconds(180'000)), 0) << whole.output() << whole.error();
     int steps = 0;
     for (const int num_ranks : one.ranks) {
       steps += 6;
       training.set("/max_steps", steps);
       Launched run = training.start(num_ranks);
-      ASSERT_EQ(run.wait(milliseconds(90'000)), 0) << run.output() << run.error();
+      ASSERT_EQ(run.wait(milliseconds(180'000)), 0) << run.output() << run.error();
       if (steps == 12) {
         EXPECT_THAT(run.output(), HasSubstr(one.kept));
       }
@@ -116,14 +117,14 @@ TEST(Sizes, AnotherBatchIsAnnounced) {
 // Launchers as of several hosts, each with one rank.
 class ElasticTraining {
  public:
-  ElasticTraining(Training& training, std::string nodes)
-      : training_(training), nodes_(std::move(nodes)) {}
+  ElasticTraining(Training& training, std::string nodes, std::string last_call_seconds)
+      : training_(training), nodes_(std::move(nodes)), last_call_(std::move(last_call_seconds)) {}
 
   Launched join() {
     std::vector<std::string> words = training_.command();
     words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nnodes", nodes_, "--max-restarts", "5",
                                  "--rdzv-endpoint", "127.0.0.1:" + std::to_string(port_),
-                                 "--rdzv-last-call", "5", "--secret-file", secret_});
+                                 "--rdzv-last-call", last_call_, "--secret-file", secret_});
     return Launched(std::move(words));
   }
 
@@ -146,39 +147,47 @@ class ElasticTraining {
 
   Training& training_;
   std::string nodes_;
+  std::string last_call_;
   elastic::testing::Folder folder_;
   std::string secret_ = folder_.write("secret", std::string(32, 's'), 0600);
   int port_ = elastic::free_port("127.0.0.1");
 };
 
+// Whichever of them has the main rank.
+void expect_said(const std::vector<Launched>& hosts, const std::string& text) {
+  const auto said = [&] {
+    std::string all;
+    for (const Launched& host : hosts) all += host.output();
+    return all;
+  };
+  EXPECT_TRUE(elastic::testing::eventually(milliseconds(90'000),
+                                           [&] { return said().find(text) != std::string::npos; }))
+      << text << "\n"
+      << said() << hosts[0].error();
+}
+
 TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
   Steady training;
-  training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 2);
+  training.set("/train_batch_size", 8).set("/train_micro_batch_size_per_gpu", 2);
   training.set("/checkpoint", {{"interval", 1}, {"async", false}}).set("/max_steps", 100'000);
   training.set("/validation/interval", 0);
-  ElasticTraining job(training, "3:5");
+  ElasticTraining job(training, "3:5", "5");
   std::vector<Launched> hosts;
   for (int host = 0; host < 4; ++host) hosts.push_back(job.join());
+  expect_said(hosts, "4 ranks on ");
   job.expect_steps(8);
   hosts[3].kill(SIGKILL);
-  EXPECT_TRUE(
-      hosts[0].says("a step has the 8 samples that it had on 4 ranks", milliseconds(60'000)))
-      << hosts[0].output() << hosts[0].error();
+  expect_said(hosts, "a step has the 8 samples that it had on 4 ranks");
   job.expect_steps(8);
   hosts.push_back(job.join());
   hosts.push_back(job.join());
-  const bool grown = elastic::testing::eventually(milliseconds(90'000), [&] {
-    std::string said;
-    for (const Launched& host : hosts) said += host.output();
-    return said.find("of each of 5 ranks") != std::string::npos;
-  });
-  EXPECT_TRUE(grown) << hosts[0].output() << hosts[0].error();
+  expect_said(hosts, "of each of 5 ranks");
   job.expect_steps(8);
-  for (std::size_t host : {0u, 1u, 2u, 4u, 5u}) hosts[host].kill(SIGINT);
-  for (std::size_t host : {0u, 1u, 2u, 4u, 5u})
+  for (const std::size_t host : {0u, 1u, 2u, 4u, 5u}) hosts[host].kill(SIGINT);
+  for (const std::size_t host : {0u, 1u, 2u, 4u, 5u})
     EXPECT_EQ(hosts[host].wait(milliseconds(60'000)), 130) << hosts[host].error();
   const int steps = training.losses().rbegin()->first;
-  training.set("/max_steps", steps).set("/train_batch_size", 8).set("/checkpoint/interval", 0);
+  training.set("/max_steps", steps).set("/checkpoint/interval", 0);
   Launched undisturbed = training.start(1, "undisturbed");
   ASSERT_EQ(undisturbed.wait(milliseconds(180'000)), 0) << undisturbed.error();
   expect_same(training.losses(), training.losses("undisturbed"));
@@ -191,17 +200,16 @@ TEST(Sizes, AnElasticJobKeepsItsBatchBeforeItsFirstCheckpoint) {
   training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 2);
   training.set("/checkpoint/interval", 0).set("/max_steps", 100'000);
   training.set("/validation/interval", 1).set("/validation/batches", 0);
-  ElasticTraining job(training, "2:3");
+  ElasticTraining job(training, "2:3", "60");  // it begins with all three
   std::vector<Launched> hosts;
   for (int host = 0; host < 3; ++host) hosts.push_back(job.join());
+  expect_said(hosts, "3 ranks on ");
   job.expect_steps(3);
   hosts[2].kill(SIGKILL);
-  EXPECT_TRUE(hosts[0].says("a step has the 6 samples that it had on 3 ranks: 3 of each of 2 "
-                            "ranks, in 2 passes of at most 2",
-                            milliseconds(60'000)))
-      << hosts[0].output() << hosts[0].error();
-  for (std::size_t host : {0u, 1u}) hosts[host].kill(SIGINT);
-  for (std::size_t host : {0u, 1u}) hosts[host].wait(milliseconds(60'000));
+  expect_said(hosts, "a step has the 6 samples that it had on 3 ranks: 3 of each of 2 ranks, in 2 "
+                     "passes of at most 2");
+  for (const std::size_t host : {0u, 1u}) hosts[host].kill(SIGINT);
+  for (const std::size_t host : {0u, 1u}) hosts[host].wait(milliseconds(60'000));
 }
 
 }  // namespace
