@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string_view>
 
+#include <lockstep/base/direct_output.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {
@@ -24,7 +26,11 @@ class FileError : public Error {
 // was there; dropped without commit() it leaves nothing behind. One thread.
 class DurableFile {
  public:
-  explicit DurableFile(std::filesystem::path path);
+  enum class Length {
+    short_text,
+    much_data,  // many megabytes, which would only be in the way in the page cache
+  };
+  explicit DurableFile(std::filesystem::path path, Length length = Length::short_text);
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
@@ -37,6 +43,7 @@ class DurableFile {
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int fd_ = -1;
+  std::unique_ptr<DirectOutput> direct_;  // of much data
 };
 
 // A whole file at once.

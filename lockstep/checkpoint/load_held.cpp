@@ -43,16 +43,22 @@ std::string fit_fault(const CheckpointReader& reader, std::span<const mesh::Held
 
 void load_held(CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
   const c10::NoGradGuard no_grad;
+  const auto bytes_of = [](const at::Tensor& host) {
+    return std::span(static_cast<std::byte*>(host.data_ptr()), host.nbytes());
+  };
+  std::vector<CheckpointReader::Wanted> direct;
   for (const mesh::HeldTensor& tensor : tensors) {
     if (tensor.placement.empty()) continue;
-    const bool direct = tensor.values.device().is_cpu() && tensor.values.is_contiguous();
+    if (tensor.values.device().is_cpu() && tensor.values.is_contiguous()) {
+      direct.push_back({tensor.name, tensor.placement, bytes_of(tensor.values)});
+      continue;
+    }
     const at::Tensor host =
-        direct ? tensor.values
-               : at::empty(tensor.values.sizes(), at::dtype(tensor.values.scalar_type()));
-    reader.read(tensor.name, tensor.placement,
-                {static_cast<std::byte*>(host.data_ptr()), host.nbytes()});
-    if (!direct) tensor.values.copy_(host);
+        at::empty(tensor.values.sizes(), at::dtype(tensor.values.scalar_type()));
+    reader.read(tensor.name, tensor.placement, bytes_of(host));
+    tensor.values.copy_(host);
   }
+  reader.read(direct);
 }
 
 }  // namespace lockstep::checkpoint

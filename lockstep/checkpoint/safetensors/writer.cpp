@@ -17,6 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kAlignment = 8;
+constexpr std::uint64_t kMuchData = 4 << 20;
 
 // As JSON, with its quotes.
 std::string json_text(const std::string& text) {
@@ -92,7 +93,10 @@ SafetensorsLayout plan_safetensors(std::span<const TensorDeclaration> tensors,
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      std::span<const TensorDeclaration> tensors,
                                      const Metadata& metadata)
-    : path_(path), layout_(plan_safetensors(tensors, metadata)), file_(path) {
+    : path_(path),
+      layout_(plan_safetensors(tensors, metadata)),
+      file_(path, layout_.file_bytes() < kMuchData ? DurableFile::Length::short_text
+                                                   : DurableFile::Length::much_data) {
   check_free_space(path.has_parent_path() ? path.parent_path() : ".", layout_.file_bytes());
   file_.write(layout_.header);
 }
