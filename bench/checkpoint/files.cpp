@@ -59,6 +59,7 @@ class Bench {
       : folder_(std::move(folder)),
         dist_(setup_distributed({.device_type = c10::kCPU})),
         ranks_(dist_.world(), dist_.device()),
+        checkpoints_(ranks_, folder_ / "checkpoints"),
         state_(gpt_state(size, dist_.rank(), dist_.world_size())),
         loaded_(gpt_state(size, dist_.rank(), dist_.world_size())),
         plain_(folder_ / fmt::format("plain-{}", dist_.rank())) {
@@ -135,8 +136,7 @@ class Bench {
   }
 
   void save() {
-    Checkpointer checkpoints(ranks_, folder_ / "checkpoints");
-    const SaveResult result = checkpoints.save_and_wait({.tensors = state_});
+    const SaveResult result = checkpoints_.save_and_wait({.tensors = state_});
     if (!result.ok()) throw UsageError(result.error);
     saved_ = result.path;
   }
@@ -194,6 +194,7 @@ class Bench {
   fs::path folder_;
   DistributedManager dist_;
   RankMessages ranks_;
+  Checkpointer checkpoints_;
   std::vector<mesh::HeldTensor> state_, loaded_;
   fs::path plain_, saved_;
   std::uint64_t all_bytes_ = 0;

@@ -3,6 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#if defined(__linux__)
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#endif
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -25,9 +30,21 @@ bool set_direct([[maybe_unused]] int fd, [[maybe_unused]] bool direct) {
 #endif
 }
 
+// A file system that is the page cache takes direct writes and copies them like any other.
+bool is_in_memory([[maybe_unused]] int fd) {
+#if defined(__linux__)
+  struct statfs system = {};
+  return ::fstatfs(fd, &system) == 0 &&
+         (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 DirectOutput::DirectOutput(int fd) : fd_(fd) {
+  if (is_in_memory(fd)) return;
   buffer_.reset(static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, kBufferBytes)));
   direct_ = buffer_ != nullptr && set_direct(fd, true);
 }

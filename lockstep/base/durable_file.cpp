@@ -36,7 +36,7 @@ void DurableFile::write(std::span<const std::byte> bytes) {
   }
 }
 
-void DurableFile::commit() {
+void DurableFile::commit(Folder folder) {
   // The descriptor is closed whether or not close() reports the loss.
   const bool synced = (!direct_ || direct_->finish()) && ::fsync(fd_) == 0;
   const int why = errno;
@@ -51,13 +51,14 @@ void DurableFile::commit() {
     ::unlink(temporary_.c_str());
     throw FileError("cannot write '{}': {}", path_.string(), std::strerror(reason));
   }
-  sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+  if (folder == Folder::is_synced) sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
 }
 
-void write_durably(const std::filesystem::path& path, std::string_view text) {
+void write_durably(const std::filesystem::path& path, std::string_view text,
+                   DurableFile::Folder folder) {
   DurableFile file(path);
   file.write(text);
-  file.commit();
+  file.commit(folder);
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -37,7 +37,11 @@ class DurableFile {
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void commit();
+
+  // Of many files in one folder, which nobody looks for before all are there, the folder is synced
+  // once, by who has it.
+  enum class Folder { is_synced, is_left };
+  void commit(Folder folder = Folder::is_synced);
 
  private:
   std::filesystem::path path_;
@@ -47,7 +51,8 @@ class DurableFile {
 };
 
 // A whole file at once.
-void write_durably(const std::filesystem::path& path, std::string_view text);
+void write_durably(const std::filesystem::path& path, std::string_view text,
+                   DurableFile::Folder folder = DurableFile::Folder::is_synced);
 
 // Puts what was renamed, made or removed in a folder on disk.
 void sync_folder(const std::filesystem::path& folder);

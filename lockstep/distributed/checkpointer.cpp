@@ -202,7 +202,8 @@ struct Checkpointer::State {
                         (part / name).string());
     }
     checkpoint::check_complete(manifest, fmt::format("the checkpoint of step {}", step));
-    write_durably(part / checkpoint::kManifestFile, checkpoint::to_text(manifest));
+    write_durably(part / checkpoint::kManifestFile, checkpoint::to_text(manifest),
+                  DurableFile::Folder::is_left);
     const std::string path = checkpoint->commit().string();
     checkpoint.reset();
     remove_old_or_warn(folder, options.keep_last);

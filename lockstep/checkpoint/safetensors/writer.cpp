@@ -110,12 +110,12 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   written_ += bytes.size();
 }
 
-void SafetensorsWriter::commit() {
+void SafetensorsWriter::commit(DurableFile::Folder folder) {
   const std::uint64_t declared = layout_.file_bytes() - layout_.header.size();
   if (written_ != declared)
     throw UsageError("'{}': {} bytes were written of the {} of the tensors that were declared",
                      path_.string(), written_, declared);
-  file_.commit();
+  file_.commit(folder);
 }
 
 }  // namespace lockstep::checkpoint
