@@ -9,10 +9,11 @@
 
 namespace lockstep {
 
-DurableFile::DurableFile(std::filesystem::path path)
+DurableFile::DurableFile(std::filesystem::path path, Length length)
     : path_(std::move(path)), temporary_(path_.string() + ".part") {
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) throw FileError("cannot write '{}': {}", path_.string(), std::strerror(errno));
+  if (length == Length::much_data) direct_ = std::make_unique<DirectOutput>(fd_);
 }
 
 DurableFile::~DurableFile() {
@@ -22,6 +23,11 @@ DurableFile::~DurableFile() {
 }
 
 void DurableFile::write(std::span<const std::byte> bytes) {
+  if (direct_) {
+    if (!direct_->write(bytes))
+      throw FileError("cannot write '{}': {}", path_.string(), std::strerror(errno));
+    return;
+  }
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
@@ -30,9 +36,9 @@ void DurableFile::write(std::span<const std::byte> bytes) {
   }
 }
 
-void DurableFile::commit() {
+void DurableFile::commit(Folder folder) {
   // The descriptor is closed whether or not close() reports the loss.
-  const bool synced = ::fsync(fd_) == 0;
+  const bool synced = (!direct_ || direct_->finish()) && ::fsync(fd_) == 0;
   const int why = errno;
   const bool closed = ::close(std::exchange(fd_, -1)) == 0;
   if (!synced || !closed) {
@@ -45,13 +51,14 @@ void DurableFile::commit() {
     ::unlink(temporary_.c_str());
     throw FileError("cannot write '{}': {}", path_.string(), std::strerror(reason));
   }
-  sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+  if (folder == Folder::is_synced) sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
 }
 
-void write_durably(const std::filesystem::path& path, std::string_view text) {
+void write_durably(const std::filesystem::path& path, std::string_view text,
+                   DurableFile::Folder folder) {
   DurableFile file(path);
   file.write(text);
-  file.commit();
+  file.commit(folder);
 }
 
 void sync_folder(const std::filesystem::path& folder) {

@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string_view>
 
+#include <lockstep/base/direct_output.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {
@@ -24,23 +26,33 @@ class FileError : public Error {
 // was there; dropped without commit() it leaves nothing behind. One thread.
 class DurableFile {
  public:
-  explicit DurableFile(std::filesystem::path path);
+  enum class Length {
+    short_text,
+    much_data,  // many megabytes, which would only be in the way in the page cache
+  };
+  explicit DurableFile(std::filesystem::path path, Length length = Length::short_text);
   ~DurableFile();
   DurableFile(const DurableFile&) = delete;
   DurableFile& operator=(const DurableFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
-  void commit();
+
+  // Of many files in one folder, which nobody looks for before all are there, the folder is synced
+  // once, by who has it.
+  enum class Folder { is_synced, is_left };
+  void commit(Folder folder = Folder::is_synced);
 
  private:
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int fd_ = -1;
+  std::unique_ptr<DirectOutput> direct_;  // of much data
 };
 
 // A whole file at once.
-void write_durably(const std::filesystem::path& path, std::string_view text);
+void write_durably(const std::filesystem::path& path, std::string_view text,
+                   DurableFile::Folder folder = DurableFile::Folder::is_synced);
 
 // Puts what was renamed, made or removed in a folder on disk.
 void sync_folder(const std::filesystem::path& folder);

@@ -1,6 +1,5 @@
 #include <lockstep/checkpoint/folder.h>
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -130,27 +129,6 @@ void remove_leftovers(const fs::path& run_folder) {
   }
 }
 
-void sync_file(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int why = errno;
-  if (fd >= 0) ::close(fd);
-  if (!synced) throw FileError("cannot sync '{}': {}", path.string(), std::strerror(why));
-}
-
-void sync_tree(const fs::path& folder) {
-  std::error_code error;
-  for (auto it = fs::recursive_directory_iterator(folder, error);
-       !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
-    if (it->is_directory(error))
-      sync_folder(it->path());
-    else if (it->is_regular_file(error))
-      sync_file(it->path());
-  }
-  if (error) throw FileError("cannot read '{}': {}", folder.string(), error.message());
-  sync_folder(folder);
-}
-
 }  // namespace
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
@@ -232,7 +210,7 @@ fs::path CheckpointWriter::commit() {
   if (!is_there(part_ / kManifestFile))
     throw UsageError("the checkpoint in '{}' has no {}, without which it is not complete",
                      part_.string(), kManifestFile);
-  sync_tree(part_);
+  sync_folder(part_);
   fs::path final_path = run_folder_ / checkpoint_name(step_);
   const fs::path old = run_folder_ / hidden_name(FolderName::Kind::old, step_);
   const bool replaces = is_there(final_path);

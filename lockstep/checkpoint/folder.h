@@ -64,8 +64,9 @@ class CheckpointWriter {
   // Where the files go until commit().
   const std::filesystem::path& path() const { return part_; }
 
-  // Puts every file on disk and gives the folder its name, in place of a checkpoint of the same
-  // step. Returns where it is. UsageError where it has no manifest.json.
+  // Puts the names of its files, each of which is on disk already (DurableFile), on disk as well,
+  // and gives the folder its own, in place of a checkpoint of the same step. Returns where it is.
+  // UsageError where it has no manifest.json.
   std::filesystem::path commit();
 
  private:

@@ -54,16 +54,23 @@ std::span<std::byte> HeldBytes::span() const {
 
 void HeldBytes::finish() {
   const c10::NoGradGuard no_grad;
-  if (!host_.is_same(tensor_.values)) tensor_.values.copy_(host_);
+  if (!direct()) tensor_.values.copy_(host_);
 }
 
+// What can be read straight into its place is read together.
 void load_held(CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
+  std::vector<CheckpointReader::Wanted> direct;
   for (const mesh::HeldTensor& tensor : tensors) {
     if (tensor.placement.empty()) continue;
     HeldBytes bytes(tensor);
+    if (bytes.direct()) {
+      direct.push_back({tensor.name, tensor.placement, bytes.span()});
+      continue;
+    }
     reader.read(tensor.name, tensor.placement, bytes.span());
     bytes.finish();
   }
+  reader.read(direct);
 }
 
 }  // namespace lockstep::checkpoint

@@ -22,6 +22,8 @@ class HeldBytes {
  public:
   explicit HeldBytes(const mesh::HeldTensor& tensor);
 
+  // Whether they are the tensor's own memory.
+  bool direct() const { return host_.is_same(tensor_.values); }
   // All of it, in the order of its placement.
   std::span<std::byte> span() const;
   // To be called once they are filled: moves them where they belong.

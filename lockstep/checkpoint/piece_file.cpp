@@ -63,7 +63,7 @@ Manifest write_piece_file(const std::filesystem::path& folder, const std::string
             .first->second;
     tensor.pieces.push_back({file, piece.placement, write_hashed(writer, piece.bytes)});
   }
-  writer.commit();
+  writer.commit(DurableFile::Folder::is_left);
   part.files[file] = {.bytes = layout.file_bytes(),
                       .head_bytes = layout.header.size(),
                       .hash = content_hash(layout.header)};
@@ -72,7 +72,7 @@ Manifest write_piece_file(const std::filesystem::path& folder, const std::string
 
 Manifest write_text_file(const std::filesystem::path& folder, const std::string& file,
                          const std::string& text) {
-  write_durably(folder / file, text);
+  write_durably(folder / file, text, DurableFile::Folder::is_left);
   Manifest part;
   part.files[file] = {.bytes = text.size(), .head_bytes = text.size(), .hash = content_hash(text)};
   return part;

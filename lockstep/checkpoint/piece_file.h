@@ -27,8 +27,9 @@ std::string piece_file_name(int rank);
 // What the file of such pieces takes.
 std::uint64_t piece_file_bytes(std::span<const PieceInMemory> pieces);
 
-// One safetensors file, which is on disk when it returns; gives its part of the manifest. Failure:
-// FileError for the disk, UsageError for a piece that is there twice.
+// One safetensors file, which is on disk when it returns, but for its name in the folder, which a
+// commit syncs; gives its part of the manifest. Failure: FileError for the disk, UsageError for a
+// piece that is there twice.
 Manifest write_piece_file(const std::filesystem::path& folder, const std::string& file,
                           std::span<const PieceInMemory> pieces);
 

@@ -10,13 +10,24 @@
 #include <optional>
 
 #include <lockstep/base/is_there.h>
+#include <lockstep/base/on_threads.h>
 #include <lockstep/checkpoint/piece_reads.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/device/host.h>
 
 namespace lockstep::checkpoint {
 
+namespace {
+
+// Enough for what memory and disks give.
+constexpr int kMostThreads = 8;
+
+}  // namespace
+
 CheckpointReader::CheckpointReader(std::filesystem::path checkpoint, int reader)
-    : path_(std::move(checkpoint)), reader_(reader) {
+    : path_(std::move(checkpoint)),
+      reader_(reader),
+      num_threads_(std::min(kMostThreads, device::Host().num_usable_cores())) {
   if (!is_there(path_ / kManifestFile))
     throw UsageError("'{}' is no checkpoint: it has no {}", path_.string(), kManifestFile);
   manifest_ = read_manifest(path_);
@@ -80,31 +91,34 @@ void CheckpointReader::read_bytes(int fd, const std::string& file, std::uint64_t
   }
 }
 
-void CheckpointReader::read_stretch(const Source& source, std::uint64_t index,
-                                    std::span<std::byte> into) {
-  const std::uint64_t begin = index * kHashedBytes;
-  read_bytes(source.fd, source.piece->file, source.offset + begin, into);
+void CheckpointReader::read_stretch(const Stretch& stretch) {
+  const auto& [source, index, into] = stretch;
+  const std::uint64_t begin = source.offset + index * kHashedBytes;
+  read_bytes(source.fd, source.piece->file, begin, into);
   if (content_hash(into) != source.piece->hashes[index])
     fail(source.piece->file,
          fmt::format("is not what was written in {} ({}), bytes {} to {}", quote(*source.tensor),
-                     source.piece->placement.text(), source.offset + begin,
-                     source.offset + begin + into.size()));
+                     source.piece->placement.text(), begin, begin + into.size()));
+}
+
+void CheckpointReader::read_stretches(const std::vector<Stretch>& stretches) {
+  on_threads(stretches.size(), num_threads_, [&](std::size_t i) { read_stretch(stretches[i]); });
 }
 
 void CheckpointReader::read_part(const Source& source, std::uint64_t begin,
-                                 std::span<std::byte> into) {
+                                 std::span<std::byte> into, std::vector<Stretch>& whole) {
   while (!into.empty()) {
     const std::uint64_t index = begin / kHashedBytes;
     const std::uint64_t first = index * kHashedBytes;
     const std::uint64_t size = std::min(kHashedBytes, source.bytes - first);
     const std::uint64_t count = std::min<std::uint64_t>(into.size(), first + size - begin);
     if (count == size) {
-      read_stretch(source, index, into.first(count));
+      whole.push_back({source, index, into.first(count)});
     } else {
       if (stretch_piece_ != source.piece || stretch_index_ != index) {
         stretch_piece_ = nullptr;
         stretch_.resize(size);
-        read_stretch(source, index, stretch_);
+        read_stretch({source, index, stretch_});
         stretch_piece_ = source.piece;
         stretch_index_ = index;
       }
@@ -115,8 +129,8 @@ void CheckpointReader::read_part(const Source& source, std::uint64_t begin,
   }
 }
 
-void CheckpointReader::read(const std::string& tensor, const mesh::Placement& placement,
-                            std::span<std::byte> into) {
+void CheckpointReader::read_parts(const Wanted& wanted, std::vector<Stretch>& whole) {
+  const auto& [tensor, placement, into] = wanted;
   const auto found = manifest_.tensors.find(tensor);
   if (found == manifest_.tensors.end())
     throw UsageError("the checkpoint '{}' has no {}", path_.string(), quote(tensor));
@@ -135,8 +149,21 @@ void CheckpointReader::read(const std::string& tensor, const mesh::Placement& pl
           source_of(found->first, record, record.pieces[static_cast<std::size_t>(read.holder)]);
     read_part(*source, static_cast<std::uint64_t>(read.source_offset) * element_bytes,
               into.subspan(static_cast<std::size_t>(read.destination_offset) * element_bytes,
-                           static_cast<std::size_t>(read.count) * element_bytes));
+                           static_cast<std::size_t>(read.count) * element_bytes),
+              whole);
   }
+}
+
+void CheckpointReader::read(const std::string& tensor, const mesh::Placement& placement,
+                            std::span<std::byte> into) {
+  const Wanted one{tensor, placement, into};
+  read({&one, 1});
+}
+
+void CheckpointReader::read(std::span<const Wanted> all) {
+  std::vector<Stretch> whole;
+  for (const Wanted& wanted : all) read_parts(wanted, whole);
+  read_stretches(whole);
 }
 
 std::string CheckpointReader::read_text_file(const std::string& file) {
@@ -174,7 +201,7 @@ std::vector<std::string> CheckpointReader::damages() {
       look([&] { source = source_of(tensor.first, tensor.second, piece); });
       for (std::uint64_t i = 0; source && i < piece.hashes.size(); ++i) {
         stretch.resize(std::min(kHashedBytes, source->bytes - i * kHashedBytes));
-        look([&] { read_stretch(*source, i, stretch); });
+        look([&] { read_stretch({*source, i, stretch}); });
       }
     }
   return found;

@@ -5,6 +5,7 @@
 //   reader.read("model/fc.weight", Placement::full({4, 8}).cut_flat(0, 2), DType::f32, bytes);
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -21,10 +22,11 @@
 
 namespace lockstep::checkpoint {
 
-// Ownership: keeps files open that it has read from. Threading: one thread; several readers may
-// read one checkpoint. Failure: DamagedCheckpoint, with the file and the tensor, for what is
-// missing or not as it was written; UsageError for a path without a checkpoint, and for tensors
-// that the checkpoint does not have or has in another shape or type.
+// Ownership: keeps files open that it has read from. Threading: one thread, which has the help of
+// others while a call lasts; several readers may read one checkpoint. Failure: DamagedCheckpoint,
+// with the file and the tensor, for what is missing or not as it was written; UsageError for a path
+// without a checkpoint, and for tensors that the checkpoint does not have or has in another shape
+// or type.
 class CheckpointReader {
  public:
   // `reader`: which of those that read the checkpoint at once this is. Where several files hold the
@@ -41,6 +43,14 @@ class CheckpointReader {
   // Fills `into` with the elements that the placement names of the tensor, in its order. What it
   // reads of the files is that, rounded up to the stretches that have a hash.
   void read(const std::string& tensor, const mesh::Placement& placement, std::span<std::byte> into);
+
+  // Many of them at once, on as many cores as there are.
+  struct Wanted {
+    std::string tensor;
+    mesh::Placement placement;
+    std::span<std::byte> into;
+  };
+  void read(std::span<const Wanted> all);
 
   // A text beside the tensors.
   std::string read_text_file(const std::string& file);
@@ -78,17 +88,27 @@ class CheckpointReader {
   const OpenFile& open(const std::string& file);
   Source source_of(const std::string& tensor, const TensorRecord& record, const Piece& piece);
   void read_bytes(int fd, const std::string& file, std::uint64_t offset, std::span<std::byte> into);
-  // One of those that have a hash.
-  void read_stretch(const Source& source, std::uint64_t index, std::span<std::byte> into);
+  // One of those that have a hash, all of which is wanted.
+  struct Stretch {
+    Source source;
+    std::uint64_t index = 0;
+    std::span<std::byte> into;
+  };
+  void read_stretch(const Stretch& stretch);
+  void read_stretches(const std::vector<Stretch>& stretches);
+  // Reads what is wanted of stretches in part, and adds those that are wanted as a whole.
+  void read_parts(const Wanted& wanted, std::vector<Stretch>& whole);
   // The bytes [begin, begin + into.size()) of the piece.
-  void read_part(const Source& source, std::uint64_t begin, std::span<std::byte> into);
+  void read_part(const Source& source, std::uint64_t begin, std::span<std::byte> into,
+                 std::vector<Stretch>& whole);
   [[noreturn]] void fail(const std::string& file, const std::string& what) const;
 
   std::filesystem::path path_;
   int reader_;
+  int num_threads_;
   Manifest manifest_;
   std::map<std::string, OpenFile> files_;
-  std::uint64_t bytes_read_ = 0;
+  std::atomic<std::uint64_t> bytes_read_ = 0;
   // The stretch that was read last, where only a part of it was asked for.
   std::vector<std::byte> stretch_;
   const Piece* stretch_piece_ = nullptr;

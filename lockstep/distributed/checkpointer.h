@@ -60,6 +60,11 @@ struct CheckpointerOptions {
 // first, in save(), so that training may go on; that takes as much memory again as the rank writes,
 // from the first save on.
 //
+// A save has three parts, each of which all ranks end before the next begins, at a poll() or in
+// finish(): the main rank makes a folder, every rank writes, the main rank commits and removes old
+// ones. A thread of the rank's does them, which computing comes before; no call of training's waits
+// for a disk.
+//
 // Ownership: shares the ranks' group. Threading: one thread; writes on one of its own. Failure: a
 // disk that is full, read-only or gone is no exception but a SaveResult with the error, the same on
 // every rank, and leaves every older checkpoint as it was; UsageError on all ranks where the
@@ -70,7 +75,7 @@ class Checkpointer {
   Checkpointer(const DistributedManager& dist, std::filesystem::path folder,
                CheckpointerOptions options = {})
       : Checkpointer(RankMessages(dist.world(), dist.device()), std::move(folder), options) {}
-  ~Checkpointer();  // waits for this rank's files; what is not complete by then is dropped
+  ~Checkpointer();  // waits for this rank's thread; what is not complete by then is dropped
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
@@ -82,7 +87,7 @@ class Checkpointer {
   SaveResult save_and_wait(const CheckpointContents& contents);
 
   bool under_way() const;
-  // The result, once every rank has written; nothing before, or where none is under way.
+  // The result, once it is complete; nothing before, or where none is under way.
   std::optional<SaveResult> poll();
   // Waits for it. Of one that is under way.
   SaveResult finish();
@@ -92,9 +97,6 @@ class Checkpointer {
 
  private:
   struct State;
-
-  // Whether there is a folder to write to.
-  bool begin(const CheckpointContents& contents);
 
   std::unique_ptr<State> state_;
 };

@@ -1,3 +1,8 @@
+#include <unistd.h>
+
+#include <fstream>
+#include <string_view>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,6 +40,45 @@ TEST(DurableFile, NamesTheFileAndTheReason) {
   } catch (const FileError& error) {
     EXPECT_THAT(error.what(), HasSubstr("no/file': No such file or directory"));
   }
+}
+
+// Past the page cache or not, as the file system has it; in memory there is no other place.
+TEST(DurableFile, MuchDataComesWhole) {
+  const testing::TemporaryFolder folder;
+  const std::string in_memory = "/dev/shm/lockstep-" + std::to_string(::getpid());
+  constexpr std::size_t kMebi = 1 << 20;
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{4097},
+        4 * kMebi - 1, 4 * kMebi, 4 * kMebi + 1, 9 * kMebi + 4096, 9 * kMebi + 5}) {
+    std::string text(size, ' ');
+    for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * i >> 7);
+    for (const std::size_t piece : {std::size_t{77777}, 16 * kMebi})
+      for (const auto& path : {folder / "file", std::filesystem::path(in_memory)}) {
+        if (path == in_memory && !std::filesystem::is_directory("/dev/shm")) continue;
+        DurableFile file(path, DurableFile::Length::much_data);
+        for (std::size_t at = 0; at < size; at += piece)
+          file.write(std::string_view(text).substr(at, piece));
+        file.commit();
+        std::string got(std::filesystem::file_size(path), ' ');
+        std::ifstream(path, std::ios::binary)
+            .read(got.data(), static_cast<std::streamsize>(got.size()));
+        EXPECT_TRUE(got == text) << size << " bytes in pieces of " << piece;
+        std::filesystem::remove(path);
+      }
+  }
+}
+
+TEST(DurableFile, MuchDataOnAFullDiskIsAnErrorToo) {
+  const testing::TemporaryFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder / "file.part");
+  DurableFile file(folder / "file", DurableFile::Length::much_data);
+  const std::string text(5 << 20, 'x');
+  EXPECT_THROW(
+      {
+        file.write(text);
+        file.commit();
+      },
+      FileError);
 }
 
 // A device that is full, as every Linux has one.

@@ -1,4 +1,9 @@
 // Saving and loading of a job; of one rank here, of many in tests/reshard.
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +16,7 @@
 
 #include "../base/errors.h"
 #include "../base/files.h"
+#include "stalling_disk.h"
 #include "tiny_disk.h"
 
 namespace lockstep {
@@ -18,6 +24,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::StallingDisk;
 using testing::TemporaryFolder;
 using testing::TinyDisk;
 
@@ -167,13 +174,46 @@ TEST_F(OneRank, AFullDiskIsToldAndLeavesTheOlderOnes) {
   EXPECT_TRUE(checkpoints.save_and_wait(contents(3)).ok()) << "and the next one may have room";
 }
 
+// Its steps go on beside it: neither save() nor any poll() waits for the disk.
+TEST_F(OneRank, TrainingDoesNotWaitForADiskThatStandsStill) {
+  const StallingDisk disk;
+  if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
+  Checkpointer checkpoints(dist, disk / "run", {.keep_last = 1});
+  ASSERT_TRUE(checkpoints.save_and_wait(contents(1)).ok());
+  std::atomic<bool> waited{false};
+  std::jthread rescuer([&](const std::stop_token& stop) {  // or it would wait for ever
+    for (int tenths = 0; tenths < 200 && !stop.stop_requested(); ++tenths)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    waited = !stop.stop_requested();
+    if (waited) disk.go_on();
+  });
+  std::optional<SaveResult> result;
+  // It stands still when the folder is made, when files are written, and when they are committed.
+  EXPECT_TRUE(disk.stall());
+  checkpoints.save(contents(2));
+  for (int phase = 0; phase < 20 && !result && !waited; ++phase) {
+    for (int step = 0; step < 20 && !result; ++step) {
+      result = checkpoints.poll();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    disk.go_on();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    disk.stall();
+  }
+  rescuer.request_stop();
+  rescuer.join();
+  EXPECT_FALSE(waited) << "a call of training's waited for the disk";
+  disk.go_on();
+  if (!result) result = checkpoints.finish();
+  EXPECT_TRUE(result->ok()) << result->error;
+  EXPECT_EQ(checkpoint::list_checkpoints(disk / "run").size(), 1u);
+}
+
 TEST_F(OneRank, AFolderThatCannotBeMadeIsTold) {
   testing::write_file(folder / "file", "");
   Checkpointer checkpoints(dist, folder / "file");
   checkpoints.save(contents(1));
-  const auto result = checkpoints.poll();
-  ASSERT_TRUE(result);
-  EXPECT_THAT(result->error, HasSubstr("file"));
+  EXPECT_THAT(checkpoints.finish().error, HasSubstr("file"));
 }
 
 TEST_F(OneRank, ADamagedOneIsNamed) {

@@ -17,6 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kAlignment = 8;
+constexpr std::uint64_t kMuchData = 4 << 20;
 
 // As JSON, with its quotes.
 std::string json_text(const std::string& text) {
@@ -92,7 +93,10 @@ SafetensorsLayout plan_safetensors(std::span<const TensorDeclaration> tensors,
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
                                      std::span<const TensorDeclaration> tensors,
                                      const Metadata& metadata)
-    : path_(path), layout_(plan_safetensors(tensors, metadata)), file_(path) {
+    : path_(path),
+      layout_(plan_safetensors(tensors, metadata)),
+      file_(path, layout_.file_bytes() < kMuchData ? DurableFile::Length::short_text
+                                                   : DurableFile::Length::much_data) {
   check_free_space(path.has_parent_path() ? path.parent_path() : ".", layout_.file_bytes());
   file_.write(layout_.header);
 }
@@ -106,12 +110,12 @@ void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   written_ += bytes.size();
 }
 
-void SafetensorsWriter::commit() {
+void SafetensorsWriter::commit(DurableFile::Folder folder) {
   const std::uint64_t declared = layout_.file_bytes() - layout_.header.size();
   if (written_ != declared)
     throw UsageError("'{}': {} bytes were written of the {} of the tensors that were declared",
                      path_.string(), written_, declared);
-  file_.commit();
+  file_.commit(folder);
 }
 
 }  // namespace lockstep::checkpoint

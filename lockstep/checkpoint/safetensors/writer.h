@@ -53,7 +53,7 @@ class SafetensorsWriter {
   // The next bytes: of one tensor, of a piece of it or of several.
   void write(std::span<const std::byte> bytes);
 
-  void commit();
+  void commit(DurableFile::Folder folder = DurableFile::Folder::is_synced);
 
  private:
   std::filesystem::path path_;
