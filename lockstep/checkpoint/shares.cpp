@@ -39,6 +39,7 @@ std::vector<Shared> by_piece(std::span<const std::vector<HeldPiece>> ranks) {
       shared.holders.push_back({rank, i});
     }
   std::vector<Shared> pieces;
+  pieces.reserve(all.size());
   for (auto& [key, shared] : all) pieces.push_back(std::move(shared));
   // The large ones first: what is left then evens out.
   std::ranges::stable_sort(pieces, std::ranges::greater(), &Shared::bytes);

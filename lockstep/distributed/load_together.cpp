@@ -40,11 +40,12 @@ std::string unexpected(const RankMessages& ranks, const checkpoint::StoredTensor
     for (std::string name; std::getline(lines, name);) known.insert(name);
   }
   std::vector<std::string> others;
+  const auto is_below = [&](const std::string& name) {
+    return std::ranges::any_of(complete,
+                               [&](const std::string& prefix) { return name.starts_with(prefix); });
+  };
   for (const auto& [name, tensor] : stored)
-    if (!known.contains(name) && std::ranges::any_of(complete, [&](const std::string& prefix) {
-          return name.starts_with(prefix);
-        }))
-      others.push_back(checkpoint::quote(name));
+    if (!known.contains(name) && is_below(name)) others.push_back(checkpoint::quote(name));
   constexpr std::size_t kNamed = 5;
   const std::size_t left_out = others.size() - std::min(others.size(), kNamed);
   others.resize(others.size() - left_out);

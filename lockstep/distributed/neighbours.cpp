@@ -12,6 +12,7 @@ std::vector<int> keepers(const std::vector<std::string>& host_of_rank) {
   for (std::size_t rank = 0; rank < host_of_rank.size(); ++rank)
     by_host[host_of_rank[rank]].push_back(static_cast<int>(rank));
   std::vector<std::vector<int>> hosts;
+  hosts.reserve(by_host.size());
   for (auto& [host, ranks] : by_host) hosts.push_back(std::move(ranks));
   std::ranges::sort(hosts);
   std::vector<int> circle;
