@@ -30,7 +30,7 @@ class EtcdServer {
   std::string log() const;
 
  private:
-  Folder folder_;
+  const Folder folder_;
   const std::string namespace_;
   net::Address address_;
   int peer_port_ = 0;

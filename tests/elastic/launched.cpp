@@ -131,8 +131,8 @@ bool Launched::all_gone(milliseconds longest) const {
   return eventually(longest, [&] { return alive().empty(); });
 }
 
-Folder::Folder() {
-  std::string name = "/tmp/lockstep-test-XXXXXX";
+Folder::Folder(const std::string& parent) {
+  std::string name = parent + "/lockstep-test-XXXXXX";
   LOCKSTEP_CHECK(::mkdtemp(name.data()) != nullptr);
   path_ = name;
 }

@@ -56,7 +56,7 @@ class Launched {
 // A folder that goes away with the object.
 class Folder {
  public:
-  Folder();
+  explicit Folder(const std::string& parent = "/tmp");
   ~Folder();
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
