@@ -136,6 +136,7 @@ def main():
     parser.add_argument("--saves", type=int, default=10, help="while the GPT trains; 0: none")
     parser.add_argument("--steps", type=int, default=4, help="between two of them")
     options = parser.parse_args()
+    options.build = os.path.abspath(options.build)
     launcher = os.path.join(options.build, "cli", "lockstep")
     bench = os.path.join(options.build, "bench")
     with open(os.path.join(HERE, "pytorch.py"), encoding="utf-8") as script:
