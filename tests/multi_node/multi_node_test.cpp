@@ -4,6 +4,8 @@
 
 #include <filesystem>
 
+#include <cstdlib>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +22,7 @@ const std::string kMultiNodeProgram = std::filesystem::read_symlink("/proc/self/
 
 Launched start(const std::string& what, std::vector<std::string> variables = {}) {
   variables.emplace_back("OMP_NUM_THREADS=1");
+  variables.emplace_back("CUDA_VISIBLE_DEVICES=");  // as many ranks as are asked for, on any host
   return Launched({kMultiNodeProgram, "--job", what}, variables);
 }
 
@@ -101,6 +104,7 @@ TEST(MultiNodeTrainingManager, RefusesWhatCannotBe) {
 }
 
 TEST(MultiNodeTrainingManager, LaunchesOtherPrograms) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
   MultiNodeTrainingManager manager;
   manager.setup(1, 2);
   EXPECT_EQ(manager.launch({"true"}), 0);
