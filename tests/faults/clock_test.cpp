@@ -23,7 +23,7 @@ class Row14WrongClock : public DisturbedHosts {
            .rank = {"--pace", "150"},
            .variables = with_shim({"SHIM_CLOCK=" + ahead[host], "SHIM_CLOCK_AFTER=" + after})}));
     for (Launched& host : hosts) {
-      EXPECT_EQ(host.wait(milliseconds(60'000)), 0) << host.error();
+      EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
       expect_nothing_left(host);
       EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
     }

@@ -26,11 +26,11 @@ class Row09Disk : public DisturbedTraining {
                                const std::function<void()>& mend_it, const std::string& why) {
     // Checkpoints of steps 4, 8, 12, …
     Launched job = start({.rank = {"--pace", "40", "--epochs", "6"}, .variables = variables});
-    ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+    ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
       return checkpoint::newest_checkpoint(checkpoints()).has_value();
     })) << job.error();
     break_it();
-    ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+    ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
       return job.error().find("no checkpoint of step") != std::string::npos;
     })) << job.error();
     const auto kept = checkpoint::newest_checkpoint(checkpoints());
@@ -39,7 +39,7 @@ class Row09Disk : public DisturbedTraining {
     EXPECT_THAT(job.error(), HasSubstr(why));
     EXPECT_THAT(job.error(), HasSubstr("Training goes on"));
     mend_it();
-    EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+    EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
     EXPECT_THAT(elastic::testing::faults_in(job.error()), IsEmpty());
     expect_undisturbed_result(2, {"--epochs", "6"});
@@ -57,7 +57,7 @@ class Row09Disk : public DisturbedTraining {
   }
   bool set_flags(unsigned long flags) {
     // Not while a file is open for writing.
-    return elastic::testing::eventually(milliseconds(20'000), [&] {
+    return elastic::testing::eventually(milliseconds(60'000), [&] {
       return ::mount(nullptr, checkpoints().c_str(), nullptr, MS_REMOUNT | flags, nullptr) == 0;
     });
   }
@@ -122,7 +122,7 @@ TEST_F(WholeRow09Disk, AnErrorOfAnyOneCall) {
     // Saves of steps 4, 8, 12 and 16, and the last, which may not fail.
     Launched counted =
         start({.variables = with({"SHIM_IO=NOTHING", "SHIM_IO_LOG=" + log.string()})}, "counted");
-    ASSERT_EQ(counted.wait(milliseconds(60'000)), 0) << counted.error();
+    ASSERT_EQ(counted.wait(milliseconds(180'000)), 0) << counted.error();
     const auto calls = elastic::testing::lines_of(lockstep::testing::read_file(log));
     ASSERT_GT(calls.size(), 10u);
     for (std::size_t call = 1; call <= calls.size() / 3; ++call) {
@@ -130,7 +130,7 @@ TEST_F(WholeRow09Disk, AnErrorOfAnyOneCall) {
       const std::string name = "run-" + std::string(rank) + "-" + std::to_string(call);
       Launched job =
           start({.variables = with({"SHIM_IO=EIO", "SHIM_IO_CALL=" + std::to_string(call)})}, name);
-      EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+      EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
       expect_nothing_left(job);
       expect_undisturbed_result(2, {}, name);
       if (HasFailure()) return;

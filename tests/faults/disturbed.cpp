@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr milliseconds kLongest(90'000);
+constexpr milliseconds kLongest(180'000);
 constexpr int kSamples = 120;  // as rank/rank.cpp has them
 
 std::vector<std::string> shared_memory_names() {
@@ -151,7 +151,7 @@ void DisturbedTraining::expect_each_sample_once(const std::string& name) const {
 }
 
 void DisturbedTraining::expect_nothing_left(const Launched& job) const {
-  EXPECT_TRUE(job.all_gone(milliseconds(2000))) << "processes are left";
+  EXPECT_TRUE(job.all_gone(milliseconds(10'000))) << "processes are left";
   EXPECT_THAT(shared_memory_names(), ::testing::IsEmpty());
 }
 

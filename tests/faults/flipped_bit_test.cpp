@@ -23,7 +23,7 @@ class Row11FlippedBit : public DisturbedTraining {
     const pid_t rank = process_of_rank(job, 1);
     ASSERT_GT(rank, 0);
     ::kill(rank, SIGKILL);
-    EXPECT_EQ(job.wait(milliseconds(60'000)), 128 + SIGKILL);
+    EXPECT_EQ(job.wait(milliseconds(180'000)), 128 + SIGKILL);
     expect_nothing_left(job);
     ASSERT_EQ(checkpoint::list_checkpoints(checkpoints()).size(), 2u);
   }
@@ -42,7 +42,7 @@ TEST_F(Row11FlippedBit, IsNamedAndTheCheckpointBeforeIsUsed) {
     bytes[bytes.size() - bytes.size() / 5] ^= 4;
     lockstep::testing::write_file(damaged, bytes);
     Launched job = start({}, file);
-    EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+    EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
     EXPECT_THAT(job.error(), HasSubstr((newest->path.filename() / file).string()));
     EXPECT_THAT(job.error(), HasSubstr("the one before is used"));

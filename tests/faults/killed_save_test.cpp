@@ -159,7 +159,7 @@ class Row10KilledSave : public DisturbedTraining {
         start({.variables = with_shim({"SHIM_IO=NOTHING", "SHIM_IO_PATH=checkpoints",
                                        "SHIM_IO_RANK=" + rank, "SHIM_IO_LOG=" + log.string()})},
               "counted-" + rank);
-    EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+    EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     return elastic::testing::lines_of(lockstep::testing::read_file(log));
   }
 
@@ -168,7 +168,7 @@ class Row10KilledSave : public DisturbedTraining {
     SCOPED_TRACE("rank " + rank + " at call " + std::to_string(call) + ": " + what);
     const std::string name = "run-" + rank + "-" + std::to_string(call);
     Launched job = killed_at(rank, call, name);
-    EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+    EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
     const auto fault = only_fault(job);
     EXPECT_EQ(fault["kind"], "signal");

@@ -31,14 +31,14 @@ TEST_F(WholeRow06BrokenNetwork, OnlyTheMajorityGoesOn) {
   for (int host = 0; host < 3; ++host) hosts.push_back(start_on(host, job()));
   ASSERT_TRUE(reaches(1)) << hosts[0].error();
   hosts.push_back(start_on(3, job()));
-  ASSERT_TRUE(elastic::testing::eventually(milliseconds(20'000), [&] {
+  ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
     return hosts[3].error().find("waits to take the place") != std::string::npos;
   })) << hosts[3].error();
   network_->set_link(2, "down");
-  EXPECT_NE(hosts[2].wait(milliseconds(60'000)), 0) << hosts[2].error();
+  EXPECT_NE(hosts[2].wait(milliseconds(180'000)), 0) << hosts[2].error();
   expect_nothing_left(hosts[2]);
   for (const std::size_t host : {0u, 1u, 3u}) {
-    EXPECT_EQ(hosts[host].wait(milliseconds(60'000)), 0) << hosts[host].error();
+    EXPECT_EQ(hosts[host].wait(milliseconds(180'000)), 0) << hosts[host].error();
     expect_nothing_left(hosts[host]);
     if (host == 3) continue;
     const auto fault = only_fault(hosts[host]);
@@ -57,7 +57,7 @@ TEST_F(Row06BrokenNetwork, AFlapCostsNoRestart) {
   std::this_thread::sleep_for(milliseconds(2500));
   network_->set_link(1, "up");
   for (Launched& host : hosts) {
-    EXPECT_EQ(host.wait(milliseconds(60'000)), 0) << host.error();
+    EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
     expect_nothing_left(host);
     EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
   }
@@ -73,7 +73,7 @@ class Row07BadNetwork : public DisturbedHosts {
                                       .launcher = {"--nnodes", "3", "--max-restarts", "1"},
                                       .rank = {"--epochs", epochs}}));
     for (Launched& host : hosts) {
-      EXPECT_EQ(host.wait(milliseconds(120'000)), 0) << host.error();
+      EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
       expect_nothing_left(host);
       EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
     }

@@ -27,13 +27,13 @@ TEST_F(WholeRow16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
   ASSERT_TRUE(reaches(7, 1)) << hosts[0].error();
   Launched back = start_on(1, job);
   Launched fresh = start_on(4, job);
-  ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+  ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
     const auto all = events();
     return std::ranges::any_of(
         all, [](const Event& event) { return event.kind == "step" && event.rank == 4; });
   })) << hosts[0].error();
   for (Launched* host : {&hosts[0], &hosts[2], &hosts[3], &back, &fresh}) {
-    EXPECT_EQ(host->wait(milliseconds(120'000)), 0) << host->error();
+    EXPECT_EQ(host->wait(milliseconds(180'000)), 0) << host->error();
     expect_nothing_left(*host);
   }
   const auto fault = only_fault(hosts[0]);

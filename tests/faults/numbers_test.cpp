@@ -26,7 +26,7 @@ void Row12NonFinite::expect_all_stop(const std::string& kind) {
   SCOPED_TRACE(kind);
   const std::string name = "stop-" + kind;
   Launched job = start({.rank = flags(kind, "stop")}, name);
-  EXPECT_NE(job.wait(milliseconds(60'000)), 0);
+  EXPECT_NE(job.wait(milliseconds(180'000)), 0);
   expect_nothing_left(job);
   EXPECT_THAT(job.error(), HasSubstr("step 8")) << "they count from 1";
   std::set<int> stopped;
@@ -42,7 +42,7 @@ void Row12NonFinite::expect_all_skip(const std::string& kind) {
   SCOPED_TRACE(kind);
   const std::string name = "skip-" + kind;
   Launched job = start({.rank = flags(kind, "skip")}, name);
-  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
   expect_nothing_left(job);
   EXPECT_THAT(job.output(), HasSubstr("step 8 was skipped on all ranks"));
   EXPECT_THAT(elastic::testing::faults_in(job.error()), ::testing::IsEmpty());
@@ -72,7 +72,7 @@ TEST_F(Row13SlowRank, IsNamedWithinTwentySteps) {
   Launched job = start({.num_ranks = 3,
                         .rank = {"--pace", "30", "--epochs", "3", "--fault", "slow", "--rank", "1",
                                  "--step", "10"}});
-  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+  EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
   expect_nothing_left(job);
   // It was slow in the last twenty of the run's steps.
   EXPECT_THAT(job.error(), HasSubstr("rank 1 is slow"));

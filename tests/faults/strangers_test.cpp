@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::IsEmpty;
 
-Deadline stranger_deadline() { return Deadline::after(milliseconds(20'000)); }
+Deadline stranger_deadline() { return Deadline::after(milliseconds(60'000)); }
 
 // Where a process of the job listens: a port of this host, or an abstract name.
 struct Listener {
