@@ -132,7 +132,8 @@ TEST_F(PlanCommand, PlansTheExample) {
   const Answer answer = ask({"memory", std::string(LOCKSTEP_EXAMPLES) + "/quickstart.json", "--set",
                              "model.vocab_size=256", "--ranks", "1,2,3"});
   EXPECT_EQ(answer.code, 0) << answer.error;
-  EXPECT_THAT(answer.output, AllOf(HasSubstr("1.0 M parameters"), HasSubstr("of 32, 16, 11 sequences (on 1, 2, 3 ranks)")));
+  EXPECT_THAT(answer.output, AllOf(HasSubstr("1.0 M parameters"),
+                                   HasSubstr("of 32, 16, 11 sequences (on 1, 2, 3 ranks)")));
 }
 
 TEST_F(PlanCommand, RefusesWhatANumberOfParametersHasNoUseFor) {
