@@ -35,20 +35,23 @@ std::shared_ptr<Door> standby_door(const MeetingOptions& options, const net::Sec
   return door;
 }
 
-// Whether the port of an endpoint that is this host's has been taken by something that is no
-// launcher of this job; a launcher answers at once.
-bool taken_by_a_stranger(const net::Address& endpoint, const Introduction& who,
-                         const net::Secret& secret) {
+// Of an endpoint that is this host's and that somebody listens at already: the visit, where node 0
+// is there, and a launcher answers at once. Nothing where it may come yet. Throws `taken` where
+// something has the port that is no launcher of this job.
+std::optional<Visit> visit_on_this_host(const net::Address& endpoint, const Introduction& who,
+                                        const net::Secret& secret, const UsageError& taken) {
   try {
     net::listen_tcp({endpoint.host, 0});
   } catch (const UsageError&) {
-    return false;  // another host's
+    return std::nullopt;  // another host's
   }
-  for (int attempt = 0; attempt < 2; ++attempt)
-    if (visit(endpoint, who, secret, Deadline::after(kQuickVisit)).outcome !=
-        Visit::Outcome::stranger)
-      return false;
-  return true;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    // One that is welcome has a seat: it is not to be visited again.
+    Visit found = visit(endpoint, who, secret, Deadline::after(kQuickVisit));
+    if (found.outcome == Visit::Outcome::welcome) return found;
+    if (found.outcome != Visit::Outcome::stranger) return std::nullopt;
+  }
+  throw taken;
 }
 
 // A job that has gone on without its first endpoint's host, which comes back.
@@ -72,14 +75,15 @@ std::optional<Visit> running_job(const MeetingOptions& options, const net::Secre
 std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret& secret) {
   if (options.rendezvous == Rendezvous::etcd) return join_by_election(options, secret);
   const net::Address& endpoint = options.endpoints.front();
+  const bool may_be_first = options.node_rank.value_or(0) == 0 || options.max_nodes == 1;
   std::shared_ptr<Door> door;
-  if (options.node_rank.value_or(0) == 0 || options.max_nodes == 1) {
+  std::optional<UsageError> taken;
+  if (may_be_first) {
     try {
       door = std::make_shared<Door>(endpoint, secret);
     } catch (const UsageError& error) {
       if (options.node_rank || options.max_nodes == 1) throw;
-      if (taken_by_a_stranger(endpoint, introduce(options, ""), secret)) throw;
-      log::info("joining node 0 at {} ({})", endpoint.text(), error.what());
+      taken = error;
     }
   }
   if (door) {  // whoever can listen at the endpoint is node 0
@@ -90,9 +94,14 @@ std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret
     return std::make_unique<Hub>(options, secret, std::move(door), nullptr);
   }
   if (options.max_restarts > 0) door = standby_door(options, secret);
-  Visit found = find_hub(options.endpoints, introduce(options, door ? door->address().text() : ""),
-                         secret, Deadline::after(options.timeout));
-  return std::make_unique<Member>(options, secret, std::move(door), nullptr, std::move(found));
+  const Introduction who = introduce(options, door ? door->address().text() : "");
+  std::optional<Visit> found;
+  if (taken) {
+    found = visit_on_this_host(endpoint, who, secret, *taken);
+    log::info("joining node 0 at {} ({})", endpoint.text(), taken->what());
+  }
+  if (!found) found = find_hub(options.endpoints, who, secret, Deadline::after(options.timeout));
+  return std::make_unique<Member>(options, secret, std::move(door), nullptr, std::move(*found));
 }
 
 }  // namespace lockstep::elastic

@@ -153,6 +153,12 @@ class ElasticTraining {
   int port_ = elastic::free_port("127.0.0.1");
 };
 
+std::string errors_of(const std::vector<Launched>& hosts) {
+  std::string all;
+  for (const Launched& host : hosts) all += host.error() + "--\n";
+  return all;
+}
+
 // Whichever of them has the main rank.
 void expect_said(const std::vector<Launched>& hosts, const std::string& text) {
   const auto said = [&] {
@@ -163,7 +169,7 @@ void expect_said(const std::vector<Launched>& hosts, const std::string& text) {
   EXPECT_TRUE(elastic::testing::eventually(milliseconds(90'000),
                                            [&] { return said().find(text) != std::string::npos; }))
       << text << "\n"
-      << said() << hosts[0].error();
+      << said() << errors_of(hosts);
 }
 
 TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
