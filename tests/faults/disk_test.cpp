@@ -114,14 +114,16 @@ class WholeRow09Disk : public Row09Disk {};
 TEST_F(WholeRow09Disk, AnErrorOfAnyOneCall) {
   for (const char* rank : {"0", "1"}) {
     const fs::path log = files_.folder() / ("calls-" + std::string(rank));
-    const Words common = {"SHIM_IO_PATH=checkpoints", std::string("SHIM_IO_RANK=") + rank};
+    // What is on the way to be a checkpoint; before the first step an error ends the run.
+    const Words common = {"SHIM_IO_PATH=/.step-", std::string("SHIM_IO_RANK=") + rank};
     const auto with = [&](Words more) {
       more.insert(more.end(), common.begin(), common.end());
       return with_shim(more);
     };
     // Saves of steps 4, 8, 12 and 16, and the last, which may not fail.
     Launched counted =
-        start({.variables = with({"SHIM_IO=NOTHING", "SHIM_IO_LOG=" + log.string()})}, "counted");
+        start({.variables = with({"SHIM_IO=NOTHING", "SHIM_IO_LOG=" + log.string()})},
+              "counted-" + std::string(rank));
     ASSERT_EQ(counted.wait(milliseconds(180'000)), 0) << counted.error();
     const auto calls = elastic::testing::lines_of(lockstep::testing::read_file(log));
     ASSERT_GT(calls.size(), 10u);

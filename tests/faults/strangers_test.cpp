@@ -200,7 +200,7 @@ class Row17Strangers : public DisturbedTraining {
   }
 };
 
-TEST_F(Row17Strangers, AtEveryDoorOfATraining) { expect_unaffected(1500, "60"); }
+TEST_F(Row17Strangers, AtEveryDoorOfATraining) { expect_unaffected(500, "40"); }
 
 class WholeRow17Strangers : public Row17Strangers {};
 
