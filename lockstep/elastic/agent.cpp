@@ -5,6 +5,7 @@
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -21,6 +22,9 @@ namespace {
 // A lost peer is noticed by the others within 0.2 s; they need that long to leave word of where
 // they were. Together with the default grace, a job ends well within a second.
 constexpr milliseconds kNoticing(250);
+// A process that is killed is gone for its peers before it is for its parent: they may have given
+// up by then, and ended. Who was ended by a signal is the first that failed.
+constexpr milliseconds kCauseTurnsUp(150);
 // SIGKILL takes this long only where the kernel holds a process.
 constexpr milliseconds kKilling(6000);
 // A reader that takes nothing for so long does not hold up the end of a job that failed.
@@ -58,6 +62,7 @@ Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& p
       stage_deadline_(Deadline::never()),
       stage_since_(Clock::now()),
       watch_(processes.num_ranks(), progress, options_.stuck_after),
+      suspect_until_(Deadline::never()),
       last_progress_(Clock::now()) {}
 
 void Agent::run() {
@@ -101,7 +106,8 @@ void Agent::wait() {
   for (const Sink* sink : sinks_)
     if (sink->backlog() > 0) polled.push_back({sink->fd(), POLLOUT, 0});
   peers_->add_to(polled);
-  int timeout = stage_deadline_.poll_timeout(Peers::kBeat / 2);
+  int timeout = std::min(stage_deadline_.poll_timeout(Peers::kBeat / 2),
+                         suspect_until_.poll_timeout(Peers::kBeat / 2));
   if (stage_ == Stage::ended && peers_->failure()) timeout = 20;
   if (::poll(polled.data(), polled.size(), timeout) <= 0) return;
   for (std::size_t i = 0; i < streams.size(); ++i)
@@ -181,7 +187,12 @@ void Agent::hear_end(int slot, int status) {
       failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
   failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  fail(failure);
+  if (WIFSIGNALED(status)) {
+    fail(failure);
+  } else if (!suspect_) {
+    suspect_ = failure;
+    suspect_until_ = Deadline::after(kCauseTurnsUp);
+  }
 }
 
 void Agent::hear_ranks() {
@@ -397,6 +408,11 @@ void Agent::clear_up() {
 }
 
 void Agent::advance() {
+  const bool alone = num_ranks([](const RankProcess&) { return true; }) == 0;
+  if (suspect_ && (alone || suspect_until_.passed() || stage_ != Stage::running)) {
+    suspect_until_ = Deadline::never();
+    fail(*std::exchange(suspect_, std::nullopt));
+  }
   if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
   if (stage_ != Stage::running && stage_ < Stage::killed && goes_on()) ask_to_leave();
   const int to_end = num_ranks([this](const RankProcess& one) { return has_to_end(one); });

@@ -102,7 +102,11 @@ class Agent {
   bool told_waiting_ = false;  // whom for, in this stage
   RankWatch watch_;
   bool asked_to_leave_ = false;  // those that stay: at the end of a step, or at once
-  bool told_to_leave_ = false;   // at once
+  // A rank that ended with an exit code, perhaps because another is gone, and until when that one
+  // may turn up.
+  std::optional<Failure> suspect_;
+  Deadline suspect_until_;
+  bool told_to_leave_ = false;  // at once
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;

@@ -24,7 +24,7 @@ std::vector<std::string> shared_memory_names() {
   std::vector<std::string> names;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored))
-    if (entry.path().string().find("lockstep") != std::string::npos)
+    if (!entry.is_directory() && entry.path().string().find("lockstep") != std::string::npos)
       names.push_back(entry.path().string());
   return names;
 }
