@@ -160,8 +160,10 @@ void GuardianProcess::prepare(std::string_view packet,
                  .standard_output = net::Fd(descriptors[0]),
                  .standard_error = net::Fd(descriptors[1]),
                  .line = net::Fd(descriptors[2])};
-  std::memcpy(rank.cpus.data(), packet.data(), rank.cpus.size() * sizeof(int));
-  packet.remove_prefix(rank.cpus.size() * sizeof(int));
+  for (int& cpu : rank.cpus) {
+    std::memcpy(&cpu, packet.data(), sizeof(cpu));
+    packet.remove_prefix(sizeof(cpu));
+  }
   while (!packet.empty()) {
     const auto end = packet.find('\0');
     rank.variables.emplace_back(packet.substr(0, end));
