@@ -158,8 +158,8 @@ void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainCon
                     "how many samples a forward pass may have, for example [2, 4]");
   if (!has_most || !has_sizes) return;
   std::ranges::sort(elasticity.micro_batches);
-  const auto repeated = std::ranges::unique(elasticity.micro_batches);
-  elasticity.micro_batches.erase(repeated.begin(), repeated.end());
+  auto& micro_batches = elasticity.micro_batches;
+  micro_batches.erase(std::unique(micro_batches.begin(), micro_batches.end()), micro_batches.end());
   if (elasticity.micro_batches.size() > kMostMicroBatchSizes)
     return section.mistake("micro_batch_sizes",
                            fmt::format("has {} sizes: give at most {}",
