@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <random>
 #include <utility>
@@ -13,16 +12,15 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/host_identity.h>
 #include <lockstep/checkpoint/host_copy.h>
-#include <lockstep/checkpoint/piece_reads.h>
-#include <lockstep/distributed/fetch_stretches.h>
 #include <lockstep/distributed/neighbours.h>
+#include <lockstep/distributed/snapshot.h>
+#include <lockstep/distributed/snapshot_filling.h>
 
 namespace lockstep {
 
 namespace {
 
 using checkpoint::HeldPiece;
-using checkpoint::HostCopy;
 using nlohmann::json;
 
 // What a message may be: engines count in 32 bits, and a device stages it.
@@ -31,72 +29,6 @@ constexpr std::int64_t kStagedMessage = 64 << 20;
 
 // How long a copy may take to arrive once its ranks have parted: those that are left send theirs.
 constexpr milliseconds kParting(1000);
-
-// What each rank of a job copies: a block of bytes, piece after piece.
-using Blocks = std::vector<std::vector<HeldPiece>>;
-
-std::int64_t room_in_block(const HeldPiece& piece) {
-  return HostCopy::room_for(static_cast<std::int64_t>(piece.bytes()));
-}
-
-std::int64_t block_bytes(const std::vector<HeldPiece>& pieces) {
-  std::int64_t bytes = 0;
-  for (const HeldPiece& piece : pieces) bytes += room_in_block(piece);
-  return bytes;
-}
-
-// One copy of the job's state, as far as this process has it.
-struct Snapshot {
-  std::int64_t step = 0;
-  std::string id;     // of this copy: one of the same step, of ranks formed anew, is another
-  std::string state;  // a checkpoint::TrainingState
-  std::shared_ptr<const Blocks> blocks;
-  std::uint64_t order = 0;  // of the copies of this process; 0: holds nothing
-
-  HostCopy own;
-  std::optional<int> own_block;
-  at::Tensor received;
-  std::optional<int> received_block;
-  // Something may still read or write the memory.
-  bool is_abandoned = false;
-
-  void clear() {
-    own_block.reset();
-    received_block.reset();
-    order = 0;
-    if (!is_abandoned) return;
-    own = HostCopy();
-    received = at::Tensor();
-    is_abandoned = false;
-  }
-
-  std::vector<int> held_blocks() const {
-    std::vector<int> held;
-    if (own_block) held.push_back(*own_block);
-    if (received_block && received_block != own_block) held.push_back(*received_block);
-    return held;
-  }
-
-  std::span<const std::byte> block(std::int64_t number) const {
-    const at::Tensor bytes = number == own_block ? own.bytes() : received;
-    LOCKSTEP_CHECK(number == own_block || number == received_block, "block {} is not here", number);
-    return {static_cast<const std::byte*>(bytes.data_ptr()),
-            static_cast<std::size_t>(bytes.numel())};
-  }
-};
-
-// A copy of which the ranks together hold every block.
-struct WholeCopy {
-  std::int64_t step = 0;
-  std::string id;
-  std::vector<std::vector<int>> holders;  // of each block
-};
-
-std::string to_text(const Snapshot& snapshot) {
-  json blocks = json::array();
-  for (const auto& pieces : *snapshot.blocks) blocks.push_back(checkpoint::to_text(pieces));
-  return json{{"state", snapshot.state}, {"blocks", std::move(blocks)}}.dump();
-}
 
 std::string new_id(std::int64_t step) {
   std::random_device random;
@@ -112,119 +44,6 @@ std::vector<comm::Transfer> in_messages(comm::Transfer transfer, std::int64_t la
   }
   return messages;
 }
-
-// Where the pieces of a copy's tensors are.
-struct StoredPieces {
-  struct Place {
-    std::int64_t block = 0;
-    std::int64_t offset = 0;
-  };
-  checkpoint::StoredTensors tensors;
-  std::map<std::string, std::vector<Place>> places;
-
-  explicit StoredPieces(const Blocks& blocks) {
-    for (std::size_t block = 0; block < blocks.size(); ++block) {
-      std::int64_t offset = 0;
-      for (const HeldPiece& piece : blocks[block]) {
-        auto& record =
-            tensors
-                .try_emplace(piece.tensor, checkpoint::TensorRecord{piece.dtype, piece.shape, {}})
-                .first->second;
-        record.pieces.push_back({.file = {}, .placement = piece.placement});
-        places[piece.tensor].push_back({static_cast<std::int64_t>(block), offset});
-        offset += room_in_block(piece);
-      }
-    }
-  }
-};
-
-// Fills one rank's tensors from the blocks of a copy: what it holds of them, and what others send.
-class Filling {
- public:
-  // UsageError where they cannot be filled; nothing is touched yet.
-  Filling(const StoredPieces& stored, const WholeCopy& copy,
-          std::vector<const mesh::HeldTensor*> tensors, int rank, int num_ranks)
-      : wanted_(static_cast<std::size_t>(num_ranks)), goals_(static_cast<std::size_t>(num_ranks)) {
-    for (const mesh::HeldTensor* const tensor : tensors) {
-      if (tensor->placement.empty()) continue;
-      const checkpoint::TensorRecord& record = stored.tensors.at(tensor->name);
-      const auto& places = stored.places.at(tensor->name);
-      const auto element_bytes = static_cast<std::int64_t>(checkpoint::bits_of(record.dtype) / 8);
-      std::vector<mesh::Placement> pieces;
-      for (const checkpoint::Piece& piece : record.pieces) pieces.push_back(piece.placement);
-      OneTensor& one = tensors_.emplace_back();
-      one.tensor = tensor;
-      for (const mesh::Read& read : checkpoint::plan_piece_reads(
-               {tensor->name, record.shape}, std::move(pieces), tensor->placement, rank)) {
-        const StoredPieces::Place& place = places[static_cast<std::size_t>(read.holder)];
-        const BlockStretch stretch{place.block, place.offset + read.source_offset * element_bytes,
-                                   read.count * element_bytes};
-        const std::int64_t into = read.destination_offset * element_bytes;
-        const auto& holders = copy.holders[static_cast<std::size_t>(place.block)];
-        if (std::ranges::find(holders, rank) != holders.end()) {
-          one.here.push_back({stretch, into});
-          continue;
-        }
-        // Those who ask for a block ask different ones of its holders.
-        const auto from = static_cast<std::size_t>(
-            holders[static_cast<std::size_t>(rank + place.block) % holders.size()]);
-        one.missing_bytes += stretch.bytes;
-        wanted_[from].push_back(stretch);
-        goals_[from].push_back({tensors_.size() - 1, into});
-      }
-    }
-  }
-
-  void fill(const RankMessages& ranks, const Snapshot* snapshot) {
-    for (OneTensor& one : tensors_)
-      if (one.missing_bytes == 0) finish(one, snapshot);
-    fetch_stretches(
-        ranks, wanted_, [&](std::int64_t block) { return snapshot->block(block); },
-        [&](int rank, std::size_t index, std::int64_t before, std::span<const std::byte> bytes) {
-          const Goal& goal = goals_[static_cast<std::size_t>(rank)][index];
-          OneTensor& one = tensors_[goal.tensor];
-          put(one, goal.into + before, bytes);
-          one.missing_bytes -= static_cast<std::int64_t>(bytes.size());
-          if (one.missing_bytes == 0) finish(one, snapshot);
-        });
-  }
-
- private:
-  struct Here {
-    BlockStretch stretch;
-    std::int64_t into = 0;
-  };
-  struct OneTensor {
-    const mesh::HeldTensor* tensor = nullptr;
-    std::vector<Here> here;
-    std::int64_t missing_bytes = 0;
-    // Only from its first byte to its last: where it takes memory, few tensors do at once.
-    std::optional<checkpoint::HeldBytes> bytes;
-  };
-  struct Goal {
-    std::size_t tensor = 0;
-    std::int64_t into = 0;
-  };
-
-  static void put(OneTensor& one, std::int64_t into, std::span<const std::byte> bytes) {
-    if (!one.bytes) one.bytes.emplace(*one.tensor);
-    std::memcpy(one.bytes->span().data() + into, bytes.data(), bytes.size());
-  }
-
-  static void finish(OneTensor& one, const Snapshot* snapshot) {
-    for (const Here& part : one.here)
-      put(one, part.into,
-          snapshot->block(part.stretch.block)
-              .subspan(static_cast<std::size_t>(part.stretch.offset),
-                       static_cast<std::size_t>(part.stretch.bytes)));
-    one.bytes->finish();
-    one.bytes.reset();
-  }
-
-  std::vector<OneTensor> tensors_;
-  std::vector<std::vector<BlockStretch>> wanted_;  // of each rank
-  std::vector<std::vector<Goal>> goals_;           // of each of those
-};
 
 }  // namespace
 
@@ -429,7 +248,7 @@ struct PeerCopies::State {
     for (const mesh::HeldTensor& one : tensors) filled.push_back(&one);
     for (const mesh::HeldTensor& one : options.where_there)
       if (checkpoint::fit_fault(stored.tensors, {&one, 1}).empty()) filled.push_back(&one);
-    std::optional<Filling> filling;
+    std::optional<SnapshotFilling> filling;
     do_together(*ranks, [&] {
       filling.emplace(stored, *copy, std::move(filled), ranks->rank(), ranks->size());
     });

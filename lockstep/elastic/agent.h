@@ -49,6 +49,14 @@ class Agent {
   bool guardian_lost() const { return guardian_.gone(); }
 
  private:
+  // A lost peer is noticed by the others within 0.2 s; they need that long to leave word of where
+  // they were. Together with the default grace, a job ends well within a second.
+  static constexpr milliseconds kNoticing{250};
+  // SIGKILL takes this long only where the kernel holds a process.
+  static constexpr milliseconds kKilling{6000};
+  // A reader that takes nothing for so long does not hold up the end of a job that failed.
+  static constexpr milliseconds kStuckReader{1000};
+
   // How far the end has come. Each stage but the first and last has a deadline.
   enum class Stage {
     running,
@@ -78,8 +86,6 @@ class Agent {
   void ask_to_leave();
   bool has_to_end(const RankProcess& process) const;
   bool has_to_leave(const RankProcess& process) const;
-  template <typename Condition>
-  int num_ranks(Condition condition) const;
   void signal_those_that_end(int signal);
   void end_those_that_did_not_leave();
   void clear_up();

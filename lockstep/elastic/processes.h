@@ -1,6 +1,7 @@
 // The processes of this host, through all generations: which of them is which rank.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <functional>
@@ -34,6 +35,13 @@ class Processes {
   // Of a local rank; null where it has none that runs.
   RankProcess* of_rank(int local_rank);
   int num_ranks() const { return options_.num_ranks; }
+  // Of those that run, how many meet the condition.
+  template <typename Condition>
+  int count_ranks(const Condition& condition) const {
+    return static_cast<int>(std::count_if(
+        slots_.begin(), slots_.end(),
+        [&](const RankProcess& process) { return process.is_rank() && condition(process); }));
+  }
 
   // Gives each rank of the generation its process: the one that has stayed, or a spare that waits,
   // or else a new one. `logs` is the folder of this generation, or empty. How many ranks have a

@@ -45,6 +45,8 @@ bool wait_for_the_end(const LauncherLine& line, const std::filesystem::path& fil
 void stay(const std::filesystem::path& file, bool deaf) {
   const auto line = LauncherLine::inherited().value();
   line.say(LineMessage::Word::stays);
+  fmt::print("pid={} stays\n", ::getpid());
+  std::fflush(stdout);
   await_place_as_spare();
   while (true) {
     say_who_it_is();

@@ -1,0 +1,202 @@
+// How a generation comes to its end on this host, stage by stage.
+#include <signal.h>
+
+#include <utility>
+
+#include <lockstep/base/error.h>
+#include <lockstep/elastic/agent.h>
+
+namespace lockstep::elastic {
+
+namespace {
+
+// Nobody should have to guess what takes longer than this; or than that, where ranks were told to
+// save what they have, and their user was told so.
+constexpr milliseconds kSilentWait(1000);
+constexpr milliseconds kSilentSave(10'000);
+
+}  // namespace
+
+// What becomes of the ranks of this host, as far as it is known when one of them has failed.
+const char* Agent::ending_the_others() const {
+  const int others = processes_.count_ranks([](const RankProcess&) { return true; });
+  if (others == 0) return "";
+  const bool all_stay =
+      processes_.count_ranks([](const RankProcess& one) { return !one.stays; }) == 0;
+  return all_stay && layout_.num_restarts < layout_.max_restarts ? "" : "; ending the others";
+}
+
+// Whether there is to be a next generation, as far as it is known.
+bool Agent::goes_on() const {
+  return peers_->decision() && peers_->decision()->action != Decision::Action::end;
+}
+
+// Those that stay end only with the job: as long as nothing is decided, nobody knows.
+bool Agent::has_to_end(const RankProcess& process) const {
+  return !process.stays || interrupted_ || (peers_->decision() && !goes_on());
+}
+
+bool Agent::has_to_leave(const RankProcess& process) const {
+  return !has_to_end(process) && !process.left;
+}
+
+void Agent::signal_those_that_end(int signal) {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].is_rank() && has_to_end(processes_[slot])) guardian_.signal(slot, signal);
+}
+
+// Ranks may have something to save.
+void Agent::end_politely() {
+  signal_those_that_end(SIGTERM);
+  enter(Stage::terminated, options_.interrupt_grace);
+}
+
+// What others have seen, or decided.
+void Agent::stop_as_decided() {
+  const bool end =
+      processes_.count_ranks([this](const RankProcess& one) { return has_to_end(one); }) > 0;
+  if (peers_->failure()) {
+    sinks_[1]->append(fmt::format("lockstep: {}{}\n", peers_->failure()->sentence(),
+                                  end ? "; ending this host's ranks" : ""));
+    enter(Stage::noticing, kNoticing);
+  } else {
+    sinks_[1]->append(
+        fmt::format("lockstep: {}; {}\n", peers_->decision()->reason,
+                    end ? "ending the ranks to go on with all" : "going on with all"));
+    end_politely();
+  }
+}
+
+// After a failure there is nothing to wait for; where nodes come, a step may be completed.
+void Agent::ask_to_leave() {
+  const bool at_once =
+      peers_->decision()->action == Decision::Action::restart || stage_ == Stage::leaving;
+  if (told_to_leave_ || (asked_to_leave_ && !at_once)) return;
+  asked_to_leave_ = true;
+  told_to_leave_ = at_once;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].is_rank() && has_to_leave(processes_[slot]))
+      processes_[slot].say(
+          {.word = at_once ? LineMessage::Word::leave : LineMessage::Word::leave_soon});
+}
+
+void Agent::end_those_that_did_not_leave() {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    RankProcess& process = processes_[slot];
+    if (!process.is_rank() || !has_to_leave(process)) continue;
+    sinks_[1]->append(fmt::format(
+        "lockstep: {} did not leave the generation within {:.1f} s: it is started anew\n",
+        name_of(process), std::chrono::duration<double>(options_.leave_within).count()));
+    process.stays = false;
+  }
+  signal_those_that_end(SIGKILL);
+}
+
+// What ranks left behind ends with them.
+void Agent::clear_up() {
+  bool some_stay = false;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    some_stay |= processes_[slot].runs && processes_[slot].stays;
+  if (goes_on() && some_stay)
+    guardian_.sweep();
+  else
+    guardian_.clear();
+  enter(Stage::killed, kKilling);
+}
+
+void Agent::advance() {
+  const bool alone = processes_.count_ranks([](const RankProcess&) { return true; }) == 0;
+  if (suspect_ && (alone || suspect_until_.passed() || stage_ != Stage::running)) {
+    suspect_until_ = Deadline::never();
+    fail(*std::exchange(suspect_, std::nullopt));
+  }
+  if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
+  if (stage_ != Stage::running && stage_ < Stage::killed && goes_on()) ask_to_leave();
+  const int to_end =
+      processes_.count_ranks([this](const RankProcess& one) { return has_to_end(one); });
+  const int to_leave =
+      processes_.count_ranks([this](const RankProcess& one) { return has_to_leave(one); });
+  if (guardian_.gone()) {
+    if (stage_ != Stage::ended) enter(Stage::ended, kStuckReader);
+  } else if (to_end == 0 && to_leave == 0 && stage_ < Stage::killed) {
+    clear_up();
+  } else if (stage_ == Stage::noticing && goes_on() && to_end == 0) {
+    enter(Stage::leaving, options_.leave_within);
+  } else if (stage_ == Stage::leaving && to_end > 0 && to_leave == 0 && !goes_on()) {
+    end_politely();  // the job ends, after all
+  } else if (stage_deadline_.passed()) {
+    advance_stage();
+  }
+  const bool waits =
+      stage_ == Stage::interrupted || stage_ == Stage::terminated || stage_ == Stage::leaving;
+  const auto silent =
+      interrupted_ && !options_.interruption_note.empty() ? kSilentSave : kSilentWait;
+  if (waits && !told_waiting_ && Clock::now() - stage_since_ > silent) say_whom_it_waits_for();
+  if (stage_ == Stage::ended && !peers_->failure() && !peers_->decision() && !told_done_) {
+    told_done_ = true;
+    peers_->announce_done();
+  }
+}
+
+// The stage's time is over.
+void Agent::advance_stage() {
+  switch (stage_) {
+    case Stage::interrupted: end_politely(); break;
+    case Stage::noticing: {
+      if (processes_.count_ranks([this](const RankProcess& one) { return has_to_end(one); }) == 0) {
+        enter(Stage::noticing, kNoticing);  // node 0 has not spoken yet
+        break;
+      }
+      const auto& failure = peers_->failure();
+      const bool polite = failure && failure->kind == Failure::Kind::interrupted;
+      signal_those_that_end(SIGTERM);
+      enter(Stage::terminated, polite ? options_.interrupt_grace : options_.grace);
+      break;
+    }
+    case Stage::terminated:
+      if (processes_.count_ranks([](const RankProcess& one) { return one.stays; }) > 0 &&
+          !interrupted_ && (!peers_->decision() || goes_on())) {
+        signal_those_that_end(SIGKILL);
+        enter(Stage::leaving, options_.leave_within);
+      } else {
+        guardian_.clear();
+        enter(Stage::killed, kKilling);
+      }
+      break;
+    case Stage::leaving:
+      if (processes_.count_ranks([this](const RankProcess& one) { return has_to_leave(one); }) >
+          0) {
+        end_those_that_did_not_leave();
+        enter(Stage::leaving, kKilling);
+      } else {
+        guardian_.clear();
+        enter(Stage::killed, kKilling);
+      }
+      break;
+    case Stage::killed:
+      sinks_[1]->append("lockstep: some processes do not end: the kernel holds them\n");
+      enter(Stage::ended, kStuckReader);
+      break;
+    case Stage::running:
+    case Stage::ended: break;
+  }
+}
+
+bool Agent::streams_open() const {
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (!processes_[slot].runs && processes_[slot].streams_open()) return true;
+  return false;
+}
+
+bool Agent::finished() const {
+  if (stage_ != Stage::ended) return false;
+  if (!peers_->decision() && !peers_->all_done() && !guardian_.gone()) return false;
+  if (!streams_open() && sinks_[0]->backlog() == 0 && sinks_[1]->backlog() == 0) return true;
+  // All is over but for a reader who has not taken everything yet. Where the job ended well, it
+  // may take its time; the user can still interrupt.
+  if (impatient_) return true;
+  const bool stuck = Clock::now() - last_progress_ > kStuckReader;
+  return peers_->decision() && stuck && stage_deadline_.passed();
+}
+
+}  // namespace lockstep::elastic
