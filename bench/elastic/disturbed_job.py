@@ -2,7 +2,7 @@
 
 How far it is, the job tells in a file: a line for each finished step, which begins with the step's
 number (a run's metrics.csv is one). Its ranks are found by the variable RANK that every launcher
-sets.
+sets; a spare of ours has none, and is one of them once it has stepped in.
 """
 import os
 import random
@@ -33,22 +33,29 @@ def children_of_all():
     return children
 
 
-def rank_of(process):
-    """What the process was started with as RANK; None for one that is no rank."""
+def started(process):
+    """When, in ticks since the host was."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
+            return int(stat.read().rsplit(")", 1)[1].split()[19])
+    except OSError:
+        return 0
+
+
+def environment_of(process):
+    """What the process was started with; nothing for one that has ended."""
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
-            for variable in file.read().split(b"\0"):
-                if variable.startswith(b"RANK="):
-                    return int(variable[5:])
-    except (OSError, ValueError):
-        pass
-    return None
+            return dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
+    except OSError:
+        return {}
 
 
 class Job:
     """Owns the processes it has started: they end with it."""
 
-    def __init__(self, command, progress, environment=None):
+    def __init__(self, command, progress, spares=0, environment=None):
+        self.spares = spares  # that stand by
         self.progress = progress
         self.read_bytes = os.path.getsize(progress) if os.path.exists(progress) else 0
         self.last_step = -1   # that a line told
@@ -72,22 +79,29 @@ class Job:
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
-            for process in [*self.ranks().values(), self.process.pid]:
+            for process in [*self.processes(), self.process.pid]:
                 os.kill(process, signal.SIGKILL)
             self.process.wait()
 
-    def ranks(self):
-        """The ids of the processes that are ranks: where a rank has started others, its own."""
+    def processes(self):
+        """The ids of ranks and spares, in the order of their start: not of what they have started."""
         children = children_of_all()
-        found, waiting = {}, [self.process.pid]
+        found, waiting = [], [self.process.pid]
         while waiting:
             for child in children.get(waiting.pop(), []):
-                rank = rank_of(child)
-                if rank is not None and rank not in found:
-                    found[rank] = child
-                if rank is None:
+                environment = environment_of(child)
+                if b"RANK" in environment or b"LOCKSTEP_SPARE" in environment:
+                    found.append((started(child), child, b"RANK" not in environment))
+                else:
                     waiting.append(child)
-        return found
+        return {child: spare for _, child, spare in sorted(found)}
+
+    def ranks(self):
+        """The ids of the processes that are ranks now: the youngest spares stand by."""
+        processes = self.processes()
+        standing_by = [process for process, spare in processes.items() if spare][-self.spares:]
+        return [process for process in processes
+                if self.spares == 0 or process not in standing_by]
 
     def look(self):
         """Reads what the job told since the last look. Whether that was a finished step."""
@@ -124,12 +138,18 @@ class Job:
             time.sleep(POLL_SECONDS)
         return time.monotonic()
 
-    def kill_one(self, of=None):
-        """kill -9 of one rank, any or one of those given. Which one, and when."""
+    def wait_for_spares(self, ranks, seconds):
+        """Until all stand by."""
+        deadline = time.monotonic() + seconds
+        while len(self.processes()) < ranks + self.spares:
+            if time.monotonic() > deadline:
+                raise JobFailed(f"{self.spares} spares did not come within {seconds} s")
+            self.wait_for_step(seconds)
+
+    def kill_one(self):
+        """kill -9 of any rank. When that was."""
         ranks = self.ranks()
-        candidates = sorted(rank for rank in ranks if of is None or rank in of)
-        if not candidates:
+        if not ranks:
             raise JobFailed("there is no rank to kill")
-        rank = random.choice(candidates)
-        os.kill(ranks[rank], signal.SIGKILL)
-        return rank, time.monotonic()
+        os.kill(random.choice(ranks), signal.SIGKILL)
+        return time.monotonic()

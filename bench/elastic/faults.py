@@ -19,12 +19,12 @@ from disturbed_job import Job, JobFailed
 
 
 def measure(options, command, fault_every):
-    """Steps a second that the job came further, how many faults there were, and how many failed."""
+    """Steps a second that the job came further, how many faults there were, and how long each took."""
     if options.clean:
         shutil.rmtree(options.clean, ignore_errors=True)
     recoveries = []
     seconds = 60 * (options.minutes if fault_every else options.undisturbed_minutes)
-    with Job(command, options.progress) as job:
+    with Job(command, options.progress, options.spares) as job:
         job.wait_for_step(options.longest)
         # Not the start, which a long run has once.
         for _ in range(options.warm_up):
@@ -35,10 +35,10 @@ def measure(options, command, fault_every):
             job.wait_for_step(options.longest)
             if now < next_fault:
                 continue
-            rank, killed = job.kill_one()
+            killed = job.kill_one()
             recoveries.append(job.wait_for_step(options.longest) - killed)
-            print(f"fault {len(recoveries)}: rank {rank}; {recoveries[-1]:.2f} s until a step was "
-                  f"finished (step {job.last_step})", file=sys.stderr, flush=True)
+            print(f"fault {len(recoveries)}: {recoveries[-1]:.2f} s until a step was finished "
+                  f"(step {job.last_step})", file=sys.stderr, flush=True)
             next_fault += fault_every
         return (job.furthest - first) / (time.monotonic() - begin), recoveries
 
@@ -48,6 +48,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--progress", required=True, metavar="FILE")
     parser.add_argument("--clean", metavar="FOLDER", help="removed before each of the two runs")
+    parser.add_argument("--spares", type=int, default=0,
+                        help="how many the command has stand by, which are not killed")
     parser.add_argument("--every", type=float, default=30, metavar="SECONDS",
                         help="from one fault to the next")
     parser.add_argument("--minutes", type=float, default=30, help="with faults")

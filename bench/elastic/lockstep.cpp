@@ -1,13 +1,12 @@
-// A job that goes on from its last checkpoint, to be disturbed. Trains layers of torch::nn, data
-// parallel, with AdamW; pytorch.py is the same job. Runs under `lockstep run`. Arguments: a folder,
-// the steps, how many steps lie between two checkpoints, and the layers' width. The main rank adds
-// a line to the folder's "steps" when a step is finished: its number.
-#include <fcntl.h>
-#include <unistd.h>
-
+// A job that goes on where it was, to be disturbed. Trains layers of torch::nn, data parallel, with
+// AdamW; pytorch.py is the same job. Runs under `lockstep run`. Arguments: a folder, the steps, how
+// many steps lie between two checkpoints, the layers' width, and how many steps lie between two
+// copies in other ranks' memory (0: none). The main rank adds a line to the folder's "steps" when a
+// step is finished: its number.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 
@@ -19,7 +18,10 @@
 #include <lockstep/base/progress.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/distributed/checkpointer.h>
+#include <lockstep/distributed/keep_going.h>
+#include <lockstep/distributed/peer_copies.h>
 
+namespace lockstep {
 namespace {
 
 constexpr int kLayers = 4;
@@ -34,52 +36,77 @@ torch::nn::Sequential make_model(std::int64_t width) {
   return model;
 }
 
-}  // namespace
+struct Job {
+  std::filesystem::path folder;
+  std::int64_t steps = 0;
+  std::int64_t save_every = 0;
+  std::int64_t width = 0;
+  std::int64_t copy_every = 0;
+};
 
-int main(int argc, char** argv) {
-  using namespace lockstep;
-  if (argc < 5) {
-    std::fprintf(stderr, "usage: elastic_lockstep FOLDER STEPS STEPS_BETWEEN_SAVES WIDTH\n");
-    return 2;
-  }
-  const std::filesystem::path folder = argv[1];
-  const int steps = std::atoi(argv[2]), interval = std::atoi(argv[3]);
-  const std::int64_t width = std::atoi(argv[4]);
-  at::set_num_threads(1);
-  auto dist = setup_distributed({.device_type = c10::kCPU});
-  at::manual_seed(1);
-  auto model = dist.wrap_model(make_model(width));
-  auto adamw = dist.make_optimizer(model, optim::AdamWOptions{});
-
-  const RankMessages ranks(dist.world(), dist.device());
+// The step that the model is at then.
+template <typename Model>
+std::int64_t restore(DistributedManager& dist, const Model& model, optim::Optimizer& optimizer,
+                     const Job& job, PeerCopies& copies) {
+  if (const auto state = copies.restore(dist, model, optimizer)) return state->step;
   std::string newest;
   if (dist.is_main())
-    if (const auto usable = checkpoint::newest_usable(folder / "checkpoints").checkpoint)
+    if (const auto usable = checkpoint::newest_usable(job.folder / "checkpoints").checkpoint)
       newest = usable->path;
-  newest = ranks.broadcast(newest);
-  std::int64_t step = newest.empty() ? 0 : load_checkpoint(dist, newest, model, *adamw).step;
+  newest = RankMessages(dist.world(), dist.device()).broadcast(newest);
+  return newest.empty() ? 0 : load_checkpoint(dist, newest, model, optimizer).step;
+}
 
-  const int log = dist.is_main() ? ::open((folder / "steps").c_str(),
-                                          O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)
-                                 : -1;
-  Checkpointer checkpoints(dist, folder / "checkpoints", {.keep_last = 2});
+// Until the job is done, or a rank is lost.
+void train(const Job& job, PeerCopies& copies) {
+  auto dist = setup_distributed({.device_type = c10::kCPU});
+  at::manual_seed(1);
+  auto model = dist.wrap_model(make_model(job.width));
+  auto adamw = dist.make_optimizer(model, optim::AdamWOptions{});
+  std::int64_t step = restore(dist, model, *adamw, job, copies);
+
+  std::ofstream log;
+  if (dist.is_main()) log.open(job.folder / "steps", std::ios::app);
+  const RankMessages ranks(dist.world(), dist.device());
+  Checkpointer checkpoints(dist, job.folder / "checkpoints", {.keep_last = 2});
   const auto check = [](const std::optional<SaveResult>& saved) {
     if (saved && !saved->ok()) throw UsageError(saved->error);
   };
-  const auto inputs = at::rand({kBatch, width});
-  while (step < steps) {
+  const auto inputs = at::rand({kBatch, job.width});
+  while (step < job.steps) {
     adamw->zero_grad();
     dist.backward(model, model->forward(inputs).square().sum(), kBatch);
     adamw->step(1e-4);
     report_progress(++step);
-    const std::string line = std::to_string(step) + "\n";
-    if (log >= 0 && ::write(log, line.data(), line.size()) < 0) return 1;
+    if (dist.is_main()) log << step << std::endl;
     check(checkpoints.poll());
-    if (step % interval == 0) {
+    const auto contents = [&] {
+      return CheckpointContents{.tensors = state_of(dist, model, *adamw), .state = {.step = step}};
+    };
+    if (step % job.save_every == 0) {
       if (checkpoints.under_way()) check(checkpoints.finish());
-      checkpoints.save({.tensors = state_of(dist, model, *adamw), .state = {.step = step}});
+      checkpoints.save(contents());
     }
+    if (job.copy_every > 0 && step % job.copy_every == 0) copies.take(ranks, contents());
   }
   if (checkpoints.under_way()) check(checkpoints.finish());
   dist.barrier();
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    std::fprintf(stderr, "usage: elastic_lockstep FOLDER STEPS SAVE_EVERY WIDTH COPY_EVERY\n");
+    return 2;
+  }
+  const lockstep::Job job{.folder = argv[1],
+                          .steps = std::atoll(argv[2]),
+                          .save_every = std::atoll(argv[3]),
+                          .width = std::atoll(argv[4]),
+                          .copy_every = std::atoll(argv[5])};
+  at::set_num_threads(1);
+  lockstep::PeerCopies copies;
+  lockstep::keep_going([&] { lockstep::train(job, copies); });
 }

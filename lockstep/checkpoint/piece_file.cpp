@@ -25,9 +25,11 @@ std::vector<TensorDeclaration> declarations_of(std::span<const PieceInMemory> pi
 }
 
 // A stretch is still in the processor's cache when it is written.
-std::vector<ContentHash> write_hashed(SafetensorsWriter& writer, std::span<const std::byte> bytes) {
+std::vector<ContentHash> write_hashed(SafetensorsWriter& writer, std::span<const std::byte> bytes,
+                                      const std::stop_token& stop) {
   std::vector<ContentHash> hashes;
   while (!bytes.empty()) {
+    if (stop.stop_requested()) throw FileError("nobody waits for this file any more");
     const auto stretch = bytes.first(std::min<std::size_t>(bytes.size(), kHashedBytes));
     hashes.push_back(content_hash(stretch));
     writer.write(stretch);
@@ -45,7 +47,7 @@ std::uint64_t piece_file_bytes(std::span<const PieceInMemory> pieces) {
 }
 
 Manifest write_piece_file(const std::filesystem::path& folder, const std::string& file,
-                          std::span<const PieceInMemory> pieces) {
+                          std::span<const PieceInMemory> pieces, const std::stop_token& stop) {
   std::map<std::string, const PieceInMemory*> by_name;
   for (const PieceInMemory& piece : pieces) {
     LOCKSTEP_CHECK(piece.bytes.size() == piece_bytes(piece.dtype, piece.placement),
@@ -61,7 +63,7 @@ Manifest write_piece_file(const std::filesystem::path& folder, const std::string
     auto& tensor =
         part.tensors.try_emplace(piece.tensor, TensorRecord{piece.dtype, piece.shape, {}})
             .first->second;
-    tensor.pieces.push_back({file, piece.placement, write_hashed(writer, piece.bytes)});
+    tensor.pieces.push_back({file, piece.placement, write_hashed(writer, piece.bytes, stop)});
   }
   writer.commit(DurableFile::Folder::is_left);
   part.files[file] = {.bytes = layout.file_bytes(),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -28,10 +29,10 @@ std::string piece_file_name(int rank);
 std::uint64_t piece_file_bytes(std::span<const PieceInMemory> pieces);
 
 // One safetensors file, which is on disk when it returns, but for its name in the folder, which a
-// commit syncs; gives its part of the manifest. Failure: FileError for the disk, UsageError for a
-// piece that is there twice.
+// commit syncs; gives its part of the manifest. Failure: FileError for the disk, or where it is
+// told to stop; UsageError for a piece that is there twice.
 Manifest write_piece_file(const std::filesystem::path& folder, const std::string& file,
-                          std::span<const PieceInMemory> pieces);
+                          std::span<const PieceInMemory> pieces, const std::stop_token& stop = {});
 
 // A text beside it, as the manifest has it.
 Manifest write_text_file(const std::filesystem::path& folder, const std::string& file,

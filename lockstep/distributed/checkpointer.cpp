@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <stop_token>
 #include <thread>
 
 #include <lockstep/base/durable_file.h>
@@ -94,6 +95,7 @@ struct Checkpointer::State {
   std::map<std::string, std::string> files;                  // the main rank's
   std::unique_ptr<checkpoint::CheckpointWriter> checkpoint;  // the main rank's
   checkpoint::HostCopy copy;
+  std::stop_source no_longer_wanted;
   std::thread worker;
   std::string message;  // what came of this rank's part of the phase, once it is done
   std::atomic<bool> is_done{false};
@@ -174,8 +176,8 @@ struct Checkpointer::State {
   std::string write(const std::string& part) const {
     const auto& pieces = copy.pieces();
     checkpoint::check_free_space(part, checkpoint::piece_file_bytes(pieces) + kSpareBytes);
-    Manifest mine =
-        checkpoint::write_piece_file(part, checkpoint::piece_file_name(ranks.rank()), pieces);
+    Manifest mine = checkpoint::write_piece_file(part, checkpoint::piece_file_name(ranks.rank()),
+                                                 pieces, no_longer_wanted.get_token());
     if (ranks.is_first())
       for (const auto& [name, text] : files)
         checkpoint::add(mine, checkpoint::write_text_file(part, name, text));
@@ -247,10 +249,12 @@ Checkpointer::Checkpointer(RankMessages ranks, fs::path folder, CheckpointerOpti
                        .files = {},
                        .checkpoint = nullptr,
                        .copy = {},
+                       .no_longer_wanted = {},
                        .worker = {},
                        .message = {}}) {}
 
 Checkpointer::~Checkpointer() {
+  state_->no_longer_wanted.request_stop();
   if (state_->worker.joinable()) state_->worker.join();
 }
 

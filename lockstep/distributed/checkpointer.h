@@ -75,7 +75,8 @@ class Checkpointer {
   Checkpointer(const DistributedManager& dist, std::filesystem::path folder,
                CheckpointerOptions options = {})
       : Checkpointer(RankMessages(dist.world(), dist.device()), std::move(folder), options) {}
-  ~Checkpointer();  // waits for this rank's thread; what is not complete by then is dropped
+  // What is not complete by then is dropped: nobody is to wait for a disk who leaves a generation.
+  ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 

@@ -1,6 +1,7 @@
 // Saving and loading of a job; of one rank here, of many in tests/reshard.
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <optional>
 #include <thread>
 
@@ -207,6 +208,40 @@ TEST_F(OneRank, TrainingDoesNotWaitForADiskThatStandsStill) {
   if (!result) result = checkpoints.finish();
   EXPECT_TRUE(result->ok()) << result->error;
   EXPECT_EQ(checkpoint::list_checkpoints(disk / "run").size(), 1u);
+}
+
+// Of this process, to any file.
+std::int64_t bytes_written_so_far() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  std::int64_t bytes = 0;
+  while (io >> name >> bytes)
+    if (name == "wchar:") return bytes;
+  return 0;
+}
+
+// Who leaves a generation does not write the rest of what cannot be complete any more.
+TEST_F(OneRank, WhatNobodyWaitsForIsNotWrittenToTheEnd) {
+  const StallingDisk disk;
+  if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
+  auto checkpoints = std::make_unique<Checkpointer>(dist, disk / "run");
+  constexpr std::int64_t kBytes = 16 << 20;
+  const at::Tensor large = at::ones({kBytes}, at::kByte);
+  checkpoints->save({.tensors = {tensor("model/large", large)}, .state = {.step = 1}});
+  while (!std::filesystem::exists(disk / "run") || std::filesystem::is_empty(disk / "run"))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(disk.stall());
+  const std::int64_t before = bytes_written_so_far();
+  for (int i = 0; i < 100; ++i) {  // the writing begins, and stands still
+    EXPECT_EQ(checkpoints->poll(), std::nullopt);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::thread leaving([&] { checkpoints.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_TRUE(disk.go_on());
+  leaving.join();
+  EXPECT_LT(bytes_written_so_far() - before, kBytes);
+  EXPECT_TRUE(checkpoint::list_checkpoints(disk / "run").empty());
 }
 
 TEST_F(OneRank, AFolderThatCannotBeMadeIsTold) {

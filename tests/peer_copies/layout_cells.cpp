@@ -3,9 +3,8 @@
 #include <filesystem>
 #include <memory>
 
-#include <lockstep/checkpoint/reader.h>
-
 #include "../parity/spread_model.h"
+#include "../reshard/same_contents.h"
 #include "tables.h"
 
 namespace lockstep::peer_copies {
@@ -37,23 +36,6 @@ fs::path save(Cells& cells, const RankMessages& world, SpreadModel& model, const
       checkpoints.save_and_wait({.tensors = model.state(), .state = {.step = kSteps}});
   cells.expect(saved.ok(), saved.error);
   return saved.path;
-}
-
-std::vector<std::byte> whole(checkpoint::CheckpointReader& reader, const std::string& name) {
-  const auto& record = *reader.find(name);
-  const auto placement = mesh::Placement::full(record.shape);
-  std::vector<std::byte> bytes(checkpoint::piece_bytes(record.dtype, placement));
-  reader.read(name, placement, bytes);
-  return bytes;
-}
-
-void expect_same_contents(Cells& cells, const fs::path& got, const fs::path& wanted) {
-  checkpoint::CheckpointReader mine(got), right(wanted);
-  cells.expect(mine.manifest().tensors.size() == right.manifest().tensors.size(),
-               "the number of tensors is another");
-  for (const auto& [name, record] : right.manifest().tensors)
-    cells.expect(mine.find(name) != nullptr && whole(mine, name) == whole(right, name),
-                 name + " is not the same to the bit");
 }
 
 struct Goal {
@@ -104,7 +86,7 @@ void check_layouts(Cells& cells, const std::string& folder) {
         cells.expect(restored->step == kSteps, "another step");
         model->state_was_read(state);
         const fs::path again = save(cells, world, *model, fs::path(folder) / "again");
-        if (group->rank() == 0) expect_same_contents(cells, again, wanted);
+        if (group->rank() == 0) reshard::expect_same_contents(cells, again, wanted);
         group->barrier().wait_on_host();
       });
   }

@@ -6,7 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/reader.h>
 #include <lockstep/distributed/checkpointer.h>
 
 #include <tests/base/files.h>
@@ -15,6 +14,7 @@
 
 #include "../parity/spread_model.h"
 #include "layouts.h"
+#include "same_contents.h"
 
 namespace lockstep::reshard {
 
@@ -73,25 +73,6 @@ fs::path save(Cells& cells, SpreadModel& model, const fs::path& folder) {
   const SaveResult saved = checkpoints.finish();
   cells.expect(saved.ok(), saved.error);
   return saved.path;
-}
-
-std::vector<std::byte> whole(checkpoint::CheckpointReader& reader, const std::string& name) {
-  const auto& record = *reader.find(name);
-  const auto placement = mesh::Placement::full(record.shape);
-  std::vector<std::byte> bytes(checkpoint::piece_bytes(record.dtype, placement));
-  reader.read(name, placement, bytes);
-  return bytes;
-}
-
-void expect_same_contents(Cells& cells, const fs::path& got, const fs::path& wanted) {
-  checkpoint::CheckpointReader mine(got), right(wanted);
-  cells.expect(mine.manifest().tensors.size() == right.manifest().tensors.size(),
-               "the number of tensors is another");
-  for (const auto& [name, record] : right.manifest().tensors)
-    if (mine.find(name) == nullptr)
-      cells.expect(false, name + " is missing");
-    else
-      cells.expect(whole(mine, name) == whole(right, name), name + " is not the same to the bit");
 }
 
 void save_all(Cells& cells, const std::string& family, const fs::path& root) {

@@ -30,6 +30,9 @@ constexpr milliseconds kPauseWithoutDescriptors(100);
 // Between looks at those who are being greeted, and at those who wait for their group.
 constexpr milliseconds kLook(100);
 constexpr milliseconds kSweep(60'000);
+// Of who is dropped while being greeted; pauses grow to the longest.
+constexpr int kMostAttempts = 20;
+constexpr milliseconds kLongestPause(100);
 
 // What a connection is for.
 constexpr std::string_view kJoin = "group ";  // and "<from> <group id>"
@@ -132,10 +135,22 @@ Endpoint::~Endpoint() {
 
 net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id, int from,
                           Medium medium, Deadline deadline) const {
-  net::Fd connection = medium == Medium::tcp ? net::connect_tcp(to.tcp, deadline)
-                                             : net::connect_unix(to.unix_name, deadline);
-  net::introduce(connection, secret_, purpose_of(group_id, from), deadline);
-  return connection;
+  milliseconds pause(5);
+  for (int attempt = 1;; ++attempt) {
+    // Who has an address listens: who does not any more has ended.
+    net::Fd connection = medium == Medium::tcp
+                             ? net::connect_tcp(to.tcp, deadline, net::IfRefused::give_up)
+                             : net::connect_unix(to.unix_name, deadline);
+    try {
+      net::introduce(connection, secret_, purpose_of(group_id, from), deadline);
+      return connection;
+    } catch (const CommError& error) {
+      // On a crowded host either side may not get to run for longer than a greeting may take.
+      if (error.fault() != Fault::peer_lost || attempt == kMostAttempts || deadline.passed()) throw;
+    }
+    std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));
+    pause = std::min(pause * 2, kLongestPause);
+  }
 }
 
 Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& group_id,

@@ -44,7 +44,8 @@ class Endpoint {
   // Opens a group's mailbox; the group is open while the pointer lives.
   std::shared_ptr<Mailbox> open(const std::string& group_id) { return mailroom_.open(group_id); }
 
-  // Connects to another endpoint's mailbox for a group, as rank `from` of it. CommError.
+  // Connects to another endpoint's mailbox for a group, as rank `from` of it; tries again where it
+  // is dropped while being greeted. CommError: peer_lost where nobody listens there any more.
   net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, Medium medium,
                   Deadline deadline) const;
   // Asks another endpoint, over a fresh TCP connection to it, how a group is doing there.

@@ -3,11 +3,12 @@
 // the job's first generation one rank can be told to fail at a place of a step:
 //
 //   fault_rank --output RUN --log FOLDER [--epochs 2] [--batch 12] [--interval 4] [--pace 10]
-//       [--dropout 0.1] [--non-finite stop|skip] [--rank 1 --step 7 --fault forward|backward|
-//       collective|stuck|slow|nan_loss|inf_loss|nan_gradient|inf_gradient]
+//       [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--rank 1 --step 7 --fault
+//       forward|backward| collective|stuck|slow|nan_loss|inf_loss|nan_gradient|inf_gradient]
 //
-// --batch is that of all ranks together, --pace the milliseconds that a step takes at least, and
-// --interval the steps between checkpoints. Lines of the log:
+// --batch is that of all ranks together, --pace the milliseconds that a step takes at least,
+// --interval the steps between checkpoints, and --copies those between copies in other ranks'
+// memory, with which ranks stay when another is lost (0: none do). Lines of the log:
 //
 //   step 7 at 81234567 samples 3 1 4          step 7 begins (from 0), in nanoseconds
 //   dies at 81234567                          the next thing this rank does
@@ -35,6 +36,8 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/keep_going.h>
+#include <lockstep/distributed/peer_copies.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep {
@@ -208,11 +211,10 @@ std::string weights_text(const Net& net) {
   return fmt::format("{:x}", hash_text(bytes));
 }
 
-int run(const Options& options) {
+int train(const Options& options, const std::shared_ptr<PeerCopies>& copies) {
   const LaunchEnvironment env = read_launch_environment();
   Log log(options.text("log"), env);
   torch::manual_seed(1);
-  at::set_num_threads(1);
   try {
     auto dist = setup_distributed({.timeout = milliseconds(options.number("timeout", 60'000)),
                                    .device_type = c10::DeviceType::CPU});
@@ -226,6 +228,8 @@ int run(const Options& options) {
                                     .seed = 3,
                                     .output = options.text("output"),
                                     .checkpoint_interval = options.number("interval", 4),
+                                    .memory_interval = options.number("copies", 0),
+                                    .peer_copies = copies,
                                     .tensorboard = false,
                                     .steps_per_print = 1};
     train::Trainer trainer(dist, task, std::make_shared<Numbers>(), nullptr, how);
@@ -239,9 +243,17 @@ int run(const Options& options) {
     return 3;
   } catch (const CommError& error) {
     log.say(fmt::format("failed at {} ranks {}", now_ns(), fmt::join(error.ranks(), " ")));
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
+    throw;
   }
+}
+
+int run(const Options& options) {
+  at::set_num_threads(1);
+  if (options.number("copies", 0) == 0) return train(options, nullptr);
+  const auto copies = std::make_shared<PeerCopies>();
+  int status = 0;
+  keep_going([&] { status = train(options, copies); });
+  return status;
 }
 
 }  // namespace

@@ -200,6 +200,31 @@ TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
   EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
 }
 
+// All are asked to leave when another comes: what they know by then is in their memory.
+TEST(Sizes, WhoLeavesForAnotherHostGoesOnFromMemory) {
+  Steady training;
+  training.set("/train_batch_size", 8).set("/train_micro_batch_size_per_gpu", 2);
+  training.set("/checkpoint", {{"interval", 0}, {"memory_interval", 100'000}});
+  training.set("/max_steps", 100'000).set("/validation/interval", 0);
+  ElasticTraining job(training, "2:3", "1");
+  std::vector<Launched> hosts;
+  for (int host = 0; host < 2; ++host) hosts.push_back(job.join());
+  expect_said(hosts, "2 ranks on ");
+  job.expect_steps(3);
+  hosts.push_back(job.join());
+  expect_said(hosts, "left off after step ");
+  expect_said(hosts, "3 ranks on ");
+  job.expect_steps(3);
+  for (const Launched& host : hosts) host.kill(SIGINT);
+  for (Launched& host : hosts) EXPECT_EQ(host.wait(milliseconds(60'000)), 130) << host.error();
+  EXPECT_THAT(errors_of(hosts), HasSubstr("(copies in the ranks' memory)"));
+  EXPECT_THAT(errors_of(hosts), Not(HasSubstr("(the checkpoint ")));
+  const int steps = training.losses().rbegin()->first;
+  training.set("/max_steps", steps).set("/checkpoint", {{"interval", 0}});
+  training.train(1, "undisturbed");
+  expect_same(training.losses(), training.losses("undisturbed"));
+}
+
 // The run has begun, and nothing of it is saved.
 TEST(Sizes, AnElasticJobKeepsItsBatchBeforeItsFirstCheckpoint) {
   Steady training;
