@@ -270,10 +270,10 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
     if (axis.size > 1)
       text += fmt::format("{}  {:>3}  {}\n", padded(axis.name, width), axis.size,
                           about_axis(axis.name, run));
-  const std::string uneven = train::batch_note(run.plan.batch, layout.data_ranks);
+  const std::string uneven = train::batch_note(run.plan.batch, layout.data_ranks, {},
+                                               run.config.parallel.ranks_together());
   if (!uneven.empty())
-    text += fmt::format("\nWhere ranks have the same samples, a group of them counts as one: {}.\n",
-                        uneven);
+    text += fmt::format("\nA{}.\n", uneven.substr(1));
   else
     text +=
         fmt::format("\nEach batch of {} sequences goes to {} rank{} or group{} of ranks, {} such "

@@ -70,6 +70,18 @@ JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks) {
                   ranks);
 }
 
+std::vector<std::string> lines_of(const DistributedConfig& config) {
+  const auto& [tensor, pipeline, context] = config.model_parallel;
+  std::vector<std::string> lines{
+      fmt::format("the mode is {}", mode_name(config.mode)),
+      fmt::format("sharding_strategy is {}", name_of(config)),
+      fmt::format("model_parallel is tensor {} × pipeline {} × context {}", tensor, pipeline,
+                  context)};
+  for (const mesh::Axis& axis : config.mesh)
+    lines.push_back(fmt::format("mesh has {} of size {}", axis.name, axis.size));
+  return lines;
+}
+
 void check(const DistributedConfig& config) {
   if (config.mode == ParallelMode::DDP && config.sharding_strategy &&
       *config.sharding_strategy != ShardingStrategy::NO_SHARD)

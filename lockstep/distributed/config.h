@@ -74,6 +74,9 @@ bool takes_units(const DistributedConfig& config);
 // The mesh that it asks for, as axes_for() says of JobSizes.
 JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks);
 
+// What all ranks of a job must have alike, a line each.
+std::vector<std::string> lines_of(const DistributedConfig& config);
+
 // UsageError where a config asks for what its strategy does not have.
 void check(const DistributedConfig& config);
 

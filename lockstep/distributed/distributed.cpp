@@ -14,6 +14,7 @@
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/distributed/stages_differ.h>
 #include <lockstep/distributed/tensor_axis_warning.h>
+#include <lockstep/distributed/told_the_same.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
@@ -68,6 +69,7 @@ DistributedManager setup_distributed(const DistributedConfig& asked_for) {
   check(asked_for);
   auto device_manager = choose_device(asked_for);
   auto world = comm::join_world({.backend = asked_for.backend, .timeout = asked_for.timeout});
+  check_told_the_same(lines_of(asked_for), RankMessages(world, device_manager.device()));
   const DistributedConfig config = sized_for(asked_for, world->size());
   const LaunchEnvironment job = read_launch_environment();
   JobAxes axes = axes_for(config, {.world = world->size(), .of_host = job.local_world_size});

@@ -18,6 +18,20 @@ void check_rate(const char* name, double value) {
     throw UsageError("{} is {}: it must be a number from 0 up", name, value);
 }
 
+std::string number_or_none(const std::optional<std::int64_t>& number) {
+  return number ? std::to_string(*number) : "not given";
+}
+
+std::string text_of(const optim::OptimizerOptions& optimizer) {
+  if (const auto* sgd = std::get_if<optim::SGDOptions>(&optimizer))
+    return fmt::format("SGD with momentum {}, dampening {}, nesterov {}", sgd->momentum,
+                       sgd->dampening, sgd->nesterov);
+  const auto& adam = std::get<optim::AdamWOptions>(optimizer);
+  return fmt::format("Adam with betas {} and {}, eps {}, decay {}", adam.betas.first,
+                     adam.betas.second, adam.eps,
+                     adam.decay == optim::AdamDecay::decoupled ? "decoupled" : "coupled");
+}
+
 }  // namespace
 
 void check(const TrainerOptions& options) {
@@ -58,6 +72,41 @@ void check(const TrainerOptions& options) {
   if (options.reference_loss && !std::isfinite(options.reference_loss->value))
     throw UsageError("reference_loss is {}: a line cannot be drawn there",
                      options.reference_loss->value);
+}
+
+std::vector<std::string> lines_of(const TrainerOptions& options) {
+  const auto flag = [](bool value) { return value ? "on" : "off"; };
+  std::vector<std::string> lines{
+      fmt::format("seed is {}", options.seed),
+      fmt::format("max_steps is {}", number_or_none(options.max_steps)),
+      fmt::format("epochs is {}", number_or_none(options.epochs)),
+      fmt::format("batch_size is {}", options.batch_size),
+      fmt::format("accumulation is {}", options.accumulation),
+      fmt::format("samples_per_step is {}", number_or_none(options.samples_per_step)),
+      fmt::format("drop_last is {}", flag(options.drop_last)),
+      fmt::format("shuffle is {}", flag(options.shuffle)),
+      fmt::format("the optimizer is {}", text_of(options.optimizer)),
+      fmt::format("learning_rate is {}", options.learning_rate),
+      fmt::format("learning_rate_scaling is {}", static_cast<int>(options.learning_rate_scaling)),
+      fmt::format("weight_decay is {}", options.weight_decay),
+      fmt::format("decay_rule is {}", static_cast<int>(options.decay_rule)),
+      fmt::format("gradient_clipping is {}", options.gradient_clipping),
+      fmt::format("on_non_finite is {}",
+                  options.on_non_finite == NonFinite::stop ? "stop" : "skip"),
+      fmt::format("autocast is {}",
+                  options.autocast ? c10::toString(*options.autocast) : "not given"),
+      fmt::format("validation_interval is {}", options.validation_interval),
+      fmt::format("validation_batches is {}", options.validation_batches),
+      fmt::format("output is {}", options.output.empty() ? "not given" : "given"),
+      fmt::format("checkpoint_interval is {}", options.checkpoint_interval),
+      fmt::format("memory_interval is {}", options.memory_interval),
+      fmt::format("resume is {}", options.resume == ResumePolicy::newest ? "newest" : "never"),
+      fmt::format("resume_from is {}", options.resume_from ? "given" : "not given")};
+  const auto schedule = optim::make_schedule(options.schedule, options.learning_rate);
+  for (const std::int64_t step : {0, 1, 10, 100, 1000, 10'000, 100'000})
+    lines.push_back(
+        fmt::format("the learning rate of step {} is {}", step, schedule->learning_rate(step)));
+  return lines;
 }
 
 }  // namespace lockstep::train

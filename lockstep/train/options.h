@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
@@ -118,5 +119,8 @@ struct TrainerOptions {
 // UsageError where a number makes no sense. Those of the loader, the optimizer and the schedule are
 // theirs to check.
 void check(const TrainerOptions& options);
+
+// What all ranks must have alike, a line each; the schedule is compared by what comes of it.
+std::vector<std::string> lines_of(const TrainerOptions& options);
 
 }  // namespace lockstep::train

@@ -89,6 +89,12 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
           name_of(then.precision.compute, kPrecisions));
   compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
           name_of(then.precision.gradients, kPrecisions));
+  compare("sharding_strategy", name_of(now.sharding.strategy, kShardings),
+          name_of(then.sharding.strategy, kShardings));
+  compare("parallel.data", now.parallel.data, then.parallel.data);
+  compare("parallel.tensor", now.parallel.tensor, then.parallel.tensor);
+  compare("parallel.pipeline", now.parallel.pipeline, then.parallel.pipeline);
+  compare("parallel.context", now.parallel.context, then.parallel.context);
   compare("zero_quantized_weights", now.sharding.zero_plus_plus.quantized_weights,
           then.sharding.zero_plus_plus.quantized_weights);
   compare("zero_quantized_gradients", now.sharding.zero_plus_plus.quantized_gradients,

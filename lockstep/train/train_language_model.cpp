@@ -26,6 +26,7 @@
 #include <lockstep/train/precision.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
+#include <lockstep/train/same_on_all_ranks.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
 #include <lockstep/train/timeline_file.h>
@@ -225,7 +226,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   DistributedManager dist = setup_distributed(distributed_config(config));
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
+  const RankMessages ranks(dist.world(), dist.device());
+  check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
+  check_same_data(plan, ranks);
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {
@@ -260,7 +264,9 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
       plan.training.size(), config.data.sequence_length,
       plan.validation ? plan.validation->size() : 0, plan.total_steps,
       std::min(plan.batch.global, plan.training.size()));
-  if (const std::string note = batch_note(plan.batch, dist.data_size(), plan.begun); !note.empty())
+  if (const std::string note =
+          batch_note(plan.batch, dist.data_size(), plan.begun, config.parallel.ranks_together());
+      !note.empty())
     say("{}", note);
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);

@@ -11,6 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/progress.h>
 #include <lockstep/distributed/keep_going.h>
+#include <lockstep/distributed/told_the_same.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/run_length.h>
@@ -91,6 +92,11 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       training_(std::move(training)),
       validation_(std::move(validation)) {
   if (validation_ != nullptr) check(validation_, "validate on");
+  std::vector<std::string> told = lines_of(options_);
+  told.push_back(fmt::format("the training set has {} samples", training_->size()));
+  told.push_back(fmt::format("the validation set has {} samples",
+                             validation_ == nullptr ? 0 : validation_->size()));
+  check_told_the_same(told, rank_messages());
   check_autocast();
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
@@ -136,7 +142,8 @@ void Trainer::keep_batch(const std::map<std::string, double>& values) {
   // The learning rate is that of this batch, too.
   schedule_ = optim::make_schedule(
       options_.schedule, scaled_learning_rate(options_, begun->global / begun->of_a_rank));
-  log::info("{}", batch_note(batch_, dist_.data_size(), begun));
+  log::info("{}",
+            batch_note(batch_, dist_.data_size(), begun, dist_.world_size() / dist_.data_size()));
 }
 
 void Trainer::check_autocast() const {

@@ -74,6 +74,26 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
     cells.expect(std::abs(result.validation_metrics.at(0).value - 0.7) < 1e-6,
                  fmt::format("the mean is {}", result.validation_metrics.at(0).value));
   });
+  cells.cell("ranks that are told different things", [&] {
+    const bool odd = dist.rank() == 1;
+    TrainerOptions told = options(odd ? 0.2 : 0.1, LearningRateScaling::none);
+    cells.expect_usage_error([&] { trained(dist, told); },
+                             "rank 1: learning_rate is 0.2; the learning rate of step 0 is 0.2");
+    told = options(0.1, LearningRateScaling::none);
+    if (odd) told.schedule = optim::WarmupLR{};
+    cells.expect_usage_error([&] { trained(dist, told); },
+                             "rank 0: the learning rate of step 0 is 0.1; ");
+    told = options(0.1, LearningRateScaling::none);
+    DistributedTrainer trainer(dist, Net(), kMean, told);
+    cells.expect_usage_error([&] { trainer.fit(Line(odd ? 15 : 16)); },
+                             "rank 0: the training set has 16 samples\n");
+    cells.expect_usage_error(
+        [&] {
+          setup_distributed({.mode = odd ? ParallelMode::FSDP : ParallelMode::DDP,
+                             .timeout = milliseconds(30'000)});
+        },
+        "rank 1: the mode is FSDP; ");
+  });
   cells.cell("what the main rank throws, whatever it is", [&] {
     std::string heard;
     try {

@@ -55,7 +55,9 @@ class Row01KilledRank : public DisturbedTraining {
       if (event.kind == "dies") death = event;
       if (death.kind.empty()) continue;
       if (event.kind == "failed") {
-        EXPECT_EQ(event.values, std::vector<int>{1}) << "rank " << event.rank;
+        // One that stays may hear of it from its launcher first, and gives its own calls up.
+        EXPECT_TRUE(event.values == std::vector{1} || event.values == std::vector{event.rank})
+            << event.text << " of rank " << event.rank;
         times.noticed = std::min(times.noticed, seconds_between(death, event));
       }
       if (event.kind == "step" && event.generation > 0) {
@@ -119,7 +121,9 @@ TEST_F(Row01KilledRank, WithStateInMemoryOneStepIsRepeatedAtMost) {
     std::printf("killed in %s: the next step after %.2f s\n", place.c_str(), times.resumed);
     EXPECT_LT(times.resumed, kNeverBeyond);
     for (const Event& event : events(place))
-      if (event.kind == "step" && event.generation > 0) EXPECT_GE(event.step, 6) << event.text;
+      if (event.kind == "step" && event.generation > 0) {
+        EXPECT_GE(event.step, 6) << event.text;
+      }
   }
 }
 

@@ -15,6 +15,13 @@ std::string ranks_text(std::int64_t world_size) {
   return world_size == 1 ? "1 rank" : fmt::format("{} ranks", world_size);
 }
 
+// Of those that have samples of their own: each is a rank, or several that work together.
+std::string shares_text(std::int64_t num_ranks, std::int64_t ranks_together) {
+  if (ranks_together == 1) return ranks_text(num_ranks);
+  return fmt::format("{} share{} of the data, with {} each", num_ranks, num_ranks == 1 ? "" : "s",
+                     ranks_text(ranks_together));
+}
+
 // "8 or 12": the multiples of `unit` on both sides of a number that is none.
 std::string multiples_near(std::int64_t number, std::int64_t unit) {
   const std::int64_t below = number / unit * unit;
@@ -59,7 +66,7 @@ Batch divide_batch(std::int64_t global, std::int64_t num_ranks, std::int64_t mos
 }
 
 Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
-                    const std::optional<BegunBatch>& begun) {
+                    const std::optional<BegunBatch>& begun, std::int64_t ranks_together) {
   LOCKSTEP_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
   if (const std::string wrong = batch_contradiction(asked); !wrong.empty()) throw UsageError(wrong);
   const auto& [global, micro, accumulation] = asked;
@@ -74,29 +81,30 @@ Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
   const std::int64_t product = *micro * *accumulation * num_ranks;
   if (product == *global)
     return {.micro = *micro, .accumulation = *accumulation, .global = *global};
-  const std::string ranks = ranks_text(num_ranks);
   throw UsageError("{} {} is not {} {} × {} {} × {} = {}: leave one of the three out to have it "
                    "filled in, set {} to {}, or start {}",
-                   kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation, ranks, product,
-                   kGlobal, product, ranks_text(*global / (*micro * *accumulation)));
+                   kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation,
+                   shares_text(num_ranks, ranks_together), product, kGlobal, product,
+                   ranks_text(*global / (*micro * *accumulation) * ranks_together));
 }
 
 Batch resolve_batch(const TrainConfig& config, std::int64_t num_ranks,
                     const std::optional<BegunBatch>& begun) {
-  if (!config.elasticity) return resolve_batch(config.batch, num_ranks, begun);
-  return elastic_batch(*config.elasticity, num_ranks, config.parallel.ranks_together());
+  const std::int64_t ranks_together = config.parallel.ranks_together();
+  if (!config.elasticity) return resolve_batch(config.batch, num_ranks, begun, ranks_together);
+  return elastic_batch(*config.elasticity, num_ranks, ranks_together);
 }
 
 std::string batch_note(const Batch& batch, std::int64_t num_ranks,
-                       const std::optional<BegunBatch>& begun) {
+                       const std::optional<BegunBatch>& begun, std::int64_t ranks_together) {
   const bool even = batch.micro * batch.accumulation * num_ranks == batch.global;
   const bool kept = begun && begun->num_ranks != num_ranks;
   if (even && !kept) return "";
   return fmt::format("a step has {}{} samples{}: {} of each of {}, in {} pass{} of at most {}",
                      kept ? "the " : "", batch.global,
-                     kept ? " that it had on " + ranks_text(begun->num_ranks) : "",
-                     share_text(batch.global, num_ranks), ranks_text(num_ranks), batch.accumulation,
-                     batch.accumulation == 1 ? "" : "es", batch.micro);
+                     kept ? " that it had on " + shares_text(begun->num_ranks, ranks_together) : "",
+                     share_text(batch.global, num_ranks), shares_text(num_ranks, ranks_together),
+                     batch.accumulation, batch.accumulation == 1 ? "" : "es", batch.micro);
 }
 
 }  // namespace lockstep::train

@@ -35,9 +35,11 @@ Batch divide_batch(std::int64_t global, std::int64_t num_ranks, std::int64_t mos
 
 // Fills in what was not given. Where all three are given they must fit together on so many
 // data-parallel ranks: UsageError with all numbers, and near ones that would do. A run that has
-// begun keeps its batch, by another accumulation than was asked for where it takes that.
+// begun keeps its batch, by another accumulation than was asked for where it takes that. The ranks
+// are those with samples of their own; each may stand for some that work together, of which
+// messages speak.
 Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
-                    const std::optional<BegunBatch>& begun = {});
+                    const std::optional<BegunBatch>& begun = {}, std::int64_t ranks_together = 1);
 
 // The same with `elasticity`, which says on how many ranks it works.
 Batch resolve_batch(const TrainConfig& config, std::int64_t num_ranks,
@@ -49,6 +51,7 @@ std::string batch_contradiction(const BatchSection& asked);
 // For whoever watches, where ranks or passes have unequal shares, or a run keeps its batch on
 // another number of ranks; "" where there is nothing to say.
 std::string batch_note(const Batch& batch, std::int64_t num_ranks,
-                       const std::optional<BegunBatch>& begun = {});
+                       const std::optional<BegunBatch>& begun = {},
+                       std::int64_t ranks_together = 1);
 
 }  // namespace lockstep::train

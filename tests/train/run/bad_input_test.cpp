@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include <lockstep/checkpoint/manifest.h>
@@ -106,6 +107,39 @@ TEST(BadInput, Configs) {
     ::chmod(training.folder().c_str(), 0755);
     ::chmod(training.text().c_str(), 0);
     expect_refused(training.start(1), {"data.train", "cannot be read"});
+  }
+}
+
+// As where one host has an older config, or another file of the same name.
+TEST(BadInput, RanksThatWereToldDifferentThings) {
+  struct Case {
+    std::vector<std::string> all;
+    std::string of_one;
+    std::string part;
+  };
+  Training training;
+  std::string other = read_file(training.text());
+  std::ranges::reverse(other);
+  write_file(training.folder() / "other.txt", other);
+  const std::vector<Case> cases = {
+      {{}, "seed=77", "rank 1: seed is 77\n"},
+      {{"parallel.pipeline=2"}, "optimizer.params.lr=0.5", "rank 1: optimizer.params.lr is 0.5\n"},
+      {{"parallel.tensor=2"}, "max_steps=7", "max_steps is 7\n"},
+      {{"parallel.context=2"}, "data.sequence_length=4", "data.sequence_length is 4\n"},
+      {{}, "data.train=" + (training.folder() / "other.txt").string(), "the training data has "},
+      {{"parallel.tensor=2"}, "parallel.tensor=1", "rank 0: model_parallel is tensor 2"},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.of_one);
+    std::string words;
+    for (const std::string& word : training.command()) words += word + " ";
+    for (const std::string& setting : one.all) words += "--set " + setting + " ";
+    Launched run({LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2", "sh", "-c",
+                  "[ $RANK = 0 ] || more='--set " + one.of_one + "'; exec " + words + "$more"});
+    EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
+    EXPECT_THAT(run.error(),
+                AllOf(HasSubstr("ranks were told different things"), HasSubstr(one.part)));
+    EXPECT_EQ(count(run.output(), "step "), 0) << run.output();
   }
 }
 
