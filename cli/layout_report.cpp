@@ -289,7 +289,7 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
         plan::bytes_text(static_cast<double>(layout.tensor_bytes)),
         layout.tensor_crossing->inside > 1
             ? fmt::format("With tensor {} it stays inside", layout.tensor_crossing->inside)
-            : "Hosts of so many ranks have no part of it to themselves");
+            : "Give hosts a number of ranks that a tensor axis divides, or leave tensor at 1");
   text += "\n" + table_of(run);
   return style.characters == observe::Characters::ascii ? in_ascii(text) : text;
 }

@@ -68,7 +68,8 @@ std::string compose(const CommError::Details& details) {
   if (details.sequence != 0) text += fmt::format(" (call #{})", details.sequence);
   if (!details.group.empty()) text += fmt::format(" in group '{}'", details.group);
   text += fmt::format(" failed: {}", fault_name(details.fault));
-  if (!details.ranks.empty()) text += " of " + named(details.ranks);
+  if (!details.ranks.empty())
+    text += (details.fault == Fault::aborted ? " by " : " of ") + named(details.ranks);
   if (!details.explanation.empty()) text += ". " + details.explanation;
   if (details.found_by >= 0) text += fmt::format(" (Found by {}.)", named({details.found_by}));
   if (both && !details.explanation.empty()) text += legend(details);

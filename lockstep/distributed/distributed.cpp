@@ -9,6 +9,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
@@ -280,7 +281,7 @@ ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Mod
 // On the host where the ranks' backend takes that: not every device has float64 (MPS has none), and
 // numbers for metrics are there anyway.
 c10::Device DistributedManager::device_for_numbers() const {
-  return world()->backend() == "nccl" ? device() : c10::Device(at::kCPU);
+  return comm::message_device(*world(), device());
 }
 
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {

@@ -9,6 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/content_hash.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensor_part.h>
 
@@ -35,7 +36,7 @@ std::vector<std::int64_t> read_numbers(std::istringstream& text) {
 ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
                        c10::Device device, Values values)
     : group_(std::move(group)),
-      wire_(group_ != nullptr && group_->backend() == "nccl" ? device : c10::Device(at::kCPU)) {
+      wire_(group_ == nullptr ? device : comm::message_device(*group_, device)) {
   if (alone()) return;
   for (nn::CutParameter& one : nn::cut_parameters(module)) cut_.emplace(one.name, std::move(one));
   std::vector<NamedTensor> parameters;
@@ -68,7 +69,7 @@ void ModelParts::check_same_values(const std::vector<NamedTensor>& parameters,
     const at::Tensor values = parameters[i].tensor.detach().cpu().contiguous();
     const auto hash = checkpoint::content_hash(
         std::span(static_cast<const std::byte*>(values.data_ptr()), values.nbytes()));
-    text += fmt::format("{} {}\n", hash.text(), to_text(mine).substr(0, to_text(mine).size() - 1));
+    text += fmt::format("{} {}", hash.text(), to_text(mine));
   }
   // By piece: the first rank that has it, and what it has.
   std::map<std::string, std::pair<int, std::string>> first;

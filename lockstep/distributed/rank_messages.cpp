@@ -1,6 +1,7 @@
 #include <lockstep/distributed/rank_messages.h>
 
 #include <ATen/ATen.h>
+#include <lockstep/comm/message_device.h>
 
 namespace lockstep {
 
@@ -18,9 +19,7 @@ at::Tensor bytes_in(std::string& text) {
 }  // namespace
 
 RankMessages::RankMessages(std::shared_ptr<comm::Communicator> group, c10::Device device)
-    : group_(std::move(group)),
-      device_(device),
-      wire_(group_->backend() == "nccl" ? device : c10::Device(at::kCPU)) {}
+    : group_(std::move(group)), device_(device), wire_(comm::message_device(*group_, device)) {}
 
 std::string RankMessages::broadcast(const std::string& text) const {
   const at::Tensor size =

@@ -52,7 +52,7 @@ void warn_of_tensor_axis_across_hosts(const mesh::DeviceMesh& mesh, int host, c1
       crossing->num_groups > 1 ? fmt::format(", and {} more", crossing->num_groups - 1) : "", taken,
       crossing->inside > 1
           ? fmt::format("With tensor {} it stays inside of hosts", crossing->inside)
-          : "Hosts of so many ranks have no part of it to themselves");
+          : "Give hosts a number of ranks that a tensor axis divides, or leave tensor at 1");
 }
 
 }  // namespace lockstep

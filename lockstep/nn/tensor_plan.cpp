@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/layer_names.h>
+#include <lockstep/nn/planned_layers.h>
 #include <lockstep/nn/tensor_moves.h>
 
 namespace lockstep::nn {
@@ -20,36 +19,23 @@ struct PlannedLayer {
 
 std::vector<PlannedLayer> planned_layers(torch::nn::Module& model, const TensorPlan& plan) {
   std::vector<PlannedLayer> layers;
-  std::unordered_set<const PlannedCut*> used;
-  internal::for_each_module(model, [&](const std::string& name, torch::nn::Module& module) {
-    const PlannedCut* found = nullptr;
-    for (const PlannedCut& planned : plan) {
-      if (!matches_layer(planned.layers, name)) continue;
-      if (found != nullptr)
-        throw UsageError("'{}' is cut by '{}' and by '{}' of the plan: a layer is cut once", name,
-                         found->layers, planned.layers);
-      found = &planned;
-    }
-    if (found == nullptr) return;
-    used.insert(found);
+  const auto add = [&](const std::string& name, torch::nn::Module& module,
+                       const PlannedCut& planned) {
     auto* const layer = dynamic_cast<CuttableLayer*>(&module);
     if (layer == nullptr)
       throw UsageError("'{}', which '{}' of the plan cuts, is a '{}': only lockstep::nn's Linear "
                        "and Embedding, and the layers made of them, can be cut",
-                       name, found->layers, module.name());
+                       name, planned.layers, module.name());
     const auto same = std::ranges::find(layers, layer, &PlannedLayer::layer);
     if (same == layers.end()) {
-      layers.push_back({name, layer, found});
-    } else if (same->planned->cut != found->cut) {
+      layers.push_back({name, layer, &planned});
+    } else if (same->planned->cut != planned.cut) {
       throw UsageError("'{}' and '{}' are one layer, and '{}' and '{}' of the plan cut it in "
                        "different ways",
-                       same->name, name, same->planned->layers, found->layers);
+                       same->name, name, same->planned->layers, planned.layers);
     }
-  });
-  for (const PlannedCut& planned : plan)
-    if (!used.contains(&planned))
-      throw UsageError("no layer of this '{}' is called '{}', which the plan cuts", model.name(),
-                       planned.layers);
+  };
+  for_each_planned_layer(model, plan, add);
   return layers;
 }
 

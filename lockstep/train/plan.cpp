@@ -118,9 +118,9 @@ void check_sequences(const ParallelSection& parallel, std::int64_t length,
   const std::int64_t heads = model.num_heads / parallel.tensor;
   if (parallel.context_algorithm == ContextExchange::all_to_all && heads % parallel.context != 0)
     throw UsageError(
-        "parallel.context_algorithm is \"all_to_all\", which gives each of {} ranks as "
-        "many heads, and there {} {}: take \"ring\"",
-        parallel.context, heads == 1 ? "is" : "are", heads);
+        "parallel.context_algorithm is \"all_to_all\", which gives each of {} ranks as many heads, "
+        "and of {} heads over {} tensor ranks each has {}: take \"ring\"",
+        parallel.context, model.num_heads, parallel.tensor, heads);
 }
 
 // Whatever the number of ranks.

@@ -57,7 +57,7 @@ TEST(CommError, GivesTheJobsRanksOfAGroup) {
   const CommError descending(
       {.group = "odd", .ranks = {0, 2}, .explanation = "So.", .global_ranks = {9, 7, 5}});
   EXPECT_STREQ(descending.what(),
-               "communication in group 'odd' failed: aborted of ranks 0 and 2 (job ranks 9 and 5). "
+               "communication in group 'odd' failed: aborted by ranks 0 and 2 (job ranks 9 and 5). "
                "So. (Ranks 0-2 of 'odd' are job ranks 9, 7 and 5.)");
   EXPECT_THAT(descending.global_ranks(), ::testing::ElementsAre(5, 9));
 }
@@ -65,7 +65,7 @@ TEST(CommError, GivesTheJobsRanksOfAGroup) {
 TEST(CommError, SaysNothingOfTheJobWhereTheNumbersAreTheSame) {
   const CommError error(
       {.group = "world", .ranks = {1}, .explanation = "So.", .global_ranks = {0, 1, 2}});
-  EXPECT_STREQ(error.what(), "communication in group 'world' failed: aborted of rank 1. So.");
+  EXPECT_STREQ(error.what(), "communication in group 'world' failed: aborted by rank 1. So.");
   EXPECT_THAT(error.global_ranks(), ::testing::ElementsAre(1));
   // Where nobody said, or a peer's word is wrong, numbers stay as they are.
   EXPECT_THAT(CommError({.ranks = {7}}).global_ranks(), ::testing::ElementsAre(7));

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
@@ -66,7 +67,7 @@ void cut_parameter(const PlannedParameter& parameter, const std::shared_ptr<Spli
 
 c10::Device device_of_messages(const comm::Communicator& group,
                                const std::vector<NamedTensor>& tensors) {
-  return group.backend() == "nccl" ? tensors.front().tensor.device() : c10::Device(at::kCPU);
+  return comm::message_device(group, tensors.front().tensor.device());
 }
 
 }  // namespace

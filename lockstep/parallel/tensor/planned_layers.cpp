@@ -10,7 +10,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/nn/layer_names.h>
+#include <lockstep/nn/planned_layers.h>
 
 namespace lockstep::tensor {
 
@@ -35,30 +35,17 @@ std::vector<PlannedParameter> parameters_of(const std::string& name, torch::nn::
 
 std::vector<PlannedLayer> planned_layers(torch::nn::Module& model, const Plan& plan) {
   std::vector<PlannedLayer> layers;
-  std::vector<bool> used(plan.size());
-  nn::internal::for_each_module(model, [&](const std::string& name, torch::nn::Module& module) {
-    const PlannedCut* found = nullptr;
-    for (std::size_t i = 0; i < plan.size(); ++i) {
-      if (!nn::matches_layer(plan[i].layers, name)) continue;
-      if (found != nullptr)
-        throw UsageError("'{}' is cut by '{}' and by '{}' of the plan: a layer is cut once", name,
-                         found->layers, plan[i].layers);
-      found = &plan[i];
-      used[i] = true;
-    }
-    if (found == nullptr) return;
+  const auto add = [&](const std::string& name, torch::nn::Module& module,
+                       const PlannedCut& planned) {
     const auto same = std::ranges::find(layers, &module, &PlannedLayer::module);
     if (same == layers.end())
-      layers.push_back({name, &module, found, parameters_of(name, module, *found)});
-    else if (same->planned->cut != found->cut)
+      layers.push_back({name, &module, &planned, parameters_of(name, module, planned)});
+    else if (same->planned->cut != planned.cut)
       throw UsageError("'{}' and '{}' are one layer, and '{}' and '{}' of the plan cut it in "
                        "different ways",
-                       same->name, name, same->planned->layers, found->layers);
-  });
-  for (std::size_t i = 0; i < plan.size(); ++i)
-    if (!used[i])
-      throw UsageError("no layer of this '{}' is called '{}', which the plan cuts", model.name(),
-                       plan[i].layers);
+                       same->name, name, same->planned->layers, planned.layers);
+  };
+  nn::for_each_planned_layer(model, plan, add);
   return layers;
 }
 
