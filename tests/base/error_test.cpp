@@ -83,10 +83,10 @@ TEST(CommError, LargeGroupsHaveARuleOrNothing) {
                                   .global_ranks = std::move(global_ranks)})
                            .what());
   };
-  EXPECT_THAT(text(strided), HasSubstr("of rank 2 (job rank 19). So. (Rank r of 'dp' is job rank 3 "
+  EXPECT_THAT(text(strided), HasSubstr("by rank 2 (job rank 19). So. (Rank r of 'dp' is job rank 3 "
                                        "+ 8 r.)"));
   std::swap(strided[5], strided[6]);
-  EXPECT_THAT(text(strided), ::testing::EndsWith("of rank 2 (job rank 19). So."));
+  EXPECT_THAT(text(strided), ::testing::EndsWith("by rank 2 (job rank 19). So."));
 }
 
 TEST(CommError, EveryFaultHasAName) {
