@@ -63,7 +63,8 @@ class LayoutDrawing {
   }
 
   double x_of(int column) const {
-    return left_ + column * (kCellWidth + kGap) + column / share_ * (kShareGap - kGap);
+    const int gaps = column / share_;
+    return left_ + column * (kCellWidth + kGap) + gaps * (kShareGap - kGap);
   }
   double y_of(std::size_t row) const {
     return kTop + header_ + static_cast<double>(row) * (cell_height_ + kGap);
