@@ -1,6 +1,7 @@
 #include <lockstep/comm/open_groups.h>
 
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace lockstep::comm {
@@ -10,6 +11,7 @@ namespace {
 struct OpenGroups {
   std::mutex mutex;
   std::vector<std::weak_ptr<Communicator>> groups;
+  std::optional<std::string> over;  // why no more are admitted
 };
 
 // Never destroyed: groups may be held by objects that outlive everything else.
@@ -22,9 +24,14 @@ OpenGroups& open_groups() {
 
 void note_open_group(const std::shared_ptr<Communicator>& group) {
   OpenGroups& all = open_groups();
-  const std::lock_guard lock(all.mutex);
-  std::erase_if(all.groups, [](const auto& one) { return one.expired(); });
-  all.groups.push_back(group);
+  std::optional<std::string> over;
+  {
+    const std::lock_guard lock(all.mutex);
+    std::erase_if(all.groups, [](const auto& one) { return one.expired(); });
+    all.groups.push_back(group);
+    over = all.over;
+  }
+  if (over) group->abort(*over);
 }
 
 void abort_open_groups(const std::string& reason) {
@@ -32,10 +39,17 @@ void abort_open_groups(const std::string& reason) {
   {
     OpenGroups& all = open_groups();
     const std::lock_guard lock(all.mutex);
+    all.over = reason;
     for (const auto& one : all.groups)
       if (auto group = one.lock()) alive.push_back(std::move(group));
   }
   for (const auto& group : alive) group->abort(reason);
+}
+
+void admit_groups() {
+  OpenGroups& all = open_groups();
+  const std::lock_guard lock(all.mutex);
+  all.over.reset();
 }
 
 }  // namespace lockstep::comm

@@ -11,7 +11,11 @@ namespace lockstep::comm {
 // Every group that join_world() or split() made is there until nobody has it any more. Any thread.
 void note_open_group(const std::shared_ptr<Communicator>& group);
 
-// Aborts all that are there: whoever waits in a call of one is thrown out of it. Any thread.
+// Aborts all that are there, and those that are made later, as somebody may be about to: whoever
+// waits in a call of one is thrown out of it. Any thread.
 void abort_open_groups(const std::string& reason);
+
+// From here on groups are of the next generation, and stay.
+void admit_groups();
 
 }  // namespace lockstep::comm

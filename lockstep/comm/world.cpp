@@ -40,8 +40,10 @@ MeetingPoint meet_at_lockstep_store(const LaunchEnvironment& launch, Deadline de
     throw UsageError("LOCKSTEP_STORE is set, but neither LOCKSTEP_SECRET_FD nor "
                      "LOCKSTEP_SECRET_FILE is: start this program with 'lockstep run'");
   meeting.secret = *secret;
+  // It was there before this process was: where it is not any more, the generation is over.
   meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline,
-                                                  static_cast<std::uint32_t>(launch.generation));
+                                                  static_cast<std::uint32_t>(launch.generation),
+                                                  net::IfRefused::give_up);
   return meeting;
 }
 

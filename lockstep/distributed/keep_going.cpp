@@ -29,6 +29,7 @@ class Listener {
  public:
   explicit Listener(const LauncherLine& line) : line_(line), wake_(::eventfd(0, EFD_CLOEXEC)) {
     asked = false;
+    comm::admit_groups();
     // Signals are for the thread that runs the program.
     sigset_t all;
     sigset_t before;

@@ -237,6 +237,8 @@ void Hub::fail(const Failure& failure) {
 }
 
 void Hub::decide(Decision decision) {
+  // Ranks that are on their way into the generation wait there for one that will not come.
+  if (decision.action == Decision::Action::restart) server_.reset();
   tell_members("decision", decision.encode());
   phase_ = decision.action == Decision::Action::end ? Phase::over : Phase::gathering;
   gather_deadline_ = Deadline::after(options_.timeout);

@@ -80,12 +80,13 @@ void check_sizes(const Request& request) {
 
 class Client::Impl {
  public:
-  Impl(net::Address address, net::Secret secret, const Deadline& deadline, std::uint32_t generation)
+  Impl(net::Address address, net::Secret secret, const Deadline& deadline, std::uint32_t generation,
+       net::IfRefused if_refused)
       : address_(std::move(address)),
         secret_(std::move(secret)),
         generation_(generation),
         purpose_(purpose_of(random_name(), generation)) {
-    idle_.push_back(connect(deadline, net::IfRefused::try_again));
+    idle_.push_back(connect(deadline, if_refused));
   }
 
   // One request and its reply. CommError names the call and the server; UsageError for what the
@@ -286,8 +287,9 @@ void Client::Impl::put_back(net::Fd socket) {
 }
 
 Client::Client(net::Address address, net::Secret secret, Deadline deadline,
-               std::uint32_t generation)
-    : impl_(std::make_unique<Impl>(std::move(address), std::move(secret), deadline, generation)) {}
+               std::uint32_t generation, net::IfRefused if_refused)
+    : impl_(std::make_unique<Impl>(std::move(address), std::move(secret), deadline, generation,
+                                   if_refused)) {}
 
 Client::~Client() = default;
 

@@ -5,6 +5,7 @@
 
 #include <lockstep/net/address.h>
 #include <lockstep/net/secret.h>
+#include <lockstep/net/socket.h>
 #include <lockstep/store/store.h>
 
 namespace lockstep::store {
@@ -18,8 +19,9 @@ namespace lockstep::store {
 class Client : public Store {
  public:
   // Connects and proves knowledge of the secret. CommError: timeout where nobody answers, refused
-  // where the secret differs.
-  Client(net::Address address, net::Secret secret, Deadline deadline, std::uint32_t generation = 0);
+  // where the secret differs, peer_lost where nobody listens and the caller gives up on that.
+  Client(net::Address address, net::Secret secret, Deadline deadline, std::uint32_t generation = 0,
+         net::IfRefused if_refused = net::IfRefused::try_again);
   ~Client() override;
 
   void set(const std::string& key, const std::string& value, Deadline deadline) override;

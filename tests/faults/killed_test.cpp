@@ -9,6 +9,7 @@ namespace lockstep::faults {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A busy machine is excused twice, and what never is.
 constexpr int kAttempts = 3;
@@ -125,6 +126,25 @@ TEST_F(Row01KilledRank, WithStateInMemoryOneStepIsRepeatedAtMost) {
         EXPECT_GE(event.step, 6) << event.text;
       }
   }
+}
+
+// The others are on their way into the next generation when the one that is to replace it dies,
+// too.
+TEST_F(Row01KilledRank, WhileTheJobIsFormedAnew) {
+  Job dying = dying_in("backward");
+  dying.num_ranks = 3;
+  dying.launcher = {"--max-restarts", "2"};
+  dying.rank.insert(dying.rank.end(), {"--copies", "1", "--interval", "0", "--again", "1"});
+  Launched launched = start(dying);
+  EXPECT_EQ(launched.wait(milliseconds(180'000)), 0) << launched.output() << launched.error();
+  expect_nothing_left(launched);
+  EXPECT_EQ(elastic::testing::faults_in(launched.error()).size(), 2u) << launched.error();
+  EXPECT_THAT(launched.error(), Not(HasSubstr("did not leave")));
+  for (const Event& event : events())
+    if (event.kind == "step" && event.generation > 0) {
+      EXPECT_GE(event.step, 6) << event.text;
+    }
+  expect_undisturbed_result(3);
 }
 
 // Where no restart is left, the job ends with the code of the first that failed.

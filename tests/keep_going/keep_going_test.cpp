@@ -55,6 +55,23 @@ TEST(KeepGoing, WhereOneFailsByItself) { expect_three_stay("failing"); }
 
 TEST(KeepGoing, WhereTheProgramThrowsSomethingElse) { expect_three_stay("wrapping"); }
 
+// The others are still on their way into the generation, or have just come.
+TEST(KeepGoing, WhereOneIsLostWhileTheJobIsFormedAnew) {
+  for (const std::string when : {"early", "late"}) {
+    SCOPED_TRACE(when);
+    Launched job =
+        Launched::run({"--nproc-per-node", "4", "--max-restarts", "2", KEPT_RANK, "waiting", when});
+    EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
+    const auto before = pids_of(job.output(), 0);
+    const auto after = pids_of(job.output(), 2);
+    ASSERT_EQ(before.size(), 4u) << job.output();
+    ASSERT_EQ(after.size(), 4u) << job.output() << job.error();
+    for (const int rank : {0, 1, 3}) EXPECT_EQ(after.at(rank), before.at(rank)) << job.error();
+    EXPECT_EQ(elastic::testing::faults_in(job.error()).size(), 2u) << job.error();
+    EXPECT_THAT(job.error(), Not(HasSubstr("did not leave")));
+  }
+}
+
 TEST(KeepGoing, EndsAsBeforeWithoutARestart) {
   Launched job = Launched::run({"--nproc-per-node", "4", KEPT_RANK, "waiting"});
   EXPECT_EQ(job.wait(milliseconds(60'000)), 137) << job.error();

@@ -1,5 +1,7 @@
 // A rank in keep_going(). In each generation it says who it is; in the first it then waits for
-// others in the way that its argument names, and rank 2 is lost.
+// others in the way that its argument names, and rank 2 is lost. With a second argument the process
+// that takes its place is lost as well: "early", before it has come to the others, or "late", in
+// its first call with them.
 #include <signal.h>
 #include <unistd.h>
 
@@ -75,14 +77,20 @@ const std::map<std::string, std::function<void(const Group&)>>& ways() {
   return all;
 }
 
-void body(const std::string& way) {
+void body(const std::string& way, const std::string& again) {
+  const LaunchEnvironment env = read_launch_environment();
+  const bool lost_again = env.generation == 1 && env.rank == kLost;
+  if (lost_again && again == "early") {
+    std::this_thread::sleep_for(milliseconds(300));  // the others have come by then
+    be_lost();
+  }
   const auto dist =
       setup_distributed({.timeout = milliseconds(60'000), .device_type = c10::DeviceType::CPU});
-  const LaunchEnvironment env = read_launch_environment();
   std::printf("pid=%d rank=%d world=%d generation=%d \n", ::getpid(), dist.rank(),
               dist.world_size(), env.generation);
   std::fflush(stdout);
   if (env.generation == 0 && !way.empty()) ways().at(way)(dist.world());
+  if (lost_again && again == "late") be_lost();
   const double sum = sum_of(dist.world());
   std::printf("the sum is %g \n", sum);
 }
@@ -92,7 +100,7 @@ void body(const std::string& way) {
 
 int main(int argc, char** argv) {
   try {
-    lockstep::keep_going([&] { lockstep::body(argc > 1 ? argv[1] : ""); });
+    lockstep::keep_going([&] { lockstep::body(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : ""); });
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gave up: %s\n", error.what());

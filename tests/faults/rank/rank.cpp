@@ -3,12 +3,14 @@
 // the job's first generation one rank can be told to fail at a place of a step:
 //
 //   fault_rank --output RUN --log FOLDER [--epochs 2] [--batch 12] [--interval 4] [--pace 10]
-//       [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--rank 1 --step 7 --fault
-//       forward|backward| collective|stuck|slow|nan_loss|inf_loss|nan_gradient|inf_gradient]
+//       [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--again 0] [--rank 1 --step 7
+//       --fault forward|backward|
+//       collective|stuck|slow|nan_loss|inf_loss|nan_gradient|inf_gradient]
 //
 // --batch is that of all ranks together, --pace the milliseconds that a step takes at least,
 // --interval the steps between checkpoints, and --copies those between copies in other ranks'
-// memory, with which ranks stay when another is lost (0: none do). Lines of the log:
+// memory, with which ranks stay when another is lost (0: none do). With --again 1 the process that
+// takes the place of the one that failed is killed as soon as it is there. Lines of the log:
 //
 //   step 7 at 81234567 samples 3 1 4          step 7 begins (from 0), in nanoseconds
 //   dies at 81234567                          the next thing this rank does
@@ -215,6 +217,9 @@ int train(const Options& options, const std::shared_ptr<PeerCopies>& copies) {
   const LaunchEnvironment env = read_launch_environment();
   Log log(options.text("log"), env);
   torch::manual_seed(1);
+  if (env.generation == 1 && env.rank == options.number("rank", -1) &&
+      options.number("again", 0) == 1)
+    ::raise(SIGKILL);
   try {
     auto dist = setup_distributed({.timeout = milliseconds(options.number("timeout", 60'000)),
                                    .device_type = c10::DeviceType::CPU});
