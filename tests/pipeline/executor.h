@@ -7,6 +7,10 @@ namespace lockstep::pipeline {
 
 // Loss, gradients, live micro-batches and timelines of every kind of schedule.
 void check_schedules(ranks::Cells& cells);
+// That measured ranks of one host stand in the order of what they waited for, and that those of
+// several say that they do not.
+void check_clocks_of_one_host(ranks::Cells& cells);
+void check_clocks_of_several_hosts(ranks::Cells& cells);
 // Tied parameters, evaluation, and the like.
 void check_steps(ranks::Cells& cells);
 // Stages that throw, and what they must not return.
