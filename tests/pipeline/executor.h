@@ -21,6 +21,8 @@ void check_mistakes(ranks::Cells& cells);
 void check_cut_layers(ranks::Cells& cells);
 // A Sequential over the ranks.
 void check_pipes(ranks::Cells& cells);
+// A model that lists its blocks, likewise.
+void check_listed(ranks::Cells& cells);
 // The programs of docs/pipeline.md.
 void check_documented(ranks::Cells& cells);
 

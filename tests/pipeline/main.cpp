@@ -28,6 +28,7 @@ const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
     {"--pipes", check_pipes},
     {"--documented", check_documented},
     {"--one-host", check_clocks_of_one_host},
+    {"--listed", check_listed},
     {"--several-hosts", check_clocks_of_several_hosts},
 };
 
