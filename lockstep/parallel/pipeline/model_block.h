@@ -9,7 +9,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/pimpl.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/held_module.h>
 
 namespace lockstep::pipeline {
@@ -22,21 +24,20 @@ struct ModelBlock {
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> forward;
 };
 
-// A module that makes a tensor of a tensor: a holder (TORCH_MODULE), or a shared_ptr.
+// A module that makes a tensor of a tensor: a shared_ptr, or a holder (TORCH_MODULE).
 template <typename Module>
-ModelBlock block_of(const Module& module) {
-  const auto shared = [&] {
-    if constexpr (requires { module.ptr(); })
-      return module.ptr();
-    else
-      return module;
-  }();
-  return {{shared}, [shared](const std::vector<at::Tensor>& inputs) {
-            return std::vector<at::Tensor>{shared->forward(inputs.at(0))};
+ModelBlock block_of(const std::shared_ptr<Module>& module) {
+  return {{module}, [module](const std::vector<at::Tensor>& inputs) {
+            return std::vector<at::Tensor>{module->forward(inputs.at(0))};
           }};
 }
+template <typename Module>
+ModelBlock block_of(const torch::nn::ModuleHolder<Module>& module) {
+  return block_of(module.ptr());
+}
 
-// Many of them: a std::vector of such, or a ModuleList of which each is a Block.
+// Many of them: a std::vector of such, or a ModuleList of which each is a Block; UsageError where
+// one is not.
 template <typename Block>
 std::vector<ModelBlock> blocks_of(const std::vector<Block>& list) {
   std::vector<ModelBlock> blocks;
@@ -48,7 +49,9 @@ std::vector<ModelBlock> blocks_of(const torch::nn::ModuleListImpl& list) {
   std::vector<ModelBlock> blocks;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const auto block = std::dynamic_pointer_cast<held_module<Block>>(list.ptr(i));
-    TORCH_CHECK(block, "block ", i, " of the list is of another type than the one it is listed as");
+    if (block == nullptr)
+      throw UsageError("block {} of the list is a {}, and is listed as one of another type", i,
+                       list.ptr(i)->name());
     blocks.push_back(block_of(block));
   }
   return blocks;
