@@ -41,6 +41,24 @@ pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num
        .num_chunks = static_cast<int>(parallel.chunks)});
 }
 
+// What to take instead, which can be taken: a pipeline of one rank is none, and has no schedule.
+std::string fewer_stages(const ParallelSection& parallel, std::int64_t num_stages,
+                         std::int64_t num_layers) {
+  if (!parallel.schedule_file.empty())
+    return fmt::format("a schedule of at most {} stage{}", num_layers, num_layers == 1 ? "" : "s");
+  const std::int64_t chunks = num_stages / parallel.pipeline;
+  const char* one_chunk = parallel.schedule == PipelineSchedule::interleaved
+                              ? "parallel.chunks of 1"
+                              : "a schedule with one stage a rank, such as zb-h1";
+  if (num_layers / parallel.pipeline > 1)
+    return fmt::format("parallel.chunks of at most {}", num_layers / parallel.pipeline);
+  if (num_layers >= parallel.pipeline) return one_chunk;
+  const std::int64_t most_ranks = num_layers / chunks;
+  if (most_ranks > 1) return fmt::format("a pipeline of at most {}", most_ranks);
+  if (num_layers > 1) return fmt::format("a pipeline of at most {} and {}", num_layers, one_chunk);
+  return "no pipeline, without all that parallel says of it";
+}
+
 std::vector<mesh::Interval> given_layers(const ParallelSection& parallel,
                                          const models::ModelConfig& model, int num_stages) {
   const std::vector<std::int64_t>& sizes = parallel.stage_layers;
@@ -78,10 +96,9 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
   if (num_stages > model.num_layers)
     throw UsageError(
         "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
-        "has {} layer{}, of which each stage needs one: take a pipeline of at most {}, or more "
-        "layers",
+        "has {} layer{}, of which each stage needs one: take {}, or more layers",
         parallel.pipeline, num_stages, model.num_layers, model.num_layers == 1 ? "" : "s",
-        std::max<std::int64_t>(1, model.num_layers * parallel.pipeline / num_stages));
+        fewer_stages(parallel, num_stages, model.num_layers));
   if (!parallel.stage_layers.empty()) {
     plan.layers = given_layers(parallel, model, num_stages);
     return plan;

@@ -44,11 +44,14 @@ Passes gradients_of(const models::LanguageModel& model, double loss) {
   return passes;
 }
 
-Passes in_one_process(std::optional<at::ScalarType> cast_to) {
+// Of both micro-batches.
+std::vector<data::Batch> full_step() { return {tokens_of(0), tokens_of(1)}; }
+
+Passes in_one_process(std::optional<at::ScalarType> cast_to,
+                      const std::vector<data::Batch>& batches = full_step()) {
   const auto model = models::make_model(tiny_model(), 5);
   double sum = 0;
-  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-    const data::Batch batch = tokens_of(micro_batch);
+  for (const data::Batch& batch : batches) {
     std::optional<device::Autocast> cast;
     if (cast_to) cast.emplace(at::kCPU, *cast_to);
     const at::Tensor loss = model->loss(batch.input, batch.target).sum;
@@ -60,7 +63,8 @@ Passes in_one_process(std::optional<at::ScalarType> cast_to) {
 }
 
 Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
-                 std::optional<at::ScalarType> cast_to) {
+                 std::optional<at::ScalarType> cast_to,
+                 const std::vector<data::Batch>& batches = full_step()) {
   const auto model = models::make_model(tiny_model(), 5);
   const train::PipelinePlan plan = {
       .schedule = pipeline::make_schedule(pipeline::ScheduleKind::one_forward_one_backward,
@@ -68,7 +72,7 @@ Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
       .layers = {{0, 2}, {2, 4}}};
   train::LanguageModelPipeline stages(
       model, group, plan, {.micro_batch = 2, .sequence_length = kSequence, .autocast = cast_to});
-  return gradients_of(*model, stages.run(0, {tokens_of(0), tokens_of(1)}));
+  return gradients_of(*model, stages.run(0, batches));
 }
 
 // What products compute in, on this thread.
@@ -113,12 +117,21 @@ void check_stages_in_bf16(ranks::Cells& cells) {
       // The tied weight's parts are rounded on their own.
       cells.expect(at::allclose(gradient, wanted.gradients.at(name), 2e-2, 1e-3), name);
   });
-  cells.cell("and without", [&] {
-    const Passes wanted = in_one_process({}), got = in_stages(cells.group(), {});
+  const auto check = [&](const std::vector<data::Batch>& batches) {
+    const Passes wanted = in_one_process({}, batches), got = in_stages(cells.group(), {}, batches);
     cells.expect(std::abs(got.loss / wanted.loss - 1) < 1e-6,
                  fmt::format("loss {} instead of {}", got.loss, wanted.loss));
     for (const auto& [name, gradient] : got.gradients)
       cells.expect_close(gradient, wanted.gradients.at(name), name);
+  };
+  cells.cell("and without", [&] { check(full_step()); });
+  cells.cell("steps that are not full", [&] {
+    data::Batch half = tokens_of(1);
+    half.input = half.input.narrow(0, 0, 1);
+    half.target = half.target.narrow(0, 0, 1);
+    half.rows = {0};
+    check({tokens_of(0), half});
+    check({tokens_of(0)});
   });
   cells.cell("layers are measured in what they compute in", [&] {
     const auto model = models::make_model(tiny_model(), 5);

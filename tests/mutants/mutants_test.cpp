@@ -1,5 +1,5 @@
-// Each fault of mutants.json can be put into the tree as it is now. Whether the parity suite finds
-// it takes a compiler: ./dev mutants.
+// Each fault of mutants.json can be put into the tree as it is now. Whether the tests find it takes
+// a compiler: the long test mutants_found, or ./dev mutants.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -38,6 +38,7 @@ TEST(Mutants, EachOneFitsTheFileThatItIsFor) {
     EXPECT_EQ(times_in(text_of(kRoot / file), mutant.at("text")), 1)
         << name << ": its text must be once in " << file;
     EXPECT_NE(mutant.at("text"), mutant.at("instead")) << name;
+    EXPECT_NE(mutant.contains("cells"), mutant.contains("test")) << name << ": what is to find it?";
   }
 }
 
@@ -53,9 +54,10 @@ TEST(Mutants, AreThereForEachWayToSpreadAModel) {
   std::set<std::string> folders;
   for (const auto& mutant : all)
     folders.insert(std::filesystem::path(mutant.at("file").get<std::string>()).parent_path());
-  for (const char* folder : {"lockstep/nn", "lockstep/models", "lockstep/parallel/data_parallel",
-                             "lockstep/parallel/replicate", "lockstep/parallel/shard",
-                             "lockstep/parallel/pipeline", "lockstep/distributed"})
+  for (const char* folder :
+       {"lockstep/nn", "lockstep/models", "lockstep/parallel/data_parallel",
+        "lockstep/parallel/replicate", "lockstep/parallel/shard", "lockstep/parallel/pipeline",
+        "lockstep/distributed", "lockstep/train"})
     EXPECT_TRUE(folders.contains(folder)) << folder;
 }
 

@@ -3,7 +3,8 @@
 finds wrong numbers.
 
 mutants.json has the faults: a file, a piece of its text that is there once, what stands there
-instead, and the cells of tests/parity that have to fail, on so many ranks. Neither the tree nor its
+instead, and the cells of tests/parity that have to fail, on so many ranks; of what that suite does
+not run, the program of another test and its arguments. Neither the tree nor its
 build is touched: the file with the fault is compiled as the build compiles it, and linked before the
 libraries, whose own version of it the linker then leaves out. A fault that does not compile, or that
 ends a rank before a number is wrong, shows nothing and counts as one that was not found.
@@ -19,10 +20,10 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-PROGRAM = "tests/parity/parity_test"
+PARITY = "tests/parity/parity_test"
 # What the suite says of a number, and not of an exception.
 WRONG_NUMBER = re.compile(
-    r"FAIL \[.*\] .*(is off by|is wrong by|the loss of step|the norm of step)")
+    r"FAIL \[.*\] .*(is off by|is wrong by|loss \S+ instead of|the loss of step|the norm of step)")
 
 
 def run(command, folder, seconds=600):
@@ -36,16 +37,21 @@ def run(command, folder, seconds=600):
 
 
 class Build:
-    """How the build compiles a file and links the suite."""
+    """How the build compiles a file and links a suite."""
 
     def __init__(self, folder, scratch):
         self.folder = folder
         self.scratch = scratch
         with open(os.path.join(folder, "compile_commands.json"), encoding="utf-8") as file:
             self.compile_commands = {entry["file"]: entry["command"] for entry in json.load(file)}
-        links = subprocess.run(["ninja", "-t", "commands", PROGRAM], cwd=folder, check=True,
-                               stdout=subprocess.PIPE, text=True).stdout
-        self.link_command = links.splitlines()[-1]
+        self.link_commands = {}
+
+    def link_command(self, program):
+        if program not in self.link_commands:
+            links = subprocess.run(["ninja", "-t", "commands", program], cwd=self.folder, check=True,
+                                   stdout=subprocess.PIPE, text=True).stdout
+            self.link_commands[program] = links.splitlines()[-1]
+        return self.link_commands[program]
 
     def compile(self, source, text):
         """The object of a source file that has this text, or None and what the compiler said."""
@@ -59,18 +65,25 @@ class Build:
         code, output = run(words, self.folder)
         return (name + ".o", "") if code == 0 else (None, output)
 
-    def link(self, objects):
+    def link(self, program, objects):
         """A suite of its own with these objects in place of the libraries', or None and why."""
-        program = os.path.join(self.scratch, "parity_test")
-        command = self.link_command.replace(f"-o {PROGRAM} ",
-                                            shlex.join(["-o", program, *objects]) + " ")
+        made = os.path.join(self.scratch, os.path.basename(program))
+        command = self.link_command(program).replace(f"-o {program} ",
+                                                     shlex.join(["-o", made, *objects]) + " ")
         code, output = run(["bash", "-c", command], self.folder)
-        return (program, "") if code == 0 else (None, output)
+        return (made, "") if code == 0 else (None, output)
 
-    def run_cells(self, program, ranks, cells):
+    def run_suite(self, program, ranks, arguments):
         return run([os.path.join(self.folder, "cli/lockstep"), "run", "--standalone",
-                    "--nproc-per-node", str(ranks), program, "--model-parallel", cells],
+                    "--nproc-per-node", str(ranks), program, *arguments],
                    self.folder)
+
+
+def suite_of(mutant):
+    """The program that has to find it, and its arguments."""
+    if "cells" in mutant:
+        return PARITY, ("--model-parallel", mutant["cells"])
+    return mutant["test"]["program"], tuple(mutant["test"]["arguments"])
 
 
 def first_wrong_number(output):
@@ -91,10 +104,11 @@ def try_mutant(build, mutant):
     made, said = build.compile(source, text.replace(mutant["text"], mutant["instead"]))
     if made is None:
         return False, "it does not compile:\n" + said
-    program, said = build.link([made])
+    suite, arguments = suite_of(mutant)
+    program, said = build.link(suite, [made])
     if program is None:
         return False, "it does not link:\n" + said
-    code, output = build.run_cells(program, mutant["ranks"], mutant["cells"])
+    code, output = build.run_suite(program, mutant["ranks"], arguments)
     found = first_wrong_number(output)
     if found is not None:
         return True, found
@@ -105,16 +119,18 @@ def try_mutant(build, mutant):
 
 def check_unchanged(build, mutants):
     """The cells pass as long as nothing is wrong; without that their failing would say nothing."""
-    for ranks, cells in sorted({(mutant["ranks"], mutant["cells"]) for mutant in mutants}):
-        code, output = build.run_cells(os.path.join(build.folder, PROGRAM), ranks, cells)
+    for ranks, (suite, arguments) in sorted({(mutant["ranks"], suite_of(mutant))
+                                             for mutant in mutants}):
+        code, output = build.run_suite(os.path.join(build.folder, suite), ranks, arguments)
         if code != 0:
-            sys.exit(f"fails without any mutant, on {ranks} ranks: {cells}\n{output[-2000:]}")
+            sys.exit(f"fails without any mutant, on {ranks} ranks: {suite} {shlex.join(arguments)}\n"
+                     f"{output[-2000:]}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", default=os.path.join(ROOT, "build/dev"),
-                        help="a folder that parity_test is built in")
+                        help="a folder that the suites are built in")
     parser.add_argument("names", nargs="*", metavar="text",
                         help="only the mutants with one of these in their names or files")
     options = parser.parse_args()

@@ -60,6 +60,62 @@ double train_in_a_pipe(const std::shared_ptr<lockstep::comm::Communicator>& grou
   }
   return loss / static_cast<double>(targets.numel());
 }
+// documented: listed
+#include <lockstep/parallel/pipeline/listed_model.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/schedule/generate.h>
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() : linear(register_module("linear", torch::nn::Linear(32, 32))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + torch::tanh(linear->forward(x)); }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    for (int i = 0; i < 6; ++i) blocks->push_back(Block());
+  }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(16, 32));
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+  torch::nn::LayerNorm norm =
+      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(32, 16));
+};
+TORCH_MODULE(Net);
+
+double train_listed_blocks(const std::shared_ptr<lockstep::comm::Communicator>& group,
+                           const at::Tensor& batch, const at::Tensor& targets) {
+  namespace pipeline = lockstep::pipeline;
+  torch::manual_seed(1);  // the same weights on every rank
+  Net net;
+  pipeline::ListedModel listed;
+  listed.model = net.ptr();
+  listed.blocks = pipeline::blocks_of<Block>(*net->blocks);
+  listed.blocks.insert(listed.blocks.begin(), pipeline::block_of(net->in));
+  listed.blocks.push_back({{net->norm.ptr(), net->out.ptr()}, [=](const auto& x) mutable {
+                             return std::vector{net->out->forward(net->norm->forward(x[0]))};
+                           }});
+  listed.input = [=](int micro_batch) {
+    return std::vector{batch.chunk(4)[static_cast<std::size_t>(micro_batch)]};
+  };
+  listed.loss = [=](int micro_batch, const auto& y) {
+    return (y[0] - targets.chunk(4)[static_cast<std::size_t>(micro_batch)]).square().sum();
+  };
+
+  const auto schedule = pipeline::make_schedule(
+      pipeline::ScheduleKind::zb_v, {.num_ranks = group->size(), .num_micro_batches = 4});
+  auto stages = pipeline::split_model(listed, schedule.rank_of_stage, *group);
+  pipeline::Pipeline pipe(schedule, stages.mine, group, {.tied = stages.tied});
+  double loss = 0;
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();  // net has this rank's parameters, under their names
+    loss = pipe.run_step() / static_cast<double>(targets.numel());
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : net->parameters()) parameter.sub_(0.001 * parameter.grad());
+  }
+  return loss;
+}
 // documented: devices
 #include <lockstep/parallel/pipeline/model_parallel.h>
 
@@ -78,7 +134,7 @@ namespace lockstep::pipeline {
 void check_documented(ranks::Cells& cells) {
   torch::manual_seed(5);
   const at::Tensor batch = at::randn({8, 16}), targets = at::rand({8, 16});
-  for (const auto program : {train_in_stages, train_in_a_pipe})
+  for (const auto program : {train_in_stages, train_in_a_pipe, train_listed_blocks})
     cells.cell("a program of docs/pipeline.md", [&] {
       at::Tensor loss = at::tensor(program(cells.group(), batch, targets), at::kDouble);
       cells.expect(loss.item<double>() > 0 && loss.item<double>() < 10, "no loss");

@@ -21,7 +21,7 @@ std::string documented(const std::string& name) {
 
 TEST(PipelineDocs, ShowWhatRuns) {
   const std::string docs = lockstep::testing::read_file(LOCKSTEP_DOCS "/pipeline.md");
-  for (const char* name : {"stages", "pipe", "devices"}) {
+  for (const char* name : {"stages", "pipe", "listed", "devices"}) {
     const std::string program = documented(name);
     ASSERT_FALSE(program.empty()) << name;
     EXPECT_NE(docs.find("```cpp\n" + program + "```\n"), std::string::npos)

@@ -81,6 +81,37 @@ void check_large(ranks::Cells& cells, const Schedule& schedule) {
   cells.expect_same(weight.grad(), at::full({kNumbers}, 15 * num_stages_here), "the gradient");
 }
 
+// As many as anybody may want between two stages, of shapes that differ.
+void check_many(ranks::Cells& cells, const Schedule& schedule) {
+  constexpr int kTensors = 200;
+  const at::Tensor weight = at::ones({1}).requires_grad_();
+  std::map<int, Stage> mine;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] != cells.rank()) continue;
+    const bool last = stage + 1 == schedule.num_stages();
+    mine[stage] = {[=](int micro_batch, const Tensors& inputs) -> Tensors {
+                     Tensors given = inputs;
+                     if (given.empty())
+                       for (int i = 0; i < kTensors; ++i)
+                         given.push_back(at::full({1 + i % 7, 1 + i % 3}, 1.0 + micro_batch));
+                     for (at::Tensor& tensor : given) tensor = tensor * weight;
+                     if (!last) return given;
+                     at::Tensor sum = at::zeros({});
+                     for (const at::Tensor& tensor : given) sum = sum + tensor.mean();
+                     return {sum};
+                   },
+                   {weight}};
+  }
+  const double num_stages_here = static_cast<double>(mine.size());
+  Pipeline pipeline(schedule, std::move(mine), cells.group());
+  for (int step = 1; step <= 2; ++step) {
+    const double loss = pipeline.run_step();
+    cells.expect(std::abs(loss - 6 * kTensors) < 1e-2, fmt::format("loss {}", loss));
+    cells.expect_close(weight.grad(), at::full({1}, step * 6 * kTensors * num_stages_here),
+                       "the gradient");
+  }
+}
+
 // The first stage's last backward waits for a word that the last rank gives once its step is over.
 void check_nobody_waits(ranks::Cells& cells) {
   const int ranks = cells.num_ranks(), last = ranks - 1;
@@ -119,6 +150,11 @@ void check_steps(ranks::Cells& cells) {
     cells.cell(fmt::format("large tensors, {}", name_of(kind)), [&] {
       check_large(cells,
                   make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
+    });
+  for (const ScheduleKind kind : kScheduleKinds)
+    cells.cell(fmt::format("200 tensors between stages, {}", name_of(kind)), [&] {
+      check_many(cells,
+                 make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 3}));
     });
   cells.cell("two pipelines over the same ranks", [&] {
     for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::zb_v}) {

@@ -44,6 +44,17 @@ TEST(DrawText, ShowsMicroBatchesAndBubbles) {
   EXPECT_THAT(split, HasSubstr("I backward (input), W backward (weights)"));
 }
 
+TEST(DrawText, SaysWhereRanksHaveClocksOfTheirOwn) {
+  Timeline timeline = simulated(ScheduleKind::gpipe, 2, 2);
+  EXPECT_THAT(draw_text(timeline, kAscii), Not(HasSubstr("not aligned")));
+  EXPECT_THAT(draw_svg(timeline), Not(HasSubstr("not aligned")));
+  timeline.one_clock = false;
+  EXPECT_THAT(draw_text(timeline, kAscii), HasSubstr("not aligned: hosts' clocks differ"));
+  // Of what a rank waited before its first action nothing is known.
+  EXPECT_THAT(draw_svg(timeline), HasSubstr("not aligned, as their hosts' clocks differ"));
+  EXPECT_THAT(draw_svg(timeline), Not(HasSubstr("bubble")));
+}
+
 TEST(DrawText, FitsItsWidth) {
   for (const ScheduleKind kind : kScheduleKinds)
     for (const int micro_batches : {1, 8, 20, 60})

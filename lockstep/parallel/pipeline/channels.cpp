@@ -4,8 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/ScalarType.h>
-#include <spdlog/fmt/ranges.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/agreement.h>
@@ -14,60 +13,10 @@ namespace lockstep::pipeline {
 
 namespace {
 
-// A shape as numbers: how many tensors, then of each its type, whether it wants a gradient, its
-// number of dims and their sizes.
-constexpr std::int64_t kMostNumbers = 256;
-
-at::Tensor encode(const BoundaryShape& shape) {
-  std::vector<std::int64_t> numbers = {static_cast<std::int64_t>(shape.entries.size())};
-  for (const BoundaryShape::Entry& entry : shape.entries) {
-    numbers.push_back(static_cast<std::int64_t>(entry.type));
-    numbers.push_back(entry.wants_gradient ? 1 : 0);
-    numbers.push_back(static_cast<std::int64_t>(entry.sizes.size()));
-    numbers.insert(numbers.end(), entry.sizes.begin(), entry.sizes.end());
-  }
-  if (static_cast<std::int64_t>(numbers.size()) > kMostNumbers)
-    throw UsageError("{} tensors between two stages of a pipeline, with all their dims, are more "
-                     "than can be told: give the next stage fewer",
-                     shape.entries.size());
-  numbers.resize(kMostNumbers);
-  return at::tensor(numbers, at::kLong);
-}
-
-BoundaryShape decode(const at::Tensor& encoded) {
-  const auto* next = encoded.data_ptr<std::int64_t>();
-  BoundaryShape shape;
-  shape.entries.resize(static_cast<std::size_t>(*next++));
-  for (BoundaryShape::Entry& entry : shape.entries) {
-    entry.type = static_cast<at::ScalarType>(*next++);
-    entry.wants_gradient = *next++ != 0;
-    const auto num_dims = *next++;
-    entry.sizes.assign(next, next + num_dims);
-    next += num_dims;
-  }
-  return shape;
-}
-
 // One that transports know, whatever the type.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
 
 }  // namespace
-
-std::string BoundaryShape::text() const {
-  std::vector<std::string> words;
-  for (const Entry& entry : entries)
-    words.push_back(fmt::format("{} [{}]{}", c10::toString(entry.type),
-                                fmt::join(entry.sizes, ", "),
-                                entry.wants_gradient ? " with a gradient" : ""));
-  return words.empty() ? "nothing" : fmt::format("{}", fmt::join(words, ", "));
-}
-
-BoundaryShape shape_of(const std::vector<at::Tensor>& tensors) {
-  BoundaryShape shape;
-  for (const at::Tensor& tensor : tensors)
-    shape.entries.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.requires_grad()});
-  return shape;
-}
 
 Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device)
     : schedule_(schedule),
@@ -116,13 +65,20 @@ void Channels::send(Channel& channel, const std::vector<at::Tensor>& tensors) {
         channel.group->exchange({comm::send_to(1, bytes_of(tensor.detach().contiguous()))}));
 }
 
+void Channels::send_shape(Channel& channel, const BoundaryShape& shape) {
+  const std::vector<std::int64_t> numbers = to_numbers(shape);
+  const auto count = static_cast<std::int64_t>(numbers.size());
+  send(channel, {at::tensor({count}, at::kLong).to(shapes_device_),
+                 at::tensor(numbers, at::kLong).to(shapes_device_)});
+}
+
 void Channels::send_activations(int stage, int micro_batch,
                                 const std::vector<at::Tensor>& outputs) {
   Channel& to_next = channel(stage, stage + 1);
   const BoundaryShape shape = shape_of(outputs);
   const auto [known, first] = shapes_.emplace(boundary_after(stage, micro_batch), shape);
   if (first)
-    send(to_next, {encode(shape).to(shapes_device_)});
+    send_shape(to_next, shape);
   else if (known->second != shape)
     throw UsageError(
         "stage {} of the pipeline gives {} for a micro-batch, and gave {} for the "
@@ -151,6 +107,29 @@ void Channels::start(Channel& channel, Receive& receive) {
   receive.started = true;
 }
 
+// Of activations. Starts to receive what is missing of it.
+bool Channels::has_shape(Channel& channel, Receive& receive) {
+  const auto begin = [&](at::Tensor& numbers, std::int64_t count) {
+    numbers = at::empty({count}, at::dtype(at::kLong).device(shapes_device_));
+    receive.shape_work = channel.group->exchange({comm::receive_from(0, bytes_of(numbers))});
+  };
+  if (!receive.num_shape_numbers.defined()) begin(receive.num_shape_numbers, 1);
+  if (!receive.shape_work.done()) return false;
+  receive.shape_work.wait();
+  if (!receive.shape_numbers.defined()) {
+    const std::string& group = channel.group->name();
+    begin(receive.shape_numbers,
+          checked_count(receive.num_shape_numbers.item<std::int64_t>(), group));
+    if (!receive.shape_work.done()) return false;
+    receive.shape_work.wait();
+  }
+  const at::Tensor numbers = receive.shape_numbers.cpu();
+  const auto* first = numbers.data_ptr<std::int64_t>();
+  shapes_.emplace(boundary_of(receive.action),
+                  shape_from({first, first + numbers.numel()}, channel.group->name()));
+  return true;
+}
+
 // All but those behind one whose shape has yet to come, or is only known when the activations that
 // it is the gradient of have been computed.
 void Channels::start_those_possible(Channel& channel) {
@@ -159,15 +138,7 @@ void Channels::start_those_possible(Channel& channel) {
     const auto boundary = boundary_of(receive.action);
     if (!shapes_.contains(boundary)) {
       if (receive.action.kind == ActionKind::receive_gradient) return;
-      if (!receive.encoded_shape.defined()) {
-        receive.encoded_shape =
-            at::empty({kMostNumbers}, at::dtype(at::kLong).device(shapes_device_));
-        receive.shape_work =
-            channel.group->exchange({comm::receive_from(0, bytes_of(receive.encoded_shape))});
-      }
-      if (!receive.shape_work.done()) return;
-      receive.shape_work.wait();
-      shapes_.emplace(boundary, decode(receive.encoded_shape.cpu()));
+      if (!has_shape(channel, receive)) return;
     }
     start(channel, receive);
   }
@@ -176,7 +147,10 @@ void Channels::start_those_possible(Channel& channel) {
 Channels::Receive Channels::take(Channel& channel, const Action& action) {
   start_those_possible(channel);
   for (auto receive = channel.receives.begin(); receive != channel.receives.end(); ++receive) {
-    if (!receive->started) {
+    // The number of a shape's numbers, then these.
+    while (!receive->started) {
+      LOCKSTEP_CHECK(receive->num_shape_numbers.defined(),
+                     "a gradient is received before its activations were sent");
       receive->shape_work.wait_on_host();
       start_those_possible(channel);
     }

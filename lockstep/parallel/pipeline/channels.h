@@ -13,37 +13,21 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/pipeline/boundary_shape.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 namespace lockstep::pipeline {
 
-// What is between two stages, and which of it wants a gradient.
-struct BoundaryShape {
-  struct Entry {
-    std::vector<std::int64_t> sizes;
-    at::ScalarType type = at::kFloat;
-    bool wants_gradient = false;
-
-    bool operator==(const Entry&) const = default;
-  };
-  std::vector<Entry> entries;
-
-  bool operator==(const BoundaryShape&) const = default;
-  std::string text() const;  // "Float [4, 16, 32] with a gradient, Long [4, 16]"
-};
-
-BoundaryShape shape_of(const std::vector<at::Tensor>& tensors);
-
 // A channel from each rank to each that the schedule has it send to: a group of the two, so that
 // what waits in one holds up nothing in another, and sends and receives never wait for each other.
 //
-// What is sent first over a boundary is preceded by its shape, and from then on must have it: who
-// receives takes memory and starts to receive before the other sends. Passes with gradients and
-// those without (NoGradGuard) have a shape each, and so has each kind of micro-batch that there is.
-// Tensors go as bytes, so that all types do.
+// What is sent first over a boundary is preceded by its shape (how many numbers tell it, and
+// these), and from then on must have it: who receives takes memory and starts to receive before the
+// other sends. Passes with gradients and those without (NoGradGuard) have a shape each, and so has
+// each kind of micro-batch that there is. Tensors go as bytes, so that all types do.
 //
 // Ownership: the groups. Threading: one thread at a time. Failure: UsageError where a shape
-// changes; CommError from the groups' calls.
+// changes; CommError from the groups' calls, and where what was received is no shape.
 class Channels {
  public:
   // Every rank of the group makes it, with the same schedule.
@@ -81,7 +65,8 @@ class Channels {
   struct Receive {
     Action action;
     comm::Work shape_work;
-    at::Tensor encoded_shape;  // undefined where it is known
+    at::Tensor num_shape_numbers;  // [1], undefined where the shape is known
+    at::Tensor shape_numbers;      // undefined until their number has come
     std::vector<at::Tensor> tensors;
     std::vector<comm::Work> works;
     bool started = false;
@@ -96,9 +81,11 @@ class Channels {
   Boundary boundary_of(const Action& receive) const;
   Channel& channel(int from_stage, int to_stage);
   void start(Channel& channel, Receive& receive);
+  bool has_shape(Channel& channel, Receive& receive);
   void start_those_possible(Channel& channel);
   Receive take(Channel& channel, const Action& action);
   void send(Channel& channel, const std::vector<at::Tensor>& tensors);
+  void send_shape(Channel& channel, const BoundaryShape& shape);
 
   const Schedule& schedule_;
   int rank_;

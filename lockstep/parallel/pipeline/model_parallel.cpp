@@ -14,7 +14,7 @@ ModelParallelImpl::ModelParallelImpl(const torch::nn::Sequential& layers,
                                      std::vector<c10::Device> devices, Cuts cuts)
     : devices_(std::move(devices)), cuts_(std::move(cuts)) {
   const int num_devices = static_cast<int>(devices_.size());
-  if (cuts_.empty()) cuts_ = partition(num_parameters_of(layers), num_devices);
+  if (cuts_.empty()) cuts_ = partition(num_parameters_of(blocks_of(layers)), num_devices);
   check_cuts(cuts_, static_cast<int>(layers->size()), num_devices);
   for (std::size_t i = 0; i < devices_.size(); ++i)
     parts_.push_back(children_of(layers, cuts_[i], cuts_[i + 1]));

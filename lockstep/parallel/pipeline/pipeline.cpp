@@ -12,6 +12,8 @@
 #include <c10/util/Exception.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
+#include <lockstep/base/host_identity.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/stage_graph.h>
 
@@ -257,6 +259,16 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
   }
 }
 
+// Its clock is one for all of its processes, whatever they talk to each other with.
+bool Pipeline::on_one_host() const {
+  const c10::Device device = device_for_numbers(*group_, options_.device);
+  const at::Tensor mine =
+      at::tensor({static_cast<std::int64_t>(hash_text(host_identity()))}, at::kLong);
+  at::Tensor all = at::empty({group_->size()}, at::dtype(at::kLong).device(device));
+  group_->all_gather(all, mine.to(device)).wait();
+  return all.cpu().eq(mine).all().item<bool>();
+}
+
 Timeline Pipeline::timeline() const {
   const auto on_device =
       at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device));
@@ -268,16 +280,14 @@ Timeline Pipeline::timeline() const {
       if (!is_transfer(action.kind)) spans.push_back({0, 0, action});
     all.push_back(at::empty({2 * static_cast<std::int64_t>(spans.size())}, on_device));
   }
-  // The clock is the host's, and one for all of its processes.
-  const bool one_host = group_->backend() == "shm";
+  if (spans_.size() != timeline.ranks[static_cast<std::size_t>(group_->rank())].size())
+    throw UsageError("there is no timeline before the first step of a pipeline");
+  const bool one_host = timeline.one_clock = on_one_host();
   std::vector<double> mine;
   for (const Span& span : spans_) {
     const double origin = one_host ? 0 : spans_.front().start;
     mine.insert(mine.end(), {span.start - origin, span.end - origin});
   }
-  if (mine.size() !=
-      static_cast<std::size_t>(all[static_cast<std::size_t>(group_->rank())].numel()))
-    throw UsageError("there is no timeline before the first step of a pipeline");
   group_->all_gather(all, at::tensor(mine, at::kDouble).to(on_device.device())).wait();
   double first = one_host ? std::numeric_limits<double>::max() : 0;
   for (at::Tensor& one : all) {

@@ -60,8 +60,8 @@ class Pipeline {
   // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
   double evaluate();
 
-  // When all ranks computed what in the last step, in seconds; those of other hosts, whose clocks
-  // differ, each from its own start. Every rank calls it.
+  // When all ranks computed what in the last step, in seconds; where they are on several hosts,
+  // whose clocks differ, each from its own start. Every rank calls it.
   Timeline timeline() const;
   // The most forwards of stages whose activations were kept at once in the last step.
   int most_live() const { return most_live_; }
@@ -88,6 +88,7 @@ class Pipeline {
   std::vector<at::Tensor> output_gradients_of(const Action& action);
   void erase_if_done(const Action& action);
   double time_now() const;
+  bool on_one_host() const;
   void check_outputs(int stage, const std::vector<at::Tensor>& outputs) const;
   void finish_sends();
   double loss_of_all_ranks();

@@ -1,24 +1,18 @@
 // A torch::nn::Sequential in stages.
 #pragma once
 
-#include <cstdint>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/pipeline/cut_blocks.h>
 #include <lockstep/parallel/pipeline/schedule/partition.h>
 #include <lockstep/parallel/pipeline/stage.h>
 
 namespace lockstep::pipeline {
-
-enum class Balance : std::uint8_t {
-  parameters,  // by their number
-  time,        // by what forward and backward of a sample take, on the group's first rank
-};
 
 struct SequentialCut {
   Balance balance = Balance::parameters;
@@ -44,10 +38,6 @@ struct SequentialParts {
 SequentialParts split_sequential(const torch::nn::Sequential& model,
                                  const std::vector<int>& rank_of_stage, comm::Communicator& group,
                                  const SequentialCut& cut = {}, c10::Device device = at::kCPU);
-
-// Of each child. Gradients, buffers and random numbers are as before.
-std::vector<double> num_parameters_of(const torch::nn::Sequential& model);
-std::vector<double> seconds_of(const torch::nn::Sequential& model, const at::Tensor& sample);
 
 // The children [begin, end) under their names; they are shared.
 torch::nn::Sequential children_of(const torch::nn::Sequential& model, int begin, int end);

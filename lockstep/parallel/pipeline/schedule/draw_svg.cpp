@@ -92,11 +92,13 @@ class TimelineDrawing {
 
   std::string draw() {
     const double room = width_;
-    svg_.text(
-        {kLeft, 38},
-        observe::shortened(
-            fmt::format("{} · bubble {:.1f} %", text_.title, 100 * bubble(timeline_)), 20, room),
-        {.colour = kInk, .size = 20, .weight = observe::Weight::bold});
+    // What ranks wait before their first action is part of the bubble.
+    const std::string idle = timeline_.one_clock
+                                 ? fmt::format("bubble {:.1f} %", 100 * bubble(timeline_))
+                                 : fmt::format("idle {:.1f} % between ranks' own ends",
+                                               100 * bubble_between_own_ends(timeline_));
+    svg_.text({kLeft, 38}, observe::shortened(fmt::format("{} · {}", text_.title, idle), 20, room),
+              {.colour = kInk, .size = 20, .weight = observe::Weight::bold});
     svg_.text({kLeft, 60}, observe::shortened(text_.subtitle, 14, room),
               {.colour = kSoftInk, .size = 14});
     draw_legend();
@@ -154,8 +156,11 @@ class TimelineDrawing {
       svg_.text({at, bottom_ + 16}, tick.label,
                 {.colour = kSoftInk, .size = 13, .anchor = Anchor::middle});
     }
-    svg_.text({kLeft + width_ / 2, bottom_ + 42},
-              text_.time_unit.empty() ? "time" : fmt::format("time ({})", text_.time_unit),
+    std::string label = "time";
+    if (!text_.time_unit.empty()) label += fmt::format(" ({})", text_.time_unit);
+    if (!timeline_.one_clock)
+      label += " from each rank's own start: not aligned, as their hosts' clocks differ";
+    svg_.text({kLeft + width_ / 2, bottom_ + 42}, label,
               {.colour = kInk, .size = 14, .anchor = Anchor::middle});
   }
 

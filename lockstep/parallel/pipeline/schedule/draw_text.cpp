@@ -39,7 +39,13 @@ class Rows {
       text += fmt::format("{:<{}}  {}\n", fmt::format("rank {}", rank), label_width_,
                           has_letters_ ? letters(spans) : shades(spans));
     }
-    return text + fmt::format("{:<{}}  {}\n", "", label_width_, legend());
+    text += fmt::format("{:<{}}  {}\n", "", label_width_, legend());
+    // In lines that the narrowest terminal has room for.
+    if (!timeline_.one_clock)
+      for (const char* line :
+           {"not aligned: hosts' clocks differ, and", "each rank is from its own start"})
+        text += fmt::format("{:<{}}  {}\n", "", label_width_, line);
+    return text;
   }
 
  private:

@@ -17,6 +17,9 @@ struct Span {
 // is idle.
 struct Timeline {
   std::vector<std::vector<Span>> ranks;  // of each rank in order, without overlap
+  // Whether one clock measured all ranks. Where it did not, each rank's times are from its own
+  // start: how long it waited for others before that is not in them.
+  bool one_clock = true;
 
   // The first start and the last end of all ranks; 0 where there is no span.
   double start() const;
