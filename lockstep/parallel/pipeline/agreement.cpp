@@ -8,6 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/schedule/check.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
@@ -68,10 +69,6 @@ std::string text_of(const std::vector<TiedParameter>& tied) {
 
 }  // namespace
 
-c10::Device device_for_numbers(const comm::Communicator& group, c10::Device device) {
-  return group.backend() == "nccl" ? device : c10::Device(at::kCPU);
-}
-
 std::shared_ptr<comm::Communicator> agreed_group(const Schedule& schedule,
                                                  const std::map<int, Stage>& stages,
                                                  const PipelineOptions& options,
@@ -82,7 +79,7 @@ std::shared_ptr<comm::Communicator> agreed_group(const Schedule& schedule,
   } catch (const UsageError&) {
     refused = std::current_exception();
   }
-  const c10::Device device = device_for_numbers(group, options.device);
+  const c10::Device device = comm::message_device(group, options.device);
   const at::Tensor mine =
       at::tensor({refused ? std::int64_t{1} : std::int64_t{0}, number_of(to_text(schedule)),
                   number_of(text_of(options.tied))},

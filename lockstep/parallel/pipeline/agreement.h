@@ -24,7 +24,4 @@ std::shared_ptr<comm::Communicator> agreed_group(const Schedule& schedule,
                                                  const PipelineOptions& options,
                                                  comm::Communicator& group);
 
-// Where the group's engine takes small tensors: NCCL only on a GPU.
-c10::Device device_for_numbers(const comm::Communicator& group, c10::Device device);
-
 }  // namespace lockstep::pipeline

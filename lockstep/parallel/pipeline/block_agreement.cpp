@@ -8,6 +8,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/difference.h>
 #include <lockstep/parallel/pipeline/agreement.h>
@@ -84,7 +85,7 @@ void check_same_lines(const std::vector<std::string>& lines, comm::Communicator&
 void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
                      const std::vector<int>& rank_of_stage, comm::Communicator& group,
                      const BlockCut& cut, c10::Device device, std::string fault) {
-  const c10::Device numbers = device_for_numbers(group, device);
+  const c10::Device numbers = comm::message_device(group, device);
   try {
     check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
   } catch (const UsageError& error) {
@@ -116,7 +117,7 @@ void share_from_first_holder(const StageTensors& stages, const std::vector<int>&
     const std::vector<int>& ranks = holders.at(tensor.unsafeGetTensorImpl());
     if (std::set(ranks.begin(), ranks.end()).size() < 2 || tensor.numel() == 0) continue;
     const at::Tensor sent =
-        tensor.detach().to(device_for_numbers(group, device)).contiguous().clone();
+        tensor.detach().to(comm::message_device(group, device)).contiguous().clone();
     group.broadcast(sent, ranks.front()).wait();
     tensor.detach().copy_(sent);
   }

@@ -7,6 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
@@ -22,7 +23,7 @@ Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Dev
     : schedule_(schedule),
       rank_(group.rank()),
       device_(device),
-      shapes_device_(device_for_numbers(group, device)) {
+      shapes_device_(comm::message_device(group, device)) {
   std::set<Pair> pairs;
   for (int stage = 0; stage + 1 < schedule.num_stages(); ++stage)
     if (is_sent(schedule, stage, stage + 1)) {

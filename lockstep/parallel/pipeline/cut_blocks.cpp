@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
 
@@ -28,7 +29,7 @@ std::vector<double> agreed_seconds(const CutRequest& request, comm::Communicator
     failure = std::current_exception();
     seconds.fill_(-1);
   }
-  seconds = seconds.to(device_for_numbers(group, request.device));
+  seconds = seconds.to(comm::message_device(group, request.device));
   group.broadcast(seconds, 0).wait();
   seconds = seconds.cpu();
   if (failure) std::rethrow_exception(failure);

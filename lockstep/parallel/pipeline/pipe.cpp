@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
@@ -18,7 +19,7 @@ namespace {
 
 // The same on all ranks, or refused on all of them.
 Schedule agreed_schedule(const PipeOptions& options, comm::Communicator& group) {
-  const c10::Device device = device_for_numbers(group, options.device);
+  const c10::Device device = comm::message_device(group, options.device);
   Schedule schedule;
   std::string fault;
   try {
@@ -104,7 +105,7 @@ std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
   if (size_of(input) > 0)
     shape = fmt::format("{} {} {}", c10::toString(input.scalar_type()), input.requires_grad(),
                         fmt::join(input.sizes().slice(1), ", "));
-  const c10::Device device = device_for_numbers(*batches_, options_.device);
+  const c10::Device device = comm::message_device(*batches_, options_.device);
   const at::Tensor mine = at::tensor({std::int64_t{fault.empty() ? 0 : 1}, size_of(input),
                                       size_of(target), static_cast<std::int64_t>(hash_text(shape))},
                                      at::kLong);

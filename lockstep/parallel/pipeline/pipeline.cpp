@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/host_identity.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/stage_graph.h>
 
@@ -261,7 +262,7 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
 
 // Its clock is one for all of its processes, whatever they talk to each other with.
 bool Pipeline::on_one_host() const {
-  const c10::Device device = device_for_numbers(*group_, options_.device);
+  const c10::Device device = comm::message_device(*group_, options_.device);
   const at::Tensor mine =
       at::tensor({static_cast<std::int64_t>(hash_text(host_identity()))}, at::kLong);
   at::Tensor all = at::empty({group_->size()}, at::dtype(at::kLong).device(device));
@@ -271,7 +272,7 @@ bool Pipeline::on_one_host() const {
 
 Timeline Pipeline::timeline() const {
   const auto on_device =
-      at::dtype(at::kDouble).device(device_for_numbers(*group_, options_.device));
+      at::dtype(at::kDouble).device(comm::message_device(*group_, options_.device));
   std::vector<at::Tensor> all;  // of each rank [2 · spans]: starts and ends
   Timeline timeline;
   for (const std::vector<Action>& actions : schedule_.actions) {

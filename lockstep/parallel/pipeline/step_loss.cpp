@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
@@ -15,7 +16,7 @@ StepLoss::StepLoss(std::shared_ptr<comm::Communicator> group, int rank, int num_
       rank_(rank),
       num_micro_batches_(num_micro_batches),
       device_(device),
-      numbers_(device_for_numbers(*group_, device)) {}
+      numbers_(comm::message_device(*group_, device)) {}
 
 StepLoss::~StepLoss() {
   try {
