@@ -178,6 +178,7 @@ std::string ModelLayout::text() const {
     case FULL_SHARD: text += ", ZeRO-3"; break;
     case HYBRID_SHARD: text += ", hybrid"; break;
   }
+  if (offload) text += ", offloaded";
   return text;
 }
 

@@ -27,6 +27,7 @@ struct ModelLayout {
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
   int chunks = 1;  // a rank's stages
   ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
+  bool offload = false;  // parameters, gradients and the optimizer, to the host's memory
 
   int num_ranks() const { return pp * replicate * shard * cp * tp; }
   // That ranks have samples of their own along.

@@ -59,6 +59,9 @@ DistributedConfig config_of(const ModelLayout& layout, const Numbers& numbers) {
   if (layout.strategy == ShardingStrategy::HYBRID_SHARD)
     config.mesh = {{"dp_replicate", layout.replicate}, {"dp_shard", layout.shard}};
   if (takes_units(config)) config.fsdp.mixed_precision.param_dtype = numbers.computed_in;
+  if (layout.offload)
+    config.fsdp.cpu_offload = {.offload_optimizer = true,
+                               .offload_params = layout.strategy == ShardingStrategy::FULL_SHARD};
   return config;
 }
 

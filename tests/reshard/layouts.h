@@ -20,11 +20,13 @@ inline std::vector<parity::ModelLayout> layouts_of(int num_ranks) {
               {.cp = 2},
               {.replicate = 2},
               {.shard = 2, .strategy = SHARD_OPTIMIZER},
-              {.shard = 2, .strategy = FULL_SHARD}};
+              {.shard = 2, .strategy = FULL_SHARD},
+              {.shard = 2, .strategy = FULL_SHARD, .offload = true}};
     case 4:
       return {{.tp = 4, .between = kSlices},
               {.pp = 4},
               {.shard = 4, .strategy = SHARD_GRAD_OP},
+              {.shard = 4, .strategy = SHARD_GRAD_OP, .offload = true},
               {.shard = 4, .strategy = FULL_SHARD},
               {.replicate = 2, .shard = 2, .strategy = HYBRID_SHARD},
               {.pp = 2, .replicate = 2, .schedule = pipeline::ScheduleKind::zb_v, .chunks = 2},
