@@ -72,7 +72,7 @@ void check(const Dataset& dataset, const DistributedSampler& sampler,
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
                        const DataLoaderOptions& options)
     : dataset_(std::move(dataset)),
-      sampler_(std::move(sampler)),
+      sampler_(sampler),
       options_(options),
       cut_(cut_of(sampler_, options_)) {
   check(*dataset_, sampler_, options_);

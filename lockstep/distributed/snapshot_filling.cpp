@@ -23,7 +23,7 @@ StoredPieces::StoredPieces(const Blocks& blocks) {
 }
 
 SnapshotFilling::SnapshotFilling(const StoredPieces& stored, const WholeCopy& copy,
-                                 std::vector<const mesh::HeldTensor*> tensors, int rank,
+                                 const std::vector<const mesh::HeldTensor*>& tensors, int rank,
                                  int num_ranks)
     : wanted_(static_cast<std::size_t>(num_ranks)), goals_(static_cast<std::size_t>(num_ranks)) {
   for (const mesh::HeldTensor* const tensor : tensors) {

@@ -39,7 +39,7 @@ class SnapshotFilling {
  public:
   // UsageError where the tensors cannot be filled; nothing is touched yet.
   SnapshotFilling(const StoredPieces& stored, const WholeCopy& copy,
-                  std::vector<const mesh::HeldTensor*> tensors, int rank, int num_ranks);
+                  const std::vector<const mesh::HeldTensor*>& tensors, int rank, int num_ranks);
 
   // Every rank calls it. `snapshot` is this rank's; null where it holds nothing.
   void fill(const RankMessages& ranks, const Snapshot* snapshot);

@@ -40,7 +40,7 @@ Evidence read_evidence(const std::filesystem::path& directory) {
       else
         evidence.dumps.push_back(std::move(dump));
     } catch (const UsageError& error) {
-      evidence.left_out.push_back(error.what());
+      evidence.left_out.emplace_back(error.what());
     }
   }
   for (const auto& [when, ranks] : old)

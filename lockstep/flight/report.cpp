@@ -77,7 +77,7 @@ class GroupReport {
     say_behind();
     say_transfers();
     say_missing();
-    if (!group_.in_trouble()) lines_.push_back("nothing is in flight");
+    if (!group_.in_trouble()) lines_.emplace_back("nothing is in flight");
     say_reasons();
     std::string text = heading();
     for (const std::string& line : lines_) text += "  " + line + "\n";

@@ -81,7 +81,7 @@ class RunningCall final : public Call {
   // All of them where there is one owner, as nearly always.
   std::span<const Use> uses_of(const Owner& owner) {
     if (owners_.size() == 1 && arguments_.uses().size() == 1) return arguments_.uses();
-    uses_of_owner_.push_back({});
+    uses_of_owner_.emplace_back();
     for (const Use& use : arguments_.uses())
       if (Owners::instance().owns(memory_of(use.tensor), &owner))
         uses_of_owner_.back().push_back(use);
