@@ -169,7 +169,7 @@ struct Checkpointer::State {
 
   // Where the files go.
   std::string open() {
-    checkpoint = std::make_unique<checkpoint::CheckpointWriter>(folder, step);
+    checkpoint = std::make_unique<checkpoint::CheckpointWriter>(folder, step, options.lock);
     return checkpoint->path().string();
   }
 
@@ -242,7 +242,7 @@ struct Checkpointer::State {
 Checkpointer::Checkpointer(RankMessages ranks, fs::path folder, CheckpointerOptions options)
     : state_(new State{.ranks = std::move(ranks),
                        .folder = std::move(folder),
-                       .options = options,
+                       .options = std::move(options),
                        .shared = {},
                        .written = {},
                        .training = {},

@@ -87,19 +87,23 @@ CheckpointContents Trainer::contents() {
 }
 
 // What would keep the run from being saved is found before anything is computed.
-std::optional<FolderLock> Trainer::open_output() {
-  std::optional<FolderLock> lock;
-  if (options_.output.empty()) return lock;
+void Trainer::open_output() {
+  if (options_.output.empty()) return;
   check_contents(contents());
   const RunFolder folder(options_);
   on_main_rank(dist_, [&] {
-    lock.emplace(folder.claim());
+    lock_ = folder.claim();
     if (!options_.config.empty()) write_durably(folder.config(), options_.config);
     return std::string();
   });
   checkpoints_ = std::make_unique<Checkpointer>(
-      dist_, folder.checkpoints(), CheckpointerOptions{.keep_last = options_.keep_checkpoints});
-  return lock;
+      dist_, folder.checkpoints(),
+      CheckpointerOptions{.keep_last = options_.keep_checkpoints, .lock = lock_});
+}
+
+// Metrics are of one generation at a time, as checkpoints are.
+void Trainer::check_still_ours() const {
+  if (lock_ != nullptr) lock_->check();
 }
 
 // For a later generation of this job, which may come before the first checkpoint.
