@@ -234,7 +234,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
-    changed = check_resume(config, plan);
+    changed = check_resume(config, plan, read_launch_environment().generation);
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,
