@@ -67,8 +67,8 @@ struct CheckpointerOptions {
 //
 // A save has three parts, each of which all ranks end before the next begins, at a poll() or in
 // finish(): the main rank makes a folder, every rank writes, the main rank commits and removes old
-// ones. A thread of the rank's does them, which computing comes before; no call of training's waits
-// for a disk.
+// ones, or where one failed what there is of the new one. A thread of the rank's does them, which
+// computing comes before; no call of training's waits for a disk.
 //
 // Ownership: shares the ranks' group. Threading: one thread; writes on one of its own. Failure: a
 // disk that is full, read-only or gone is no exception but a SaveResult with the error, the same on
