@@ -164,12 +164,14 @@ int ckpt(Arguments arguments) {
                "lockstep ckpt");
   show_usage(app, "ACTION [FLAGS] PATH…");
   app.footer(
-      "  ls RUN                    the checkpoints of a run\n"
+      "  ls RUN                    the checkpoints of a run, and files that are missing or cut "
+      "off\n"
       "  show CHECKPOINT           what one holds\n"
       "  verify CHECKPOINT or RUN  reads everything, and names what is damaged\n"
       "  diff FIRST SECOND         which tensors differ, whatever layout they were saved in\n"
       "  export CHECKPOINT FOLDER  as the transformers library reads it\n"
       "  import FOLDER RUN         the reverse: weights for model.from and 'lockstep sample'\n"
+      "export and import want a new folder, and replace nothing.\n"
       "A run in place of a checkpoint stands for its newest. Exits with 1 where verify or\n"
       "diff found something.");
   CkptFlags flags;

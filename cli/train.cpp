@@ -45,14 +45,16 @@ std::string output_for_ranks() {
   return fmt::format("/proc/{}/fd/{}", ::getpid(), STDOUT_FILENO);
 }
 
-// For whoever sees a run end before its time, where its ranks have not said it themselves.
+// For whoever sees a run end before its time, where its ranks have not said it themselves. Those of
+// a job that may be formed anew may have been told to end when they could not save.
 void say_how_to_go_on(const train::TrainConfig& config,
-                      const std::optional<checkpoint::Checkpoint>& before, int code) {
+                      const std::optional<checkpoint::Checkpoint>& before, int max_restarts,
+                      int code) {
   if (code == 0 || code == kUsageMistake || code == kTrainingStopped) return;
   const bool told_to = std::any_of(std::begin(kStopSignals), std::end(kStopSignals),
                                    [&](int signal) { return code == 128 + signal; });
   const auto newest = checkpoint::newest_checkpoint(config.output / "checkpoints");
-  if (told_to && newest != before) return;
+  if (told_to && newest != before && max_restarts == 0) return;
   if (newest)
     fmt::print(stderr, "lockstep: {} ('{}')\n", train::how_to_go_on(config, newest->step),
                newest->path.string());
@@ -142,7 +144,7 @@ int train(Arguments arguments) {
       "told to end: saving after this step; once more (Ctrl-C) ends at once";
   const auto before = checkpoint::newest_checkpoint(config.output / "checkpoints");
   const int code = elastic::launch(options);
-  say_how_to_go_on(config, before, code);
+  say_how_to_go_on(config, before, options.max_restarts, code);
   return code;
 }
 

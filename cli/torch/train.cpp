@@ -7,7 +7,6 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/folder.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/peer_copies.h>
 #include <lockstep/net/fd.h>
@@ -30,11 +29,7 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   net::Fd own;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
-  auto config = train::load_config(flags.config, flags.overrides);
-  // Ranks of a later generation go on with the run that they were in, wherever it began.
-  if (read_launch_environment().generation > 0 &&
-      checkpoint::newest_checkpoint(config.output / "checkpoints"))
-    config.checkpoint.resume = train::Resume::automatic;
+  const auto config = train::load_config(flags.config, flags.overrides);
   try {
     const auto result =
         train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);

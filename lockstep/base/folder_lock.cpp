@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -20,14 +21,43 @@ namespace lockstep {
 
 namespace {
 
+constexpr const char* kNoteFile = ".holder";
+
 // Whoever only looks whether a folder is free holds it for a moment.
 constexpr int kAttempts = 4;
 constexpr std::chrono::milliseconds kBetweenAttempts(25);
 
+// A descriptor that is closed with its scope, or handed on.
+class Opened {
+ public:
+  explicit Opened(int fd) : fd_(fd) {}
+  ~Opened() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
+
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+enum class Locked { here, elsewhere, no_locks };
+
+Locked try_lock(int fd, int how) {
+  while (::flock(fd, how | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    return errno == EWOULDBLOCK ? Locked::elsewhere : Locked::no_locks;
+  }
+  return Locked::here;
+}
+
 // " (process 4711)", or nothing where the system does not say. A line of /proc/locks is
 // "2: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF"; some file systems have another device there
 // than in stat(), so that the inode alone decides.
-std::string holder(int fd) {
+std::string process_in_the_way(int fd) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) return "";
   std::ifstream locks("/proc/locks");
@@ -41,35 +71,100 @@ std::string holder(int fd) {
   return "";
 }
 
+std::string text_of(const FolderHolder& holder) {
+  return fmt::format("generation {} of job {}\n", holder.generation, holder.job);
+}
+
+// Nothing where it is no text of ours.
+std::optional<FolderHolder> read_holder(int fd) {
+  std::array<char, 1024> bytes{};
+  const ssize_t size = ::pread(fd, bytes.data(), bytes.size(), 0);
+  if (size <= 0) return std::nullopt;
+  FolderHolder holder;
+  std::istringstream words(std::string(bytes.data(), static_cast<std::size_t>(size)));
+  std::string generation, of, job;
+  if (!(words >> generation >> holder.generation >> of >> job >> holder.job)) return std::nullopt;
+  if (text_of(holder) != words.str()) return std::nullopt;
+  return holder;
+}
+
+bool same_file(int a, int b) {
+  struct stat first {};
+  struct stat second {};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
 }  // namespace
 
-FolderLock::FolderLock(const std::filesystem::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw FileError("cannot open '{}': {}", folder.string(), std::strerror(errno));
+FolderLock::FolderLock(const std::filesystem::path& folder,
+                       const std::optional<FolderHolder>& holder)
+    : folder_(folder) {
+  Opened fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) throw FileError("cannot open '{}': {}", folder.string(), std::strerror(errno));
   for (int attempt = 1;; ++attempt) {
-    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) {
-      fd_ = fd;
-      return;
+    const Locked of_folder = try_lock(fd.get(), LOCK_EX);
+    // The folder's own lock may be that of an earlier generation than the one that holds it.
+    const Opened noted(::open((folder / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
+    const Locked of_note = noted.get() < 0 ? Locked::no_locks : try_lock(noted.get(), LOCK_SH);
+    if (of_folder != Locked::elsewhere && of_note != Locked::elsewhere) break;
+    if (holder && of_note == Locked::elsewhere) {
+      const auto before = read_holder(noted.get());
+      if (before && before->job == holder->job && before->generation < holder->generation) break;
     }
-    if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) break;
-    if (attempt < kAttempts) {
-      std::this_thread::sleep_for(kBetweenAttempts);
-      continue;
-    }
-    const std::string who = holder(fd);
-    ::close(fd);
-    throw UsageError("another run writes into '{}'{}: give each run a folder of its own, or wait "
-                     "until the other one has ended",
-                     folder.string(), who);
+    if (attempt == kAttempts)
+      throw UsageError("another run writes into '{}'{}: give each run a folder of its own, or wait "
+                       "until the other one has ended",
+                       folder.string(),
+                       process_in_the_way(of_note == Locked::elsewhere ? noted.get() : fd.get()));
+    ::flock(fd.get(), LOCK_UN);
+    std::this_thread::sleep_for(kBetweenAttempts);
   }
-  ::close(fd);
+  if (holder) note(*holder);
+  fd_ = fd.release();
+}
+
+// Under another name until it is whole and locked.
+void FolderLock::note(const FolderHolder& holder) {
+  const std::filesystem::path path = folder_ / kNoteFile;
+  const std::string fresh = fmt::format("{}-{}", path.string(), ::getpid());
+  const std::string text = text_of(holder);
+  ::unlink(fresh.c_str());
+  Opened fd(::open(fresh.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  const auto fail = [&] {
+    const int reason = errno;
+    ::unlink(fresh.c_str());
+    throw FileError("cannot write '{}': {}", path.string(), std::strerror(reason));
+  };
+  if (fd.get() < 0) fail();
+  try_lock(fd.get(), LOCK_EX);
+  errno = ENOSPC;  // where only a part of it is written
+  if (::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) fail();
+  if (::rename(fresh.c_str(), path.c_str()) != 0) fail();
+  note_ = fd.release();
 }
 
 FolderLock::~FolderLock() {
+  if (note_ >= 0) ::close(note_);
   if (fd_ >= 0) ::close(fd_);
 }
 
-FolderLock::FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+FolderLock::FolderLock(FolderLock&& other) noexcept
+    : folder_(std::move(other.folder_)),
+      fd_(std::exchange(other.fd_, -1)),
+      note_(std::exchange(other.note_, -1)) {}
+
+void FolderLock::check() const {
+  if (note_ < 0) return;
+  // Opened, and not only looked at: a network file system asks its server then.
+  const Opened now(::open((folder_ / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
+  if (now.get() < 0 || same_file(now.get(), note_)) return;
+  const auto holder = read_holder(now.get());
+  throw FileError(
+      "'{}' is not this process's any more: {} has taken it over, since this one was "
+      "lost to it. Nothing more is written there",
+      folder_.string(),
+      holder ? fmt::format("generation {} of the job", holder->generation) : "another run");
+}
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 #include <map>
+#include <random>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -59,10 +60,17 @@ std::optional<FolderName> parse_name(std::string_view name) {
   return std::nullopt;
 }
 
+// Processes of two hosts may have the same number, and the one that was taken for lost must not
+// find its files in the other's folder.
+std::string writer_name() {
+  static const std::uint32_t chance = std::random_device()();
+  return fmt::format("{}-{:08x}", ::getpid(), chance);
+}
+
 std::string hidden_name(FolderName::Kind kind, std::int64_t step) {
   const auto* const mark = std::find_if(std::begin(kHidden), std::end(kHidden),
                                         [&](const auto& known) { return known.first == kind; });
-  return fmt::format(".{}{}{}", checkpoint_name(step), mark->second, ::getpid());
+  return fmt::format(".{}{}{}", checkpoint_name(step), mark->second, writer_name());
 }
 
 void rename_or_throw(const fs::path& from, const fs::path& to) {
@@ -181,8 +189,9 @@ std::vector<Checkpoint> remove_old(const fs::path& run_folder, int keep_last) {
   return removed;
 }
 
-CheckpointWriter::CheckpointWriter(fs::path run_folder, std::int64_t step)
-    : run_folder_(std::move(run_folder)), step_(step) {
+CheckpointWriter::CheckpointWriter(fs::path run_folder, std::int64_t step,
+                                   std::shared_ptr<const FolderLock> lock)
+    : run_folder_(std::move(run_folder)), step_(step), lock_(std::move(lock)) {
   if (step < 0) throw UsageError("a checkpoint of step {}: steps are counted from 0", step);
   std::error_code error;
   if (fs::create_directories(run_folder_, error))
@@ -190,7 +199,8 @@ CheckpointWriter::CheckpointWriter(fs::path run_folder, std::int64_t step)
   if (error)
     throw FileError("cannot make the folder of checkpoints '{}': {}", run_folder_.string(),
                     error.message());
-  lock_.emplace(run_folder_);
+  if (lock_ == nullptr) lock_ = std::make_shared<const FolderLock>(run_folder_);
+  lock_->check();
   remove_leftovers(run_folder_);
   const fs::path part = run_folder_ / hidden_name(FolderName::Kind::part, step_);
   // One that is there has files in it that could not be removed.
@@ -211,6 +221,7 @@ fs::path CheckpointWriter::commit() {
     throw UsageError("the checkpoint in '{}' has no {}, without which it is not complete",
                      part_.string(), kManifestFile);
   sync_folder(part_);
+  lock_->check();
   fs::path final_path = run_folder_ / checkpoint_name(step_);
   const fs::path old = run_folder_ / hidden_name(FolderName::Kind::old, step_);
   const bool replaces = is_there(final_path);

@@ -6,14 +6,15 @@
 //   writer.commit();
 //   remove_old(run_folder, 3);
 //
-// While a checkpoint is written it is called .step-00000500.part-<process>; one that is being
-// replaced waits as .step-00000500.old-<process> until its successor has the name. Killed at any
+// While a checkpoint is written it is called .step-00000500.part-<writer>; one that is being
+// replaced waits as .step-00000500.old-<writer> until its successor has the name. Killed at any
 // moment, a writer leaves every older checkpoint as it was, and what it left half-done is not
 // listed and is removed by the next writer.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,13 +51,16 @@ std::vector<Checkpoint> remove_old(const std::filesystem::path& run_folder, int 
 // One checkpoint while it is written.
 //
 // Ownership: of a folder that is removed when the writer is dropped without commit(). One writer at
-// a time for a run's folder: a second is a UsageError, as FolderLock has it. Threading: one thread;
-// others may write files into path(). Failure: FileError for the disk; what was there before stays.
+// a time for a run's folder: a second is a UsageError, as FolderLock has it. Who holds a lock that
+// keeps others out of the folder gives it: then that one counts, and where a later generation has
+// taken it over nothing is touched, which is a FileError. Threading: one thread; others may write
+// files into path(). Failure: FileError for the disk; what was there before stays.
 class CheckpointWriter {
  public:
   // Makes `run_folder` where it does not exist, and removes what killed writers left in it; of what
   // cannot be removed it warns.
-  CheckpointWriter(std::filesystem::path run_folder, std::int64_t step);
+  CheckpointWriter(std::filesystem::path run_folder, std::int64_t step,
+                   std::shared_ptr<const FolderLock> lock = nullptr);
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
@@ -73,7 +77,7 @@ class CheckpointWriter {
   std::filesystem::path run_folder_;
   std::int64_t step_;
   std::filesystem::path part_;
-  std::optional<FolderLock> lock_;  // of run_folder_
+  std::shared_ptr<const FolderLock> lock_;
 };
 
 }  // namespace lockstep::checkpoint

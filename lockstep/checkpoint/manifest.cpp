@@ -1,10 +1,10 @@
 #include <lockstep/checkpoint/manifest.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/checkpoint/coverage.h>
 #include <lockstep/checkpoint/safetensors/entry.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/training_state_json.h>
@@ -191,14 +191,11 @@ void add(Manifest& to, Manifest part) {
 
 void check_complete(const Manifest& manifest, const std::string& file) {
   for (const auto& [name, tensor] : manifest.tensors) {
-    // Pieces of several shapes, or some that hold the same, are for whoever reads them to sort out.
-    const std::int64_t held = std::accumulate(
-        tensor.pieces.begin(), tensor.pieces.end(), std::int64_t{0},
-        [](std::int64_t sum, const Piece& piece) { return sum + piece.placement.elements(); });
+    const std::int64_t held = covered_elements(tensor);
     const std::int64_t elements = mesh::Placement::full(tensor.shape).elements();
     if (held < elements)
-      throw UsageError("{}: of the {} elements of {} there are {}", file, elements, quote(name),
-                       held);
+      throw DamagedCheckpoint("{}: of the {} elements of {} there are {}", file, elements,
+                              quote(name), held);
   }
 }
 

@@ -83,7 +83,7 @@ std::uint64_t num_hashes(std::uint64_t bytes);
 // it is, or a file of the same name.
 void add(Manifest& to, Manifest part);
 
-// UsageError that names the tensors of which there are not all elements.
+// DamagedCheckpoint that names a tensor of which there are not all elements.
 void check_complete(const Manifest& manifest, const std::string& file);
 
 // Ends in the hash of all before it. Every double comes back to the bit. UsageError for texts that

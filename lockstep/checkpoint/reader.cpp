@@ -178,6 +178,7 @@ std::string CheckpointReader::read_text_file(const std::string& file) {
 
 void CheckpointReader::check_files(int stride) {
   int index = 0;
+  if (reader_ % stride == 0) check_complete(manifest_, fmt::format("'{}'", path_.string()));
   for (const auto& [name, record] : manifest_.files)
     if (index++ % stride == reader_ % stride) open(name);
 }
@@ -191,6 +192,7 @@ std::vector<std::string> CheckpointReader::damages() {
       found.emplace_back(damage.what());
     }
   };
+  look([&] { check_complete(manifest_, fmt::format("'{}'", path_.string())); });
   for (const auto& file : manifest_.files) look([&] { open(file.first); });
   std::vector<std::byte> stretch;
   for (const auto& tensor : manifest_.tensors)

@@ -55,9 +55,9 @@ class CheckpointReader {
   // A text beside the tensors.
   std::string read_text_file(const std::string& file);
 
-  // DamagedCheckpoint where a file is not there, or not as large as it was, or does not begin as it
-  // did: all that can be known without reading everything. Of every `stride`-th file, for readers
-  // that share the work.
+  // DamagedCheckpoint where a tensor's pieces are not all of it, or a file is not there, or not as
+  // large as it was, or does not begin as it did: all that can be known without reading everything.
+  // Of every `stride`-th file, for readers that share the work.
   void check_files(int stride = 1);
 
   // Of all files so far.

@@ -17,6 +17,7 @@
 #include <lockstep/checkpoint/piece_file.h>
 #include <lockstep/checkpoint/safetensors/free_space.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/distributed/outcome.h>
 
 namespace lockstep {
 
@@ -24,10 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::Manifest;
-
-// What a rank says to the others: how it went, and then what.
-constexpr char kDone = 'd';
-constexpr char kFailed = 'f';
 
 // For the manifest, folders and what a file system adds to them.
 constexpr std::uint64_t kSpareBytes = 1 << 16;
@@ -60,13 +57,6 @@ void yield_to_computing() {
 #endif
 }
 
-// The first of all ranks' messages that is no good.
-const std::string* find_failure(const std::vector<std::string>& messages) {
-  const auto found =
-      std::ranges::find_if(messages, [](const std::string& one) { return one.front() != kDone; });
-  return found == messages.end() ? nullptr : &*found;
-}
-
 }  // namespace
 
 void check_contents(const CheckpointContents& contents) {
@@ -86,7 +76,7 @@ struct Checkpointer::State {
 
   // Of a save under way: ranks do each thing together, and each tells the others how it went before
   // the next begins.
-  enum class Phase { none, opening, writing, committing };
+  enum class Phase { none, opening, writing, committing, dropping };
   enum class Where { this_thread, another_thread };
   Phase phase = Phase::none;
   Where where = Where::this_thread;
@@ -97,26 +87,15 @@ struct Checkpointer::State {
   checkpoint::HostCopy copy;
   std::stop_source no_longer_wanted;
   std::thread worker;
-  std::string message;  // what came of this rank's part of the phase, once it is done
+  Outcome outcome;      // of this rank's part of the phase, once it is done
+  std::string failure;  // of a save that is dropped
   std::atomic<bool> is_done{false};
-
-  // Runs while ranks are to go on together, whatever happens to this one.
-  std::string tried(const std::function<std::string()>& work) const {
-    try {
-      return kDone + work();
-    } catch (const std::exception& error) {
-      return kFailed + fmt::format("rank {}: {}", ranks.rank(), error.what());
-    }
-  }
 
   // All that touches a disk comes through here: training does not wait for one.
   void begin(Phase next, std::function<std::string()> work) {
     phase = next;
     is_done = false;
-    const auto run = [this, work = std::move(work)] {
-      message = tried(work);
-      is_done = true;
-    };
+    const auto run = [this, work = std::move(work)] { done_with(outcome_of(work)); };
     if (where == Where::this_thread) return run();
     worker = std::thread([run] {
       yield_to_computing();
@@ -128,11 +107,11 @@ struct Checkpointer::State {
   void begin_on_first(Phase next, std::function<std::string()> work) {
     if (ranks.is_first()) return begin(next, std::move(work));
     phase = next;
-    done_with({kDone});
+    done_with({});
   }
 
-  void done_with(std::string text) {
-    message = std::move(text);
+  void done_with(Outcome came_of_it) {
+    outcome = std::move(came_of_it);
     is_done = true;
   }
 
@@ -158,18 +137,19 @@ struct Checkpointer::State {
     training = contents.state;
     files = contents.files;
     where = on;
-    const std::string copied = tried([&] {
+    Outcome copied = outcome_of([&] {
       copy.take(contents.tensors, written, what);
       return std::string();
     });
-    if (copied.front() == kDone) return begin_on_first(Phase::opening, [this] { return open(); });
+    if (copied.kind == Outcome::Kind::done)
+      return begin_on_first(Phase::opening, [this] { return open(); });
     phase = Phase::opening;
-    done_with(copied);
+    done_with(std::move(copied));
   }
 
   // Where the files go.
   std::string open() {
-    checkpoint = std::make_unique<checkpoint::CheckpointWriter>(folder, step);
+    checkpoint = std::make_unique<checkpoint::CheckpointWriter>(folder, step, options.lock);
     return checkpoint->path().string();
   }
 
@@ -185,10 +165,10 @@ struct Checkpointer::State {
   }
 
   // Of all ranks' parts.
-  std::string commit(const std::vector<std::string>& messages) {
+  std::string commit(const std::vector<Outcome>& written_parts) {
     Manifest manifest{.state = training, .files = {}, .tensors = {}};
-    for (const std::string& one : messages)
-      checkpoint::add(manifest, checkpoint::parse_manifest(one.substr(1), "a rank's part"));
+    for (const Outcome& one : written_parts)
+      checkpoint::add(manifest, checkpoint::parse_manifest(one.text, "a rank's part"));
     const fs::path& part = checkpoint->path();
     for (const auto& [name, file] : manifest.files) {
       std::error_code error;
@@ -209,27 +189,37 @@ struct Checkpointer::State {
   // Waits for the phase on all ranks and begins the next; the result after the last of them.
   std::optional<SaveResult> advance() {
     if (worker.joinable()) worker.join();
-    const std::vector<std::string> messages = ranks.gather(message);
-    if (const std::string* const failure = find_failure(messages))
-      return end({.step = step, .path = {}, .error = failure->substr(1)});
+    const std::vector<Outcome> all = tell_all(ranks, outcome);
+    const auto failed = std::ranges::find_if(
+        all, [](const Outcome& one) { return one.kind != Outcome::Kind::done; });
+    if (failed != all.end()) {
+      failure = fmt::format("rank {}: {}", failed - all.begin(), failed->text);
+      begin_on_first(Phase::dropping, [this] { return drop(); });
+      return std::nullopt;
+    }
     switch (phase) {
       case Phase::opening:
-        begin(Phase::writing, [this, part = messages.front().substr(1)] { return write(part); });
+        begin(Phase::writing, [this, part = all.front().text] { return write(part); });
         return std::nullopt;
       case Phase::writing:
-        begin_on_first(Phase::committing, [this, messages] { return commit(messages); });
+        begin_on_first(Phase::committing, [this, all] { return commit(all); });
         return std::nullopt;
-      case Phase::committing:
-        return end({.step = step, .path = messages.front().substr(1), .error = {}});
+      case Phase::committing: return end({.step = step, .path = all.front().text, .error = {}});
+      case Phase::dropping: return end({.step = step, .path = {}, .error = failure});
       case Phase::none: break;
     }
     LOCKSTEP_CHECK(false, "there is no save to go on with");
     return std::nullopt;
   }
 
+  // Of a checkpoint that is not to be: what was written of it goes.
+  std::string drop() {
+    checkpoint.reset();
+    return "";
+  }
+
   SaveResult end(SaveResult result) {
     phase = Phase::none;
-    checkpoint.reset();
     return result;
   }
 
@@ -242,7 +232,7 @@ struct Checkpointer::State {
 Checkpointer::Checkpointer(RankMessages ranks, fs::path folder, CheckpointerOptions options)
     : state_(new State{.ranks = std::move(ranks),
                        .folder = std::move(folder),
-                       .options = options,
+                       .options = std::move(options),
                        .shared = {},
                        .written = {},
                        .training = {},
@@ -251,7 +241,8 @@ Checkpointer::Checkpointer(RankMessages ranks, fs::path folder, CheckpointerOpti
                        .copy = {},
                        .no_longer_wanted = {},
                        .worker = {},
-                       .message = {}}) {}
+                       .outcome = {},
+                       .failure = {}}) {}
 
 Checkpointer::~Checkpointer() {
   state_->no_longer_wanted.request_stop();

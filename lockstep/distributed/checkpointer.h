@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/load_together.h>
@@ -50,6 +51,10 @@ struct SaveResult {
 
 struct CheckpointerOptions {
   int keep_last = 0;  // complete checkpoints that stay once a new one is there; 0: all
+  // The main rank's, where the program holds one that keeps others out of the folder: no save
+  // touches a folder that a later generation of the job has taken over. Without one, each save
+  // takes a lock of its own, which a process that hangs in it keeps from all others.
+  std::shared_ptr<const FolderLock> lock = {};
 };
 
 // Every rank makes one and calls its functions at the same points of its program. The folder is one
@@ -62,8 +67,8 @@ struct CheckpointerOptions {
 //
 // A save has three parts, each of which all ranks end before the next begins, at a poll() or in
 // finish(): the main rank makes a folder, every rank writes, the main rank commits and removes old
-// ones. A thread of the rank's does them, which computing comes before; no call of training's waits
-// for a disk.
+// ones, or where one failed what there is of the new one. A thread of the rank's does them, which
+// computing comes before; no call of training's waits for a disk.
 //
 // Ownership: shares the ranks' group. Threading: one thread; writes on one of its own. Failure: a
 // disk that is full, read-only or gone is no exception but a SaveResult with the error, the same on
@@ -74,7 +79,8 @@ class Checkpointer {
   Checkpointer(RankMessages ranks, std::filesystem::path folder, CheckpointerOptions options = {});
   Checkpointer(const DistributedManager& dist, std::filesystem::path folder,
                CheckpointerOptions options = {})
-      : Checkpointer(RankMessages(dist.world(), dist.device()), std::move(folder), options) {}
+      : Checkpointer(RankMessages(dist.world(), dist.device()), std::move(folder),
+                     std::move(options)) {}
   // What is not complete by then is dropped: nobody is to wait for a disk who leaves a generation.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;

@@ -8,25 +8,11 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/distributed/outcome.h>
 
 namespace lockstep {
 
 namespace {
-
-// What a rank says to the others: how its own work went, and then what or why.
-constexpr char kWentWell = 'd';
-constexpr char kWentWrong = 'f';
-constexpr char kFoundDamage = 'x';
-
-std::string outcome_of(const std::function<std::string()>& work) {
-  try {
-    return kWentWell + work();
-  } catch (const checkpoint::DamagedCheckpoint& damage) {
-    return kFoundDamage + std::string(damage.what());
-  } catch (const std::exception& error) {
-    return kWentWrong + std::string(error.what());
-  }
-}
 
 // Of what is stored, what no rank has.
 std::string unexpected(const RankMessages& ranks, const checkpoint::StoredTensors& stored,
@@ -58,11 +44,11 @@ std::string unexpected(const RankMessages& ranks, const checkpoint::StoredTensor
 
 std::vector<std::string> say_together(const RankMessages& ranks,
                                       const std::function<std::string()>& work) {
-  std::vector<std::string> said = ranks.gather(outcome_of(work));
-  for (std::string& one : said) {
-    if (one.front() == kFoundDamage) throw checkpoint::DamagedCheckpoint(one.substr(1));
-    if (one.front() == kWentWrong) throw UsageError(one.substr(1));
-    one.erase(0, 1);
+  std::vector<std::string> said;
+  for (Outcome& one : tell_all(ranks, outcome_of(work))) {
+    if (one.kind == Outcome::Kind::found_damage) throw checkpoint::DamagedCheckpoint(one.text);
+    if (one.kind == Outcome::Kind::failed) throw UsageError(one.text);
+    said.push_back(std::move(one.text));
   }
   return said;
 }

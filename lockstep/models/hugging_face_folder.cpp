@@ -147,6 +147,11 @@ std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& re
 }
 
 fs::path import_from_hugging_face(const fs::path& folder, const fs::path& run_folder) {
+  // A model among the checkpoints of a run, or in place of one, would be taken for its own.
+  for (const fs::path& taken : {run_folder, run_folder / "checkpoints"})
+    if (const auto newest = checkpoint::newest_checkpoint(taken))
+      throw UsageError("'{}' has a checkpoint already, '{}': name a new folder",
+                       run_folder.string(), newest->path.string());
   const ModelConfig config = read_model_config(folder);
   const checkpoint::SafetensorsFolder files(folder);
   std::vector<checkpoint::PieceInMemory> pieces;

@@ -25,7 +25,7 @@ std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& re
 
 // The reverse: a checkpoint of step 0 in `run_folder`, of the weights alone, for model.from and
 // `lockstep sample`. Returns where it is. UsageError for a folder that holds no such model, or one
-// that lacks a weight.
+// that lacks a weight, and for a `run_folder` that has a checkpoint already.
 std::filesystem::path import_from_hugging_face(const std::filesystem::path& folder,
                                                const std::filesystem::path& run_folder);
 

@@ -1,6 +1,7 @@
 #include <lockstep/observe/appended_file.h>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +11,12 @@
 #include <lockstep/base/durable_file.h>
 
 namespace lockstep::observe {
+
+namespace {
+
+constexpr std::size_t kMostKept = 1 << 20;
+
+}  // namespace
 
 AppendedFile::AppendedFile(std::filesystem::path path, Existing existing) : path_(std::move(path)) {
   const int refuse = existing == Existing::refuse ? O_EXCL : 0;
@@ -23,27 +30,47 @@ AppendedFile::~AppendedFile() {
 }
 
 AppendedFile::AppendedFile(AppendedFile&& other) noexcept
-    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      kept_(std::move(other.kept_)) {}
 
 AppendedFile& AppendedFile::operator=(AppendedFile&& other) noexcept {
   if (this != &other) {
     if (fd_ >= 0) ::close(fd_);
     path_ = std::move(other.path_);
     fd_ = std::exchange(other.fd_, -1);
+    kept_ = std::move(other.kept_);
   }
   return *this;
 }
 
 void AppendedFile::append(std::string_view record) {
-  while (!record.empty()) {
-    const ssize_t written = ::write(fd_, record.data(), record.size());
+  if (kept_.empty() || kept_.size() + record.size() <= kMostKept) kept_.append(record);
+  append_kept();
+}
+
+void AppendedFile::append_kept() {
+  struct stat before {};
+  const bool can_be_cut = ::fstat(fd_, &before) == 0 && S_ISREG(before.st_mode);
+  for (std::string_view rest = kept_; !rest.empty();) {
+    const ssize_t written = ::write(fd_, rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw FileError("cannot write '{}': {}", path_.string(), std::strerror(errno));
-    record.remove_prefix(static_cast<std::size_t>(written));
+    if (written < 0) {
+      const int reason = errno;
+      // A torn record goes; what is no file has taken what it has taken.
+      if (!can_be_cut)
+        kept_.clear();
+      else if (::ftruncate(fd_, before.st_size) != 0)
+        kept_.erase(0, kept_.size() - rest.size());
+      throw FileError("cannot write '{}': {}", path_.string(), std::strerror(reason));
+    }
+    rest.remove_prefix(static_cast<std::size_t>(written));
   }
+  kept_.clear();
 }
 
 void AppendedFile::sync() {
+  append_kept();
   // Pipes and some file systems cannot sync, and say EINVAL.
   if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS)
     throw FileError("cannot sync '{}': {}", path_.string(), std::strerror(errno));

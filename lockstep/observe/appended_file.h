@@ -1,11 +1,16 @@
-// A file that grows by whole records, each in one write: a kill cuts off at most the last one.
+// A file that grows by whole records, each in one write: a kill cuts off at most the last one, and
+// a disk that is full for a while nothing.
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 namespace lockstep::observe {
 
+// A record that could not be written leaves the file as it was, and is kept, with up to a megabyte
+// of others, until a later call has room for them.
+//
 // Ownership: closes the file when destroyed. Threading: one thread. Failure: FileError naming the
 // file and the system's reason.
 class AppendedFile {
@@ -21,6 +26,8 @@ class AppendedFile {
 
   bool refused() const { return fd_ < 0; }
   void append(std::string_view record);
+  // Those that are kept, if any.
+  void append_kept();
   void sync();
 
   const std::filesystem::path& path() const { return path_; }
@@ -28,6 +35,7 @@ class AppendedFile {
  private:
   std::filesystem::path path_;
   int fd_ = -1;
+  std::string kept_;
 };
 
 }  // namespace lockstep::observe

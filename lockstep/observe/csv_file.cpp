@@ -103,6 +103,7 @@ void CsvFile::widen(std::span<const Metric> metrics) {
   std::vector<std::string> columns = columns_;
   for (const auto& metric : metrics) unite(columns, metric.name);
   const auto path = file_.path();
+  file_.append_kept();
   rewrite(path, CsvTable(path), columns, std::numeric_limits<std::int64_t>::max());
   file_ = AppendedFile(path, AppendedFile::Existing::append);
   columns_ = std::move(columns);

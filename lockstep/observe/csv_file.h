@@ -18,7 +18,7 @@ namespace lockstep::observe {
 //
 // A row is with the kernel when record() returns, and on disk when flush() does. A resumed run
 // leaves the file as an undisturbed one would have: rows after the step it resumes from go, and so
-// does a row that a kill tore.
+// does a row that a kill tore. Rows that a full disk has no room for come when it has some again.
 //
 // Threading: one thread. Failure: FileError for the disk, UsageError for a name that cannot be a
 // column's and, on resume, for a file that is not one of ours.

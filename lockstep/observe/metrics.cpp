@@ -1,16 +1,23 @@
 #include <lockstep/observe/metrics.h>
 
 #include <exception>
+#include <utility>
 
+#include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep::observe {
 
 template <typename Action>
 void Metrics::each(const Action& action) {
-  std::erase_if(sinks_, [&](const std::unique_ptr<MetricSink>& sink) {
+  std::erase_if(sinks_, [&](Output& output) {
     try {
-      action(*sink);
+      action(*output.sink);
+      if (std::exchange(output.fails, false)) log::info("metrics are written again");
+      return false;
+    } catch (const FileError& error) {
+      if (!std::exchange(output.fails, true))
+        log::warn("metrics: {}; training goes on, and it is tried again", error.what());
       return false;
     } catch (const std::exception& error) {
       log::warn("metrics: {}; training goes on without this output", error.what());

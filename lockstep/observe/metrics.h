@@ -15,8 +15,8 @@ struct Metric {
   double value;      // NaN and infinity are values like others
 };
 
-// Where metrics go. Implementations throw FileError where the machine does not take them, and
-// UsageError for a metric they cannot hold.
+// Where metrics go. Implementations throw FileError where the machine does not take them, after
+// which they can be called again, and UsageError for a metric they cannot hold.
 class MetricSink {
  public:
   virtual ~MetricSink() = default;
@@ -25,12 +25,13 @@ class MetricSink {
   virtual void flush() = 0;
 };
 
-// Hands metrics to every sink. A sink that fails is dropped, with one warning: a full disk costs
-// metrics, never the training run. Ownership: owns its sinks. Threading: one thread. Failure: never
-// throws but for memory.
+// Hands metrics to every sink. A full disk costs at most metrics, never the training run: a sink
+// with a FileError is tried again with the next metrics, with one warning until it works again. One
+// that fails otherwise is dropped, with a warning. Ownership: owns its sinks. Threading: one
+// thread. Failure: never throws but for memory.
 class Metrics {
  public:
-  void add(std::unique_ptr<MetricSink> sink) { sinks_.push_back(std::move(sink)); }
+  void add(std::unique_ptr<MetricSink> sink) { sinks_.push_back({.sink = std::move(sink)}); }
   void record(std::int64_t step, std::span<const Metric> metrics);
   void record(std::int64_t step, std::initializer_list<Metric> metrics) {
     record(step, std::span(metrics.begin(), metrics.size()));
@@ -40,10 +41,15 @@ class Metrics {
   std::size_t num_sinks() const { return sinks_.size(); }
 
  private:
+  struct Output {
+    std::unique_ptr<MetricSink> sink;
+    bool fails = false;
+  };
+
   template <typename Action>
   void each(const Action& action);
 
-  std::vector<std::unique_ptr<MetricSink>> sinks_;
+  std::vector<Output> sinks_;
 };
 
 }  // namespace lockstep::observe

@@ -67,7 +67,7 @@ std::optional<BegunBatch> begun_batch(const TrainConfig& config, int generation)
       if (const auto begun = begun_by(checkpoint::parse_state(text, start.string()), config))
         return begun;
     }
-    const auto from = checkpoint_to_resume(config);
+    const auto from = checkpoint_to_resume(config, generation);
     if (!from) return std::nullopt;
     return begun_by(checkpoint::read_manifest(*from).state, config);
   } catch (const UsageError&) {

@@ -35,6 +35,8 @@ enum class NonFinite {
   skip,  // leave the weights as they are and go on
 };
 
+// For the first generation of a job. Later ones, which are formed when ranks or hosts are lost or
+// come, go on with the run that they are of, from the newest that it has saved.
 enum class ResumePolicy {
   newest,  // the run's newest checkpoint, or from the start where it has none
   never,
@@ -97,7 +99,8 @@ struct TrainerOptions {
   std::int64_t memory_interval = 0;
   std::shared_ptr<PeerCopies> peer_copies = {};
   ResumePolicy resume = ResumePolicy::newest;
-  // Another checkpoint to start from, in place of the run's own.
+  // Another checkpoint to start from, in place of the run's own; in a later generation of a job,
+  // only as long as the run has none that is newer.
   std::optional<std::filesystem::path> resume_from = {};
   bool csv = true;
   bool tensorboard = true;

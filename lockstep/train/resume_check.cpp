@@ -122,9 +122,21 @@ void check_no_later_checkpoints(const fs::path& checkpoints, std::int64_t step) 
       step, checkpoints.string(), newest->step);
 }
 
-std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config) {
-  if (config.checkpoint.resume == Resume::from) return config.checkpoint.resume_from;
-  if (config.checkpoint.resume == Resume::never) {
+std::vector<checkpoint::Checkpoint> written_by_run(const fs::path& checkpoints,
+                                                   const std::optional<fs::path>& began) {
+  auto all = checkpoint::list_checkpoints(checkpoints);
+  if (!began || all.empty()) return all;
+  const std::int64_t first = checkpoint::read_manifest(*began).state.step;
+  std::erase_if(all, [&](const checkpoint::Checkpoint& one) { return one.step <= first; });
+  return all;
+}
+
+std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, int generation) {
+  std::optional<fs::path> began;
+  if (config.checkpoint.resume == Resume::from) began = config.checkpoint.resume_from;
+  const bool goes_on = generation > 0 && !written_by_run(checkpoints_of(config), began).empty();
+  if (began && !goes_on) return began;
+  if (config.checkpoint.resume == Resume::never && !goes_on) {
     check_no_later_checkpoints(checkpoints_of(config), 0);
     return std::nullopt;
   }
@@ -150,8 +162,9 @@ std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
       step);
 }
 
-std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan) {
-  const auto from = checkpoint_to_resume(config);
+std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+                                      int generation) {
+  const auto from = checkpoint_to_resume(config, generation);
   if (!from) return {};
   checkpoint::CheckpointReader reader(*from);
   reader.check_files();
@@ -165,7 +178,7 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
                      config.checkpoint.resume == Resume::from
                          ? "Name another in checkpoint.resume"
                          : "Choose another folder for this run: --set output=FOLDER");
-  if (config.checkpoint.resume == Resume::from)
+  if (config.checkpoint.resume == Resume::from && generation == 0)
     check_no_later_checkpoints(checkpoints_of(config), saved.state.step);
   std::vector<std::string> found = differences(plan.model, model);
   const TrainConfig before = parse_config(

@@ -5,9 +5,13 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <system_error>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/net/job_identity.h>
 
 namespace lockstep::train {
 
@@ -25,9 +29,12 @@ void make_writable(const std::filesystem::path& folder) {
 
 }  // namespace
 
-FolderLock RunFolder::claim() const {
+std::shared_ptr<const FolderLock> RunFolder::claim() const {
   make_writable(options_.output);
-  FolderLock lock(options_.output);
+  std::optional<FolderHolder> holder;
+  if (std::string job = net::job_identity(); !job.empty())
+    holder = {.job = std::move(job), .generation = read_launch_environment().generation};
+  auto lock = std::make_shared<const FolderLock>(options_.output, holder);
   make_writable(checkpoints());
   return lock;
 }

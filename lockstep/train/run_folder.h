@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/train/options.h>
@@ -12,9 +13,10 @@ class RunFolder {
  public:
   explicit RunFolder(const TrainerOptions& options) : options_(options) {}
 
-  // Makes it where it is not there, and keeps other runs out as long as the lock lives. UsageError
-  // where another run is in it, FileError where nothing can be written.
-  FolderLock claim() const;
+  // Makes it where it is not there, and keeps other runs out as long as the lock lives; from an
+  // earlier generation of this job it is taken over. UsageError where another run is in it,
+  // FileError where nothing can be written.
+  std::shared_ptr<const FolderLock> claim() const;
 
   // The run's config, resolved: to look at, and to train with.
   std::filesystem::path config() const { return options_.output / "config.json"; }

@@ -12,6 +12,8 @@ constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<int> requested{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
+std::atomic<bool> heeded{false};  // by the outermost of them
+
 // The second signal may be another one: a launcher whose user insists goes from SIGINT to SIGTERM.
 // One that is ignored (nohup) is left alone.
 void note(int signal) {
@@ -24,7 +26,8 @@ void note(int signal) {
 
 }  // namespace
 
-StopRequest::StopRequest() {
+StopRequest::StopRequest() : outermost_(!heeded.exchange(true)) {
+  if (!outermost_) return;
   requested = 0;
   struct sigaction once {};
   ::sigemptyset(&once.sa_mask);
@@ -38,6 +41,8 @@ StopRequest::StopRequest() {
 }
 
 StopRequest::~StopRequest() {
+  if (!outermost_) return;
+  heeded = false;
   for (std::size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
 }
 

@@ -7,8 +7,8 @@
 namespace lockstep::train {
 
 // While one of these lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one, of
-// any kind, ends the process at once. A SIGHUP that was ignored before (nohup) stays so. One at a
-// time in a process.
+// any kind, ends the process at once. A SIGHUP that was ignored before (nohup) stays so. Of one
+// thread of a process; one within the life of another shares its request.
 class StopRequest {
  public:
   StopRequest();
@@ -23,6 +23,7 @@ class StopRequest {
   static int latest_signal();
 
  private:
+  bool outermost_;
   std::array<struct sigaction, 3> before_{};
 };
 

@@ -224,6 +224,9 @@ class Speaker {
 TrainingResult train_language_model(const TrainConfig& config, int output_fd,
                                     std::shared_ptr<PeerCopies> peer_copies) {
   DistributedManager dist = setup_distributed(distributed_config(config));
+  // All ranks are there: who is told to end from here on restores what the run has, saves it and
+  // ends. Before, a rank would wait in vain for others that have ended.
+  const StopRequest stop;
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
   const RankMessages ranks(dist.world(), dist.device());
@@ -234,7 +237,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
-    changed = check_resume(config, plan);
+    changed = check_resume(config, plan, read_launch_environment().generation);
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,

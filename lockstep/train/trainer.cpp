@@ -195,7 +195,12 @@ void Trainer::leave_finished_epoch() {
 
 TrainingResult Trainer::run() {
   const StopRequest stop;
-  const auto lock = open_output();
+  // The folder is this run's own until run() is left, however it is.
+  const std::shared_ptr<void> gives_up_the_folder(nullptr, [this](void*) {
+    checkpoints_.reset();
+    lock_.reset();
+  });
+  open_output();
   resume();
   note_start();
   // A run that was over before has all in its files already.
@@ -207,6 +212,7 @@ TrainingResult Trainer::run() {
                                                          .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
+  if (agree_to_stop(stop.made()) && !finished()) result_.end = TrainingResult::End::interrupted;
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
@@ -228,6 +234,7 @@ TrainingResult Trainer::run() {
   }
   if (result_.end == TrainingResult::End::finished) validate();
   if (reporter_) {
+    check_still_ours();
     reporter_->finish();
     result_.units_per_second = reporter_->mean_rate();
   }
@@ -250,6 +257,7 @@ void Trainer::note_progress(const char* phase) const {
 }
 
 void Trainer::report(const Step& step) {
+  check_still_ours();
   if (step.skipped == Skipped::non_finite)
     reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
                                 step_, step.loss, step.gradient_norm));
@@ -404,7 +412,9 @@ void Trainer::validate() {
   result_.validation_loss = unsigned_nan(sums[0] / sums[1]);
   for (std::size_t i = 0; i < names.size(); ++i)
     result_.validation_metrics.push_back({names[i], sums[2 + i] / sums[1]});
-  if (reporter_) reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
+  if (!reporter_) return;
+  check_still_ours();
+  reporter_->validation(step_, *result_.validation_loss, result_.validation_metrics);
 }
 
 bool Trainer::agree_to_stop(bool wanted) const { return dist_.sum(wanted ? 1 : 0) > 0; }

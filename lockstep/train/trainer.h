@@ -116,7 +116,8 @@ class Trainer {
   [[noreturn]] void give_up(const Step& step);
 
   // trainer_checkpoints.cpp
-  std::optional<FolderLock> open_output();
+  void open_output();
+  void check_still_ours() const;
   void resume();
   void note_start();
   void keep_start();
@@ -146,6 +147,7 @@ class Trainer {
   std::optional<LossScaling> loss_scaling_;  // of fp16
   std::int64_t total_steps_ = 0;
   std::unique_ptr<Reporter> reporter_;         // of the main rank
+  std::shared_ptr<const FolderLock> lock_;     // of the main rank, in a run with a folder
   std::unique_ptr<Checkpointer> checkpoints_;  // of runs with a folder
 
   std::int64_t step_ = 0;  // done so far

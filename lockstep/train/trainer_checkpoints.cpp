@@ -87,19 +87,23 @@ CheckpointContents Trainer::contents() {
 }
 
 // What would keep the run from being saved is found before anything is computed.
-std::optional<FolderLock> Trainer::open_output() {
-  std::optional<FolderLock> lock;
-  if (options_.output.empty()) return lock;
+void Trainer::open_output() {
+  if (options_.output.empty()) return;
   check_contents(contents());
   const RunFolder folder(options_);
   on_main_rank(dist_, [&] {
-    lock.emplace(folder.claim());
+    lock_ = folder.claim();
     if (!options_.config.empty()) write_durably(folder.config(), options_.config);
     return std::string();
   });
   checkpoints_ = std::make_unique<Checkpointer>(
-      dist_, folder.checkpoints(), CheckpointerOptions{.keep_last = options_.keep_checkpoints});
-  return lock;
+      dist_, folder.checkpoints(),
+      CheckpointerOptions{.keep_last = options_.keep_checkpoints, .lock = lock_});
+}
+
+// Metrics are of one generation at a time, as checkpoints are.
+void Trainer::check_still_ours() const {
+  if (lock_ != nullptr) lock_->check();
 }
 
 // For a later generation of this job, which may come before the first checkpoint.
@@ -123,24 +127,21 @@ void Trainer::keep_start() {
 }
 
 // From the newest that is whole, on the disk or in the ranks' memory. What they have there is of
-// this very run.
+// this very run, and so is what a generation of this job before has saved.
 void Trainer::resume() {
   keep_start();
   std::optional<std::int64_t> in_memory;
   if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
-  if (options_.resume_from || options_.output.empty()) {
-    if (in_memory) return restore_copy({});
-    if (options_.resume_from) restore(*options_.resume_from);
-    return;
-  }
+  const bool goes_on = in_memory || read_launch_environment().generation > 0;
   const auto folder = RunFolder(options_).checkpoints();
   std::istringstream newest_first(on_main_rank(dist_, [&] {
     std::string lines;
-    if (options_.resume == ResumePolicy::never && !in_memory) {
+    if (options_.output.empty() || (options_.resume_from && !goes_on)) return lines;
+    if (options_.resume == ResumePolicy::never && !goes_on) {
       check_no_later_checkpoints(folder, 0);
       return lines;
     }
-    for (const checkpoint::Checkpoint& one : checkpoint::list_checkpoints(folder))
+    for (const checkpoint::Checkpoint& one : written_by_run(folder, options_.resume_from))
       lines = fmt::format("{} {}\n{}", one.step, one.path.string(), lines);
     return lines;
   }));
@@ -164,6 +165,7 @@ void Trainer::resume() {
     });
   }
   if (in_memory) return restore_copy({});
+  if (options_.resume_from) return restore(*options_.resume_from);
   if (!damage.empty())
     throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
                                       "on from. Get a copy of one, or start anew in another folder",

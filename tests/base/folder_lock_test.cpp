@@ -61,6 +61,71 @@ TEST(FolderLock, NamesTheProcessAndIsGivenUpByOneThatIsKilled) {
   ::close(ready[1]);
 }
 
+// A process that hangs keeps its locks. Here the first one is that.
+TEST(FolderLock, ALaterGenerationOfTheSameJobTakesItOver) {
+  const testing::TemporaryFolder folder;
+  const FolderLock first(folder.path(), FolderHolder{.job = "a", .generation = 0});
+  EXPECT_NO_THROW(first.check());
+  const FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 2});
+  EXPECT_NO_THROW(second.check());
+  try {
+    first.check();
+    ADD_FAILURE() << "the first may still write";
+  } catch (const FileError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(folder.path().string()), HasSubstr("generation 2")));
+  }
+  std::optional<FolderLock> third(std::in_place, folder.path(),
+                                  FolderHolder{.job = "a", .generation = 3});
+  EXPECT_THROW(second.check(), FileError);
+  third.reset();
+  EXPECT_THROW(second.check(), FileError) << "also when the later one has ended";
+}
+
+TEST(FolderLock, NobodyElseTakesItOver) {
+  const testing::TemporaryFolder folder;
+  const FolderLock first(folder.path(), FolderHolder{.job = "a", .generation = 1});
+  for (const auto& other :
+       {FolderHolder{.job = "b", .generation = 2}, FolderHolder{.job = "a", .generation = 1},
+        FolderHolder{.job = "a", .generation = 0}})
+    EXPECT_THAT(usage_error([&] { FolderLock second(folder.path(), other); }),
+                HasSubstr("another run"));
+  EXPECT_THAT(usage_error([&] { FolderLock second(folder.path()); }), HasSubstr("another run"));
+  EXPECT_NO_THROW(first.check());
+}
+
+TEST(FolderLock, OneThatIsNoJobIsNotTakenOver) {
+  const testing::TemporaryFolder folder;
+  { const FolderLock before(folder.path(), FolderHolder{.job = "a", .generation = 0}); }
+  const FolderLock plain(folder.path());
+  EXPECT_THAT(usage_error([&] {
+                FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 1});
+              }),
+              HasSubstr("another run"));
+  EXPECT_NO_THROW(plain.check());
+}
+
+// The folder's own lock was the first one's, and is free when that is killed.
+TEST(FolderLock, WhatWasTakenOverIsKeptFromOthersWhenTheFirstIsGone) {
+  const testing::TemporaryFolder folder;
+  std::optional<FolderLock> first(std::in_place, folder.path(),
+                                  FolderHolder{.job = "a", .generation = 0});
+  const FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 1});
+  first.reset();
+  EXPECT_THAT(usage_error([&] { FolderLock other(folder.path()); }), HasSubstr("another run"));
+  EXPECT_THAT(usage_error([&] {
+                FolderLock other(folder.path(), FolderHolder{.job = "b", .generation = 2});
+              }),
+              HasSubstr("another run"));
+  EXPECT_NO_THROW(second.check());
+}
+
+TEST(FolderLock, AJobOfTheSameNameStartsAnewWhereTheOneBeforeHasEnded) {
+  const testing::TemporaryFolder folder;
+  { const FolderLock before(folder.path(), FolderHolder{.job = "a", .generation = 3}); }
+  const FolderLock anew(folder.path(), FolderHolder{.job = "a", .generation = 0});
+  EXPECT_NO_THROW(anew.check());
+}
+
 TEST(FolderLock, NeedsAFolder) {
   const testing::TemporaryFolder folder;
   testing::write_file(folder / "file", "");

@@ -210,6 +210,36 @@ TEST_F(OneRank, TrainingDoesNotWaitForADiskThatStandsStill) {
   EXPECT_EQ(checkpoint::list_checkpoints(disk / "run").size(), 1u);
 }
 
+// Nor for what is removed of a save that failed.
+TEST_F(OneRank, TrainingDoesNotWaitUntilAFailedSaveIsCleanedUp) {
+  const StallingDisk disk;
+  if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
+  Checkpointer checkpoints(dist, disk / "run");
+  constexpr std::int64_t kMoreThanTheDiskHas = 64 << 20;
+  checkpoints.save({.tensors = {tensor("large", at::ones({kMoreThanTheDiskHas}, at::kByte))},
+                    .state = {.step = 1}});
+  while (!std::filesystem::exists(disk / "run") || std::filesystem::is_empty(disk / "run"))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(disk.stall());
+  std::atomic<bool> waited{false};
+  std::jthread rescuer([&](const std::stop_token& stop) {  // or it would wait for ever
+    for (int tenths = 0; tenths < 100 && !stop.stop_requested(); ++tenths)
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    waited = !stop.stop_requested();
+    if (waited) disk.go_on();
+  });
+  for (int step = 0; step < 300; ++step) {
+    EXPECT_EQ(checkpoints.poll(), std::nullopt) << "what was written is still there";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  rescuer.request_stop();
+  rescuer.join();
+  EXPECT_FALSE(waited) << "a call of training's waited for the disk";
+  disk.go_on();
+  EXPECT_THAT(checkpoints.finish().error, HasSubstr("not enough room in"));
+  EXPECT_TRUE(std::filesystem::is_empty(disk / "run"));
+}
+
 // Of this process, to any file.
 std::int64_t bytes_written_so_far() {
   std::ifstream io("/proc/self/io");

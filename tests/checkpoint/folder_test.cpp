@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/durable_file.h>
 #include <lockstep/checkpoint/folder.h>
 
 #include "../base/errors.h"
@@ -137,6 +138,31 @@ TEST(CheckpointFolder, OneWriterAtATime) {
   EXPECT_THAT(usage_error([&] { CheckpointWriter(folder.path(), 2); }),
               HasSubstr("another run writes into"));
   EXPECT_NO_THROW(writer.commit());
+}
+
+// One that was stopped while it wrote, and for good as it seemed.
+TEST(CheckpointFolder, NothingIsCommittedByAGenerationThatIsOver) {
+  const TemporaryFolder folder;
+  const fs::path run = folder / "checkpoints";
+  const auto lock_of = [&](int generation) {
+    return std::make_shared<const FolderLock>(folder.path(),
+                                              FolderHolder{.job = "a", .generation = generation});
+  };
+  const auto before = lock_of(0);
+  const auto write = [&](CheckpointWriter& writer, const std::string& text) {
+    write_file(writer.path() / "data", text);
+    write_file(writer.path() / kManifestFile, "{}");
+  };
+  CheckpointWriter stopped(run, 7, before);
+  write(stopped, "old");
+  const auto now = lock_of(1);
+  CheckpointWriter next(run, 7, now);
+  write(next, "new");
+  EXPECT_THROW(stopped.commit(), FileError);
+  EXPECT_THROW(CheckpointWriter(run, 8, before), FileError);
+  next.commit();
+  EXPECT_THAT(names_in(run), ElementsAre("step-00000007"));
+  EXPECT_EQ(read_file(run / "step-00000007" / "data"), "new");
 }
 
 TEST(CheckpointFolder, KeepsTheNewest) {

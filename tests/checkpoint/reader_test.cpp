@@ -12,6 +12,7 @@ namespace lockstep::checkpoint {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::part_of;
@@ -105,6 +106,19 @@ TEST(CheckpointReader, SaysWhatItHasNot) {
               HasSubstr("has no 'v'"));
   EXPECT_THAT(usage_error([&] { CheckpointReader(folder.path()); }),
               AllOf(HasSubstr("is no checkpoint"), HasSubstr("manifest.json")));
+}
+
+// As many elements as there are, and all of them as they were written, but one is not there.
+TEST(CheckpointReader, FindsAHoleThatAnotherPieceMakesUpFor) {
+  std::mt19937 random(8);
+  const TemporaryFolder folder;
+  const Placement whole = Placement::full({6});
+  testing::write_checkpoint(
+      folder / "c", {{"w", random_tensor(DType::f32, {6}, random)}},
+      {{"w", {whole.cut_flat(mesh::Interval{0, 4}), whole.cut_flat(mesh::Interval{3, 5})}}});
+  CheckpointReader reader(folder / "c");
+  EXPECT_THROW(reader.check_files(), DamagedCheckpoint);
+  EXPECT_THAT(reader.damages(), ElementsAre(HasSubstr("of the 6 elements of 'w' there are 5")));
 }
 
 // Every bit of every file of a small checkpoint.

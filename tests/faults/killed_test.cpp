@@ -1,9 +1,12 @@
 // Rows 1 to 3: processes that are killed.
 #include <signal.h>
 
+#include <map>
+
 #include <gmock/gmock.h>
 
 #include "disturbed.h"
+#include "tests/base/files.h"
 
 namespace lockstep::faults {
 namespace {
@@ -234,6 +237,34 @@ TEST_F(Row03KilledRendezvousHost, AStandbyTakesOver) {
   expect_gone_on_without(0);
   std::printf("the next step came after %.2f s\n", seconds_until_resumed(killed));
   EXPECT_LT(seconds_until_resumed(killed), kNeverBeyond);
+}
+
+using Row03FrozenRendezvousHost = LostHost;
+
+std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file())
+      files[entry.path().string()] = lockstep::testing::read_file(entry.path());
+  return files;
+}
+
+// Its main rank still has the run's folder open, and all of its locks.
+TEST_F(Row03FrozenRendezvousHost, TheOthersTakeItsFolderOverAndItChangesNothing) {
+  HOSTS_OR_SKIP(4);
+  start_all();
+  if (HasFailure()) return;
+  const std::int64_t frozen = now_ns();
+  const std::vector<pid_t> processes = hosts_[0].alive();
+  ASSERT_GE(processes.size(), 2u) << "a launcher and its rank";
+  for (const pid_t process : processes) ::kill(process, SIGSTOP);
+  expect_gone_on_without(0);
+  std::printf("the next step came after %.2f s\n", seconds_until_resumed(frozen));
+  const auto before = files_in(output());
+  for (const pid_t process : processes) ::kill(process, SIGCONT);
+  EXPECT_NE(hosts_[0].wait(milliseconds(180'000)), 0) << "it is not told that all is well";
+  expect_nothing_left(hosts_[0]);
+  EXPECT_TRUE(files_in(output()) == before) << "the one that woke up has written";
 }
 
 }  // namespace

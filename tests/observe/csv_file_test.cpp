@@ -13,6 +13,7 @@
 
 #include "../base/errors.h"
 #include "../base/files.h"
+#include "../checkpoint/tiny_disk.h"
 
 namespace lockstep::observe {
 namespace {
@@ -124,6 +125,38 @@ TEST(CsvFile, WithoutResumeItStartsAnewAndOnResumeWithoutAFileToo) {
   write_file(folder / "empty.csv", "");
   CsvFile empty(folder / "empty.csv", {.columns = {"loss"}, .resume_after = 5});
   EXPECT_EQ(read_file(folder / "empty.csv"), "step,loss\n");
+}
+
+// What a disk takes before it is full is a part of a row.
+TEST(CsvFile, ADiskThatWasFullForAWhileCostsNoRowAndTearsNone) {
+  const lockstep::testing::TinyDisk disk("8k");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a disk needs root";
+  const TemporaryFolder whole;
+  CsvFile undisturbed(whole / "m.csv", {.columns = {"loss", "accuracy"}});
+  CsvFile file(disk / "m.csv", {.columns = {"loss", "accuracy"}});
+  std::int64_t step = 0;
+  const auto both = [&](int num_steps) {
+    int num_failed = 0;
+    for (const std::int64_t last = step + num_steps; step < last;) {
+      train(undisturbed, step + 1, step + 1);
+      ++step;
+      try {
+        train(file, step, step);
+      } catch (const FileError&) {
+        ++num_failed;
+      }
+    }
+    return num_failed;
+  };
+  EXPECT_EQ(both(20), 0);
+  write_file(disk / "other", std::string(64 << 10, 'x'));  // all that there is room for
+  EXPECT_GT(both(200), 0);
+  const std::string now = read_file(disk / "m.csv");
+  EXPECT_EQ(now.back(), '\n') << "no row is torn";
+  EXPECT_TRUE(read_file(whole / "m.csv").starts_with(now));
+  std::filesystem::remove(disk / "other");
+  EXPECT_EQ(both(5), 0);
+  EXPECT_EQ(read_file(disk / "m.csv"), read_file(whole / "m.csv"));
 }
 
 TEST(CsvFile, LinesThatAreNoRowsAreLeftOutWithAWarning) {

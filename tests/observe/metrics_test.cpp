@@ -27,20 +27,46 @@ class Recorded : public MetricSink {
   std::vector<std::string>& lines_;
 };
 
-class DiskFull : public MetricSink {
+class FullForAWhile : public MetricSink {
+ public:
+  explicit FullForAWhile(std::vector<std::string>& lines) : lines_(lines) {}
+  void record(std::int64_t step, std::span<const Metric>) override {
+    if (step == 2 || step == 3) throw FileError("cannot write 'm.csv': No space left on device");
+    lines_.push_back(std::to_string(step));
+  }
+  void flush() override {}
+
+ private:
+  std::vector<std::string>& lines_;
+};
+
+TEST(Metrics, ADiskThatIsFullForAWhileIsTriedAgainWithOneWarning) {
+  std::vector<std::string> lines;
+  Metrics metrics;
+  metrics.add(std::make_unique<FullForAWhile>(lines));
+  ::testing::internal::CaptureStderr();
+  for (std::int64_t step = 1; step <= 5; ++step) metrics.record(step, {{"loss", 2.5}});
+  const std::string warnings = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(lines, ElementsAre("1", "4", "5"));
+  EXPECT_THAT(warnings, HasSubstr("'m.csv': No space left on device; training goes on"));
+  const auto first = warnings.find("No space left");
+  EXPECT_EQ(warnings.find("No space left", first + 1), std::string::npos) << warnings;
+}
+
+class Refuses : public MetricSink {
  public:
   void record(std::int64_t step, std::span<const Metric>) override {
-    if (step >= 2) throw FileError("cannot write 'm.csv': No space left on device");
+    if (step >= 2) throw UsageError("a metric cannot be called 'x y'");
   }
   void flush() override {}
 };
 
-TEST(Metrics, GoToEverySinkAndOneThatFailsIsDroppedWithOneWarning) {
+TEST(Metrics, GoToEverySinkAndOneThatCannotHoldThemIsDroppedWithOneWarning) {
   std::vector<std::string> first;
   std::vector<std::string> last;
   Metrics metrics;
   metrics.add(std::make_unique<Recorded>(first));
-  metrics.add(std::make_unique<DiskFull>());
+  metrics.add(std::make_unique<Refuses>());
   metrics.add(std::make_unique<Recorded>(last));
 
   ::testing::internal::CaptureStderr();
@@ -55,7 +81,7 @@ TEST(Metrics, GoToEverySinkAndOneThatFailsIsDroppedWithOneWarning) {
   EXPECT_THAT(first,
               ElementsAre("1 loss=2.5", "2 loss=2.25 learning_rate=0.5", "3 loss=2", "flush"));
   EXPECT_EQ(first, last);
-  EXPECT_THAT(warnings, HasSubstr("'m.csv': No space left on device; training goes on"));
+  EXPECT_THAT(warnings, HasSubstr("cannot be called 'x y'; training goes on"));
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1);
 }
 

@@ -4,6 +4,10 @@
 
 #include <signal.h>
 
+#include <thread>
+
+#include <spdlog/fmt/fmt.h>
+
 #include "tests/base/files.h"
 #include "training.h"
 
@@ -215,6 +219,35 @@ TEST(Interrupted, AKilledRankCostsOneStepWithCopiesInMemory) {
     EXPECT_THAT(error, HasSubstr("(copies in the ranks' memory)"));
     EXPECT_EQ(training.losses(name), training.losses("whole"));
     EXPECT_EQ(training.weights(name), training.weights("whole"));
+  }
+}
+
+// Wherever they are on their way back: what is said is what the run goes on from.
+TEST(Interrupted, ToldToEndWhileRanksComeTogetherAgain) {
+  for (const int wait_ms : {0, 300, 700, 1200, 2000}) {
+    SCOPED_TRACE(wait_ms);
+    EndlessTraining training;
+    training.set("/checkpoint/interval", 25).set("/checkpoint/memory_interval", 1);
+    Launched run = training.start(2, "run", {"--max-restarts", "1"});
+    ASSERT_TRUE(elastic::testing::eventually(kLong, [&] { return !training.checkpoint().empty(); }))
+        << run.error();
+    ::kill(process_of_rank(run, 1), SIGKILL);
+    ASSERT_TRUE(elastic::testing::eventually(kLong, [&] {
+      return run.error().find("lockstep: fault") != std::string::npos;
+    })) << run.error();
+    std::this_thread::sleep_for(milliseconds(wait_ms));
+    run.kill(SIGTERM);
+    EXPECT_EQ(run.wait(kLong), 128 + SIGTERM) << run.error();
+    EXPECT_TRUE(run.all_gone(milliseconds(5000)));
+    const std::int64_t saved = std::stoll(training.checkpoint().filename().string().substr(5));
+    EXPECT_THAT(run.error(),
+                HasSubstr(fmt::format("lockstep: the same command goes on from step {} ", saved)));
+    // Ranks that had come together, and said what they go on from, save at least that.
+    const std::string words = "rank 0] goes on from step ";
+    const auto at = run.error().rfind(words);
+    if (at != std::string::npos) {
+      EXPECT_GE(saved, std::stoll(run.error().substr(at + words.size())));
+    }
   }
 }
 

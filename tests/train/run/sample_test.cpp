@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <tuple>
 
 #include "tests/base/files.h"
 #include "training.h"
@@ -164,9 +165,14 @@ TEST(SampleOfExport, WritesTheSameText) {
     const std::string imported = (training.folder() / "imported").string();
     ckpt({"import", model, imported});
     EXPECT_EQ(text_of({imported, "--max-tokens", "30"}), text);
-    Launched again({LOCKSTEP_PROGRAM, "ckpt", "export", run, model});
-    EXPECT_EQ(again.wait(), 2);
-    EXPECT_THAT(again.error(), HasSubstr("already"));
+    // Neither replaces what is there.
+    for (const auto& [action, from, to] :
+         {std::tuple("export", run, model), std::tuple("import", model, imported),
+          std::tuple("import", model, run)}) {
+      Launched again({LOCKSTEP_PROGRAM, "ckpt", action, from, to});
+      EXPECT_EQ(again.wait(), 2) << action << ' ' << to;
+      EXPECT_THAT(again.error(), AllOf(HasSubstr("already"), HasSubstr("name a new folder")));
+    }
   }
 }
 

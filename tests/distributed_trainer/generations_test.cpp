@@ -1,0 +1,149 @@
+// What a run does of a job that is formed anew.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/base/durable_file.h>
+#include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/net/job_identity.h>
+#include <lockstep/train/distributed_trainer.h>
+
+#include "../base/errors.h"
+#include "../base/files.h"
+#include "../base/variables.h"
+#include "line.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::testing::read_file;
+using lockstep::testing::TemporaryFolder;
+using ::testing::HasSubstr;
+
+// What this process learns from now on: it is the only rank of a job of that name.
+void be_of(Variables& variables, int generation, const std::string& name = "job") {
+  variables.set("RANK", "0");
+  variables.set("WORLD_SIZE", "1");
+  variables.set("TORCHELASTIC_RUN_ID", name);
+  variables.set("LOCKSTEP_GENERATION", std::to_string(generation));
+}
+
+TrainerOptions saving_each_step(const fs::path& output, int max_steps) {
+  return {.max_steps = max_steps,
+          .batch_size = 4,
+          .optimizer = optim::SGDOptions{},
+          .output = output,
+          .checkpoint_interval = 1,
+          .asynchronous_checkpoints = false,
+          .tensorboard = false,
+          .progress_fd = -1};
+}
+
+// It was stopped in its fourth step, and wakes up.
+TEST(Generations, OneThatIsOverSavesAndReportsNothing) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  be_of(variables, 0);
+  int num_losses = 0;
+  std::optional<FolderLock> later;
+  std::string metrics;
+  DistributedTrainer trainer(
+      dist, Net(),
+      [&](const at::Tensor& output, const at::Tensor& target) {
+        if (++num_losses == 4) {
+          metrics = read_file(folder / "metrics.csv");
+          later.emplace(folder.path(), FolderHolder{.job = net::job_identity(), .generation = 1});
+        }
+        return kMean(output, target);
+      },
+      saving_each_step(folder.path(), 8));
+  try {
+    trainer.fit(Line(40));
+    ADD_FAILURE() << "it went on";
+  } catch (const FileError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("generation 1"));
+  }
+  EXPECT_EQ(num_losses, 4);
+  EXPECT_EQ(read_file(folder / "metrics.csv"), metrics);
+  EXPECT_EQ(checkpoint::newest_checkpoint(folder / "checkpoints")->step, 3);
+}
+
+TEST(Generations, ALaterOneTakesTheFolderFromOneThatHangs) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  be_of(variables, 1);
+  const FolderLock hangs(folder.path(), FolderHolder{.job = net::job_identity(), .generation = 0});
+  EXPECT_EQ(
+      DistributedTrainer(dist, Net(), kMean, saving_each_step(folder.path(), 2)).fit(Line(40)).step,
+      2);
+  EXPECT_THROW(hangs.check(), FileError);
+}
+
+TEST(Generations, AnotherJobDoesNot) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  be_of(variables, 1);
+  const FolderLock hangs(folder.path(), FolderHolder{.job = net::job_identity(), .generation = 0});
+  Variables others;
+  be_of(others, 1, "another");
+  DistributedTrainer trainer(dist, Net(), kMean, saving_each_step(folder.path(), 2));
+  EXPECT_THAT(usage_error([&] { trainer.fit(Line(40)); }), HasSubstr("another run"));
+}
+
+// Three steps more than there were, in a generation; what it went on from.
+std::int64_t steps_before(const DistributedManager& dist, int generation, TrainerOptions options) {
+  Variables variables;
+  be_of(variables, generation);
+  const auto newest = checkpoint::newest_checkpoint(options.output / "checkpoints");
+  options.max_steps = (newest ? newest->step : 0) + 3;
+  return DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after;
+}
+
+TEST(Generations, ALaterOneGoesOnWithARunThatWasToStartAnew) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  TrainerOptions options = saving_each_step(folder.path(), 0);
+  options.resume = train::ResumePolicy::never;
+  EXPECT_EQ(steps_before(dist, 1, options), 0) << "the first was lost before it saved";
+  EXPECT_EQ(steps_before(dist, 2, options), 3);
+  EXPECT_THAT(usage_error([&] { steps_before(dist, 0, options); }), HasSubstr("up to step 6"));
+}
+
+TEST(Generations, ALaterOneGoesOnWithARunThatBeganFromAnothersCheckpoint) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  steps_before(dist, 0, saving_each_step(folder / "before", 0));
+  TrainerOptions options = saving_each_step(folder / "run", 0);
+  options.resume_from = checkpoint::newest_checkpoint(folder / "before" / "checkpoints")->path;
+  Variables variables;
+  const auto from = [&](int generation, int max_steps) {
+    be_of(variables, generation);
+    options.max_steps = max_steps;
+    return DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after;
+  };
+  EXPECT_EQ(from(1, 5), 3) << "the first was lost before it saved";
+  EXPECT_EQ(from(2, 8), 5) << "its own newest";
+  EXPECT_EQ(from(0, 9), 3) << "another job, which was told to";
+}
+
+// What was in its folder before it began is older, and not what it goes on from.
+TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  steps_before(dist, 0, saving_each_step(folder / "before", 0));
+  TrainerOptions options = saving_each_step(folder / "run", 0);
+  options.max_steps = 2;
+  DistributedTrainer(dist, Net(), kMean, options).fit(Line(40));
+  options.resume_from = checkpoint::newest_checkpoint(folder / "before" / "checkpoints")->path;
+  Variables variables;
+  be_of(variables, 1);
+  options.max_steps = 4;
+  EXPECT_EQ(DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after, 3);
+}
+
+}  // namespace
+}  // namespace lockstep
