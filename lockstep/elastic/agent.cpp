@@ -89,7 +89,8 @@ void Agent::wait() {
     }
   }
   for (int slot = 0; slot < processes_.num_slots(); ++slot)
-    if (processes_[slot].runs) polled.push_back({processes_[slot].line.get(), POLLIN, 0});
+    if (processes_[slot].runs && processes_[slot].line)
+      polled.push_back({processes_[slot].line.get(), POLLIN, 0});
   polled.push_back({signals_, POLLIN, 0});
   if (!guardian_.gone()) polled.push_back({guardian_.fd(), POLLIN, 0});
   for (const Sink* sink : sinks_)

@@ -28,9 +28,14 @@ void RankProcess::say(const LineMessage& message) const {
       ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-std::optional<LineMessage> RankProcess::hear() const {
+std::optional<LineMessage> RankProcess::hear() {
+  if (!line) return std::nullopt;
   std::array<char, 64> packet;
   const ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+    line.reset();
+    stays = false;
+  }
   if (got <= 0) return std::nullopt;
   return LineMessage::decode({packet.data(), static_cast<std::size_t>(got)});
 }

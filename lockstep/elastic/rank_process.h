@@ -23,7 +23,7 @@ struct RankProcess {
   // Everything that is read of it.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();
   std::vector<RankStream> streams = {};
-  net::Fd line = {};  // our end of it
+  net::Fd line = {};  // our end of it; none where the process has closed its own
 
   bool is_spare() const { return runs && local_rank == kSpare; }
   bool is_rank() const { return runs && local_rank != kSpare; }
@@ -33,8 +33,9 @@ struct RankProcess {
 
   // One that hears nothing is ended by signals.
   void say(const LineMessage& message) const;
-  // What it has said; nothing where there is nothing new.
-  std::optional<LineMessage> hear() const;
+  // What it has said; nothing where there is nothing new. One that has closed its end cannot be
+  // told where to go on: it does not stay.
+  std::optional<LineMessage> hear();
 };
 
 // Both ends of a line; the second is for the process.

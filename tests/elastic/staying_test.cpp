@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -31,6 +32,21 @@ std::map<int, pid_t> pids_in(const std::string& output, int generation) {
       pids[rank] = pid;
   }
   return pids;
+}
+
+// That the process itself has used so far.
+milliseconds cpu_time_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  long user = 0, system = 0;
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos ||
+      std::sscanf(text.c_str() + name_end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld",
+                  &user, &system) != 2) {
+    ADD_FAILURE() << "no such process: " << pid;
+    return {};
+  }
+  return milliseconds((user + system) * 1000 / ::sysconf(_SC_CLK_TCK));
 }
 
 class Staying : public ::testing::Test {
@@ -125,6 +141,30 @@ TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   EXPECT_THAT(job.error(), HasSubstr("rank 0 (pid " + std::to_string(before.at(0)) +
                                      ") did not leave the generation within 0.3 s: it is started "
                                      "anew\n"));
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
+TEST_F(Staying, ARankThatHangsUpCostsTheLauncherNothing) {
+  Launched job = start({"--max-restarts", "1"}, "hangs_up");
+  ASSERT_TRUE(job.says("has hung up")) << job.error();
+  const auto before = cpu_time_of(job.pid());
+  EXPECT_EQ(job.wait(milliseconds(2000)), -1);  // only time passes
+  EXPECT_LT(cpu_time_of(job.pid()) - before, milliseconds(500));
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
+TEST_F(Staying, ARankThatHasHungUpIsStartedAnew) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "1"}, "hangs_up");
+  const auto before = wait_for(job, 0, 3);
+  ASSERT_TRUE(job.says("has hung up")) << job.error();
+  ::kill(before.at(2), SIGKILL);
+  const auto after = wait_for(job, 1, 3);
+  EXPECT_NE(after.at(0), before.at(0)) << "nobody could tell it that there is another generation";
+  EXPECT_EQ(after.at(1), before.at(1));
+  EXPECT_NE(after.at(2), before.at(2));
+  EXPECT_NE(::kill(before.at(0), 0), 0) << "it is still there";
   finish();
   EXPECT_EQ(job.wait(), 0) << job.error();
 }
