@@ -112,7 +112,8 @@ Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
                   .node_rank = layout_.node_rank,
                   .host = layout_.here().host,
                   .pid = process.pid,
-                  .generation = layout_.generation};
+                  .generation = layout_.generation,
+                  .final = process.final};
   failure.last_lines = process.tail->lines(kLastLines);
   for (std::string& line : failure.last_lines)
     if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
@@ -164,6 +165,7 @@ void Agent::hear_guardian() {
 
 void Agent::hear_end(int slot, int status) {
   RankProcess& process = processes_[slot];
+  hear_rank(process);  // its last words are still on the line
   process.runs = false;
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (process.local_rank == RankProcess::kSpare) {
@@ -182,19 +184,23 @@ void Agent::hear_end(int slot, int status) {
   } else if (!suspect_) {
     suspect_ = failure;
     suspect_until_ = Deadline::after(kCauseTurnsUp);
+  } else if (failure.final && !suspect_->final) {
+    suspect_ = failure;  // who knows why it ends did not end because of another
   }
 }
 
 void Agent::hear_ranks() {
-  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
-    RankProcess& process = processes_[slot];
-    if (!process.runs) continue;
-    while (const auto message = process.hear()) {
-      if (message->word == LineMessage::Word::stays) process.stays = true;
-      // Only of the generation that is over: what it says when it was not asked to counts for
-      // nothing.
-      if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
-    }
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].runs) hear_rank(processes_[slot]);
+}
+
+void Agent::hear_rank(RankProcess& process) {
+  while (const auto message = process.hear()) {
+    if (message->word == LineMessage::Word::stays) process.stays = true;
+    // Only of the generation that is over: what it says when it was not asked to counts for
+    // nothing.
+    if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
+    if (message->word == LineMessage::Word::final) process.final = true;
   }
 }
 

@@ -72,6 +72,7 @@ class Agent {
   void hear_guardian();
   void hear_end(int slot, int status);
   void hear_ranks();
+  void hear_rank(RankProcess& process);
   void hear_user();
   void hear_signal(int signal);
   void watch_ranks();

@@ -67,8 +67,7 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
                          .endpoints = options.endpoints,
                          .local_addr = options.local_addr,
                          .timeout = options.timeout,
-                         .last_call = options.last_call,
-                         .final_exit_codes = options.final_exit_codes};
+                         .last_call = options.last_call};
   if (options.max_nodes > 1) {
     if (meeting.endpoints.empty())
       throw UsageError("--nnodes {} needs an address where the launchers meet: give every one of "
@@ -270,6 +269,10 @@ void Launch::report() {
   const bool goes_on = !guardian_lost_ && decision && decision->action == Decision::Action::restart;
   std::string text = fmt::format("lockstep: the job {}: {}\n",
                                  goes_on ? "is started anew" : "failed", failure->sentence());
+  if (!goes_on && failure->final && last_.num_restarts < last_.max_restarts)
+    text += fmt::format("lockstep: no restart is made: rank {} has said that it would only fail so "
+                        "again\n",
+                        failure->rank);
   if (!failure->last_lines.empty()) {
     text += fmt::format("lockstep: last lines of rank {}:\n", failure->rank);
     for (const std::string& line : failure->last_lines) text += "  | " + line + "\n";

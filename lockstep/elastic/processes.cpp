@@ -94,6 +94,7 @@ Processes::Begun Processes::begin(
     }
     for (RankStream& stream : process->streams) stream.set_prefix(prefix);
     process->left = false;
+    process->final = false;
     LineMessage place{.word = LineMessage::Word::place, .variables = environment(rank)};
     place.variables.emplace_back("LOCKSTEP_SPARE=");
     process->say(place);

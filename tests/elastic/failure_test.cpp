@@ -224,11 +224,13 @@ TEST(Failure, SurvivesEncoding) {
                         .pid = 7,
                         .exit_code = 137,
                         .signal = 9,
+                        .final = true,
                         .detail = "d",
                         .last_lines = {"a\"b", std::string("\xff\x00z", 3)}};
   const Failure back = Failure::decode(failure.encode());
   EXPECT_EQ(back.machine_line(), failure.machine_line());
   EXPECT_EQ(back.sentence(), failure.sentence());
+  EXPECT_TRUE(back.final);
   ASSERT_EQ(back.last_lines.size(), 2u);
   EXPECT_EQ(back.last_lines[0], "a\"b");
   EXPECT_EQ(back.encode().find('\n'), std::string::npos);
