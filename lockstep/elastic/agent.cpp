@@ -127,14 +127,17 @@ void Agent::hear_guardian() {
       case Guardian::Event::Kind::spawn_failed: {
         RankProcess& process = processes_[event->slot];
         process.runs = false;
+        const std::string detail =
+            fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
         if (process.local_rank == RankProcess::kSpare) {
-          processes_.lost_spare();
+          if (!processes_.lost_spare(process))
+            sinks_[1]->append(fmt::format(
+                "lockstep: spares cannot be started: {}: no more of them are tried\n", detail));
           break;
         }
         Failure failure = failure_of(process, Failure::Kind::spawn);
         failure.exit_code = event->value == ENOENT ? 127 : 126;
-        failure.detail =
-            fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
+        failure.detail = detail;
         fail(failure);
         break;
       }
@@ -170,7 +173,7 @@ void Agent::hear_end(int slot, int status) {
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (process.local_rank == RankProcess::kSpare) {
     process.drain();
-    if (stage_ == Stage::running && !processes_.lost_spare())
+    if (stage_ == Stage::running && !processes_.lost_spare(process))
       sinks_[1]->append("lockstep: spares end as soon as they are started: no more of them are\n");
     return;
   }
@@ -196,7 +199,10 @@ void Agent::hear_ranks() {
 
 void Agent::hear_rank(RankProcess& process) {
   while (const auto message = process.hear()) {
-    if (message->word == LineMessage::Word::stays) process.stays = true;
+    if (message->word == LineMessage::Word::stays) {
+      process.stays = process.came_up = true;
+      if (process.is_spare()) processes_.spare_waits();
+    }
     // Only of the generation that is over: what it says when it was not asked to counts for
     // nothing.
     if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;

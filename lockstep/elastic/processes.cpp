@@ -15,7 +15,7 @@ namespace {
 // By then ranks have begun their work, which starting a process would slow down.
 constexpr milliseconds kBeforeSpares(2000);
 // A program that ends when it is to wait will do so again.
-constexpr int kMostLostSpares = 5;
+constexpr int kMostLostEarly = 5;
 
 }  // namespace
 
@@ -106,7 +106,8 @@ Processes::Begun Processes::begin(
 
 void Processes::tend_spares(const fs::path& logs,
                             const std::function<std::vector<std::string>()>& environment) {
-  if (options_.num_spares == 0 || lost_spares_ >= kMostLostSpares || Clock::now() < next_spare_)
+  if (options_.num_spares == 0 || spares_lost_early_ >= kMostLostEarly ||
+      Clock::now() < next_spare_)
     return;
   const auto spares = std::count_if(slots_.begin(), slots_.end(),
                                     [](const RankProcess& one) { return one.is_spare(); });
@@ -118,9 +119,9 @@ void Processes::tend_spares(const fs::path& logs,
   guardian_.start(starts);
 }
 
-bool Processes::lost_spare() {
+bool Processes::lost_spare(const RankProcess& process) {
   next_spare_ = Clock::now() + kBeforeSpares;
-  return ++lost_spares_ < kMostLostSpares;
+  return process.came_up || ++spares_lost_early_ != kMostLostEarly;
 }
 
 }  // namespace lockstep::elastic

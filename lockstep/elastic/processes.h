@@ -56,8 +56,11 @@ class Processes {
   // Starts spares that are missing: some time after what they would compete with.
   void tend_spares(const std::filesystem::path& logs,
                    const std::function<std::vector<std::string>()>& environment);
-  // One of them ended by itself. False where so many have that no more are started.
-  bool lost_spare();
+  // One of them says that it waits.
+  void spare_waits() { spares_lost_early_ = 0; }
+  // One of them ended by itself, or could not be started. False where it is the last of so many
+  // that never came to wait that no more are started.
+  bool lost_spare(const RankProcess& process);
 
  private:
   int free_slot() const;
@@ -71,7 +74,7 @@ class Processes {
   const bool colour_;
   std::vector<RankProcess> slots_;
   Clock::time_point next_spare_;
-  int lost_spares_ = 0;
+  int spares_lost_early_ = 0;  // since one came to wait
 };
 
 }  // namespace lockstep::elastic

@@ -16,10 +16,11 @@ struct RankProcess {
 
   int local_rank = kSpare;
   bool runs = false;
-  int pid = 0;         // once it is known that it has started
-  bool stays = false;  // goes on in the next generation, as it has said
-  bool left = false;   // has nothing to do with the generation any more
-  bool final = false;  // its failure is not to be helped by a restart, as it has said
+  int pid = 0;           // once it is known that it has started
+  bool stays = false;    // goes on in the next generation, as it has said
+  bool came_up = false;  // has said so at some time
+  bool left = false;     // has nothing to do with the generation any more
+  bool final = false;    // its failure is not to be helped by a restart, as it has said
 
   // Everything that is read of it.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();

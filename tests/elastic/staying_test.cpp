@@ -207,6 +207,38 @@ TEST_F(Staying, SparesThatEndAtOnceAreNotStartedForEver) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
 }
 
+TEST_F(Staying, SparesThatAreKilledAreReplacedHoweverMany) {
+  Launched job = start({"--max-restarts", "1", "--spares", "3"});
+  const pid_t rank = wait_for(job, 0, 1).at(0);
+  std::vector<pid_t> killed;
+  for (std::size_t spares = 3; spares <= 9; spares += 3) {
+    ASSERT_TRUE(have_stayed(job, 1 + spares)) << job.output() << job.error();
+    for (const std::string& line : lines_of(job.output())) {
+      int pid = 0;
+      if (std::sscanf(line.c_str(), "[spare] pid=%d stays", &pid) != 1) continue;
+      if (std::count(killed.begin(), killed.end(), pid) > 0) continue;
+      ::kill(pid, SIGKILL);
+      killed.push_back(pid);
+    }
+  }
+  EXPECT_THAT(killed, SizeIs(9));
+  EXPECT_THAT(job.error(), Not(HasSubstr("spares"))) << "they were lost after they had come up";
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(pids_in(job.output(), 0).at(0), rank);
+}
+
+TEST_F(Staying, SparesThatCannotBeStartedAreToldOf) {
+  const std::string program = folder_.write("program", "#!/bin/sh\nrm $0; exec sleep 30\n", 0755);
+  Launched job = Launched::run({"--max-restarts", "1", "--spares", "1", program});
+  EXPECT_TRUE(eventually(milliseconds(25'000), [&] {
+    return job.error().find("spares cannot be started: No such file") != std::string::npos;
+  })) << job.error();
+  EXPECT_EQ(count_of("spares", job.error()), 1);
+  job.kill(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+}
+
 TEST_F(Staying, WhatALostRankHadStartedIsEndedAndWhatOthersHaveIsNot) {
   const std::string children = (folder_.path() / "children").string();
   Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
