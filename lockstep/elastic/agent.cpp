@@ -277,6 +277,7 @@ void Agent::watch_ranks() {
       failure.exit_code = 128 + SIGSTOP;
       process.stays = false;
       fail(failure);
+      guardian_.signal(processes_.slot_of(process), SIGKILL);  // it is deaf to any other
     } else {
       sinks_[1]->append(fmt::format("lockstep: {} is stopped, by SIGSTOP or a terminal: 'kill "
                                     "-CONT {}' on host {} lets it go "
@@ -305,7 +306,8 @@ void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
   peers_->announce(failure);
   if (!explained(failure, options_.explained_exit_codes))
-    sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others()));
+    sinks_[1]->append(
+        fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others(failure)));
   enter(Stage::noticing, kNoticing);
 }
 

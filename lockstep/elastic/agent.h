@@ -82,7 +82,7 @@ class Agent {
   void advance_stage();
   void stop_as_decided();
   void end_politely();
-  const char* ending_the_others() const;
+  const char* ending_the_others(const Failure& failure) const;
   bool goes_on() const;
   void ask_to_leave();
   bool has_to_end(const RankProcess& process) const;

@@ -17,12 +17,16 @@ constexpr milliseconds kSilentSave(10'000);
 
 }  // namespace
 
-// What becomes of the ranks of this host, as far as it is known when one of them has failed.
-const char* Agent::ending_the_others() const {
-  const int others = processes_.count_ranks([](const RankProcess&) { return true; });
-  if (others == 0) return "";
-  const bool all_stay =
-      processes_.count_ranks([](const RankProcess& one) { return !one.stays; }) == 0;
+// What becomes of the ranks of this host, as far as it is known when one of them has failed, which
+// may still be there.
+const char* Agent::ending_the_others(const Failure& failure) const {
+  const auto is_other = [&](const RankProcess& one) {
+    return one.local_rank != failure.local_rank;
+  };
+  if (processes_.count_ranks(is_other) == 0) return "";
+  const bool all_stay = processes_.count_ranks([&](const RankProcess& one) {
+    return is_other(one) && !one.stays;
+  }) == 0;
   return all_stay && layout_.num_restarts < layout_.max_restarts ? "" : "; ending the others";
 }
 

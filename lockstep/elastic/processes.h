@@ -32,6 +32,9 @@ class Processes {
   int num_slots() const { return static_cast<int>(slots_.size()); }
   RankProcess& operator[](int slot) { return slots_[static_cast<std::size_t>(slot)]; }
   const RankProcess& operator[](int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  int slot_of(const RankProcess& process) const {
+    return static_cast<int>(&process - slots_.data());
+  }
   // Of a local rank; null where it has none that runs.
   RankProcess* of_rank(int local_rank);
   int num_ranks() const { return options_.num_ranks; }

@@ -170,13 +170,16 @@ TEST_F(Staying, ARankThatHasHungUpIsStartedAnew) {
 }
 
 TEST_F(Staying, AStoppedRankIsReplacedAndCannotComeBack) {
-  Launched job = start({"--nproc-per-node", "2", "--max-restarts", "1"});
+  // It cannot act on a polite signal, so that nobody waits for that.
+  Launched job = start({"--nproc-per-node", "2", "--max-restarts", "1", "--grace", "60"});
   const auto before = wait_for(job, 0, 2);
   ::kill(before.at(1), SIGSTOP);
   const auto after = wait_for(job, 1, 2);
   EXPECT_EQ(after.at(0), before.at(0));
   EXPECT_NE(after.at(1), before.at(1));
   EXPECT_NE(::kill(before.at(1), SIGCONT), 0) << "it is still there";
+  EXPECT_THAT(job.error(), HasSubstr("is stopped, by SIGSTOP or a terminal\n"));
+  EXPECT_THAT(job.error(), Not(HasSubstr("ending the others")));
   finish();
   EXPECT_EQ(job.wait(), 0) << job.error();
 }
