@@ -177,12 +177,16 @@ void Agent::hear_end(int slot, int status) {
       sinks_[1]->append("lockstep: spares end as soon as they are started: no more of them are\n");
     return;
   }
-  if (stage_ != Stage::running || well) return;
+  if (well || process.to_end) return;
+  // What those do that end with the generation, or with the job, is no news either.
+  if (stage_ != Stage::running && (!process.came_up || interrupted_)) return;
   Failure failure =
       failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
   failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  if (WIFSIGNALED(status)) {
+  if (stage_ != Stage::running) {
+    further_failures_.push_back(failure);
+  } else if (WIFSIGNALED(status)) {
     fail(failure);
   } else if (!suspect_) {
     suspect_ = failure;
@@ -268,6 +272,7 @@ void Agent::watch_ranks() {
       // Where everyone is, before anyone is ended.
       flight::demand_dumps(options_.flight_directory);
       process.stays = false;
+      process.to_end = true;
       fail(failure);
     } else if (finding.kind == Kind::goes_on) {
       sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(process)));
@@ -276,6 +281,7 @@ void Agent::watch_ranks() {
       failure.signal = SIGSTOP;
       failure.exit_code = 128 + SIGSTOP;
       process.stays = false;
+      process.to_end = true;
       fail(failure);
       guardian_.signal(processes_.slot_of(process), SIGKILL);  // it is deaf to any other
     } else {
@@ -309,6 +315,19 @@ void Agent::fail(const Failure& failure) {
     sinks_[1]->append(
         fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others(failure)));
   enter(Stage::noticing, kNoticing);
+}
+
+// Those of a generation that is formed anew, whose first failure, if there was one, is told of at
+// its end: they are replaced with it. Who ends with an exit code after a failure may have done so
+// because of that.
+void Agent::say_further_failures() {
+  if (!peers_->decision()) return;
+  const bool growing = peers_->decision()->action == Decision::Action::grow;
+  for (const Failure& failure : further_failures_)
+    if (goes_on() && (growing || failure.kind == Failure::Kind::signal))
+      sinks_[1]->append(fmt::format("lockstep: {}\n{}\n", failure.sentence(),
+                                    failure.machine_line(Failure::Aftermath::restarted)));
+  further_failures_.clear();
 }
 
 void Agent::enter(Stage stage, milliseconds span) {

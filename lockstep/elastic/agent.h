@@ -92,6 +92,7 @@ class Agent {
   void clear_up();
   void enter(Stage stage, milliseconds span);
   void fail(const Failure& failure);
+  void say_further_failures();
   bool streams_open() const;
   bool finished() const;
   Failure failure_of(RankProcess& process, Failure::Kind kind);
@@ -113,6 +114,9 @@ class Agent {
   // may turn up.
   std::optional<Failure> suspect_;
   Deadline suspect_until_;
+  // Of ranks that were lost when the generation was over already, until it is decided what becomes
+  // of it.
+  std::vector<Failure> further_failures_;
   bool told_to_leave_ = false;  // at once
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user

@@ -95,6 +95,7 @@ Processes::Begun Processes::begin(
     for (RankStream& stream : process->streams) stream.set_prefix(prefix);
     process->left = false;
     process->final = false;
+    process->to_end = false;
     LineMessage place{.word = LineMessage::Word::place, .variables = environment(rank)};
     place.variables.emplace_back("LOCKSTEP_SPARE=");
     process->say(place);

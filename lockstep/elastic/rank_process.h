@@ -22,6 +22,8 @@ struct RankProcess {
   bool left = false;     // has nothing to do with the generation any more
   bool final = false;    // its failure is not to be helped by a restart, as it has said
 
+  bool to_end = false;  // was sent a signal, or has failed: that it ends is no news
+
   // Everything that is read of it.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();
   std::vector<RankStream> streams = {};

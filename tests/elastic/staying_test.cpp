@@ -130,6 +130,23 @@ TEST_F(Staying, ASpareTakesThePlaceOfALostRank) {
   }
 }
 
+TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "1"}, "deaf");
+  const auto before = wait_for(job, 0, 3);
+  ::kill(before.at(2), SIGKILL);
+  ASSERT_TRUE(job.says("[1] told to leave")) << job.error();
+  ::kill(before.at(0), SIGKILL);  // which has not left
+  const auto after = wait_for(job, 1, 3);
+  EXPECT_EQ(after.at(1), before.at(1));
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(2)) << job.error();
+  std::vector<int> ranks;
+  for (const std::string& fault : faults) ranks.push_back(nlohmann::json::parse(fault)["rank"]);
+  EXPECT_THAT(ranks, ::testing::UnorderedElementsAre(0, 2));
+}
+
 TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   Launched job =
       start({"--nproc-per-node", "3", "--max-restarts", "1", "--leave-within", "0.3"}, "deaf");
@@ -263,8 +280,10 @@ TEST_F(Staying, WhatALostRankHadStartedIsEndedAndWhatOthersHaveIsNot) {
 
 class StayingNodes : public ElasticNodes {
  protected:
-  Launched start_on(int host, std::vector<std::string> arguments = {}) {
+  Launched start_on(int host, std::vector<std::string> arguments = {},
+                    const std::string& word = "") {
     arguments.insert(arguments.end(), {"--nproc-per-node", "2", STAYING_PROGRAM, go()});
+    if (!word.empty()) arguments.push_back(word);
     return start(host, std::move(arguments));
   }
   static std::map<int, pid_t> wait_for(const Launched& job, int generation) {
@@ -293,6 +312,31 @@ TEST_F(StayingNodes, ARankLostOnOneHostLeavesTheProcessesOfAll) {
   EXPECT_EQ(in_order ? second_after : first_after, in_order ? second : first);
   finish();
   for (Launched& job : jobs) EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
+TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
+  JOIN_OR_SKIP(2, "1:2");
+  Launched first = start_on(0, {"--rdzv-last-call", "0"}, "deaf");
+  const auto before = wait_for(first, 0);
+  Launched second = start_on(1);
+  ASSERT_TRUE(first.says("[1] told to leave soon")) << first.error();
+  ::kill(before.at(0), SIGKILL);  // which has not left
+  const auto after = wait_for(first, 1);
+  wait_for(second, 1);
+  EXPECT_NE(after.at(0), before.at(0));
+  EXPECT_EQ(after.at(1), before.at(1));
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(second.wait(), 0) << second.error();
+  const auto faults = faults_in(first.error());
+  ASSERT_THAT(faults, SizeIs(1)) << first.error();
+  const auto fault = nlohmann::json::parse(faults[0]);
+  EXPECT_EQ(fault["kind"], "signal");
+  EXPECT_EQ(fault["rank"], 0);
+  EXPECT_EQ(fault["exit_code"], 128 + SIGKILL);
+  EXPECT_EQ(fault["generation"], 0);
+  EXPECT_EQ(fault["restarted"], true);
+  EXPECT_THAT(first.error(), HasSubstr("0 of 5 restarts used"));
 }
 
 TEST_F(StayingNodes, ANodeThatIsLostOrComesLeavesTheProcessesOfTheOthers) {
