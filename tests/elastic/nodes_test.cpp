@@ -99,6 +99,23 @@ TEST_F(Nodes, NodeRanksMayBeLeftOut) {
   EXPECT_EQ(first.output().find(":29400"), std::string::npos);
 }
 
+// Whoever cannot listen at the endpoint joins, which is as it should be: no advice is called for.
+TEST_F(Nodes, AHostThatJoinsSaysSoPlainly) {
+  CONNECT_OR_SKIP(2);
+  for (const int host : {1, 0}) {  // elsewhere, and where the first one is
+    Launched first = start(0, {"true"});
+    ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+      return first.error().find("this is node 0") != std::string::npos;
+    })) << first.error();
+    Launched second = start(host, {"true"});
+    EXPECT_EQ(first.wait(), 0) << first.error();
+    EXPECT_EQ(second.wait(), 0) << second.error();
+    const std::vector<std::string> said = lines_of(second.error());
+    ASSERT_EQ(said.size(), 1u) << second.error();
+    EXPECT_TRUE(said[0].ends_with("joining node 0 at 10.77.0.1:29400")) << said[0];
+  }
+}
+
 TEST_F(Nodes, AFailedRankEndsAllHosts) {
   CONNECT_OR_SKIP(3);
   std::vector<Launched> jobs;
