@@ -120,6 +120,14 @@ Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
   return failure;
 }
 
+Failure Agent::failure_of_end(RankProcess& process, int status) {
+  Failure failure =
+      failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
+  failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  return failure;
+}
+
 void Agent::hear_guardian() {
   while (const auto event = guardian_.next()) {
     switch (event->kind) {
@@ -177,13 +185,20 @@ void Agent::hear_end(int slot, int status) {
       sinks_[1]->append("lockstep: spares end as soon as they are started: no more of them are\n");
     return;
   }
+  if (process.untold && stage_ == Stage::running) {
+    const Failure failure = failure_of_end(process, status);
+    sinks_[1]->append(fmt::format(
+        "lockstep: {}; it could not be told that it is part of generation {}: it is started "
+        "anew\n{}\n",
+        failure.sentence(), layout_.generation,
+        failure.machine_line(Failure::Aftermath::restarted)));
+    options_.give_place(process.local_rank);
+    return;
+  }
   if (well || process.to_end) return;
   // What those do that end with the generation, or with the job, is no news either.
   if (stage_ != Stage::running && (!process.came_up || interrupted_)) return;
-  Failure failure =
-      failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
-  failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  const Failure failure = failure_of_end(process, status);
   if (stage_ != Stage::running) {
     further_failures_.push_back(failure);
   } else if (WIFSIGNALED(status)) {

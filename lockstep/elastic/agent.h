@@ -33,7 +33,9 @@ class Agent {
     milliseconds stuck_after{0};            // without progress; zero: however long
     milliseconds leave_within{0};           // for ranks that stay, when a generation is over
     std::string flight_directory;           // where ranks leave dumps
-    std::function<void()> tend_spares;      // called now and then while ranks run
+    // To a rank whose process could not be told its own.
+    std::function<void(int local_rank)> give_place;
+    std::function<void()> tend_spares;  // called now and then while ranks run
   };
 
   // What `peers` points to may change meanwhile: see Peers::successor().
@@ -71,6 +73,7 @@ class Agent {
   void wait();  // and reads what ranks have written
   void hear_guardian();
   void hear_end(int slot, int status);
+  Failure failure_of_end(RankProcess& process, int status);
   void hear_ranks();
   void hear_rank(RankProcess& process);
   void hear_user();

@@ -241,10 +241,11 @@ void Launch::run_generation(const Layout& layout) {
   flight_.begin(layout.generation);
   const ReportOnSignal report_on_signal(flight_.path());
   progress_.clear();
-  const Processes::Begun begun = processes_.begin(layout, attempt_, [&](int local_rank) {
-    return rank_environment(layout, local_rank, environment_options());
-  });
-  say_how_it_begins(layout, begun);
+  const Processes::Generation generation{
+      .layout = layout, .logs = attempt_, .environment = [&](int local_rank) {
+        return rank_environment(layout, local_rank, environment_options());
+      }};
+  say_how_it_begins(layout, processes_.begin(generation));
   Agent agent(layout, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
@@ -253,10 +254,12 @@ void Launch::run_generation(const Layout& layout) {
                .stuck_after = options_.stuck_after,
                .leave_within = options_.leave_within,
                .flight_directory = flight_.path(),
-               .tend_spares = [&] {
-                 processes_.tend_spares(attempt_,
-                                        [&] { return spare_environment(environment_options()); });
-               }});
+               .give_place = [&](int local_rank) { processes_.give_place(local_rank, generation); },
+               .tend_spares =
+                   [&] {
+                     processes_.tend_spares(
+                         attempt_, [&] { return spare_environment(environment_options()); });
+                   }});
   agent.run();
   guardian_lost_ = agent.guardian_lost();
 }

@@ -46,15 +46,21 @@ class Processes {
         [&](const RankProcess& process) { return process.is_rank() && condition(process); }));
   }
 
+  // What the ranks of a generation are started with.
+  struct Generation {
+    const Layout& layout;
+    std::filesystem::path logs;  // its folder, or empty
+    std::function<std::vector<std::string>(int local_rank)> environment;
+  };
   // Gives each rank of the generation its process: the one that has stayed, or a spare that waits,
-  // or else a new one. `logs` is the folder of this generation, or empty. How many ranks have a
-  // process that was there before:
+  // or else a new one. One that cannot be told is killed: when it has ended, give_place() gives the
+  // rank another. How many ranks have a process that was there before:
   struct Begun {
     int stayed = 0;
     int spares = 0;
   };
-  Begun begin(const Layout& layout, const std::filesystem::path& logs,
-              const std::function<std::vector<std::string>(int local_rank)>& environment);
+  Begun begin(const Generation& generation);
+  void give_place(int local_rank, const Generation& generation);
 
   // Starts spares that are missing: some time after what they would compete with.
   void tend_spares(const std::filesystem::path& logs,
@@ -68,6 +74,8 @@ class Processes {
  private:
   int free_slot() const;
   RankProcess* take_spare(int local_rank);  // null where none waits
+  void find_process(int local_rank, const Generation& generation, Begun& begun,
+                    std::vector<RankStart>& starts);
   RankStart make(int slot, int local_rank, const std::filesystem::path& folder,
                  const std::string& prefix, std::vector<std::string> variables);
 

@@ -22,10 +22,10 @@ void RankProcess::drain() {
     }
 }
 
-void RankProcess::say(const LineMessage& message) const {
+bool RankProcess::say(const LineMessage& message) const {
   const std::string packet = message.encode();
-  [[maybe_unused]] const auto sent =
-      ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(packet.size());
 }
 
 std::optional<LineMessage> RankProcess::hear() {

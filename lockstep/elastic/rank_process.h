@@ -23,6 +23,7 @@ struct RankProcess {
   bool final = false;    // its failure is not to be helped by a restart, as it has said
 
   bool to_end = false;  // was sent a signal, or has failed: that it ends is no news
+  bool untold = false;  // could not be told its place, and is killed for that
 
   // Everything that is read of it.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();
@@ -35,8 +36,8 @@ struct RankProcess {
   // What it wrote that is still in the pipes.
   void drain();
 
-  // One that hears nothing is ended by signals.
-  void say(const LineMessage& message) const;
+  // False where it cannot hear it.
+  bool say(const LineMessage& message) const;
   // What it has said; nothing where there is nothing new. One that has closed its end cannot be
   // told where to go on: it does not stay.
   std::optional<LineMessage> hear();

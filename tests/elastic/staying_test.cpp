@@ -49,6 +49,11 @@ milliseconds cpu_time_of(pid_t pid) {
   return milliseconds((user + system) * 1000 / ::sysconf(_SC_CLK_TCK));
 }
 
+bool appears(const std::string& file, const Folder& folder) {
+  return eventually(milliseconds(20'000),
+                    [&] { return std::filesystem::exists(folder.path() / file); });
+}
+
 class Staying : public ::testing::Test {
  protected:
   Launched start(std::vector<std::string> arguments, const std::string& word = "") {
@@ -164,7 +169,7 @@ TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
 
 TEST_F(Staying, ARankThatHangsUpCostsTheLauncherNothing) {
   Launched job = start({"--max-restarts", "1"}, "hangs_up");
-  ASSERT_TRUE(job.says("has hung up")) << job.error();
+  ASSERT_TRUE(appears("hung_up", folder_)) << job.error();
   const auto before = cpu_time_of(job.pid());
   EXPECT_EQ(job.wait(milliseconds(2000)), -1);  // only time passes
   EXPECT_LT(cpu_time_of(job.pid()) - before, milliseconds(500));
@@ -175,7 +180,7 @@ TEST_F(Staying, ARankThatHangsUpCostsTheLauncherNothing) {
 TEST_F(Staying, ARankThatHasHungUpIsStartedAnew) {
   Launched job = start({"--nproc-per-node", "3", "--max-restarts", "1"}, "hangs_up");
   const auto before = wait_for(job, 0, 3);
-  ASSERT_TRUE(job.says("has hung up")) << job.error();
+  ASSERT_TRUE(appears("hung_up", folder_)) << job.error();
   ::kill(before.at(2), SIGKILL);
   const auto after = wait_for(job, 1, 3);
   EXPECT_NE(after.at(0), before.at(0)) << "nobody could tell it that there is another generation";
@@ -337,6 +342,36 @@ TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
   EXPECT_EQ(fault["generation"], 0);
   EXPECT_EQ(fault["restarted"], true);
   EXPECT_THAT(first.error(), HasSubstr("0 of 5 restarts used"));
+}
+
+// What happens to ranks while they wait for the next generation.
+TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
+  JOIN_OR_SKIP(2, "2");
+  Launched first = start_on(0, {"--node-rank", "0"}, "hangs_up_later");
+  Launched second = start_on(1, {"--node-rank", "1"});
+  const auto before = wait_for(first, 0);
+  wait_for(second, 0);
+  second.kill(SIGKILL);
+  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+    return first.error().find("needs 2 nodes and 1 is left") != std::string::npos;
+  })) << first.error();
+  folder_.write("hang_up", "");
+  ASSERT_TRUE(appears("hung_up", folder_)) << first.error();
+  ::kill(before.at(1), SIGKILL);
+  Launched back = start_on(1, {"--node-rank", "1"});
+  const auto after = wait_for(first, 1);
+  wait_for(back, 1);
+  EXPECT_NE(after.at(0), before.at(0));
+  EXPECT_NE(after.at(1), before.at(1));
+  for (const auto& [rank, pid] : before) EXPECT_NE(::kill(pid, 0), 0) << "it is still there";
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(back.wait(), 0) << back.error();
+  EXPECT_THAT(first.error(), HasSubstr("it could not be told that it is part of generation 1"));
+  // Of the lost host, and of each of the two.
+  EXPECT_THAT(faults_in(first.error()), SizeIs(3)) << first.error();
+  EXPECT_THAT(first.error(), HasSubstr("4 ranks on 2 nodes, 1 of 5 restarts used\n"));
+  EXPECT_THAT(first.error(), Not(HasSubstr("2 of 5 restarts used")));
 }
 
 TEST_F(StayingNodes, ANodeThatIsLostOrComesLeavesTheProcessesOfTheOthers) {

@@ -1,11 +1,14 @@
 // A rank that stays through failures elsewhere. In each generation it meets the others in the store
 // and says who it is, then waits until the launcher wants it to leave, or until the file exists
 // that is its first argument. With the word "deaf" as the second, rank 0 of the first generation
-// does not leave when it is asked to; with "hangs_up" it closes its line to the launcher.
+// does not leave when it is asked to; with "hangs_up" it closes its line to the launcher, after
+// which there is a file "hung_up" beside the first; with "hangs_up_later" it does so after it has
+// left, when there is a file "hang_up" beside the first.
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include <lockstep/base/environment.h>
@@ -32,8 +35,7 @@ void say_who_it_is() {
 
 void hang_up(const std::filesystem::path& file) {
   ::close(static_cast<int>(environment_integer("LOCKSTEP_LINE_FD", 0, 1 << 20).value()));
-  fmt::print("has hung up\n");
-  std::fflush(stdout);
+  std::ofstream(file.parent_path() / "hung_up");
   while (!std::filesystem::exists(file)) ::usleep(5000);
 }
 
@@ -62,6 +64,10 @@ void stay(const std::filesystem::path& file, const std::string& word) {
     if (misbehaves && word == "hangs_up") return hang_up(file);
     if (!wait_for_the_end(line, file, misbehaves && word == "deaf")) return;
     line.say(LineMessage::Word::left);
+    if (misbehaves && word == "hangs_up_later") {
+      while (!std::filesystem::exists(file.parent_path() / "hang_up")) ::usleep(5000);
+      return hang_up(file);
+    }
     await_place(line);
   }
 }
