@@ -9,6 +9,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/final_failure.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/train/begun_batch.h>
@@ -91,9 +92,7 @@ int describe(const TrainFlags& flags, const train::TrainConfig& config, int rank
   return 0;
 }
 
-}  // namespace
-
-int train(Arguments arguments) {
+int become_a_rank_or_launch(Arguments arguments) {
   const auto flags = parse_train_flags(arguments);
   if (!flags) return 0;
   if (read_launch_environment().launcher != Launcher::none) {
@@ -139,13 +138,23 @@ int train(Arguments arguments) {
     options.stuck_after = parse_seconds(flags->stuck_after, "--stuck-after");
   options.explained_exit_codes = {kUsageMistake, kTrainingStopped};
   for (const int signal : kStopSignals) options.explained_exit_codes.push_back(128 + signal);
-  options.final_exit_codes = options.explained_exit_codes;
   options.interruption_note =
       "told to end: saving after this step; once more (Ctrl-C) ends at once";
   const auto before = checkpoint::newest_checkpoint(config.output / "checkpoints");
   const int code = elastic::launch(options);
   say_how_to_go_on(config, before, options.max_restarts, code);
   return code;
+}
+
+}  // namespace
+
+int train(Arguments arguments) {
+  try {
+    return become_a_rank_or_launch(arguments);
+  } catch (const UsageError&) {
+    report_final_failure();  // as a rank
+    throw;
+  }
 }
 
 }  // namespace lockstep::cli

@@ -7,6 +7,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/final_failure.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/peer_copies.h>
 #include <lockstep/net/fd.h>
@@ -47,9 +48,7 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   }
 }
 
-}  // namespace
-
-int train(Arguments arguments) {
+int train_to_the_end(Arguments arguments) {
   const auto flags = parse_train_flags(arguments);
   if (!flags) return 0;
   ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
@@ -57,6 +56,20 @@ int train(Arguments arguments) {
   const auto peer_copies = std::make_shared<PeerCopies>();
   keep_going([&] { code = train_once(*flags, peer_copies); });
   return code;
+}
+
+}  // namespace
+
+// Whatever it says itself of why it ends would be the same after a restart.
+int train(Arguments arguments) {
+  try {
+    const int code = train_to_the_end(arguments);
+    if (code != 0) report_final_failure();
+    return code;
+  } catch (const UsageError&) {
+    report_final_failure();
+    throw;
+  }
 }
 
 }  // namespace lockstep::cli

@@ -25,7 +25,7 @@ std::string LineMessage::encode() const {
 }
 
 std::optional<LineMessage> LineMessage::decode(std::string_view packet) {
-  constexpr std::string_view kWords = "slSLP";
+  constexpr std::string_view kWords = "slfSLP";
   if (packet.empty() || kWords.find(packet.front()) == std::string_view::npos) return std::nullopt;
   LineMessage message{.word = static_cast<Word>(packet.front())};
   for (packet.remove_prefix(1); !packet.empty();) {

@@ -12,13 +12,15 @@
 namespace lockstep {
 
 // What is said on the line, a packet each. From a rank: `stays` (it goes on in further generations,
-// in this process; until then it is ended and started anew as any other) and `left` (it has nothing
-// to do with the generation any more). From the launcher: `leave_soon` (at the end of a step),
-// `leave` (at once), and `place`, with the variables of a rank in the next generation.
+// in this process; until then it is ended and started anew as any other), `left` (it has nothing to
+// do with the generation any more) and `final` (it is about to fail, and would only fail so again).
+// From the launcher: `leave_soon` (at the end of a step), `leave` (at once), and `place`, with the
+// variables of a rank in the next generation.
 struct LineMessage {
   enum class Word : char {
     stays = 's',
     left = 'l',
+    final = 'f',
     leave_soon = 'S',
     leave = 'L',
     place = 'P',

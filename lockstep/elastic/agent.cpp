@@ -89,7 +89,8 @@ void Agent::wait() {
     }
   }
   for (int slot = 0; slot < processes_.num_slots(); ++slot)
-    if (processes_[slot].runs) polled.push_back({processes_[slot].line.get(), POLLIN, 0});
+    if (processes_[slot].runs && processes_[slot].line)
+      polled.push_back({processes_[slot].line.get(), POLLIN, 0});
   polled.push_back({signals_, POLLIN, 0});
   if (!guardian_.gone()) polled.push_back({guardian_.fd(), POLLIN, 0});
   for (const Sink* sink : sinks_)
@@ -111,10 +112,19 @@ Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
                   .node_rank = layout_.node_rank,
                   .host = layout_.here().host,
                   .pid = process.pid,
-                  .generation = layout_.generation};
+                  .generation = layout_.generation,
+                  .final = process.final};
   failure.last_lines = process.tail->lines(kLastLines);
   for (std::string& line : failure.last_lines)
     if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
+  return failure;
+}
+
+Failure Agent::failure_of_end(RankProcess& process, int status) {
+  Failure failure =
+      failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
+  failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return failure;
 }
 
@@ -125,14 +135,17 @@ void Agent::hear_guardian() {
       case Guardian::Event::Kind::spawn_failed: {
         RankProcess& process = processes_[event->slot];
         process.runs = false;
+        const std::string detail =
+            fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
         if (process.local_rank == RankProcess::kSpare) {
-          processes_.lost_spare();
+          if (!processes_.lost_spare(process))
+            sinks_[1]->append(fmt::format(
+                "lockstep: spares cannot be started: {}: no more of them are tried\n", detail));
           break;
         }
         Failure failure = failure_of(process, Failure::Kind::spawn);
         failure.exit_code = event->value == ENOENT ? 127 : 126;
-        failure.detail =
-            fmt::format("{} ({})", std::strerror(event->value), spawn_advice(event->value));
+        failure.detail = detail;
         fail(failure);
         break;
       }
@@ -163,37 +176,56 @@ void Agent::hear_guardian() {
 
 void Agent::hear_end(int slot, int status) {
   RankProcess& process = processes_[slot];
+  hear_rank(process);  // its last words are still on the line
   process.runs = false;
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (process.local_rank == RankProcess::kSpare) {
     process.drain();
-    if (stage_ == Stage::running && !processes_.lost_spare())
+    if (stage_ == Stage::running && !processes_.lost_spare(process))
       sinks_[1]->append("lockstep: spares end as soon as they are started: no more of them are\n");
     return;
   }
-  if (stage_ != Stage::running || well) return;
-  Failure failure =
-      failure_of(process, WIFSIGNALED(status) ? Failure::Kind::signal : Failure::Kind::exit);
-  failure.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  failure.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  if (WIFSIGNALED(status)) {
+  if (process.untold && stage_ == Stage::running) {
+    const Failure failure = failure_of_end(process, status);
+    sinks_[1]->append(fmt::format(
+        "lockstep: {}; it could not be told that it is part of generation {}: it is started "
+        "anew\n{}\n",
+        failure.sentence(), layout_.generation,
+        failure.machine_line(Failure::Aftermath::restarted)));
+    options_.give_place(process.local_rank);
+    return;
+  }
+  if (well || process.to_end) return;
+  // What those do that end with the generation, or with the job, is no news either.
+  if (stage_ != Stage::running && (!process.came_up || interrupted_)) return;
+  const Failure failure = failure_of_end(process, status);
+  if (stage_ != Stage::running) {
+    further_failures_.push_back(failure);
+  } else if (WIFSIGNALED(status)) {
     fail(failure);
   } else if (!suspect_) {
     suspect_ = failure;
     suspect_until_ = Deadline::after(kCauseTurnsUp);
+  } else if (failure.final && !suspect_->final) {
+    suspect_ = failure;  // who knows why it ends did not end because of another
   }
 }
 
 void Agent::hear_ranks() {
-  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
-    RankProcess& process = processes_[slot];
-    if (!process.runs) continue;
-    while (const auto message = process.hear()) {
-      if (message->word == LineMessage::Word::stays) process.stays = true;
-      // Only of the generation that is over: what it says when it was not asked to counts for
-      // nothing.
-      if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].runs) hear_rank(processes_[slot]);
+}
+
+void Agent::hear_rank(RankProcess& process) {
+  while (const auto message = process.hear()) {
+    if (message->word == LineMessage::Word::stays) {
+      process.stays = process.came_up = true;
+      if (process.is_spare()) processes_.spare_waits();
     }
+    // Only of the generation that is over: what it says when it was not asked to counts for
+    // nothing.
+    if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
+    if (message->word == LineMessage::Word::final) process.final = true;
   }
 }
 
@@ -255,6 +287,7 @@ void Agent::watch_ranks() {
       // Where everyone is, before anyone is ended.
       flight::demand_dumps(options_.flight_directory);
       process.stays = false;
+      process.to_end = true;
       fail(failure);
     } else if (finding.kind == Kind::goes_on) {
       sinks_[1]->append(fmt::format("lockstep: {} goes on\n", name_of(process)));
@@ -263,7 +296,9 @@ void Agent::watch_ranks() {
       failure.signal = SIGSTOP;
       failure.exit_code = 128 + SIGSTOP;
       process.stays = false;
+      process.to_end = true;
       fail(failure);
+      guardian_.signal(processes_.slot_of(process), SIGKILL);  // it is deaf to any other
     } else {
       sinks_[1]->append(fmt::format("lockstep: {} is stopped, by SIGSTOP or a terminal: 'kill "
                                     "-CONT {}' on host {} lets it go "
@@ -292,8 +327,22 @@ void Agent::fail(const Failure& failure) {
   if (stage_ != Stage::running) return;
   peers_->announce(failure);
   if (!explained(failure, options_.explained_exit_codes))
-    sinks_[1]->append(fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others()));
+    sinks_[1]->append(
+        fmt::format("lockstep: {}{}\n", failure.sentence(), ending_the_others(failure)));
   enter(Stage::noticing, kNoticing);
+}
+
+// Those of a generation that is formed anew, whose first failure, if there was one, is told of at
+// its end: they are replaced with it. Who ends with an exit code after a failure may have done so
+// because of that.
+void Agent::say_further_failures() {
+  if (!peers_->decision()) return;
+  const bool growing = peers_->decision()->action == Decision::Action::grow;
+  for (const Failure& failure : further_failures_)
+    if (goes_on() && (growing || failure.kind == Failure::Kind::signal))
+      sinks_[1]->append(fmt::format("lockstep: {}\n{}\n", failure.sentence(),
+                                    failure.machine_line(Failure::Aftermath::restarted)));
+  further_failures_.clear();
 }
 
 void Agent::enter(Stage stage, milliseconds span) {

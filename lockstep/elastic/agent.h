@@ -33,7 +33,9 @@ class Agent {
     milliseconds stuck_after{0};            // without progress; zero: however long
     milliseconds leave_within{0};           // for ranks that stay, when a generation is over
     std::string flight_directory;           // where ranks leave dumps
-    std::function<void()> tend_spares;      // called now and then while ranks run
+    // To a rank whose process could not be told its own.
+    std::function<void(int local_rank)> give_place;
+    std::function<void()> tend_spares;  // called now and then while ranks run
   };
 
   // What `peers` points to may change meanwhile: see Peers::successor().
@@ -71,7 +73,9 @@ class Agent {
   void wait();  // and reads what ranks have written
   void hear_guardian();
   void hear_end(int slot, int status);
+  Failure failure_of_end(RankProcess& process, int status);
   void hear_ranks();
+  void hear_rank(RankProcess& process);
   void hear_user();
   void hear_signal(int signal);
   void watch_ranks();
@@ -81,7 +85,7 @@ class Agent {
   void advance_stage();
   void stop_as_decided();
   void end_politely();
-  const char* ending_the_others() const;
+  const char* ending_the_others(const Failure& failure) const;
   bool goes_on() const;
   void ask_to_leave();
   bool has_to_end(const RankProcess& process) const;
@@ -91,6 +95,7 @@ class Agent {
   void clear_up();
   void enter(Stage stage, milliseconds span);
   void fail(const Failure& failure);
+  void say_further_failures();
   bool streams_open() const;
   bool finished() const;
   Failure failure_of(RankProcess& process, Failure::Kind kind);
@@ -112,6 +117,9 @@ class Agent {
   // may turn up.
   std::optional<Failure> suspect_;
   Deadline suspect_until_;
+  // Of ranks that were lost when the generation was over already, until it is decided what becomes
+  // of it.
+  std::vector<Failure> further_failures_;
   bool told_to_leave_ = false;  // at once
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user

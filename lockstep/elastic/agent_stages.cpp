@@ -17,12 +17,16 @@ constexpr milliseconds kSilentSave(10'000);
 
 }  // namespace
 
-// What becomes of the ranks of this host, as far as it is known when one of them has failed.
-const char* Agent::ending_the_others() const {
-  const int others = processes_.count_ranks([](const RankProcess&) { return true; });
-  if (others == 0) return "";
-  const bool all_stay =
-      processes_.count_ranks([](const RankProcess& one) { return !one.stays; }) == 0;
+// What becomes of the ranks of this host, as far as it is known when one of them has failed, which
+// may still be there.
+const char* Agent::ending_the_others(const Failure& failure) const {
+  const auto is_other = [&](const RankProcess& one) {
+    return one.local_rank != failure.local_rank;
+  };
+  if (processes_.count_ranks(is_other) == 0) return "";
+  const bool all_stay = processes_.count_ranks([&](const RankProcess& one) {
+    return is_other(one) && !one.stays;
+  }) == 0;
   return all_stay && layout_.num_restarts < layout_.max_restarts ? "" : "; ending the others";
 }
 
@@ -42,7 +46,10 @@ bool Agent::has_to_leave(const RankProcess& process) const {
 
 void Agent::signal_those_that_end(int signal) {
   for (int slot = 0; slot < processes_.num_slots(); ++slot)
-    if (processes_[slot].is_rank() && has_to_end(processes_[slot])) guardian_.signal(slot, signal);
+    if (processes_[slot].is_rank() && has_to_end(processes_[slot])) {
+      processes_[slot].to_end = true;
+      guardian_.signal(slot, signal);
+    }
 }
 
 // Ranks may have something to save.
@@ -108,10 +115,15 @@ void Agent::advance() {
   const bool alone = processes_.count_ranks([](const RankProcess&) { return true; }) == 0;
   if (suspect_ && (alone || suspect_until_.passed() || stage_ != Stage::running)) {
     suspect_until_ = Deadline::never();
-    fail(*std::exchange(suspect_, std::nullopt));
+    const Failure failure = *std::exchange(suspect_, std::nullopt);
+    if (stage_ == Stage::running)
+      fail(failure);
+    else
+      further_failures_.push_back(failure);
   }
   if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
   if (stage_ != Stage::running && stage_ < Stage::killed && goes_on()) ask_to_leave();
+  say_further_failures();
   const int to_end =
       processes_.count_ranks([this](const RankProcess& one) { return has_to_end(one); });
   const int to_leave =

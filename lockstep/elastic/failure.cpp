@@ -65,15 +65,13 @@ bool explained(const Failure& failure, const std::vector<int>& exit_codes) {
          std::find(exit_codes.begin(), exit_codes.end(), failure.exit_code) != exit_codes.end();
 }
 
-bool worth_a_restart(const Failure& failure, const std::vector<int>& final_exit_codes) {
+bool worth_a_restart(const Failure& failure) {
   switch (failure.kind) {
     case Failure::Kind::exit:
-      return std::find(final_exit_codes.begin(), final_exit_codes.end(), failure.exit_code) ==
-             final_exit_codes.end();
     case Failure::Kind::signal:
     case Failure::Kind::node_lost:
     case Failure::Kind::stopped:
-    case Failure::Kind::stuck: return true;
+    case Failure::Kind::stuck: return !failure.final;
     case Failure::Kind::spawn:
     case Failure::Kind::interrupted:
     case Failure::Kind::too_few: break;
@@ -129,6 +127,7 @@ std::string Failure::encode() const {
                {"exit_code", exit_code},
                {"signal", signal},
                {"generation", generation},
+               {"final", final},
                {"step", step},
                {"detail", detail},
                {"last_lines", last_lines}});
@@ -149,6 +148,7 @@ Failure Failure::decode(const std::string& text) {
     failure.exit_code = json.at("exit_code");
     failure.signal = json.at("signal");
     failure.generation = json.at("generation");
+    failure.final = json.at("final");
     failure.step = json.at("step");
     failure.detail = json.at("detail");
     failure.last_lines = json.at("last_lines");

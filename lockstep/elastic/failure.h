@@ -29,6 +29,7 @@ struct Failure {
   int exit_code = 1;  // of the whole job: the rank's own, or 128 + signal
   int signal = 0;
   int generation = 0;                   // of the ranks that it happened to
+  bool final = false;                   // the rank has said that it would only fail so again
   std::int64_t step = -1;               // where a stuck rank was last
   std::string detail;                   // what the system said; how long a rank is stuck
   std::vector<std::string> last_lines;  // of the rank's output
@@ -49,9 +50,8 @@ struct Failure {
 bool explained(const Failure& failure, const std::vector<int>& exit_codes);
 
 // Whether starting the ranks anew may help: not where a user ended the job, where the program
-// cannot be started at all, or where a rank ended with one of these codes, which say that it would
-// only end so again.
-bool worth_a_restart(const Failure& failure, const std::vector<int>& final_exit_codes);
+// cannot be started at all, or where the rank has said that it would only fail so again.
+bool worth_a_restart(const Failure& failure);
 
 // "SIGKILL"
 std::string signal_name(int signal);

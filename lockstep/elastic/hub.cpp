@@ -229,8 +229,8 @@ void Hub::fail(const Failure& failure) {
   if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !interrupted)) return;
   // A host that lost its guardian cannot start ranks any more.
   const bool own_loss = failure.kind == Failure::Kind::node_lost && failure.node_rank == 0;
-  const bool restart = worth_a_restart(failure, options_.final_exit_codes) && !own_loss &&
-                       num_restarts_ < options_.max_restarts;
+  const bool restart =
+      worth_a_restart(failure) && !own_loss && num_restarts_ < options_.max_restarts;
   failure_ = failure;
   if (restart) ++num_restarts_;
   decide({restart ? Decision::Action::restart : Decision::Action::end, failure, ""});

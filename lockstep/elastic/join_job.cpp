@@ -98,7 +98,7 @@ std::unique_ptr<Peers> join_job(const MeetingOptions& options, const net::Secret
   std::optional<Visit> found;
   if (taken) {
     found = visit_on_this_host(endpoint, who, secret, *taken);
-    log::info("joining node 0 at {} ({})", endpoint.text(), taken->what());
+    log::info("joining node 0 at {}", endpoint.text());
   }
   if (!found) found = find_hub(options.endpoints, who, secret, Deadline::after(options.timeout));
   return std::make_unique<Member>(options, secret, std::move(door), nullptr, std::move(*found));

@@ -67,8 +67,7 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
                          .endpoints = options.endpoints,
                          .local_addr = options.local_addr,
                          .timeout = options.timeout,
-                         .last_call = options.last_call,
-                         .final_exit_codes = options.final_exit_codes};
+                         .last_call = options.last_call};
   if (options.max_nodes > 1) {
     if (meeting.endpoints.empty())
       throw UsageError("--nnodes {} needs an address where the launchers meet: give every one of "
@@ -242,10 +241,11 @@ void Launch::run_generation(const Layout& layout) {
   flight_.begin(layout.generation);
   const ReportOnSignal report_on_signal(flight_.path());
   progress_.clear();
-  const Processes::Begun begun = processes_.begin(layout, attempt_, [&](int local_rank) {
-    return rank_environment(layout, local_rank, environment_options());
-  });
-  say_how_it_begins(layout, begun);
+  const Processes::Generation generation{
+      .layout = layout, .logs = attempt_, .environment = [&](int local_rank) {
+        return rank_environment(layout, local_rank, environment_options());
+      }};
+  say_how_it_begins(layout, processes_.begin(generation));
   Agent agent(layout, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
                .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
@@ -254,10 +254,12 @@ void Launch::run_generation(const Layout& layout) {
                .stuck_after = options_.stuck_after,
                .leave_within = options_.leave_within,
                .flight_directory = flight_.path(),
-               .tend_spares = [&] {
-                 processes_.tend_spares(attempt_,
-                                        [&] { return spare_environment(environment_options()); });
-               }});
+               .give_place = [&](int local_rank) { processes_.give_place(local_rank, generation); },
+               .tend_spares =
+                   [&] {
+                     processes_.tend_spares(
+                         attempt_, [&] { return spare_environment(environment_options()); });
+                   }});
   agent.run();
   guardian_lost_ = agent.guardian_lost();
 }
@@ -270,6 +272,10 @@ void Launch::report() {
   const bool goes_on = !guardian_lost_ && decision && decision->action == Decision::Action::restart;
   std::string text = fmt::format("lockstep: the job {}: {}\n",
                                  goes_on ? "is started anew" : "failed", failure->sentence());
+  if (!goes_on && failure->final && last_.num_restarts < last_.max_restarts)
+    text += fmt::format("lockstep: no restart is made: rank {} has said that it would only fail so "
+                        "again\n",
+                        failure->rank);
   if (!failure->last_lines.empty()) {
     text += fmt::format("lockstep: last lines of rank {}:\n", failure->rank);
     for (const std::string& line : failure->last_lines) text += "  | " + line + "\n";

@@ -51,8 +51,6 @@ struct LaunchOptions {
   // Ranks that end with one of these have told their user why: the launcher adds nothing. Where
   // there are any, ranks also say themselves what came of an interruption.
   std::vector<int> explained_exit_codes;
-  // Ranks that end with one of these would only end so again: no restart.
-  std::vector<int> final_exit_codes;
   // Said when the user's first signal is passed on; empty: nothing.
   std::string interruption_note;
 };

@@ -32,8 +32,7 @@ struct MeetingOptions {
   std::string master_addr;
   int master_port = 0;  // 0: one that is free
   milliseconds timeout{0};
-  milliseconds last_call{0};          // for more than min_nodes to come, since the last one came
-  std::vector<int> final_exit_codes;  // of ranks that a restart would not help
+  milliseconds last_call{0};  // for more than min_nodes to come, since the last one came
 
   // Whether more launchers may come while the job runs.
   bool elastic() const { return min_nodes < max_nodes || (max_nodes > 1 && max_restarts > 0); }

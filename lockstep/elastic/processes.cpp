@@ -1,5 +1,7 @@
 #include <lockstep/elastic/processes.h>
 
+#include <signal.h>
+
 #include <algorithm>
 
 #include <lockstep/base/environment.h>
@@ -15,7 +17,7 @@ namespace {
 // By then ranks have begun their work, which starting a process would slow down.
 constexpr milliseconds kBeforeSpares(2000);
 // A program that ends when it is to wait will do so again.
-constexpr int kMostLostSpares = 5;
+constexpr int kMostLostEarly = 5;
 
 }  // namespace
 
@@ -74,38 +76,54 @@ RankProcess* Processes::take_spare(int local_rank) {
   return &*waiting;
 }
 
-Processes::Begun Processes::begin(
-    const Layout& layout, const fs::path& logs,
-    const std::function<std::vector<std::string>(int local_rank)>& environment) {
+// A new one is put to `starts`.
+void Processes::find_process(int local_rank, const Generation& generation, Begun& begun,
+                             std::vector<RankStart>& starts) {
+  const Layout& layout = generation.layout;
+  const std::string prefix = line_prefix(layout.first_rank() + local_rank, layout.world_size(),
+                                         colour_ && sinks_[0]->terminal());
+  RankProcess* process = of_rank(local_rank);
+  int& kind = process != nullptr ? begun.stayed : begun.spares;
+  if (process == nullptr && (process = take_spare(local_rank)) == nullptr) {
+    starts.push_back(make(free_slot(), local_rank, generation.logs / std::to_string(local_rank),
+                          prefix, generation.environment(local_rank)));
+    return;
+  }
+  for (RankStream& stream : process->streams) stream.set_prefix(prefix);
+  process->left = false;
+  process->final = false;
+  LineMessage place{.word = LineMessage::Word::place,
+                    .variables = generation.environment(local_rank)};
+  place.variables.emplace_back("LOCKSTEP_SPARE=");
+  // It would wait for its place for ever, and the other ranks for it.
+  process->untold = process->to_end = !process->say(place);
+  if (process->untold)
+    guardian_.signal(slot_of(*process), SIGKILL);
+  else
+    ++kind;
+}
+
+Processes::Begun Processes::begin(const Generation& generation) {
   Begun begun;
   std::vector<RankStart> starts;
-  for (int rank = 0; rank < options_.num_ranks; ++rank) {
-    const std::string prefix = line_prefix(layout.first_rank() + rank, layout.world_size(),
-                                           colour_ && sinks_[0]->terminal());
-    RankProcess* process = of_rank(rank);
-    if (process != nullptr) {
-      ++begun.stayed;
-    } else if ((process = take_spare(rank)) != nullptr) {
-      ++begun.spares;
-    } else {
-      starts.push_back(
-          make(free_slot(), rank, logs / std::to_string(rank), prefix, environment(rank)));
-      continue;
-    }
-    for (RankStream& stream : process->streams) stream.set_prefix(prefix);
-    process->left = false;
-    LineMessage place{.word = LineMessage::Word::place, .variables = environment(rank)};
-    place.variables.emplace_back("LOCKSTEP_SPARE=");
-    process->say(place);
-  }
+  for (int rank = 0; rank < options_.num_ranks; ++rank)
+    find_process(rank, generation, begun, starts);
   if (!starts.empty()) guardian_.start(starts);
   next_spare_ = Clock::now() + kBeforeSpares;
   return begun;
 }
 
+void Processes::give_place(int local_rank, const Generation& generation) {
+  Begun begun;
+  std::vector<RankStart> starts;
+  find_process(local_rank, generation, begun, starts);
+  if (!starts.empty()) guardian_.start(starts);
+}
+
 void Processes::tend_spares(const fs::path& logs,
                             const std::function<std::vector<std::string>()>& environment) {
-  if (options_.num_spares == 0 || lost_spares_ >= kMostLostSpares || Clock::now() < next_spare_)
+  if (options_.num_spares == 0 || spares_lost_early_ >= kMostLostEarly ||
+      Clock::now() < next_spare_)
     return;
   const auto spares = std::count_if(slots_.begin(), slots_.end(),
                                     [](const RankProcess& one) { return one.is_spare(); });
@@ -117,9 +135,9 @@ void Processes::tend_spares(const fs::path& logs,
   guardian_.start(starts);
 }
 
-bool Processes::lost_spare() {
+bool Processes::lost_spare(const RankProcess& process) {
   next_spare_ = Clock::now() + kBeforeSpares;
-  return ++lost_spares_ < kMostLostSpares;
+  return process.came_up || ++spares_lost_early_ != kMostLostEarly;
 }
 
 }  // namespace lockstep::elastic

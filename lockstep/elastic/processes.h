@@ -32,6 +32,9 @@ class Processes {
   int num_slots() const { return static_cast<int>(slots_.size()); }
   RankProcess& operator[](int slot) { return slots_[static_cast<std::size_t>(slot)]; }
   const RankProcess& operator[](int slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+  int slot_of(const RankProcess& process) const {
+    return static_cast<int>(&process - slots_.data());
+  }
   // Of a local rank; null where it has none that runs.
   RankProcess* of_rank(int local_rank);
   int num_ranks() const { return options_.num_ranks; }
@@ -43,25 +46,36 @@ class Processes {
         [&](const RankProcess& process) { return process.is_rank() && condition(process); }));
   }
 
+  // What the ranks of a generation are started with.
+  struct Generation {
+    const Layout& layout;
+    std::filesystem::path logs;  // its folder, or empty
+    std::function<std::vector<std::string>(int local_rank)> environment;
+  };
   // Gives each rank of the generation its process: the one that has stayed, or a spare that waits,
-  // or else a new one. `logs` is the folder of this generation, or empty. How many ranks have a
-  // process that was there before:
+  // or else a new one. One that cannot be told is killed: when it has ended, give_place() gives the
+  // rank another. How many ranks have a process that was there before:
   struct Begun {
     int stayed = 0;
     int spares = 0;
   };
-  Begun begin(const Layout& layout, const std::filesystem::path& logs,
-              const std::function<std::vector<std::string>(int local_rank)>& environment);
+  Begun begin(const Generation& generation);
+  void give_place(int local_rank, const Generation& generation);
 
   // Starts spares that are missing: some time after what they would compete with.
   void tend_spares(const std::filesystem::path& logs,
                    const std::function<std::vector<std::string>()>& environment);
-  // One of them ended by itself. False where so many have that no more are started.
-  bool lost_spare();
+  // One of them says that it waits.
+  void spare_waits() { spares_lost_early_ = 0; }
+  // One of them ended by itself, or could not be started. False where it is the last of so many
+  // that never came to wait that no more are started.
+  bool lost_spare(const RankProcess& process);
 
  private:
   int free_slot() const;
   RankProcess* take_spare(int local_rank);  // null where none waits
+  void find_process(int local_rank, const Generation& generation, Begun& begun,
+                    std::vector<RankStart>& starts);
   RankStart make(int slot, int local_rank, const std::filesystem::path& folder,
                  const std::string& prefix, std::vector<std::string> variables);
 
@@ -71,7 +85,7 @@ class Processes {
   const bool colour_;
   std::vector<RankProcess> slots_;
   Clock::time_point next_spare_;
-  int lost_spares_ = 0;
+  int spares_lost_early_ = 0;  // since one came to wait
 };
 
 }  // namespace lockstep::elastic

@@ -22,15 +22,20 @@ void RankProcess::drain() {
     }
 }
 
-void RankProcess::say(const LineMessage& message) const {
+bool RankProcess::say(const LineMessage& message) const {
   const std::string packet = message.encode();
-  [[maybe_unused]] const auto sent =
-      ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return ::send(line.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(packet.size());
 }
 
-std::optional<LineMessage> RankProcess::hear() const {
+std::optional<LineMessage> RankProcess::hear() {
+  if (!line) return std::nullopt;
   std::array<char, 64> packet;
   const ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
+  if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+    line.reset();
+    stays = false;
+  }
   if (got <= 0) return std::nullopt;
   return LineMessage::decode({packet.data(), static_cast<std::size_t>(got)});
 }

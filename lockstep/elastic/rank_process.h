@@ -16,14 +16,19 @@ struct RankProcess {
 
   int local_rank = kSpare;
   bool runs = false;
-  int pid = 0;         // once it is known that it has started
-  bool stays = false;  // goes on in the next generation, as it has said
-  bool left = false;   // has nothing to do with the generation any more
+  int pid = 0;           // once it is known that it has started
+  bool stays = false;    // goes on in the next generation, as it has said
+  bool came_up = false;  // has said so at some time
+  bool left = false;     // has nothing to do with the generation any more
+  bool final = false;    // its failure is not to be helped by a restart, as it has said
+
+  bool to_end = false;  // was sent a signal, or has failed: that it ends is no news
+  bool untold = false;  // could not be told its place, and is killed for that
 
   // Everything that is read of it.
   std::unique_ptr<Tail> tail = std::make_unique<Tail>();
   std::vector<RankStream> streams = {};
-  net::Fd line = {};  // our end of it
+  net::Fd line = {};  // our end of it; none where the process has closed its own
 
   bool is_spare() const { return runs && local_rank == kSpare; }
   bool is_rank() const { return runs && local_rank != kSpare; }
@@ -31,10 +36,11 @@ struct RankProcess {
   // What it wrote that is still in the pipes.
   void drain();
 
-  // One that hears nothing is ended by signals.
-  void say(const LineMessage& message) const;
-  // What it has said; nothing where there is nothing new.
-  std::optional<LineMessage> hear() const;
+  // False where it cannot hear it.
+  bool say(const LineMessage& message) const;
+  // What it has said; nothing where there is nothing new. One that has closed its end cannot be
+  // told where to go on: it does not stay.
+  std::optional<LineMessage> hear();
 };
 
 // Both ends of a line; the second is for the process.

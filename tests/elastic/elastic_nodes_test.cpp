@@ -37,6 +37,22 @@ TEST_F(ElasticNodes, AFailedRankStartsTheRanksOfAllHostsAnew) {
   }
 }
 
+TEST_F(ElasticNodes, ARankOnAnyHostCanSayThatARestartCannotHelp) {
+  JOIN_OR_SKIP(2, "2");
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), RANK_PROGRAM, "final"}));
+  for (Launched& job : jobs) {
+    EXPECT_EQ(job.wait(), 9) << job.error();
+    const auto faults = faults_in(job.error());
+    ASSERT_THAT(faults, SizeIs(1)) << job.error();
+    const auto fault = nlohmann::json::parse(faults[0]);
+    EXPECT_EQ(fault["rank"], 1);
+    EXPECT_EQ(fault["restarted"], false);
+    EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 1 has said"));
+  }
+}
+
 TEST_F(ElasticNodes, StartsWithFewerAfterTheLastCall) {
   JOIN_OR_SKIP(2, "2:4");
   std::vector<Launched> jobs;

@@ -128,13 +128,42 @@ TEST(Restart, NotWhereItCannotHelp) {
   EXPECT_EQ(job.wait(), 126);
   EXPECT_THAT(faults_in(job.error()), SizeIs(1));
 
-  const std::vector<int> final_codes = {2, 130};
-  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 1}, final_codes));
-  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 2}, final_codes));
-  // A signal's number that looks like one of them is none.
-  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::signal, .exit_code = 130}, final_codes));
-  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::node_lost}, final_codes));
-  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::interrupted, .exit_code = 7}, final_codes));
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 2}));
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::signal, .exit_code = 130}));
+  EXPECT_TRUE(worth_a_restart({.kind = Failure::Kind::node_lost}));
+  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::interrupted, .exit_code = 7}));
+  EXPECT_FALSE(worth_a_restart({.kind = Failure::Kind::exit, .exit_code = 2, .final = true}));
+}
+
+TEST(Restart, NotWhereTheRankSaysThatItCannotHelp) {
+  Launched job =
+      Launched::run({"--nproc-per-node", "2", "--max-restarts", "3", RANK_PROGRAM, "final"});
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(1)) << job.error();
+  const auto fault = nlohmann::json::parse(faults[0]);
+  EXPECT_EQ(fault["kind"], "exit");
+  EXPECT_EQ(fault["rank"], 1);
+  EXPECT_EQ(fault["exit_code"], 9);
+  EXPECT_EQ(fault["restarted"], false);
+  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 1 has said"));
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+
+  // Where none was left to make, there is nothing to explain.
+  Launched without = Launched::run({RANK_PROGRAM, "final"});
+  EXPECT_EQ(without.wait(), 9) << without.error();
+  EXPECT_THAT(without.error(), Not(HasSubstr("no restart is made")));
+}
+
+// One rank ends because another is gone, which says a moment later why it went.
+TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatNoticed) {
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "3", "sh", "-c",
+       std::string("[ $RANK = 0 ] && exit 1; sleep 0.02; exec ") + RANK_PROGRAM + " final"});
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_FALSE(faults.empty()) << job.error();
+  EXPECT_EQ(nlohmann::json::parse(faults.back())["rank"], 1);
 }
 
 TEST(Restart, EachAttemptHasItsLogs) {

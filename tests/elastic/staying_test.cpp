@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -31,6 +32,26 @@ std::map<int, pid_t> pids_in(const std::string& output, int generation) {
       pids[rank] = pid;
   }
   return pids;
+}
+
+// That the process itself has used so far.
+milliseconds cpu_time_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  long user = 0, system = 0;
+  const auto name_end = text.rfind(')');
+  if (name_end == std::string::npos ||
+      std::sscanf(text.c_str() + name_end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld",
+                  &user, &system) != 2) {
+    ADD_FAILURE() << "no such process: " << pid;
+    return {};
+  }
+  return milliseconds((user + system) * 1000 / ::sysconf(_SC_CLK_TCK));
+}
+
+bool appears(const std::string& file, const Folder& folder) {
+  return eventually(milliseconds(20'000),
+                    [&] { return std::filesystem::exists(folder.path() / file); });
 }
 
 class Staying : public ::testing::Test {
@@ -114,6 +135,23 @@ TEST_F(Staying, ASpareTakesThePlaceOfALostRank) {
   }
 }
 
+TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "1"}, "deaf");
+  const auto before = wait_for(job, 0, 3);
+  ::kill(before.at(2), SIGKILL);
+  ASSERT_TRUE(job.says("[1] told to leave")) << job.error();
+  ::kill(before.at(0), SIGKILL);  // which has not left
+  const auto after = wait_for(job, 1, 3);
+  EXPECT_EQ(after.at(1), before.at(1));
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(2)) << job.error();
+  std::vector<int> ranks;
+  for (const std::string& fault : faults) ranks.push_back(nlohmann::json::parse(fault)["rank"]);
+  EXPECT_THAT(ranks, ::testing::UnorderedElementsAre(0, 2));
+}
+
 TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   Launched job =
       start({"--nproc-per-node", "3", "--max-restarts", "1", "--leave-within", "0.3"}, "deaf");
@@ -129,14 +167,41 @@ TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   EXPECT_EQ(job.wait(), 0) << job.error();
 }
 
+TEST_F(Staying, ARankThatHangsUpCostsTheLauncherNothing) {
+  Launched job = start({"--max-restarts", "1"}, "hangs_up");
+  ASSERT_TRUE(appears("hung_up", folder_)) << job.error();
+  const auto before = cpu_time_of(job.pid());
+  EXPECT_EQ(job.wait(milliseconds(2000)), -1);  // only time passes
+  EXPECT_LT(cpu_time_of(job.pid()) - before, milliseconds(500));
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
+TEST_F(Staying, ARankThatHasHungUpIsStartedAnew) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "1"}, "hangs_up");
+  const auto before = wait_for(job, 0, 3);
+  ASSERT_TRUE(appears("hung_up", folder_)) << job.error();
+  ::kill(before.at(2), SIGKILL);
+  const auto after = wait_for(job, 1, 3);
+  EXPECT_NE(after.at(0), before.at(0)) << "nobody could tell it that there is another generation";
+  EXPECT_EQ(after.at(1), before.at(1));
+  EXPECT_NE(after.at(2), before.at(2));
+  EXPECT_NE(::kill(before.at(0), 0), 0) << "it is still there";
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
 TEST_F(Staying, AStoppedRankIsReplacedAndCannotComeBack) {
-  Launched job = start({"--nproc-per-node", "2", "--max-restarts", "1"});
+  // It cannot act on a polite signal, so that nobody waits for that.
+  Launched job = start({"--nproc-per-node", "2", "--max-restarts", "1", "--grace", "60"});
   const auto before = wait_for(job, 0, 2);
   ::kill(before.at(1), SIGSTOP);
   const auto after = wait_for(job, 1, 2);
   EXPECT_EQ(after.at(0), before.at(0));
   EXPECT_NE(after.at(1), before.at(1));
   EXPECT_NE(::kill(before.at(1), SIGCONT), 0) << "it is still there";
+  EXPECT_THAT(job.error(), HasSubstr("is stopped, by SIGSTOP or a terminal\n"));
+  EXPECT_THAT(job.error(), Not(HasSubstr("ending the others")));
   finish();
   EXPECT_EQ(job.wait(), 0) << job.error();
 }
@@ -167,6 +232,38 @@ TEST_F(Staying, SparesThatEndAtOnceAreNotStartedForEver) {
   EXPECT_EQ(job.wait(), 128 + SIGTERM);
 }
 
+TEST_F(Staying, SparesThatAreKilledAreReplacedHoweverMany) {
+  Launched job = start({"--max-restarts", "1", "--spares", "3"});
+  const pid_t rank = wait_for(job, 0, 1).at(0);
+  std::vector<pid_t> killed;
+  for (std::size_t spares = 3; spares <= 9; spares += 3) {
+    ASSERT_TRUE(have_stayed(job, 1 + spares)) << job.output() << job.error();
+    for (const std::string& line : lines_of(job.output())) {
+      int pid = 0;
+      if (std::sscanf(line.c_str(), "[spare] pid=%d stays", &pid) != 1) continue;
+      if (std::count(killed.begin(), killed.end(), pid) > 0) continue;
+      ::kill(pid, SIGKILL);
+      killed.push_back(pid);
+    }
+  }
+  EXPECT_THAT(killed, SizeIs(9));
+  EXPECT_THAT(job.error(), Not(HasSubstr("spares"))) << "they were lost after they had come up";
+  finish();
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(pids_in(job.output(), 0).at(0), rank);
+}
+
+TEST_F(Staying, SparesThatCannotBeStartedAreToldOf) {
+  const std::string program = folder_.write("program", "#!/bin/sh\nrm $0; exec sleep 30\n", 0755);
+  Launched job = Launched::run({"--max-restarts", "1", "--spares", "1", program});
+  EXPECT_TRUE(eventually(milliseconds(25'000), [&] {
+    return job.error().find("spares cannot be started: No such file") != std::string::npos;
+  })) << job.error();
+  EXPECT_EQ(count_of("spares", job.error()), 1);
+  job.kill(SIGTERM);
+  EXPECT_EQ(job.wait(), 128 + SIGTERM);
+}
+
 TEST_F(Staying, WhatALostRankHadStartedIsEndedAndWhatOthersHaveIsNot) {
   const std::string children = (folder_.path() / "children").string();
   Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
@@ -188,8 +285,10 @@ TEST_F(Staying, WhatALostRankHadStartedIsEndedAndWhatOthersHaveIsNot) {
 
 class StayingNodes : public ElasticNodes {
  protected:
-  Launched start_on(int host, std::vector<std::string> arguments = {}) {
+  Launched start_on(int host, std::vector<std::string> arguments = {},
+                    const std::string& word = "") {
     arguments.insert(arguments.end(), {"--nproc-per-node", "2", STAYING_PROGRAM, go()});
+    if (!word.empty()) arguments.push_back(word);
     return start(host, std::move(arguments));
   }
   static std::map<int, pid_t> wait_for(const Launched& job, int generation) {
@@ -218,6 +317,61 @@ TEST_F(StayingNodes, ARankLostOnOneHostLeavesTheProcessesOfAll) {
   EXPECT_EQ(in_order ? second_after : first_after, in_order ? second : first);
   finish();
   for (Launched& job : jobs) EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
+TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
+  JOIN_OR_SKIP(2, "1:2");
+  Launched first = start_on(0, {"--rdzv-last-call", "0"}, "deaf");
+  const auto before = wait_for(first, 0);
+  Launched second = start_on(1);
+  ASSERT_TRUE(first.says("[1] told to leave soon")) << first.error();
+  ::kill(before.at(0), SIGKILL);  // which has not left
+  const auto after = wait_for(first, 1);
+  wait_for(second, 1);
+  EXPECT_NE(after.at(0), before.at(0));
+  EXPECT_EQ(after.at(1), before.at(1));
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(second.wait(), 0) << second.error();
+  const auto faults = faults_in(first.error());
+  ASSERT_THAT(faults, SizeIs(1)) << first.error();
+  const auto fault = nlohmann::json::parse(faults[0]);
+  EXPECT_EQ(fault["kind"], "signal");
+  EXPECT_EQ(fault["rank"], 0);
+  EXPECT_EQ(fault["exit_code"], 128 + SIGKILL);
+  EXPECT_EQ(fault["generation"], 0);
+  EXPECT_EQ(fault["restarted"], true);
+  EXPECT_THAT(first.error(), HasSubstr("0 of 5 restarts used"));
+}
+
+// What happens to ranks while they wait for the next generation.
+TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
+  JOIN_OR_SKIP(2, "2");
+  Launched first = start_on(0, {"--node-rank", "0"}, "hangs_up_later");
+  Launched second = start_on(1, {"--node-rank", "1"});
+  const auto before = wait_for(first, 0);
+  wait_for(second, 0);
+  second.kill(SIGKILL);
+  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+    return first.error().find("needs 2 nodes and 1 is left") != std::string::npos;
+  })) << first.error();
+  folder_.write("hang_up", "");
+  ASSERT_TRUE(appears("hung_up", folder_)) << first.error();
+  ::kill(before.at(1), SIGKILL);
+  Launched back = start_on(1, {"--node-rank", "1"});
+  const auto after = wait_for(first, 1);
+  wait_for(back, 1);
+  EXPECT_NE(after.at(0), before.at(0));
+  EXPECT_NE(after.at(1), before.at(1));
+  for (const auto& [rank, pid] : before) EXPECT_NE(::kill(pid, 0), 0) << "it is still there";
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(back.wait(), 0) << back.error();
+  EXPECT_THAT(first.error(), HasSubstr("it could not be told that it is part of generation 1"));
+  // Of the lost host, and of each of the two.
+  EXPECT_THAT(faults_in(first.error()), SizeIs(3)) << first.error();
+  EXPECT_THAT(first.error(), HasSubstr("4 ranks on 2 nodes, 1 of 5 restarts used\n"));
+  EXPECT_THAT(first.error(), Not(HasSubstr("2 of 5 restarts used")));
 }
 
 TEST_F(StayingNodes, ANodeThatIsLostOrComesLeavesTheProcessesOfTheOthers) {

@@ -2,6 +2,7 @@
 // it knows. With a file as its argument it stays until that file exists. With the word "fence" it
 // fails in the first generation, and in the next one tries to get in as one of the first. With the
 // word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
+// With the word "final" the last rank fails, and says that it would only fail again.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/final_failure.h>
 #include <lockstep/base/progress.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
@@ -57,6 +59,12 @@ int get_stuck(const LaunchEnvironment& env) {
   return 0;
 }
 
+int fail_for_good(const LaunchEnvironment& env) {
+  if (env.rank + 1 < env.world_size) std::this_thread::sleep_for(milliseconds(60'000));
+  report_final_failure();
+  return 9;
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -66,6 +74,7 @@ int main(int argc, char** argv) {
     const std::string argument = argc > 1 ? argv[1] : "";
     const LaunchEnvironment env = read_launch_environment();
     if (argument == "progress") return get_stuck(env);
+    if (argument == "final") return fail_for_good(env);
     const Deadline deadline = Deadline::after(milliseconds(20'000));
     const auto secret = net::Secret::from_descriptor(env.secret_fd.value());
     store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,

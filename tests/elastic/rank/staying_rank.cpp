@@ -1,11 +1,14 @@
 // A rank that stays through failures elsewhere. In each generation it meets the others in the store
 // and says who it is, then waits until the launcher wants it to leave, or until the file exists
 // that is its first argument. With the word "deaf" as the second, rank 0 of the first generation
-// does not leave when it is asked to.
+// does not leave when it is asked to; with "hangs_up" it closes its line to the launcher, after
+// which there is a file "hung_up" beside the first; with "hangs_up_later" it does so after it has
+// left, when there is a file "hang_up" beside the first.
 #include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include <lockstep/base/environment.h>
@@ -30,6 +33,12 @@ void say_who_it_is() {
   std::fflush(stdout);
 }
 
+void hang_up(const std::filesystem::path& file) {
+  ::close(static_cast<int>(environment_integer("LOCKSTEP_LINE_FD", 0, 1 << 20).value()));
+  std::ofstream(file.parent_path() / "hung_up");
+  while (!std::filesystem::exists(file)) ::usleep(5000);
+}
+
 // Whether the generation is over; false where the job is.
 bool wait_for_the_end(const LauncherLine& line, const std::filesystem::path& file, bool deaf) {
   while (!std::filesystem::exists(file)) {
@@ -42,7 +51,7 @@ bool wait_for_the_end(const LauncherLine& line, const std::filesystem::path& fil
   return false;
 }
 
-void stay(const std::filesystem::path& file, bool deaf) {
+void stay(const std::filesystem::path& file, const std::string& word) {
   const auto line = LauncherLine::inherited().value();
   line.say(LineMessage::Word::stays);
   fmt::print("pid={} stays\n", ::getpid());
@@ -51,8 +60,14 @@ void stay(const std::filesystem::path& file, bool deaf) {
   while (true) {
     say_who_it_is();
     const LaunchEnvironment env = read_launch_environment();
-    if (!wait_for_the_end(line, file, deaf && env.rank == 0 && env.generation == 0)) return;
+    const bool misbehaves = env.rank == 0 && env.generation == 0;
+    if (misbehaves && word == "hangs_up") return hang_up(file);
+    if (!wait_for_the_end(line, file, misbehaves && word == "deaf")) return;
     line.say(LineMessage::Word::left);
+    if (misbehaves && word == "hangs_up_later") {
+      while (!std::filesystem::exists(file.parent_path() / "hang_up")) ::usleep(5000);
+      return hang_up(file);
+    }
     await_place(line);
   }
 }
@@ -62,7 +77,7 @@ void stay(const std::filesystem::path& file, bool deaf) {
 
 int main(int argc, char** argv) {
   try {
-    lockstep::stay(argc > 1 ? argv[1] : "", argc > 2);
+    lockstep::stay(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;

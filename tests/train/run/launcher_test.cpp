@@ -91,6 +91,39 @@ TEST(UnderALauncher, ThreadsAreWhatTheUserSaidOrAShareOfTheCores) {
   EXPECT_THAT(opening("share", {}), HasSubstr(", 1 thread each"));
 }
 
+// However many restarts are left, under whichever launcher of ours.
+TEST(UnderALauncher, NoRestartIsMadeWhereItCannotHelp) {
+  struct Case {
+    const char* name;
+    std::vector<std::string> settings;
+    int code;
+    const char* says;
+  };
+  for (const Case& one :
+       {Case{"config", {"optimizer.params.lrr=1"}, 2, "did you mean 'lr'"},
+        Case{"flag", {"max_steps=4", "--nproc-per-node", "2"}, 2, "already a rank"},
+        Case{"loss",
+             {"optimizer={\"type\":\"SGD\",\"params\":{\"lr\":1000}}", "--set",
+              "gradient_clipping=0"},
+             3,
+             "the loss is nan"}}) {
+    SCOPED_TRACE(one.name);
+    Training training;
+    training.config.erase("scheduler");
+    std::vector<std::string> words = training.command();
+    words.push_back("--set");
+    words.insert(words.end(), one.settings.begin(), one.settings.end());
+    words.insert(words.begin(),
+                 {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2", "--max-restarts", "3"});
+    Launched run(words);
+    EXPECT_EQ(run.wait(milliseconds(60'000)), one.code) << run.error();
+    EXPECT_THAT(run.error(), HasSubstr(one.says));
+    const auto faults = elastic::testing::faults_in(run.error());
+    ASSERT_EQ(faults.size(), 1u) << run.error();
+    EXPECT_EQ(nlohmann::json::parse(faults[0])["restarted"], false);
+  }
+}
+
 // The checks of the launching program are those of the ranks, too.
 TEST(UnderALauncher, ACheckpointOfAnotherModel) {
   Training training;
