@@ -62,7 +62,21 @@ Words DisturbedTraining::variables(Words more) const {
   return more;
 }
 
+void DisturbedTraining::note_start(const std::string& name) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  started_ns_.try_emplace(name, std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+void DisturbedTraining::expect_within(double owed, double seconds, const std::string& name) const {
+  constexpr double kUsualStart = 2;
+  const double start = static_cast<double>(first("step", name).at_ns - started_ns_.at(name)) / 1e9;
+  const double excused = 3 * std::max(0.0, start - kUsualStart);
+  EXPECT_LE(seconds, owed + excused)
+      << owed << " s are owed; starting took " << start << " s on this machine";
+}
+
 Launched DisturbedTraining::start(const Job& job, const std::string& name) {
+  note_start(name);
   Words words = {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", std::to_string(job.num_ranks)};
   words.insert(words.end(), job.launcher.begin(), job.launcher.end());
   const Words program = ranks_words(job, name);
@@ -174,6 +188,7 @@ bool DisturbedHosts::connect(int num_hosts) {
 }
 
 Launched DisturbedHosts::start_on(int host, const Job& job, const std::string& name) {
+  note_start(name);
   Words words = {"ip",
                  "netns",
                  "exec",

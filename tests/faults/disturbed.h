@@ -70,6 +70,10 @@ class DisturbedTraining : public ::testing::Test {
   // Waits until a rank begins that step, in that generation or a later one.
   bool reaches(std::int64_t step, int generation = 0, const std::string& name = "run") const;
 
+  // What is owed within so many seconds came within them, or within what a machine is excused that
+  // took longer than usual from a job's start to its first step. Fails the test otherwise.
+  void expect_within(double owed, double seconds, const std::string& name = "run") const;
+
   // Weights and losses are, to the bit, those of a run on so many ranks of one host that nobody
   // disturbed, and every sample was used once an epoch.
   // `rank` are the flags of what is trained.
@@ -85,7 +89,10 @@ class DisturbedTraining : public ::testing::Test {
   // The one machine-readable line of its failure.
   nlohmann::json only_fault(const Launched& job) const;
 
+  void note_start(const std::string& name);
+
   train::testing::Training files_;
+  std::map<std::string, std::int64_t> started_ns_;  // of each name's first
 };
 
 // The same on hosts of their own, one rank each.

@@ -123,7 +123,7 @@ TEST_F(Row01KilledRank, WithStateInMemoryOneStepIsRepeatedAtMost) {
     dying.rank.insert(dying.rank.end(), {"--copies", "1", "--interval", "0"});
     const Times times = disturb(dying, place);
     std::printf("killed in %s: the next step after %.2f s\n", place.c_str(), times.resumed);
-    EXPECT_LT(times.resumed, kNeverBeyond);
+    expect_within(5, times.resumed, place);
     for (const Event& event : events(place))
       if (event.kind == "step" && event.generation > 0) {
         EXPECT_GE(event.step, 6) << event.text;
@@ -219,13 +219,13 @@ TEST_F(Row02KilledAgent, ItsRanksDieAndTheOthersReForm) {
   if (HasFailure()) return;
   const std::int64_t killed = now_ns();
   hosts_[2].kill(SIGKILL);
-  EXPECT_TRUE(hosts_[2].all_gone(milliseconds(5000)));
+  EXPECT_TRUE(hosts_[2].all_gone(milliseconds(30'000)));
   const double ranks_died = static_cast<double>(now_ns() - killed) / 1e9;
   expect_gone_on_without(2);
   std::printf("its ranks were gone after %.2f s, the next step came after %.2f s\n", ranks_died,
               seconds_until_resumed(killed));
-  EXPECT_LT(ranks_died, 5);
-  EXPECT_LT(seconds_until_resumed(killed), kNeverBeyond);
+  expect_within(1, ranks_died);
+  expect_within(5, seconds_until_resumed(killed));
 }
 
 TEST_F(Row03KilledRendezvousHost, AStandbyTakesOver) {
@@ -236,7 +236,7 @@ TEST_F(Row03KilledRendezvousHost, AStandbyTakesOver) {
   hosts_[0].kill(SIGKILL);
   expect_gone_on_without(0);
   std::printf("the next step came after %.2f s\n", seconds_until_resumed(killed));
-  EXPECT_LT(seconds_until_resumed(killed), kNeverBeyond);
+  expect_within(5, seconds_until_resumed(killed));
 }
 
 using Row03FrozenRendezvousHost = LostHost;
@@ -260,6 +260,7 @@ TEST_F(Row03FrozenRendezvousHost, TheOthersTakeItsFolderOverAndItChangesNothing)
   for (const pid_t process : processes) ::kill(process, SIGSTOP);
   expect_gone_on_without(0);
   std::printf("the next step came after %.2f s\n", seconds_until_resumed(frozen));
+  expect_within(10, seconds_until_resumed(frozen));
   const auto before = files_in(output());
   for (const pid_t process : processes) ::kill(process, SIGCONT);
   EXPECT_NE(hosts_[0].wait(milliseconds(180'000)), 0) << "it is not told that all is well";
