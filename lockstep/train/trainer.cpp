@@ -212,7 +212,9 @@ TrainingResult Trainer::run() {
                                                          .scales_loss = loss_scaling_.has_value()});
   result_.resumed_after = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
-  if (agree_to_stop(stop.made()) && !finished()) result_.end = TrainingResult::End::interrupted;
+  // What is in memory alone is saved before anything else.
+  if (step_ > saved_step_ && agree_to_stop(stop.made()) && !finished())
+    result_.end = TrainingResult::End::interrupted;
   while (!finished() && result_.end == TrainingResult::End::finished) {
     if (reporter_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;

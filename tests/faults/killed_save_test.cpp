@@ -171,7 +171,7 @@ class Row10KilledSave : public DisturbedTraining {
     EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
     const auto fault = only_fault(job);
-    EXPECT_EQ(fault["kind"], "signal");
+    EXPECT_EQ(fault["kind"], "signal") << job.error();
     EXPECT_EQ(fault["rank"], std::stoi(rank));
     EXPECT_EQ(fault["restarted"], true);
     expect_undisturbed_result(2, {}, name);
