@@ -22,6 +22,8 @@ namespace {
 // A process that is killed is gone for its peers before it is for its parent: they may have given
 // up by then, and ended. Who was ended by a signal is the first that failed.
 constexpr milliseconds kCauseTurnsUp(150);
+// One that is on its way out by then is waited for so much longer.
+constexpr milliseconds kCauseEnds(5000);
 constexpr std::size_t kLastLines = 10;
 constexpr std::size_t kLongestLastLine = 500;
 
@@ -52,6 +54,7 @@ Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& p
       stage_since_(Clock::now()),
       watch_(processes.num_ranks(), progress, options_.stuck_after),
       suspect_until_(Deadline::never()),
+      cause_ends_by_(Deadline::never()),
       last_progress_(Clock::now()) {}
 
 void Agent::run() {
@@ -206,6 +209,7 @@ void Agent::hear_end(int slot, int status) {
   } else if (!suspect_) {
     suspect_ = failure;
     suspect_until_ = Deadline::after(kCauseTurnsUp);
+    cause_ends_by_ = Deadline::after(kCauseEnds);
   } else if (failure.final && !suspect_->final) {
     suspect_ = failure;  // who knows why it ends did not end because of another
   }

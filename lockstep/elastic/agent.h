@@ -117,6 +117,7 @@ class Agent {
   // may turn up.
   std::optional<Failure> suspect_;
   Deadline suspect_until_;
+  Deadline cause_ends_by_;  // at the latest
   // Of ranks that were lost when the generation was over already, until it is decided what becomes
   // of it.
   std::vector<Failure> further_failures_;

@@ -15,6 +15,9 @@ namespace {
 constexpr milliseconds kSilentWait(1000);
 constexpr milliseconds kSilentSave(10'000);
 
+// Between looks at a rank that is on its way out.
+constexpr milliseconds kLookAgain(20);
+
 }  // namespace
 
 // What becomes of the ranks of this host, as far as it is known when one of them has failed, which
@@ -113,6 +116,9 @@ void Agent::clear_up() {
 
 void Agent::advance() {
   const bool alone = processes_.count_ranks([](const RankProcess&) { return true; }) == 0;
+  if (suspect_ && suspect_until_.passed() && !cause_ends_by_.passed() &&
+      processes_.count_ranks([](const RankProcess& one) { return is_ending(one.pid); }) > 0)
+    suspect_until_ = Deadline::after(kLookAgain);
   if (suspect_ && (alone || suspect_until_.passed() || stage_ != Stage::running)) {
     suspect_until_ = Deadline::never();
     const Failure failure = *std::exchange(suspect_, std::nullopt);

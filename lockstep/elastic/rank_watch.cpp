@@ -12,17 +12,36 @@
 
 namespace lockstep::elastic {
 
-bool is_stopped(pid_t pid) {
+namespace {
+
+struct ProcessState {
+  char letter = '?';
+  unsigned flags = 0;  // the kernel's, of the first thread
+};
+
+ProcessState state_of(pid_t pid) {
   char path[64];
   std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
   const net::Fd file(::open(path, O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t size = file ? ::read(file.get(), text, sizeof(text) - 1) : -1;
-  if (size <= 0) return false;
+  ProcessState state;
+  if (size <= 0) return state;
   text[size] = '\0';
-  // "123 (name, which may hold anything) S 45 ..."
-  const char* name_end = std::strrchr(text, ')');
-  return name_end != nullptr && std::strncmp(name_end, ") T", 3) == 0;
+  // "123 (name, which may hold anything) S 45 45 45 0 -1 4194560 ..."
+  if (const char* const name_end = std::strrchr(text, ')'))
+    std::sscanf(name_end, ") %c %*d %*d %*d %*d %*d %u", &state.letter, &state.flags);
+  return state;
+}
+
+}  // namespace
+
+bool is_stopped(pid_t pid) { return state_of(pid).letter == 'T'; }
+
+bool is_ending(pid_t pid) {
+  constexpr unsigned kExiting = 0x4;  // PF_EXITING
+  const ProcessState state = state_of(pid);
+  return state.letter == 'Z' || state.letter == 'X' || (state.flags & kExiting) != 0;
 }
 
 RankWatch::RankWatch(int num_ranks, const ProgressPage& page, milliseconds stuck_after)

@@ -16,6 +16,10 @@ namespace lockstep::elastic {
 // Whether the process is stopped, by SIGSTOP or a terminal. One that a debugger holds is not.
 bool is_stopped(pid_t pid);
 
+// Whether the process is on its way out. Its parent hears of that only when all of its threads have
+// come to it, which takes those a while that have little of a busy machine's time.
+bool is_ending(pid_t pid);
+
 // Looks at the ranks of one host from time to time. Borrows the page; not thread-safe.
 class RankWatch {
  public:

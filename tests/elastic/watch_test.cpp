@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -144,6 +145,15 @@ TEST(Watch, APageIsOnlyTakenForWhatItIs) {
   ASSERT_EQ(::ftruncate(other.get(), 4096), 0);
   EXPECT_FALSE(ProgressPage::inherited(other.get(), 0)) << "its size may change";
   EXPECT_NE(::ftruncate(page.descriptor(), 0), 0) << "no rank can cut it under the launcher";
+}
+
+TEST(Watch, AProcessOnItsWayOutIsKnown) {
+  EXPECT_FALSE(is_ending(::getpid()));
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return is_ending(child); }));
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(is_ending(child)) << "it is gone";
 }
 
 }  // namespace
