@@ -169,7 +169,7 @@ TEST_F(DescribeCommand, SaysWhenTheTensorAxisReachesOverHosts) {
   EXPECT_THAT(
       ask({"parallel.tensor=2", "train_batch_size=36"}, {"--nproc-per-node", "3", "--nnodes", "2"})
           .output,
-      HasSubstr("Hosts of so many ranks have no part of it"));
+      HasSubstr("Give hosts a number of ranks that a tensor axis divides"));
 }
 
 TEST_F(DescribeCommand, BalancesStagesAsAsked) {
