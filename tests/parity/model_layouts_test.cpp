@@ -94,6 +94,7 @@ TEST(ModelLayouts, StrategiesUseTheAxesThatAreThere) {
 TEST(ModelLayouts, HaveTheCellsThatFindMutants) {
   std::ifstream table(LOCKSTEP_SOURCE_DIR "/tests/mutants/mutants.json");
   for (const auto& mutant : nlohmann::json::parse(table)) {
+    if (mutant.contains("test")) continue;  // another suite finds it
     const auto layouts = layouts_of(mutant.at("ranks"), Share::everyday);
     const std::string cells = mutant.at("cells");
     EXPECT_TRUE(std::ranges::any_of(layouts,

@@ -36,7 +36,7 @@ TEST(Batch, says_all_numbers_where_they_contradict_each_other) {
   EXPECT_EQ(
       usage_error([] { resolve_batch({.global = 32, .micro = 4, .accumulation = 2}, 3, {}, 2); }),
       "train_batch_size 32 is not train_micro_batch_size_per_gpu 4 × "
-      "gradient_accumulation_steps 2 × 3 shares of the data, with 2 ranks each = 24: leave "
+      "gradient_accumulation_steps 2 × 3 shares of the data (of 2 ranks each) = 24: leave "
       "one of the three out to have it filled in, set train_batch_size to 24, or start 8 "
       "ranks");
   EXPECT_EQ(batch_error({.accumulation = 2}, 1),
@@ -98,8 +98,8 @@ TEST(Batch, that_is_uneven_or_kept_is_announced) {
             "a step has 32 samples: 10 or 11 of each of 3 ranks, in 3 passes of at most 4");
   EXPECT_EQ(
       batch_note(resolve_batch({.global = 7}, 1), 1, BegunBatch{.global = 7, .num_ranks = 2}, 4),
-      "a step has the 7 samples that it had on 2 shares of the data, with 4 ranks each: 7 of "
-      "each of 1 share of the data, with 4 ranks each, in 1 pass of at most 7");
+      "a step has the 7 samples that it had on 2 shares of the data: 7 of each of 1 share of "
+      "the data, in 1 pass of at most 7");
   EXPECT_EQ(note({.global = 2}, 3),
             "a step has 2 samples: 1 or none of each of 3 ranks, in 1 pass of at most 1");
   const BegunBatch begun{.global = 32, .micro = 4, .num_ranks = 4};

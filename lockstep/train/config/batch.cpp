@@ -18,8 +18,7 @@ std::string ranks_text(std::int64_t world_size) {
 // Of those that have samples of their own: each is a rank, or several that work together.
 std::string shares_text(std::int64_t num_ranks, std::int64_t ranks_together) {
   if (ranks_together == 1) return ranks_text(num_ranks);
-  return fmt::format("{} share{} of the data, with {} each", num_ranks, num_ranks == 1 ? "" : "s",
-                     ranks_text(ranks_together));
+  return fmt::format("{} share{} of the data", num_ranks, num_ranks == 1 ? "" : "s");
 }
 
 // "8 or 12": the multiples of `unit` on both sides of a number that is none.
@@ -81,11 +80,13 @@ Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
   const std::int64_t product = *micro * *accumulation * num_ranks;
   if (product == *global)
     return {.micro = *micro, .accumulation = *accumulation, .global = *global};
-  throw UsageError("{} {} is not {} {} × {} {} × {} = {}: leave one of the three out to have it "
-                   "filled in, set {} to {}, or start {}",
-                   kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation,
-                   shares_text(num_ranks, ranks_together), product, kGlobal, product,
-                   ranks_text(*global / (*micro * *accumulation) * ranks_together));
+  throw UsageError(
+      "{} {} is not {} {} × {} {} × {}{} = {}: leave one of the three out to have it "
+      "filled in, set {} to {}, or start {}",
+      kGlobal, *global, kMicro, *micro, kAccumulation, *accumulation,
+      shares_text(num_ranks, ranks_together),
+      ranks_together == 1 ? "" : fmt::format(" (of {} each)", ranks_text(ranks_together)), product,
+      kGlobal, product, ranks_text(*global / (*micro * *accumulation) * ranks_together));
 }
 
 Batch resolve_batch(const TrainConfig& config, std::int64_t num_ranks,

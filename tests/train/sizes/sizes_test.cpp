@@ -69,8 +69,9 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
         {"parallel", {{"pipeline", 2}}}},
        8,
        {4, 6},
-       "a step has the 8 samples that it had on 2 ranks: 2 or 3 of each of 3 ranks, in 2 passes of "
-       "at most 2"},
+       "a step has the 8 samples that it had on 2 shares of the data: 2 or 3 of each of 3 shares "
+       "of "
+       "the data, in 2 passes of at most 2"},
   };
   for (const Sizes& one : all) {
     SCOPED_TRACE(one.name);
