@@ -226,7 +226,8 @@ MemoryReport memory_of_parameters(const MemorySettings& settings) {
   judge(report);
   report.about = fmt::format("{} parameters, {}, Adam: weights, gradients and optimizer alone\n",
                              count_text(parameters), precision);
-  report.notes.emplace_back("Activations and units in flight come on top: a config tells how much.");
+  report.notes.emplace_back(
+      "Activations and units in flight come on top: a config tells how much.");
   note_what_stays(report, offload);
   if (report.device_bytes) report.notes.push_back(what_fits(report));
   return report;
