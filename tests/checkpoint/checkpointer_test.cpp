@@ -218,8 +218,12 @@ TEST_F(OneRank, TrainingDoesNotWaitUntilAFailedSaveIsCleanedUp) {
   constexpr std::int64_t kMoreThanTheDiskHas = 64 << 20;
   checkpoints.save({.tensors = {tensor("large", at::ones({kMoreThanTheDiskHas}, at::kByte))},
                     .state = {.step = 1}});
-  while (!std::filesystem::exists(disk / "run") || std::filesystem::is_empty(disk / "run"))
+  const auto is_open = [&] {
+    return std::filesystem::exists(disk / "run") && !std::filesystem::is_empty(disk / "run");
+  };
+  for (int i = 0; i < 20'000 && !is_open(); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(is_open());
   EXPECT_TRUE(disk.stall());
   std::atomic<bool> waited{false};
   std::jthread rescuer([&](const std::stop_token& stop) {  // or it would wait for ever

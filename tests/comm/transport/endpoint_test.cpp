@@ -15,13 +15,17 @@ class BusyListener {
  public:
   BusyListener(const net::Secret& secret, int dropped)
       : listener_(net::listen_tcp({"127.0.0.1", 0})), thread_([this, &secret, dropped] {
-          for (int i = 0; i < dropped; ++i) {
+          try {
+            for (int i = 0; i < dropped; ++i) {
+              const net::Fd connection = next();
+              std::vector<std::byte> hello(8);
+              net::read_all(connection, hello, deadline_);
+            }
             const net::Fd connection = next();
-            std::vector<std::byte> hello(8);
-            net::read_all(connection, hello, deadline_);
+            purpose_ = net::welcome(connection, secret, deadline_);
+          } catch (const std::exception& error) {
+            purpose_ = error.what();
           }
-          const net::Fd connection = next();
-          purpose_ = net::welcome(connection, secret, deadline_);
         }) {}
   ~BusyListener() {
     if (thread_.joinable()) thread_.join();
@@ -37,8 +41,10 @@ class BusyListener {
 
  private:
   net::Fd next() {
-    while (!deadline_.passed())
+    while (!deadline_.passed()) {
       if (net::Fd connection = net::accept(listener_)) return connection;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
     throw std::runtime_error("nobody came");
   }
 
