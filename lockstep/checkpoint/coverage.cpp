@@ -91,7 +91,8 @@ std::int64_t covered_by_runs(const std::vector<Placement>& pieces) {
   std::int64_t most = 0;
   for (const Placement& piece : pieces) {
     most += most_runs(piece);
-    if (most > kMostRuns) throw UsageError("its pieces overlap in more than {} places", kMostRuns);
+    if (most > kMostRuns)
+      throw DamagedCheckpoint("its pieces overlap in more than {} places", kMostRuns);
     mesh::for_each_run(Placement::full(piece.shape()), piece, [&](const mesh::SharedRun& run) {
       runs.push_back({run.a_offset, run.a_offset + run.count});
     });

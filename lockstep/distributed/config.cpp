@@ -76,9 +76,12 @@ std::vector<std::string> lines_of(const DistributedConfig& config) {
       fmt::format("the mode is {}", mode_name(config.mode)),
       fmt::format("sharding_strategy is {}", name_of(config)),
       fmt::format("model_parallel is tensor {} × pipeline {} × context {}", tensor, pipeline,
-                  context)};
-  for (const mesh::Axis& axis : config.mesh)
-    lines.push_back(fmt::format("mesh has {} of size {}", axis.name, axis.size));
+                  context),
+      fmt::format("between_layers is {}",
+                  config.between_layers == nn::BetweenLayers::whole ? "whole" : "by_positions")};
+  for (std::size_t i = 0; i < config.mesh.size(); ++i)
+    lines.push_back(fmt::format("axis {} of mesh is {} of size {}", i, config.mesh[i].name,
+                                config.mesh[i].size));
   return lines;
 }
 

@@ -74,7 +74,8 @@ bool takes_units(const DistributedConfig& config);
 // The mesh that it asks for, as axes_for() says of JobSizes.
 JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks);
 
-// What all ranks of a job must have alike, a line each.
+// What all ranks of a job must have alike to form its mesh and lay their tensors out, a line each.
+// What else differs shows in their calls, which are compared as they are made.
 std::vector<std::string> lines_of(const DistributedConfig& config);
 
 // UsageError where a config asks for what its strategy does not have.

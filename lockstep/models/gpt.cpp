@@ -123,7 +123,9 @@ class Gpt::Transformer : public torch::nn::Module {
     std::vector<at::Tensor> between;
     for (const mesh::Interval& one : positions.between)
       between.push_back(at::arange(one.begin, one.end, tokens.options()));
-    return drop_(wte(tokens) + wpe_(at::cat(between)));
+    const at::Tensor words = wte(tokens);
+    const at::Tensor places = wpe_(at::cat(between));
+    return drop_(words + places);
   }
   at::Tensor run_block(std::size_t block, const at::Tensor& x, KeyValueCache* cache) {
     return h_->call<GptBlock>(block, x, cache);

@@ -32,21 +32,22 @@ AppendedFile::~AppendedFile() {
 AppendedFile::AppendedFile(AppendedFile&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
-      kept_(std::move(other.kept_)) {}
-
-AppendedFile& AppendedFile::operator=(AppendedFile&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    path_ = std::move(other.path_);
-    fd_ = std::exchange(other.fd_, -1);
-    kept_ = std::move(other.kept_);
-  }
-  return *this;
-}
+      kept_(std::move(other.kept_)),
+      num_lost_(other.num_lost_) {}
 
 void AppendedFile::append(std::string_view record) {
-  if (kept_.empty() || kept_.size() + record.size() <= kMostKept) kept_.append(record);
+  const bool has_room = kept_.empty() || kept_.size() + record.size() <= kMostKept;
+  if (has_room)
+    kept_.append(record);
+  else
+    ++num_lost_;
   append_kept();
+}
+
+void AppendedFile::reopen() {
+  const int fd = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (fd < 0) throw FileError("cannot write '{}': {}", path_.string(), std::strerror(errno));
+  ::close(std::exchange(fd_, fd));
 }
 
 void AppendedFile::append_kept() {

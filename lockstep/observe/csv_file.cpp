@@ -1,6 +1,7 @@
 #include <lockstep/observe/csv_file.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <system_error>
 
@@ -81,7 +82,12 @@ CsvFile::CsvFile(const std::filesystem::path& path, const Options& options)
     : columns_(prepare(path, options)), file_(path, AppendedFile::Existing::append) {}
 
 void CsvFile::record(std::int64_t step, std::span<const Metric> metrics) {
-  widen(metrics);
+  std::exception_ptr failure;
+  try {
+    widen(metrics);
+  } catch (const FileError&) {
+    failure = std::current_exception();
+  }
   std::string line = std::to_string(step);
   for (const auto& name : columns_) {
     line.push_back(',');
@@ -93,6 +99,7 @@ void CsvFile::record(std::int64_t step, std::span<const Metric> metrics) {
   }
   line.push_back('\n');
   file_.append(line);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void CsvFile::widen(std::span<const Metric> metrics) {
@@ -105,7 +112,7 @@ void CsvFile::widen(std::span<const Metric> metrics) {
   const auto path = file_.path();
   file_.append_kept();
   rewrite(path, CsvTable(path), columns, std::numeric_limits<std::int64_t>::max());
-  file_ = AppendedFile(path, AppendedFile::Existing::append);
+  file_.reopen();
   columns_ = std::move(columns);
 }
 

@@ -18,7 +18,8 @@ namespace lockstep::observe {
 //
 // A row is with the kernel when record() returns, and on disk when flush() does. A resumed run
 // leaves the file as an undisturbed one would have: rows after the step it resumes from go, and so
-// does a row that a kill tore. Rows that a full disk has no room for come when it has some again.
+// does a row that a kill tore. Rows that a full disk has no room for come when it has some again,
+// up to a megabyte of them; a column that was to be added meanwhile has no cells in them.
 //
 // Threading: one thread. Failure: FileError for the disk, UsageError for a name that cannot be a
 // column's and, on resume, for a file that is not one of ours.
@@ -38,6 +39,7 @@ class CsvFile : public MetricSink {
 
   void record(std::int64_t step, std::span<const Metric> metrics) override;
   void flush() override { file_.sync(); }
+  std::size_t num_lost() const override { return file_.num_lost(); }
 
  private:
   void widen(std::span<const Metric> metrics);

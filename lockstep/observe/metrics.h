@@ -23,11 +23,14 @@ class MetricSink {
   virtual void record(std::int64_t step, std::span<const Metric> metrics) = 0;
   // What was recorded is on disk when this returns.
   virtual void flush() = 0;
+  // Records that will never come, as too many others wait for the machine to take them.
+  virtual std::size_t num_lost() const { return 0; }
 };
 
 // Hands metrics to every sink. A full disk costs at most metrics, never the training run: a sink
-// with a FileError is tried again with the next metrics, with one warning until it works again. One
-// that fails otherwise is dropped, with a warning. Ownership: owns its sinks. Threading: one
+// with a FileError is tried again with the next metrics, with one warning until it works again, one
+// at each flush() in vain, and one that says how many records were lost, if any. One that fails
+// otherwise is dropped, with a warning. Ownership: owns its sinks. Threading: one
 // thread. Failure: never throws but for memory.
 class Metrics {
  public:
@@ -44,10 +47,12 @@ class Metrics {
   struct Output {
     std::unique_ptr<MetricSink> sink;
     bool fails = false;
+    std::size_t num_told_lost = 0;
   };
+  enum class Repeat { no, yes };
 
   template <typename Action>
-  void each(const Action& action);
+  void each(const Action& action, Repeat warnings = Repeat::no);
 
   std::vector<Output> sinks_;
 };

@@ -25,6 +25,7 @@ class TensorBoardFile : public MetricSink {
 
   void record(std::int64_t step, std::span<const Metric> metrics) override;
   void flush() override { file_.sync(); }
+  std::size_t num_lost() const override { return file_.num_lost(); }
 
   const std::filesystem::path& path() const { return file_.path(); }
 

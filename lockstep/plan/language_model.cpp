@@ -14,7 +14,8 @@ namespace {
 using Value = Tape::Value;
 
 // Each mirrors the module of its name in lockstep/models: parameters in the order in which that
-// registers them, and forward as it is written there.
+// registers them, and forward as it is written there. What is done to the tape is done in one
+// statement after the other: which argument of a call comes first is the compiler's choice.
 
 class GptBlock {
  public:
@@ -84,8 +85,9 @@ class LlamaBlock {
     return layers_.apply(o_proj_, layers_.attention(q, k, v, config_.num_heads));
   }
   Value mlp(const Value& x) const {
-    return layers_.apply(down_proj_, layers_.silu_multiply(layers_.apply(gate_proj_, x),
-                                                           layers_.apply(up_proj_, x)));
+    const Value gate = layers_.apply(gate_proj_, x);
+    const Value up = layers_.apply(up_proj_, x);
+    return layers_.apply(down_proj_, layers_.silu_multiply(gate, up));
   }
 
   Layers& layers_;
@@ -122,6 +124,13 @@ Value through_blocks(Layers& layers, const Blocks<Block>& blocks, Value x, doubl
   return x;
 }
 
+Value embed(Layers& layers, const Embedding& wte, const Embedding& wpe,
+            const models::ModelConfig& config, const LanguageModelStep& step) {
+  const Value words = layers.look_up(wte, layers.num_tokens());
+  const Value places = layers.look_up(wpe, step.sequence_length);
+  return layers.dropout(layers.tape().add(words, places), config.dropout);
+}
+
 Value gpt(Layers& layers, const models::ModelConfig& config, const LanguageModelStep& step) {
   const Embedding wte = layers.embedding(config.vocab_size, config.hidden_size);
   const Embedding wpe = layers.embedding(config.max_positions, config.hidden_size);
@@ -130,9 +139,7 @@ Value gpt(Layers& layers, const models::ModelConfig& config, const LanguageModel
   const Embedding head =
       config.tie_embeddings ? wte : layers.embedding(config.vocab_size, config.hidden_size);
 
-  Value x = layers.dropout(layers.tape().add(layers.look_up(wte, layers.num_tokens()),
-                                             layers.look_up(wpe, step.sequence_length)),
-                           config.dropout);
+  Value x = embed(layers, wte, wpe, config, step);
   x = through_blocks(layers, blocks, std::move(x), step.recomputed_blocks);
   const Value hidden = layers.apply(ln_f, std::exchange(x, {}));
   return layers.linear_cross_entropy(hidden, head);

@@ -32,6 +32,14 @@ std::string text_of(const optim::OptimizerOptions& optimizer) {
                      adam.decay == optim::AdamDecay::decoupled ? "decoupled" : "coupled");
 }
 
+std::string text_of(const std::optional<optim::LossScaleOptions>& scale) {
+  if (!scale) return "not given";
+  if (scale->loss_scale != 0) return fmt::format("{}, always", scale->loss_scale);
+  return fmt::format("2^{} at first, a window of {}, hysteresis {}{}, at least {}",
+                     scale->initial_scale_power, scale->loss_scale_window, scale->hysteresis,
+                     scale->consecutive_hysteresis ? " in a row" : "", scale->min_loss_scale);
+}
+
 }  // namespace
 
 void check(const TrainerOptions& options) {
@@ -95,10 +103,12 @@ std::vector<std::string> lines_of(const TrainerOptions& options) {
                   options.on_non_finite == NonFinite::stop ? "stop" : "skip"),
       fmt::format("autocast is {}",
                   options.autocast ? c10::toString(*options.autocast) : "not given"),
+      fmt::format("loss_scale is {}", text_of(options.loss_scale)),
       fmt::format("validation_interval is {}", options.validation_interval),
       fmt::format("validation_batches is {}", options.validation_batches),
       fmt::format("output is {}", options.output.empty() ? "not given" : "given"),
       fmt::format("checkpoint_interval is {}", options.checkpoint_interval),
+      fmt::format("asynchronous_checkpoints is {}", flag(options.asynchronous_checkpoints)),
       fmt::format("memory_interval is {}", options.memory_interval),
       fmt::format("resume is {}", options.resume == ResumePolicy::newest ? "newest" : "never"),
       fmt::format("resume_from is {}", options.resume_from ? "given" : "not given")};

@@ -232,7 +232,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   const RankMessages ranks(dist.world(), dist.device());
   check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
-  check_same_data(plan, ranks);
+  check_same_files(plan, ranks);
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {

@@ -87,7 +87,11 @@ TEST(Coverage, ThousandsOfPiecesTakeNoTime) {
       held_in({kRows, kRows}, {whole.cut_dim(1, 0, 2), whole.cut_dim(1, Interval{1, 9}),
                                whole.cut_dim(1, Interval{2, 9}), whole.cut_dim(1, Interval{3, 9}),
                                whole.cut_dim(1, Interval{4, 9})});
-  EXPECT_THAT(usage_error([&] { covered_elements(odd); }), HasSubstr("overlap"));
+  Manifest manifest;
+  manifest.tensors["model/odd"] = odd;
+  EXPECT_THROW(check_complete(manifest, "'m.json'"), DamagedCheckpoint);
+  EXPECT_THAT(usage_error([&] { check_complete(manifest, "'m.json'"); }),
+              HasSubstr("'m.json': 'model/odd': its pieces overlap"));
 }
 
 }  // namespace

@@ -84,6 +84,9 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
     cells.expect_usage_error([&] { trained(dist, told); },
                              "rank 0: the learning rate of step 0 is 0.1; ");
     told = options(0.1, LearningRateScaling::none);
+    told.loss_scale = optim::LossScaleOptions{.initial_scale_power = odd ? 10 : 16};
+    cells.expect_usage_error([&] { trained(dist, told); }, "rank 1: loss_scale is 2^10 at first");
+    told = options(0.1, LearningRateScaling::none);
     DistributedTrainer trainer(dist, Net(), kMean, told);
     cells.expect_usage_error([&] { trainer.fit(Line(odd ? 15 : 16)); },
                              "rank 0: the training set has 16 samples\n");
@@ -93,6 +96,14 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
                              .timeout = milliseconds(30'000)});
         },
         "rank 1: the mode is FSDP; ");
+    cells.expect_usage_error(
+        [&] {
+          std::vector<mesh::Axis> axes = {{"replicate", 2}, {"shard", 1}};
+          if (odd) std::ranges::reverse(axes);
+          setup_distributed(
+              {.mode = ParallelMode::FSDP, .mesh = axes, .timeout = milliseconds(30'000)});
+        },
+        "rank 1: axis 0 of mesh is shard of size 1; ");
   });
   cells.cell("what the main rank throws, whatever it is", [&] {
     std::string heard;

@@ -159,6 +159,30 @@ TEST(CsvFile, ADiskThatWasFullForAWhileCostsNoRowAndTearsNone) {
   EXPECT_EQ(read_file(disk / "m.csv"), read_file(whole / "m.csv"));
 }
 
+TEST(CsvFile, AColumnThatAFullDiskHasNoRoomForCostsNoRow) {
+  const lockstep::testing::TinyDisk disk("64k");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a disk needs root";
+  CsvFile file(disk / "m.csv", {.columns = {"loss"}});
+  write_file(disk / "other", std::string(256 << 10, 'x'));
+  std::int64_t step = 0;
+  const auto record_next = [&](std::vector<Metric> metrics) { record(file, ++step, metrics); };
+  bool fits = true;
+  while (fits) {
+    try {
+      record_next({{"loss", 0.5}});
+    } catch (const FileError&) {
+      fits = false;
+    }
+  }
+  EXPECT_THROW(record_next({{"loss", 2}, {"accuracy", 0.25}}), FileError);
+  std::filesystem::remove(disk / "other");
+  record_next({{"loss", 1}, {"accuracy", 0.75}});
+  const std::string text = read_file(disk / "m.csv");
+  EXPECT_TRUE(text.starts_with("step,loss,accuracy\n1,0.5,\n"));
+  EXPECT_TRUE(text.ends_with(fmt::format("{},0.5,\n{},2,\n{},1,0.75\n", step - 2, step - 1, step)))
+      << text;
+}
+
 TEST(CsvFile, LinesThatAreNoRowsAreLeftOutWithAWarning) {
   const TemporaryFolder folder;
   write_file(folder / "m.csv", std::string("step,loss\n1,2\nrubbish\n2,x\n3,1,9\n") +

@@ -7,11 +7,15 @@
 #include <lockstep/observe/appended_file.h>
 #include <lockstep/observe/metrics.h>
 
+#include "../base/files.h"
+#include "../checkpoint/tiny_disk.h"
+
 namespace lockstep::observe {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Recorded : public MetricSink {
  public:
@@ -83,6 +87,56 @@ TEST(Metrics, GoToEverySinkAndOneThatCannotHoldThemIsDroppedWithOneWarning) {
   EXPECT_EQ(first, last);
   EXPECT_THAT(warnings, HasSubstr("cannot be called 'x y'; training goes on"));
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1);
+}
+
+// Takes nothing while its disk is full, and has room to keep one record.
+struct OnAFullDisk : MetricSink {
+  explicit OnAFullDisk(const bool& is_full) : full(is_full) {}
+  void record(std::int64_t, std::span<const Metric>) override {
+    if (full && kept) ++lost;
+    kept = full;
+    flush();
+  }
+  void flush() override {
+    if (full) throw FileError("the disk is full");
+  }
+  std::size_t num_lost() const override { return lost; }
+
+  const bool& full;
+  bool kept = false;
+  std::size_t lost = 0;
+};
+
+TEST(Metrics, WhatAFullDiskCostsIsSaid) {
+  bool full = false;
+  Metrics metrics;
+  metrics.add(std::make_unique<OnAFullDisk>(full));
+  const auto warned = [&](bool is_full, const auto& action) {
+    full = is_full;
+    ::testing::internal::CaptureStderr();
+    action();
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const auto record = [&] { metrics.record(1, {{"loss", 2}}); };
+  const auto flush = [&] { metrics.flush(); };
+  EXPECT_EQ(warned(false, record), "");
+  EXPECT_THAT(warned(true, record), HasSubstr("the disk is full; training goes on"));
+  EXPECT_EQ(warned(true, record), "");
+  EXPECT_THAT(warned(true, flush), HasSubstr("what waits is lost should the run end now"));
+  EXPECT_THAT(warned(false, record), HasSubstr("written again; 1 records are lost"));
+  EXPECT_EQ(warned(false, record), "");
+  warned(true, record);
+  EXPECT_THAT(warned(false, record), Not(HasSubstr("lost")));
+}
+
+TEST(AppendedFile, RecordsThatThereIsNoRoomToKeepAreCounted) {
+  const lockstep::testing::TinyDisk disk("8k");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a disk needs root";
+  AppendedFile file(disk / "records", AppendedFile::Existing::append);
+  lockstep::testing::write_file(disk / "other", std::string(64 << 10, 'x'));
+  const std::string record(400 << 10, 'r');
+  for (int i = 0; i < 5; ++i) EXPECT_THROW(file.append(record), FileError);
+  EXPECT_EQ(file.num_lost(), 3u) << "two are within a megabyte";
 }
 
 TEST(AppendedFile, AFullDiskIsAFileErrorThatNamesTheFile) {

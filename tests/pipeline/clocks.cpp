@@ -22,10 +22,11 @@ Timeline measured(ranks::Cells& cells) {
   return pipeline.timeline();
 }
 
-bool says_not_aligned(const Timeline& timeline) {
+// How many of the text and the picture do.
+int num_saying_not_aligned(const Timeline& timeline) {
   const bool in_text = draw_text(timeline).find(kNotAligned) != std::string::npos;
   const bool in_picture = draw_svg(timeline).find(kNotAligned) != std::string::npos;
-  return in_text && in_picture;
+  return static_cast<int>(in_text) + static_cast<int>(in_picture);
 }
 
 }  // namespace
@@ -34,7 +35,8 @@ void check_clocks_of_one_host(ranks::Cells& cells) {
   cells.cell("one host", [&] {
     const Timeline timeline = measured(cells);
     cells.expect(timeline.one_clock, "its clock is not taken for one");
-    cells.expect(!says_not_aligned(timeline), "the picture says that ranks are not aligned");
+    cells.expect(num_saying_not_aligned(timeline) == 0,
+                 "the picture says that ranks are not aligned");
     cells.expect(timeline.start() == 0, "it does not begin with 0");
     // A stage can begin when the one before it is done, and not sooner.
     for (std::size_t rank = 1; rank < timeline.ranks.size(); ++rank) {
@@ -49,7 +51,7 @@ void check_clocks_of_several_hosts(ranks::Cells& cells) {
   cells.cell("several hosts", [&] {
     const Timeline timeline = measured(cells);
     cells.expect(!timeline.one_clock, "their clocks are taken for one");
-    cells.expect(says_not_aligned(timeline), "the picture does not say it");
+    cells.expect(num_saying_not_aligned(timeline) == 2, "the picture or the text does not say it");
     for (const auto& spans : timeline.ranks)
       cells.expect(spans.front().start == 0, "a rank is not from its own start");
   });

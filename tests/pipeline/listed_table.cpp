@@ -205,6 +205,102 @@ Stack stack() {
   return Stack();
 }
 
+// Tables in a module of their own, of which the head has one; and a norm that no block lists.
+struct NestedImpl : nn::Module {
+  struct Front : nn::Module {
+    Front() : tokens(kWords, kWidth), positions(6, kWidth) {
+      register_module("tokens", tokens);
+      register_module("positions", positions);
+    }
+    nn::Embedding tokens, positions;
+  };
+
+  explicit NestedImpl(bool with_scale) : norm(kWidth) {
+    register_module("front", front);
+    for (int i = 0; i < kLayers; ++i) layers->push_back(Layer());
+    register_module("layers", layers);
+    register_module("norm", norm);
+    if (with_scale) front->register_parameter("scale", at::ones({kWidth}));
+  }
+
+  std::shared_ptr<Front> front = std::make_shared<Front>();
+  nn::ModuleList layers;
+  nn::BatchNorm1d norm;
+};
+TORCH_MODULE(Nested);
+
+Nested nested(bool with_scale = false) {
+  torch::manual_seed(6);
+  return Nested(with_scale);
+}
+
+ListedModel listed_nested(Nested model) {
+  ListedModel listed{.model = model.ptr(), .blocks = {}, .input = {}, .loss = {}};
+  listed.blocks.push_back({{model->front}, [=](const Tensors& x) mutable -> Tensors {
+                             return {model->front->tokens->forward(x[0]) +
+                                     model->front->positions->forward(at::arange(x[0].size(1)))};
+                           }});
+  for (std::size_t i = 0; i < kLayers; ++i)
+    listed.blocks.push_back({{model->layers->ptr(i)}, [=](const Tensors& x) mutable -> Tensors {
+                               const at::Tensor rows = x[0].view({-1, kWidth});
+                               return {model->layers->ptr<LayerImpl>(i)->forward(
+                                   model->norm->forward(rows).view(x[0].sizes()))};
+                             }});
+  listed.blocks.push_back({{model->front->tokens.ptr()}, [=](const Tensors& x) -> Tensors {
+                             return {x[0].matmul(model->front->tokens->weight.t())};
+                           }});
+  listed.input = [](int micro_batch) -> Tensors { return {words_of(micro_batch)}; };
+  listed.loss = [](int micro_batch, const Tensors& x) { return loss_of(micro_batch, x.at(0)); };
+  return listed;
+}
+
+void check_parts_of_modules(ranks::Cells& cells) {
+  const std::vector<int> in_turn = schedule_for(cells, ScheduleKind::gpipe).rank_of_stage;
+  cells.cell("a part of another block's module", [&] {
+    Nested model = nested(), whole = nested();
+    // In these, a batch norm learns in each block's forward: compared are what ranks have.
+    model->norm->eval();
+    whole->norm->eval();
+    const Schedule schedule = schedule_for(cells, ScheduleKind::gpipe);
+    const auto parts = split_model(listed_nested(model), in_turn, *cells.group());
+    const bool first = cells.rank() == 0, last = cells.rank() == cells.num_ranks() - 1;
+    const auto names = model->named_parameters();
+    cells.expect(names.contains("front.positions.weight") == first, "the positions' names");
+    cells.expect(names.contains("front.tokens.weight") == (first || last), "the tokens' names");
+    Pipeline pipeline(schedule, parts.mine, cells.group(), {.tied = parts.tied});
+    const double wanted = whole_step_of(listed_nested(whole));
+    cells.expect(std::abs(pipeline.run_step() / wanted - 1) < 1e-6, "the loss is wrong");
+    for (const auto& item : names)
+      cells.expect_close(item.value().grad(), whole->named_parameters()[item.key()].grad(),
+                         item.key());
+  });
+  cells.cell("a part of a module with parameters of its own", [&] {
+    cells.expect_usage_error(
+        [&] { split_model(listed_nested(nested(true)), in_turn, *cells.group()); },
+        "has 'front.tokens', and another block 'front', which that is a part of");
+  });
+  cells.cell("the model itself as a block's module", [&] {
+    Nested model = nested(), whole = nested();
+    ListedModel all = listed_nested(model);
+    for (ModelBlock& block : all.blocks) block.modules = {model.ptr()};
+    split_model(all, in_turn, *cells.group());
+    cells.expect(model->named_parameters().size() == whole->named_parameters().size(),
+                 "a rank that has all of it lost some");
+  });
+  cells.cell("measured time changes nothing", [&] {
+    Nested model = nested();
+    const at::Tensor mean = model->norm->running_mean.clone();
+    ListedModel drawn = listed_nested(model);
+    drawn.input = [](int) -> Tensors { return {at::randint(kWords, {2, 6}, at::kLong)}; };
+    torch::manual_seed(9);
+    const at::Tensor next = at::rand({3});
+    torch::manual_seed(9);
+    split_model(drawn, in_turn, *cells.group(), {.balance = Balance::time});
+    cells.expect_same(model->norm->running_mean, mean, "the running mean");
+    cells.expect_same(at::rand({3}), next, "the next random numbers");
+  });
+}
+
 void check_shapes_of_models(ranks::Cells& cells) {
   for (const bool in_pairs : {false, true})
     cells.cell(fmt::format("a vector of blocks alone, {}", in_pairs ? "pairs" : "one tensor"), [&] {
@@ -278,6 +374,9 @@ void check_mistakes_of_models(ranks::Cells& cells) {
     refused(good, fmt::format("10 blocks cannot be cut into {} stages", 6 * ranks), 6);
     refused(good, "does not cut 10 blocks", 1, {.cuts = {0, 3}});
     ListedModel bad = good;
+    if (other) bad.model = nullptr;
+    refused(bad, "has no model");
+    bad = good;
     if (other) bad.input = nullptr;
     refused(bad, "has no input");
     bad = good;
@@ -312,6 +411,7 @@ void check_listed(ranks::Cells& cells) {
   cells.cell("balanced by time", [&] {
     check_model(cells, ScheduleKind::one_forward_one_backward, {.balance = Balance::time});
   });
+  check_parts_of_modules(cells);
   check_shapes_of_models(cells);
   check_cuts_of_models(cells);
   check_mistakes_of_models(cells);

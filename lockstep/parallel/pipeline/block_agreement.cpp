@@ -1,5 +1,6 @@
 #include <lockstep/parallel/pipeline/block_agreement.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -11,7 +12,6 @@
 #include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/difference.h>
-#include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
 
@@ -26,6 +26,49 @@ ModuleNames names_in(const torch::nn::Module& model) {
   return names;
 }
 
+// Not its children's.
+bool has_own_tensors(const torch::nn::Module& module) {
+  return !module.parameters(/*recurse=*/false).empty() ||
+         !module.buffers(/*recurse=*/false).empty();
+}
+
+using Modules = std::set<const torch::nn::Module*>;
+
+Modules within(const torch::nn::Module& module) {
+  Modules all;
+  for (const auto& child : module.modules(/*include_self=*/false)) all.insert(child.get());
+  return all;
+}
+
+bool has(const ModelBlock& block, const torch::nn::Module* module) {
+  return std::ranges::any_of(block.modules, [&](const auto& listed) {
+    return listed.get() == module || within(*listed).contains(module);
+  });
+}
+
+// A rank that has only a part of a module unregisters the rest of it, which LibTorch can do to
+// modules and not to a module's own tensors.
+void check_parts_of_modules(const ModuleNames& names, const std::vector<ModelBlock>& blocks) {
+  Modules whole;  // what blocks have, with all that is in it
+  for (const ModelBlock& block : blocks)
+    for (const auto& module : block.modules) {
+      whole.insert(module.get());
+      whole.merge(within(*module));
+    }
+  for (const torch::nn::Module* owner : whole) {
+    if (!has_own_tensors(*owner)) continue;
+    const Modules parts = within(*owner);
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      for (const auto& part : blocks[i].modules)
+        if (parts.contains(part.get()) && !has(blocks[i], owner))
+          throw UsageError(
+              "block {} of the model has '{}', and another block '{}', which that is a part of and "
+              "which has parameters or buffers of its own: the two cannot be on different ranks. "
+              "Put its own into a module of theirs, or let both blocks have all of it",
+              i, names.at(part.get()), names.at(owner));
+  }
+}
+
 void check_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
                   int num_stages, const BlockCut& cut) {
   const ModuleNames names = names_in(model);
@@ -38,6 +81,7 @@ void check_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>&
             "so that nothing names its parameters: register_module() it",
             i, module == nullptr ? "" : fmt::format(" ({})", module->name()));
   }
+  check_parts_of_modules(names, blocks);
   const auto num_blocks = static_cast<int>(blocks.size());
   if (!cut.cuts.empty()) return check_cuts(cut.cuts, num_blocks, num_stages);
   partition(std::vector<double>(blocks.size(), 1), num_stages);  // refuses what is too few

@@ -9,7 +9,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/message_device.h>
-#include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
 
 namespace lockstep::pipeline {
@@ -24,7 +23,7 @@ std::vector<double> agreed_seconds(const CutRequest& request, comm::Communicator
   std::exception_ptr failure;
   try {
     if (group.rank() == 0)
-      seconds = at::tensor(seconds_of(request.blocks, request.sample()), at::kDouble);
+      seconds = at::tensor(seconds_of(request.model, request.blocks, request.sample), at::kDouble);
   } catch (...) {
     failure = std::current_exception();
     seconds.fill_(-1);

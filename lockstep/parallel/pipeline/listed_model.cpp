@@ -6,6 +6,9 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/comm/message_device.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
+
 namespace lockstep::pipeline {
 
 namespace {
@@ -25,13 +28,16 @@ bool has_any_of(const torch::nn::Module& module, const Modules& these) {
                              [&](const auto& child) { return has_any_of(*child, these); });
 }
 
-void unregister_others(torch::nn::Module& owner, const Modules& kept, const Modules& others) {
+// `is_theirs`: the owner is, or is within, a module that other ranks' blocks list.
+void unregister_others(torch::nn::Module& owner, const Modules& kept, const Modules& others,
+                       bool is_theirs) {
+  if (kept.contains(&owner)) return;
   for (const auto& child : owner.named_children()) {
-    if (kept.contains(child.value().get())) continue;
-    if (others.contains(child.value().get()) && !has_any_of(*child.value(), kept))
+    const bool child_is_theirs = is_theirs || others.contains(child.value().get());
+    if (child_is_theirs && !has_any_of(*child.value(), kept))
       owner.unregister_module(child.key());
     else
-      unregister_others(*child.value(), kept, others);
+      unregister_others(*child.value(), kept, others, child_is_theirs);
   }
 }
 
@@ -55,6 +61,9 @@ Stage stage_of(const ListedModel& model, int begin, int end,
 
 ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_of_stage,
                         comm::Communicator& group, const BlockCut& cut, c10::Device device) {
+  data_parallel::refuse_together(
+      model.model ? "" : "a listed model has no model: say whose blocks these are", group,
+      comm::message_device(group, device));
   CutBlocks made = cut_blocks({.model = *model.model,
                                .blocks = model.blocks,
                                .sample = [&] { return model.input(0); },
@@ -74,7 +83,7 @@ ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_o
     if (mine)
       stages.mine[static_cast<int>(stage)] = stage_of(model, begin, end, made.tensors[stage]);
   }
-  unregister_others(*model.model, kept, others);
+  unregister_others(*model.model, kept, others, others.contains(model.model.get()));
   model.model->to(device);
   return stages;
 }

@@ -87,18 +87,17 @@ std::vector<double> num_parameters_of(const std::vector<ModelBlock>& blocks) {
   return numbers;
 }
 
-std::vector<double> seconds_of(const std::vector<ModelBlock>& blocks,
-                               const std::vector<at::Tensor>& sample) {
+std::vector<double> seconds_of(const torch::nn::Module& model,
+                               const std::vector<ModelBlock>& blocks,
+                               const std::function<std::vector<at::Tensor>()>& sample) {
   const c10::AutoGradMode with_gradients(true);
-  std::vector<at::Tensor> buffers;
-  for (const ModelBlock& block : blocks)
-    for (const auto& module : block.modules)
-      for (const at::Tensor& buffer : module->buffers()) buffers.push_back(buffer);
-  const activations::BufferValues values(buffers);
+  // Also of modules that no block lists: all of them may use those.
+  const activations::BufferValues values(model.buffers());
   const auto generators = activations::GeneratorStates::now();
+  const std::vector<at::Tensor> first = sample();
   std::vector<double> seconds(blocks.size(), std::numeric_limits<double>::infinity());
   for (int run = 0; run < kRunsMeasured; ++run) {
-    std::vector<at::Tensor> x = sample;
+    std::vector<at::Tensor> x = first;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       std::vector<at::Tensor> outputs;
       seconds[i] = std::min(seconds[i], seconds_of_block(blocks[i], x, outputs));

@@ -61,10 +61,13 @@ std::vector<ModelBlock> blocks_of(const torch::nn::Sequential& model);
 // Parameters and buffers.
 std::vector<at::Tensor> tensors_of(const torch::nn::Module& module);
 
-// Of each block. Measured with what is given to the first, forward and backward, the least of some
-// runs; gradients, buffers and random numbers are as before.
+// Of each block.
 std::vector<double> num_parameters_of(const std::vector<ModelBlock>& blocks);
-std::vector<double> seconds_of(const std::vector<ModelBlock>& blocks,
-                               const std::vector<at::Tensor>& sample);
+
+// Of each block, forward and backward, the least of some runs, with what `sample` gives the first.
+// Gradients, the model's buffers and random numbers are as before.
+std::vector<double> seconds_of(const torch::nn::Module& model,
+                               const std::vector<ModelBlock>& blocks,
+                               const std::function<std::vector<at::Tensor>()>& sample);
 
 }  // namespace lockstep::pipeline

@@ -9,7 +9,6 @@
 #include <lockstep/base/hash.h>
 #include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
 #include <lockstep/recompute/recompute.h>
 

@@ -6,7 +6,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/message_device.h>
-#include <lockstep/parallel/pipeline/agreement.h>
 
 namespace lockstep::pipeline {
 

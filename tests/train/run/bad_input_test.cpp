@@ -34,6 +34,16 @@ void expect_refused(Launched run, const std::vector<std::string>& parts) {
   EXPECT_THAT(run.error(), AllOf(Not(HasSubstr("[0]")), Not(HasSubstr("rank 0"))));
 }
 
+// Of the config as it is now, with these settings, and rank 1 with one more.
+Launched two_ranks_of(Training& training, const std::vector<std::string>& all,
+                      const std::string& of_one, const std::string& output = "run") {
+  std::string words;
+  for (const std::string& word : training.command(output)) words += word + " ";
+  for (const std::string& setting : all) words += "--set " + setting + " ";
+  return Launched({LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2", "sh", "-c",
+                   "[ $RANK = 0 ] || more='--set " + of_one + "'; exec " + words + "$more"});
+}
+
 TEST(BadInput, Commands) {
   const auto command = [](std::vector<std::string> words) {
     words.insert(words.begin(), {LOCKSTEP_PROGRAM, "train"});
@@ -131,16 +141,49 @@ TEST(BadInput, RanksThatWereToldDifferentThings) {
   };
   for (const Case& one : cases) {
     SCOPED_TRACE(one.of_one);
-    std::string words;
-    for (const std::string& word : training.command()) words += word + " ";
-    for (const std::string& setting : one.all) words += "--set " + setting + " ";
-    Launched run({LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2", "sh", "-c",
-                  "[ $RANK = 0 ] || more='--set " + one.of_one + "'; exec " + words + "$more"});
+    Launched run = two_ranks_of(training, one.all, one.of_one);
     EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
     EXPECT_THAT(run.error(),
                 AllOf(HasSubstr("ranks were told different things"), HasSubstr(one.part)));
     EXPECT_EQ(count(run.output(), "step "), 0) << run.output();
   }
+}
+
+// Where a host has its copy is its own affair; what is in it is not.
+TEST(BadInput, HostsWithAnOlderCopyOfAFile) {
+  Training training;
+  training.train(1);
+  const fs::path model = training.folder() / "model", moved = training.folder() / "moved",
+                 older = training.folder() / "older";
+  Launched exported(
+      {LOCKSTEP_PROGRAM, "ckpt", "export", training.output().string(), model.string()});
+  ASSERT_EQ(exported.wait(), 0) << exported.error();
+  fs::copy(model, moved);
+  fs::copy(model, older);
+  auto changed = nlohmann::json::parse(read_file(older / "config.json"));
+  changed["n_head"] = 1;
+  write_file(older / "config.json", changed.dump());
+  training.config["model"] = {{"from", model.string()}};
+  Launched same = two_ranks_of(training, {}, "model.from=" + moved.string(), "moved");
+  EXPECT_EQ(same.wait(milliseconds(60'000)), 0) << same.error();
+  Launched other = two_ranks_of(training, {}, "model.from=" + older.string(), "older");
+  EXPECT_EQ(other.wait(milliseconds(60'000)), 2);
+  EXPECT_THAT(other.error(), AllOf(HasSubstr("ranks were told different things"),
+                                   HasSubstr("rank 1: the model's n_head is 1\n")));
+
+  const auto schedule = [&](const char* kind) {
+    const std::string file = training.folder() / (std::string(kind) + ".json");
+    Launched made({LOCKSTEP_PROGRAM, "plan", "schedule", "--kind", kind, "--stages", "2",
+                   "--micro-batches", "2", "--write", file});
+    EXPECT_EQ(made.wait(), 0) << made.error();
+    return "parallel.schedule_file=" + file;
+  };
+  Launched pipelines = two_ranks_of(
+      training, {"parallel.pipeline=2", "gradient_accumulation_steps=2", schedule("gpipe")},
+      schedule("1f1b"), "piped");
+  EXPECT_EQ(pipelines.wait(milliseconds(60'000)), 2);
+  EXPECT_THAT(pipelines.error(),
+              AllOf(HasSubstr("ranks were told different things"), HasSubstr("the schedule's ")));
 }
 
 TEST(BadInput, CheckpointsOfOtherRuns) {
