@@ -225,8 +225,11 @@ void Hub::lose(const Seat& seat, const std::string& how) {
 void Hub::announce(const Failure& failure) { fail(failure); }
 
 void Hub::fail(const Failure& failure) {
-  const bool interrupted = failure.kind == Failure::Kind::interrupted;
-  if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !interrupted)) return;
+  // Also where the job was about to be formed anew: of a rank that cannot be helped others may have
+  // died, and been heard of first.
+  const bool for_good = failure.kind == Failure::Kind::interrupted ||
+                        (failure.final && failure.generation == generation_);
+  if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !for_good)) return;
   // A host that lost its guardian cannot start ranks any more.
   const bool own_loss = failure.kind == Failure::Kind::node_lost && failure.node_rank == 0;
   const bool restart =

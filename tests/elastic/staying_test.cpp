@@ -152,6 +152,21 @@ TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
   EXPECT_THAT(ranks, ::testing::UnorderedElementsAre(0, 2));
 }
 
+// What it was told last it did not hear: its own last words are heard all the same.
+TEST_F(Staying, ARankThatFailsForGoodAfterAnotherWasLostEndsTheJob) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "2"}, "fails_for_good");
+  ::kill(wait_for(job, 0, 3).at(2), SIGKILL);
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_FALSE(faults.empty()) << job.error();
+  const auto fault = nlohmann::json::parse(faults.back());
+  EXPECT_EQ(fault["rank"], 0);
+  EXPECT_EQ(fault["restarted"], false);
+  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 0 has said"));
+  EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
 TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   Launched job =
       start({"--nproc-per-node", "3", "--max-restarts", "1", "--leave-within", "0.3"}, "deaf");
