@@ -359,6 +359,22 @@ TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
   EXPECT_THAT(first.error(), HasSubstr("0 of 5 restarts used"));
 }
 
+TEST_F(StayingNodes, AStepThatIsCompletedWhenANodeComesHasItsStore) {
+  JOIN_OR_SKIP(2, "1:2");
+  // A busy machine has more than two seconds for it.
+  Launched first = start_on(0, {"--rdzv-last-call", "0", "--grace", "20"}, "completes");
+  const auto before = wait_for(first, 0);
+  Launched second = start_on(1);
+  const auto after = wait_for(first, 1);
+  wait_for(second, 1);
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(count_of("completed a step\n", first.output()), 2) << first.output();
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(second.wait(), 0) << second.error();
+  EXPECT_THAT(faults_in(first.error()), SizeIs(0)) << first.error();
+}
+
 // What happens to ranks while they wait for the next generation.
 TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
   JOIN_OR_SKIP(2, "2");
