@@ -198,20 +198,22 @@ void Agent::hear_end(int slot, int status) {
     options_.give_place(process.local_rank);
     return;
   }
-  if (well || process.to_end) return;
-  // What those do that end with the generation, or with the job, is no news either.
-  if (stage_ != Stage::running && (!process.came_up || interrupted_)) return;
+  if (well || interrupted_) return;
+  const bool running = stage_ == Stage::running;
+  // What those do that end with the generation, or with the job, is no news either, unless they
+  // have said before that a restart would not help.
+  if ((process.to_end || (!running && !process.came_up)) && !process.final) return;
   const Failure failure = failure_of_end(process, status);
-  if (stage_ != Stage::running) {
+  if (!running && failure.final) {
+    peers_->announce(failure);
+  } else if (!running) {
     further_failures_.push_back(failure);
-  } else if (WIFSIGNALED(status)) {
-    fail(failure);
+  } else if (WIFSIGNALED(status) || failure.final) {
+    fail(failure);  // who knows why it ends did not end because of another
   } else if (!suspect_) {
     suspect_ = failure;
     suspect_until_ = Deadline::after(kCauseTurnsUp);
     cause_ends_by_ = Deadline::after(kCauseEnds);
-  } else if (failure.final && !suspect_->final) {
-    suspect_ = failure;  // who knows why it ends did not end because of another
   }
 }
 
@@ -229,7 +231,8 @@ void Agent::hear_rank(RankProcess& process) {
     // Only of the generation that is over: what it says when it was not asked to counts for
     // nothing.
     if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
-    if (message->word == LineMessage::Word::final) process.final = true;
+    // One that was told to end may say so because of that.
+    if (message->word == LineMessage::Word::final && !process.to_end) process.final = true;
   }
 }
 

@@ -48,11 +48,13 @@ bool Agent::has_to_leave(const RankProcess& process) const {
 }
 
 void Agent::signal_those_that_end(int signal) {
-  for (int slot = 0; slot < processes_.num_slots(); ++slot)
-    if (processes_[slot].is_rank() && has_to_end(processes_[slot])) {
-      processes_[slot].to_end = true;
-      guardian_.signal(slot, signal);
-    }
+  for (int slot = 0; slot < processes_.num_slots(); ++slot) {
+    RankProcess& process = processes_[slot];
+    if (!process.is_rank() || !has_to_end(process)) continue;
+    hear_rank(process);  // what it has said until now counts, and later words need not
+    process.to_end = true;
+    guardian_.signal(slot, signal);
+  }
 }
 
 // Ranks may have something to save.

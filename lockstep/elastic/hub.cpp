@@ -225,8 +225,11 @@ void Hub::lose(const Seat& seat, const std::string& how) {
 void Hub::announce(const Failure& failure) { fail(failure); }
 
 void Hub::fail(const Failure& failure) {
-  const bool interrupted = failure.kind == Failure::Kind::interrupted;
-  if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !interrupted)) return;
+  // Also where the job was about to be formed anew: of a rank that cannot be helped others may have
+  // died, and been heard of first.
+  const bool for_good = failure.kind == Failure::Kind::interrupted ||
+                        (failure.final && failure.generation == generation_);
+  if (phase_ == Phase::over || all_done_ || (phase_ == Phase::gathering && !for_good)) return;
   // A host that lost its guardian cannot start ranks any more.
   const bool own_loss = failure.kind == Failure::Kind::node_lost && failure.node_rank == 0;
   const bool restart =
@@ -237,8 +240,11 @@ void Hub::fail(const Failure& failure) {
 }
 
 void Hub::decide(Decision decision) {
-  // Ranks that are on their way into the generation wait there for one that will not come.
+  // Ranks that are on their way into the generation wait there for one that will not come. Those
+  // that may complete a step can need it for that.
   if (decision.action == Decision::Action::restart) server_.reset();
+  if (decision.action == Decision::Action::grow)
+    server_until_ = Deadline::after(options_.leave_soon);
   tell_members("decision", decision.encode());
   phase_ = decision.action == Decision::Action::end ? Phase::over : Phase::gathering;
   gather_deadline_ = Deadline::after(options_.timeout);
@@ -284,6 +290,7 @@ void Hub::consider_growth() {
 }
 
 void Hub::gather() {
+  if (server_until_.passed()) server_.reset();
   const bool asked = std::exchange(asked_to_confirm_, false);
   for (const Seat& seat : seats_) {
     if (seat.ready) continue;
@@ -386,6 +393,7 @@ void Hub::form() {
   generation_ = layout.generation;
   last_size_ = layout.num_nodes();
   server_.reset();
+  server_until_ = Deadline::never();
   server_ = std::make_unique<store::Server>(net::Address{door_->address().host, 0}, secret_,
                                             store::kStoreCapacityBytes,
                                             static_cast<std::uint32_t>(generation_));

@@ -84,6 +84,7 @@ class Hub final : public Peers {
   const std::shared_ptr<Door> door_;
   const std::shared_ptr<Election> election_;
   std::unique_ptr<store::Server> server_;
+  Deadline server_until_ = Deadline::never();  // where ranks may still need it after the decision
   Seats seats_;
   Phase phase_ = Phase::gathering;
   bool in_office_ = false;              // as far as etcd has said; without an election always

@@ -55,6 +55,11 @@ net::Secret job_secret(const LaunchOptions& options) {
       node_range(options.min_nodes, options.max_nodes));
 }
 
+// For ranks to save what they have, or to complete a step, where there is no haste.
+milliseconds interrupt_grace(const LaunchOptions& options) {
+  return std::max(options.grace, options.interrupt_grace);
+}
+
 MeetingOptions meeting_options(const LaunchOptions& options) {
   MeetingOptions meeting{.min_nodes = options.min_nodes,
                          .max_nodes = options.max_nodes,
@@ -67,7 +72,8 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
                          .endpoints = options.endpoints,
                          .local_addr = options.local_addr,
                          .timeout = options.timeout,
-                         .last_call = options.last_call};
+                         .last_call = options.last_call,
+                         .leave_soon = interrupt_grace(options)};
   if (options.max_nodes > 1) {
     if (meeting.endpoints.empty())
       throw UsageError("--nnodes {} needs an address where the launchers meet: give every one of "
@@ -248,7 +254,7 @@ void Launch::run_generation(const Layout& layout) {
   say_how_it_begins(layout, processes_.begin(generation));
   Agent agent(layout, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
-               .interrupt_grace = std::max(options_.grace, options_.interrupt_grace),
+               .interrupt_grace = interrupt_grace(options_),
                .explained_exit_codes = options_.explained_exit_codes,
                .interruption_note = options_.interruption_note,
                .stuck_after = options_.stuck_after,

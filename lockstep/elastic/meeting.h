@@ -32,7 +32,8 @@ struct MeetingOptions {
   std::string master_addr;
   int master_port = 0;  // 0: one that is free
   milliseconds timeout{0};
-  milliseconds last_call{0};  // for more than min_nodes to come, since the last one came
+  milliseconds last_call{0};   // for more than min_nodes to come, since the last one came
+  milliseconds leave_soon{0};  // for ranks to complete a step when nodes come
 
   // Whether more launchers may come while the job runs.
   bool elastic() const { return min_nodes < max_nodes || (max_nodes > 1 && max_restarts > 0); }

@@ -112,8 +112,8 @@ void Member::hear(const Channel::Message& message) {
 }
 
 bool Member::may_go_on() const {
-  const bool interrupted = failure_ && failure_->kind == Failure::Kind::interrupted;
-  return door_ && !interrupted && (election_ || layout_->num_nodes() >= 3) &&
+  if (failure_ && !worth_a_restart(*failure_)) return false;
+  return door_ && (election_ || layout_->num_nodes() >= 3) &&
          layout_->num_restarts < layout_->max_restarts;
 }
 
@@ -273,8 +273,11 @@ void Member::end(const Failure& failure) {
 
 void Member::announce(const Failure& failure) {
   const bool interrupted = failure.kind == Failure::Kind::interrupted;
-  if (over_ || (failure_ && !interrupted)) return;
+  const bool overrules = interrupted || (failure.final && failure_ && worth_a_restart(*failure_));
+  if (over_ || (failure_ && !overrules)) return;
   failure_ = failure;
+  // What node 0 has decided is not what it comes to.
+  if (interrupted || failure.final) decision_.reset();
   channel_.send("failure", failure.encode());
   if (orphaned_) end(failure);
 }

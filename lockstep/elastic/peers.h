@@ -38,8 +38,9 @@ class Peers {
   // least every kBeat. CommError where the launchers cannot meet for the first time.
   virtual void attend() = 0;
 
-  // A failure on this host; the first one of a generation wins. But an interruption by the user
-  // also ends a job that was about to be formed anew.
+  // A failure on this host; the first one of a generation wins. But an interruption by the user, or
+  // a rank's word that a restart would not help it, also ends a job that was about to be formed
+  // anew.
   virtual void announce(const Failure& failure) = 0;
 
   // All ranks of this host have ended well.

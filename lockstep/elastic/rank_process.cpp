@@ -31,7 +31,10 @@ bool RankProcess::say(const LineMessage& message) const {
 std::optional<LineMessage> RankProcess::hear() {
   if (!line) return std::nullopt;
   std::array<char, 64> packet;
-  const ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
+  ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
+  // It ended without hearing all that it was told. What it said itself comes after that error.
+  if (got < 0 && errno == ECONNRESET)
+    got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
     line.reset();
     stays = false;

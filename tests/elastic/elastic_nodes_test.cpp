@@ -53,6 +53,58 @@ TEST_F(ElasticNodes, ARankOnAnyHostCanSayThatARestartCannotHelp) {
   }
 }
 
+void expect_all_end_as_it_said(int rank, std::vector<Launched>& jobs) {
+  for (Launched& job : jobs) {
+    EXPECT_EQ(job.wait(), 9) << job.error();
+    const auto faults = faults_in(job.error());
+    ASSERT_FALSE(faults.empty()) << job.error();
+    EXPECT_EQ(nlohmann::json::parse(faults.back())["rank"], rank) << job.error();
+    for (const std::string& text : faults) {
+      const auto fault = nlohmann::json::parse(text);
+      EXPECT_EQ(fault["restarted"], fault["rank"] != rank) << job.error();
+    }
+    EXPECT_THAT(job.error(),
+                HasSubstr("no restart is made: rank " + std::to_string(rank) + " has said"));
+    EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
+    EXPECT_TRUE(job.all_gone(milliseconds(0)));
+  }
+}
+
+// Rank 0 aborts when the last rank, of another host, has said that a restart would not help. That
+// one ends when there is the file.
+std::string abort_after_the_word(const std::string& file) {
+  return "ulimit -c 0; [ $RANK = 0 ] || exec " + std::string(RANK_PROGRAM) + " final " + file +
+         "; until [ -e " + file + ".said ]; do sleep 0.01; done; kill -ABRT $$";
+}
+
+TEST_F(ElasticNodes, WhatARankSaysOfARestartCountsMoreThanOneThatAborts) {
+  JOIN_OR_SKIP(2, "2");
+  finish();
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), "--nproc-per-node", "2",
+                                "--grace", "60", "sh", "-c", abort_after_the_word(go())}));
+  expect_all_end_as_it_said(3, jobs);
+}
+
+TEST_F(ElasticNodes, WhatARankSaysOfARestartCountsMoreThanOneThatAbortedBefore) {
+  JOIN_OR_SKIP(2, "2");
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), "--grace", "60", "sh", "-c",
+                                abort_after_the_word(go())}));
+  // Both hosts know of it, and what was to become of the job.
+  for (const Launched& job : jobs)
+    ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+      return job.error().find("rank 0 (") != std::string::npos;
+    })) << job.error();
+  jobs[0].kill(SIGSTOP);  // node 0 takes its time to answer
+  finish();
+  EXPECT_EQ(jobs[1].wait(milliseconds(700)), -1);
+  jobs[0].kill(SIGCONT);
+  expect_all_end_as_it_said(1, jobs);
+}
+
 TEST_F(ElasticNodes, StartsWithFewerAfterTheLastCall) {
   JOIN_OR_SKIP(2, "2:4");
   std::vector<Launched> jobs;

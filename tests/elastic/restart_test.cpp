@@ -166,6 +166,68 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatNoticed) {
   EXPECT_EQ(nlohmann::json::parse(faults.back())["rank"], 1);
 }
 
+void expect_no_restart_as_rank_1_said(const Launched& job) {
+  const auto faults = faults_in(job.error());
+  ASSERT_FALSE(faults.empty()) << job.error();
+  const auto fault = nlohmann::json::parse(faults.back());
+  EXPECT_EQ(fault["rank"], 1);
+  EXPECT_EQ(fault["restarted"], false);
+  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 1 has said"));
+  EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
+// Rank 0 aborts, as one does that is in a call with another and catches nothing, when rank 1 has
+// said that a restart would not help. That one ends when there is a file "go" in the folder.
+Launched abort_beside_one_that_knows(const Folder& folder, const std::string& grace) {
+  const std::string file = (folder.path() / "go").string();
+  return Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "3", "--grace", grace, "sh", "-c",
+       "ulimit -c 0; [ $RANK = 1 ] && exec " + std::string(RANK_PROGRAM) + " final " + file +
+           "; until [ -e " + file + ".said ]; do sleep 0.01; done; kill -ABRT $$"});
+}
+
+TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAborts) {
+  const Folder folder;
+  folder.write("go", "");
+  Launched job = abort_beside_one_that_knows(folder, "60");
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  expect_no_restart_as_rank_1_said(job);
+}
+
+TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAbortedBefore) {
+  const Folder folder;
+  Launched job = abort_beside_one_that_knows(folder, "60");
+  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+    return job.error().find("rank 0 (") != std::string::npos;
+  })) << job.error();
+  folder.write("go", "");
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  expect_no_restart_as_rank_1_said(job);
+}
+
+TEST(Restart, TheRankThatKnowsWhyMayBeKilledBeforeItEnds) {
+  const Folder folder;
+  Launched job = abort_beside_one_that_knows(folder, "0.2");
+  EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.error();
+  expect_no_restart_as_rank_1_said(job);
+}
+
+// A program may take what it is told to do for a mistake that it cannot mend.
+TEST(Restart, WhatARankSaysWhenItIsToldToEndDoesNotCount) {
+  const Folder folder;
+  const std::string ready = (folder.path() / "ready").string();
+  Launched job = Launched::run(
+      {"--nproc-per-node", "2", "--max-restarts", "1", "--grace", "60", "sh", "-c",
+       "ulimit -c 0; [ $LOCKSTEP_GENERATION = 1 ] && exit 0; if [ $RANK = 0 ]; then until [ -e " +
+           ready + " ]; do sleep 0.01; done; kill -ABRT $$; fi; trap 'exec " + RANK_PROGRAM +
+           " final' TERM; touch " + ready + "; while :; do sleep 0.02; done"});
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_THAT(faults, SizeIs(1)) << job.error();
+  EXPECT_EQ(nlohmann::json::parse(faults[0])["rank"], 0);
+}
+
 TEST(Restart, EachAttemptHasItsLogs) {
   const Folder folder;
   Launched job = Launched::run(

@@ -152,6 +152,21 @@ TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
   EXPECT_THAT(ranks, ::testing::UnorderedElementsAre(0, 2));
 }
 
+// What it was told last it did not hear: its own last words are heard all the same.
+TEST_F(Staying, ARankThatFailsForGoodAfterAnotherWasLostEndsTheJob) {
+  Launched job = start({"--nproc-per-node", "3", "--max-restarts", "2"}, "fails_for_good");
+  ::kill(wait_for(job, 0, 3).at(2), SIGKILL);
+  EXPECT_EQ(job.wait(), 9) << job.error();
+  const auto faults = faults_in(job.error());
+  ASSERT_FALSE(faults.empty()) << job.error();
+  const auto fault = nlohmann::json::parse(faults.back());
+  EXPECT_EQ(fault["rank"], 0);
+  EXPECT_EQ(fault["restarted"], false);
+  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 0 has said"));
+  EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
+  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+}
+
 TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {
   Launched job =
       start({"--nproc-per-node", "3", "--max-restarts", "1", "--leave-within", "0.3"}, "deaf");
@@ -342,6 +357,22 @@ TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
   EXPECT_EQ(fault["generation"], 0);
   EXPECT_EQ(fault["restarted"], true);
   EXPECT_THAT(first.error(), HasSubstr("0 of 5 restarts used"));
+}
+
+TEST_F(StayingNodes, AStepThatIsCompletedWhenANodeComesHasItsStore) {
+  JOIN_OR_SKIP(2, "1:2");
+  // A busy machine has more than two seconds for it.
+  Launched first = start_on(0, {"--rdzv-last-call", "0", "--grace", "20"}, "completes");
+  const auto before = wait_for(first, 0);
+  Launched second = start_on(1);
+  const auto after = wait_for(first, 1);
+  wait_for(second, 1);
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(count_of("completed a step\n", first.output()), 2) << first.output();
+  finish();
+  EXPECT_EQ(first.wait(), 0) << first.error();
+  EXPECT_EQ(second.wait(), 0) << second.error();
+  EXPECT_THAT(faults_in(first.error()), SizeIs(0)) << first.error();
 }
 
 // What happens to ranks while they wait for the next generation.

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <tests/elastic/launched.h>
+#include <tests/elastic/network.h>
 
 namespace lockstep {
 namespace {
@@ -70,6 +70,33 @@ TEST(KeepGoing, WhereOneIsLostWhileTheJobIsFormedAnew) {
     EXPECT_EQ(elastic::testing::faults_in(job.error()).size(), 2u) << job.error();
     EXPECT_THAT(job.error(), Not(HasSubstr("did not leave")));
   }
+}
+
+// Rank 0 waits for rank 1, which is ended because it has not said that it stays.
+TEST(KeepGoing, WhereAHostComesWhileRanksComeTogether) {
+  using elastic::testing::Network;
+  const elastic::testing::Folder folder;
+  const Network network(2);
+  if (!network.works())
+    GTEST_SKIP() << "this process may not make network namespaces (needs root and 'ip')";
+  const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
+  const auto start = [&](int host) {
+    return network.run(host, {"--nnodes", "1:2", "--rdzv-endpoint", Network::address(0) + ":29400",
+                              "--rdzv-last-call", "0", "--secret-file", secret, "--nproc-per-node",
+                              "2", KEPT_RANK, "joining"});
+  };
+  Launched first = start(0);
+  ASSERT_TRUE(first.says("joins generation 0")) << first.error();
+  int before = 0;
+  ASSERT_EQ(std::sscanf(first.output().c_str(), "[0] process %d", &before), 1) << first.output();
+  Launched second = start(1);
+  // Far less than who does not leave is given before it is ended.
+  EXPECT_TRUE(first.says("generation=1", milliseconds(20'000))) << first.error();
+  EXPECT_EQ(first.wait(milliseconds(60'000)), 0) << first.error();
+  EXPECT_EQ(second.wait(milliseconds(60'000)), 0) << second.error();
+  EXPECT_EQ(pids_of(first.output(), 1)[0], before) << first.output() << first.error();
+  EXPECT_EQ(count_of("the sum is 4", first.output() + second.output()), 4) << first.output();
+  EXPECT_THAT(first.error(), Not(HasSubstr("did not leave")));
 }
 
 TEST(KeepGoing, EndsAsBeforeWithoutARestart) {

@@ -1,7 +1,8 @@
 // A rank in keep_going(). In each generation it says who it is; in the first it then waits for
 // others in the way that its argument names, and rank 2 is lost. With a second argument the process
 // that takes its place is lost as well: "early", before it has come to the others, or "late", in
-// its first call with them.
+// its first call with them. With "joining" as its first argument nobody is lost: in the first
+// generation, rank 1 has a lot to load before it says that it stays.
 #include <signal.h>
 #include <unistd.h>
 
@@ -84,6 +85,8 @@ void body(const std::string& way, const std::string& again) {
     std::this_thread::sleep_for(milliseconds(300));  // the others have come by then
     be_lost();
   }
+  std::printf("process %d joins generation %d \n", ::getpid(), env.generation);
+  std::fflush(stdout);
   const auto dist =
       setup_distributed({.timeout = milliseconds(60'000), .device_type = c10::DeviceType::CPU});
   std::printf("pid=%d rank=%d world=%d generation=%d \n", ::getpid(), dist.rank(),
@@ -95,12 +98,19 @@ void body(const std::string& way, const std::string& again) {
   std::printf("the sum is %g \n", sum);
 }
 
+void load_a_lot() {
+  const LaunchEnvironment env = read_launch_environment();
+  if (env.generation == 0 && env.rank == 1) std::this_thread::sleep_for(milliseconds(60'000));
+}
+
 }  // namespace
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
+  const std::string way = argc > 1 ? argv[1] : "";
   try {
-    lockstep::keep_going([&] { lockstep::body(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : ""); });
+    if (way == "joining") lockstep::load_a_lot();
+    lockstep::keep_going([&] { lockstep::body(way, argc > 2 ? argv[2] : ""); });
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gave up: %s\n", error.what());

@@ -2,9 +2,13 @@
 // it knows. With a file as its argument it stays until that file exists. With the word "fence" it
 // fails in the first generation, and in the next one tries to get in as one of the first. With the
 // word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
-// With the word "final" the last rank fails, and says that it would only fail again.
+// With the word "final" the last rank fails, and says that it would only fail again; with a file
+// after it, it ends only once that exists, whoever tells it to, and another with ".said" after its
+// name shows that it has said so.
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -59,9 +63,13 @@ int get_stuck(const LaunchEnvironment& env) {
   return 0;
 }
 
-int fail_for_good(const LaunchEnvironment& env) {
+int fail_for_good(const LaunchEnvironment& env, const std::string& file) {
   if (env.rank + 1 < env.world_size) std::this_thread::sleep_for(milliseconds(60'000));
+  if (!file.empty()) std::signal(SIGTERM, SIG_IGN);
   report_final_failure();
+  if (!file.empty()) std::ofstream(file + ".said");
+  while (!file.empty() && !std::filesystem::exists(file))
+    std::this_thread::sleep_for(milliseconds(5));
   return 9;
 }
 
@@ -74,7 +82,7 @@ int main(int argc, char** argv) {
     const std::string argument = argc > 1 ? argv[1] : "";
     const LaunchEnvironment env = read_launch_environment();
     if (argument == "progress") return get_stuck(env);
-    if (argument == "final") return fail_for_good(env);
+    if (argument == "final") return fail_for_good(env, argc > 2 ? argv[2] : "");
     const Deadline deadline = Deadline::after(milliseconds(20'000));
     const auto secret = net::Secret::from_descriptor(env.secret_fd.value());
     store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,
