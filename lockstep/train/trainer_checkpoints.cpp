@@ -246,13 +246,18 @@ void Trainer::save(Saving saving) {
   if (saving == Saving::on_the_way && options_.asynchronous_checkpoints)
     return checkpoints_->save(contents());
   const SaveResult saved = checkpoints_->save_and_wait(contents());
-  if (saving == Saving::at_the_end && !saved.ok())
+  if (saving == Saving::at_the_end && !saved.ok()) {
+    on_main_rank(dist_, [&] {
+      check_still_ours();
+      return std::string();
+    });
     throw TrainingStopped(fmt::format(
         "the last checkpoint, of step {}, could not be written, so that the run's "
         "weights are lost{}: {}",
         step_,
         result_.checkpoint.empty() ? "" : fmt::format(" since '{}'", result_.checkpoint.string()),
         saved.error));
+  }
   heed(saved);
 }
 

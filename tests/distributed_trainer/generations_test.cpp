@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/durable_file.h>
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/net/job_identity.h>
@@ -62,12 +61,46 @@ TEST(Generations, OneThatIsOverSavesAndReportsNothing) {
   try {
     trainer.fit(Line(40));
     ADD_FAILURE() << "it went on";
-  } catch (const FileError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("generation 1"));
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("generation 1")) << "as of any generation that is over";
   }
   EXPECT_EQ(num_losses, 4);
   EXPECT_EQ(read_file(folder / "metrics.csv"), metrics);
   EXPECT_EQ(checkpoint::newest_checkpoint(folder / "checkpoints")->step, 3);
+}
+
+// Is over when its trainer asks what to save, for the so many-th time.
+class OverWhenItSaves : public train::ModelTask<Net> {
+ public:
+  OverWhenItSaves(fs::path folder, int which)
+      : ModelTask(Net(), kMean, LossReduction::mean), folder_(std::move(folder)), which_(which) {}
+
+  std::map<std::string, std::string> checkpoint_files() const override {
+    if (++num_asked_ == which_)
+      later_.emplace(folder_, FolderHolder{.job = net::job_identity(), .generation = 1});
+    return {};
+  }
+
+ private:
+  fs::path folder_;
+  int which_;
+  mutable int num_asked_ = 0;
+  mutable std::optional<FolderLock> later_;
+};
+
+// That the last checkpoint cannot be written is no reason to end the job.
+TEST(Generations, OneThatIsOverWhenItIsDoneIsLostAsAnyOther) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  be_of(variables, 0);
+  TrainerOptions options = saving_each_step(folder.path(), 2);
+  options.checkpoint_interval = 0;
+  // What would keep the run from being saved is found before it begins.
+  const auto task = std::make_shared<OverWhenItSaves>(folder.path(), 2);
+  train::Trainer trainer(dist, task, data::from_torch(Line(40)), nullptr, options);
+  EXPECT_THAT(comm_error([&] { trainer.run(); }).second, HasSubstr("generation 1"));
+  EXPECT_FALSE(checkpoint::newest_checkpoint(folder / "checkpoints"));
 }
 
 TEST(Generations, ALaterOneTakesTheFolderFromOneThatHangs) {
@@ -79,7 +112,7 @@ TEST(Generations, ALaterOneTakesTheFolderFromOneThatHangs) {
   EXPECT_EQ(
       DistributedTrainer(dist, Net(), kMean, saving_each_step(folder.path(), 2)).fit(Line(40)).step,
       2);
-  EXPECT_THROW(hangs.check(), FileError);
+  EXPECT_THROW(hangs.check(), CommError);
 }
 
 TEST(Generations, AnotherJobDoesNot) {
