@@ -197,6 +197,23 @@ TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
   EXPECT_EQ(training.weights(), training.weights("whole"));
 }
 
+// The checkpoint that it was told to begin from is its own, and by then one too many to be kept.
+TEST(Interrupted, AKilledRankIsStartedAnewWhereWhatTheRunBeganFromIsGone) {
+  LongTraining training;
+  training.set("/checkpoint", {{"interval", 10}, {"keep", 1}}).set("/max_steps", 10).train(2);
+  const fs::path first = training.checkpoint();
+  training.set("/checkpoint/resume", first.string()).set("/max_steps", 120);
+  Launched run = training.start(2, "run", {"--max-restarts", "1"});
+  ASSERT_TRUE(elastic::testing::eventually(kLong, [&] { return !fs::exists(first); }))
+      << run.error();
+  const pid_t victim = process_of_rank(run, 1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
+  EXPECT_EQ(training.losses().size(), 120u);
+}
+
 // As one whose host was stopped for a while, and finds when it wakes up that a later generation has
 // its folder: what it is to do is for its launcher to say.
 TEST(Interrupted, OneThatWasReplacedDoesNotEndTheJob) {
