@@ -81,7 +81,7 @@ int describe(const TrainFlags& flags, const train::TrainConfig& config, int rank
                      ranks_per_host, kMostRanks);
   const int num_ranks = num_hosts * ranks_per_host;
   const train::RunPlan plan =
-      train::plan_run(config, num_ranks, train::begun_batch(config, /*generation=*/0));
+      train::plan_run(config, num_ranks, train::begun_batch(config, /*now=*/{}));
   const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
   const DescribedRun run{.config = config, .plan = plan, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));
@@ -112,7 +112,7 @@ int become_a_rank_or_launch(Arguments arguments) {
   const auto config = train::load_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, config, num_ranks);
   const train::RunPlan plan =
-      train::plan_run(config, num_ranks, train::begun_batch(config, /*generation=*/0));
+      train::plan_run(config, num_ranks, train::begun_batch(config, /*now=*/{}));
   check_machine(config, plan, num_ranks);
   train::check_resume(config, plan);
 

@@ -30,7 +30,10 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   net::Fd own;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
-  const auto config = train::load_config(flags.config, flags.overrides);
+  const auto config = train::load_config(flags.config, flags.overrides,
+                                         read_launch_environment().generation > 0
+                                             ? train::NamedFiles::of_run_under_way
+                                             : train::NamedFiles::checked);
   try {
     const auto result =
         train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);

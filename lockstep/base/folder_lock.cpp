@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/error.h>
 
 namespace lockstep {
 
@@ -88,6 +89,18 @@ std::optional<FolderHolder> read_holder(int fd) {
   return holder;
 }
 
+// For keep_going, as every error of a generation that is over.
+CommError taken_over(const std::filesystem::path& folder,
+                     const std::optional<FolderHolder>& holder) {
+  return CommError(
+      {.fault = Fault::aborted,
+       .operation = fmt::format("writing into '{}'", folder.string()),
+       .explanation = fmt::format(
+           "The folder is not this generation's any more: {} has taken it over, which this one was "
+           "lost to. Nothing more is written there.",
+           holder ? fmt::format("generation {} of the job", holder->generation) : "another run")});
+}
+
 bool same_file(int a, int b) {
   struct stat first {};
   struct stat second {};
@@ -107,12 +120,16 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
     // The folder's own lock may be that of an earlier generation than the one that holds it.
     const Opened noted(::open((folder / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
     const Locked of_note = noted.get() < 0 ? Locked::no_locks : try_lock(noted.get(), LOCK_SH);
-    if (of_folder != Locked::elsewhere && of_note != Locked::elsewhere) break;
+    bool free = of_folder != Locked::elsewhere && of_note != Locked::elsewhere;
     if (holder && of_note == Locked::elsewhere) {
-      const auto before = read_holder(noted.get());
-      if (before && before->job == holder->job && before->generation < holder->generation) break;
+      const auto other = read_holder(noted.get());
+      const bool of_this_job = other && other->job == holder->job;
+      if (of_this_job && other->generation > holder->generation) throw taken_over(folder, other);
+      free = of_this_job && other->generation < holder->generation;
     }
-    if (attempt == kAttempts)
+    if (free && holder && !note(*holder, noted.get())) continue;
+    if (free) break;
+    if (attempt >= kAttempts)
       throw UsageError("another run writes into '{}'{}: give each run a folder of its own, or wait "
                        "until the other one has ended",
                        folder.string(),
@@ -120,12 +137,12 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
     ::flock(fd.get(), LOCK_UN);
     std::this_thread::sleep_for(kBetweenAttempts);
   }
-  if (holder) note(*holder);
   fd_ = fd.release();
 }
 
-// Under another name until it is whole and locked.
-void FolderLock::note(const FolderHolder& holder) {
+// Under another name until it is whole and locked. False where the file is another by then than the
+// one that was looked at: this process may have been stopped in between, for any time.
+bool FolderLock::note(const FolderHolder& holder, int looked_at) {
   const std::filesystem::path path = folder_ / kNoteFile;
   const std::string fresh = fmt::format("{}-{}", path.string(), ::getpid());
   const std::string text = text_of(holder);
@@ -140,8 +157,17 @@ void FolderLock::note(const FolderHolder& holder) {
   try_lock(fd.get(), LOCK_EX);
   errno = ENOSPC;  // where only a part of it is written
   if (::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) fail();
+  const Opened now(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (now.get() >= 0 && !same_file(now.get(), looked_at)) {
+    ::unlink(fresh.c_str());
+    const auto other = read_holder(now.get());
+    if (other && other->job == holder.job && other->generation > holder.generation)
+      throw taken_over(folder_, other);
+    return false;
+  }
   if (::rename(fresh.c_str(), path.c_str()) != 0) fail();
   note_ = fd.release();
+  return true;
 }
 
 FolderLock::~FolderLock() {
@@ -159,12 +185,7 @@ void FolderLock::check() const {
   // Opened, and not only looked at: a network file system asks its server then.
   const Opened now(::open((folder_ / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
   if (now.get() < 0 || same_file(now.get(), note_)) return;
-  const auto holder = read_holder(now.get());
-  throw FileError(
-      "'{}' is not this process's any more: {} has taken it over, since this one was "
-      "lost to it. Nothing more is written there",
-      folder_.string(),
-      holder ? fmt::format("generation {} of the job", holder->generation) : "another run");
+  throw taken_over(folder_, read_holder(now.get()));
 }
 
 }  // namespace lockstep

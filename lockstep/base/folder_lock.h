@@ -23,7 +23,8 @@ struct FolderHolder {
 // by it the earlier one knows, should it wake up, that the folder is not its own any more.
 //
 // Ownership: of descriptors of the folder and of the file. Threading: any, one at a time; check()
-// any. Failure: UsageError, with the process that is in the way where the system tells, if another
+// any. Failure: CommError (aborted) where a later generation of the job has the folder: this one is
+// over; UsageError, with the process that is in the way where the system tells, if another
 // FolderLock holds the folder, in this process or in another; FileError where there is no such
 // folder, or the file cannot be written. A file system without such locks (some network ones) keeps
 // nobody apart and is no failure: the caller must see to it.
@@ -35,12 +36,12 @@ class FolderLock {
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
 
-  // For before each thing that is written: FileError where a later generation has taken the folder
-  // over. A folder that cannot be looked at has not been.
+  // For before each thing that is written: CommError (aborted) where a later generation has taken
+  // the folder over. A folder that cannot be looked at has not been.
   void check() const;
 
  private:
-  void note(const FolderHolder& holder);
+  bool note(const FolderHolder& holder, int looked_at);
 
   std::filesystem::path folder_;
   int fd_ = -1;    // none where the file system has no locks

@@ -210,8 +210,11 @@ std::vector<std::string> CheckpointReader::damages() {
 }
 
 UsableCheckpoint newest_usable(const std::filesystem::path& run_folder) {
+  return newest_usable(list_checkpoints(run_folder));
+}
+
+UsableCheckpoint newest_usable(std::vector<Checkpoint> all) {
   UsableCheckpoint usable;
-  auto all = list_checkpoints(run_folder);
   for (; !all.empty(); all.pop_back()) {
     try {
       CheckpointReader(all.back().path).check_files();

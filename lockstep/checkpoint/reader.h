@@ -115,12 +115,13 @@ class CheckpointReader {
   std::uint64_t stretch_index_ = 0;
 };
 
-// The newest of a run's checkpoints that check_files() has nothing against; what is wrong with
-// those that are newer, newest first.
+// The newest of a run's checkpoints, or of those given, ascending by step, that check_files() has
+// nothing against; what is wrong with those that are newer, newest first.
 struct UsableCheckpoint {
   std::optional<Checkpoint> checkpoint;
   std::vector<std::string> damages;
 };
 UsableCheckpoint newest_usable(const std::filesystem::path& run_folder);
+UsableCheckpoint newest_usable(std::vector<Checkpoint> all);
 
 }  // namespace lockstep::checkpoint

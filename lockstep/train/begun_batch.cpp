@@ -3,11 +3,10 @@
 #include <cmath>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/manifest.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/resume_check.h>
+#include <lockstep/train/run_start.h>
 
 namespace lockstep::train {
 
@@ -54,20 +53,11 @@ std::optional<BegunBatch> begun_in(const std::map<std::string, double>& values) 
       .global = *samples, .micro = *micro, .num_ranks = *ranks, .of_a_rank = *of_a_rank};
 }
 
-std::filesystem::path start_file(const std::filesystem::path& output) {
-  return output / "start.json";
-}
-
-std::optional<BegunBatch> begun_batch(const TrainConfig& config, int generation) {
+std::optional<BegunBatch> begun_batch(const TrainConfig& config, const FolderHolder& now) {
   try {
-    const std::filesystem::path start = start_file(config.output);
-    if (generation > 0 && is_there(start)) {
-      const MappedFile file(start);
-      const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-      if (const auto begun = begun_by(checkpoint::parse_state(text, start.string()), config))
-        return begun;
-    }
-    const auto from = checkpoint_to_resume(config, generation);
+    if (const auto start = begun_before(config.output, now))
+      if (const auto begun = begun_by(*start, config)) return begun;
+    const auto from = checkpoint_to_resume(config, now);
     if (!from) return std::nullopt;
     return begun_by(checkpoint::read_manifest(*from).state, config);
   } catch (const UsageError&) {

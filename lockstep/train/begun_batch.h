@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/config/batch.h>
 
@@ -15,13 +16,10 @@ void put(const BegunBatch& begun, std::map<std::string, double>& values);
 // Nothing where there is none that makes sense.
 std::optional<BegunBatch> begun_in(const std::map<std::string, double>& values);
 
-// The state in which a run that has a folder begins, for generations of its job that find no
-// checkpoint yet.
-std::filesystem::path start_file(const std::filesystem::path& output);
-
-// Of the run that the config leads to: by the checkpoint that it goes on from or, in a later
-// generation of a job, by the file of its start. Nothing where it begins now, asks for another
-// batch than it did, or what is there cannot be read, which check_resume() tells.
-std::optional<BegunBatch> begun_batch(const TrainConfig& config, int generation);
+// Of the run that the config leads to: by the checkpoint that it goes on from or, where a
+// generation of the job before `now` has begun it, by the state that it began in. Nothing where it
+// begins now, asks for another batch than it did, or what is there cannot be read, which
+// check_resume() tells.
+std::optional<BegunBatch> begun_batch(const TrainConfig& config, const FolderHolder& now);
 
 }  // namespace lockstep::train

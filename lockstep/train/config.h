@@ -232,6 +232,8 @@ TrainConfig parse_config(std::string_view text, const ConfigSource& source);
 // What is known of the files that a config names.
 enum class NamedFiles {
   checked,  // they can be read, and the output written
+  // The same, but for the checkpoint that the run began from, which may have been removed since.
+  of_run_under_way,
   unknown,  // for whoever plans a run whose data is elsewhere
 };
 

@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include <lockstep/base/error.h>
 #include <lockstep/train/stopped.h>
 
 namespace lockstep::train {
@@ -9,11 +10,15 @@ namespace lockstep::train {
 std::string on_main_rank(const DistributedManager& dist, const std::function<std::string()>& work) {
   constexpr char kDone = 'd';
   constexpr char kFailed = 'f';
+  constexpr char kLost = 'l';
   std::string message;
   std::exception_ptr failure;
   if (dist.is_main()) {
     try {
       message = kDone + work();
+    } catch (const CommError& error) {
+      failure = std::current_exception();
+      message = kLost + error.details().operation + '\n' + error.details().explanation;
     } catch (const std::exception& error) {
       failure = std::current_exception();
       message = kFailed + std::string(error.what());
@@ -25,6 +30,11 @@ std::string on_main_rank(const DistributedManager& dist, const std::function<std
   }
   message = dist.broadcast(message);
   if (failure) std::rethrow_exception(failure);
+  if (message.front() == kLost)
+    throw CommError({.fault = Fault::aborted,
+                     .operation = message.substr(1, message.find('\n') - 1),
+                     .ranks = {0},
+                     .explanation = message.substr(message.find('\n') + 1)});
   if (message.front() == kFailed) throw TrainingStopped(message.substr(1));
   return message.substr(1);
 }

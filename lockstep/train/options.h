@@ -35,11 +35,11 @@ enum class NonFinite {
   skip,  // leave the weights as they are and go on
 };
 
-// For the first generation of a job. Later ones, which are formed when ranks or hosts are lost or
-// come, go on with the run that they are of, from the newest that it has saved.
+// Of a run that begins. Generations of a job that are formed later, when ranks or hosts are lost or
+// come, go on with the run once one of them has begun it, from the newest that it has saved since.
 enum class ResumePolicy {
   newest,  // the run's newest checkpoint, or from the start where it has none
-  never,
+  never,   // from the start, in a folder without checkpoints
 };
 
 struct TrainerOptions {
@@ -99,8 +99,8 @@ struct TrainerOptions {
   std::int64_t memory_interval = 0;
   std::shared_ptr<PeerCopies> peer_copies = {};
   ResumePolicy resume = ResumePolicy::newest;
-  // Another checkpoint to start from, in place of the run's own; in a later generation of a job,
-  // only as long as the run has none that is newer.
+  // Another checkpoint to start from, in place of the run's own, which has none of later steps in
+  // its folder. A run that has begun may remove it, where it is one of its folder's.
   std::optional<std::filesystem::path> resume_from = {};
   bool csv = true;
   bool tensorboard = true;

@@ -14,6 +14,7 @@
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
+#include <lockstep/train/run_start.h>
 
 namespace lockstep::train {
 
@@ -21,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path checkpoints_of(const TrainConfig& config) { return config.output / "checkpoints"; }
+fs::path checkpoints_in(const fs::path& output) { return output / "checkpoints"; }
 
 std::vector<std::string> differences(const models::ModelConfig& now,
                                      const models::ModelConfig& then) {
@@ -112,40 +113,38 @@ std::string way_out(const TrainConfig& config) {
 
 }  // namespace
 
-void check_no_later_checkpoints(const fs::path& checkpoints, std::int64_t step) {
-  const auto newest = checkpoint::newest_checkpoint(checkpoints);
-  if (!newest || newest->step <= step) return;
-  throw UsageError(
-      "this run would begin at step {}, and '{}' has checkpoints of another up to step {}, which "
-      "would be taken for newer ones: choose another output folder, remove those, or go on from "
-      "the newest (checkpoint.resume \"auto\")",
-      step, checkpoints.string(), newest->step);
-}
-
-std::vector<checkpoint::Checkpoint> written_by_run(const fs::path& checkpoints,
-                                                   const std::optional<fs::path>& began) {
-  auto all = checkpoint::list_checkpoints(checkpoints);
-  if (!began || all.empty()) return all;
-  const std::int64_t first = checkpoint::read_manifest(*began).state.step;
+std::vector<checkpoint::Checkpoint> to_go_on_from(
+    const fs::path& output, const Beginning& told,
+    const std::optional<checkpoint::TrainingState>& start) {
+  auto all = checkpoint::list_checkpoints(checkpoints_in(output));
+  if (told.resume == Resume::automatic) return all;
+  std::int64_t first = 0;
+  if (start)  // what it was told to begin from may have been removed since
+    first = start->step;
+  else if (told.resume == Resume::from)
+    first = checkpoint::CheckpointReader(told.from).manifest().state.step;
   std::erase_if(all, [&](const checkpoint::Checkpoint& one) { return one.step <= first; });
+  if (!start && !all.empty())
+    throw UsageError(
+        "this run would begin at step {}, and '{}' has checkpoints of another up to step {}, which "
+        "would be taken for newer ones: choose another output folder, remove those, or go on from "
+        "the newest (checkpoint.resume \"auto\")",
+        first, checkpoints_in(output).string(), all.back().step);
   return all;
 }
 
-std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, int generation) {
-  std::optional<fs::path> began;
-  if (config.checkpoint.resume == Resume::from) began = config.checkpoint.resume_from;
-  const bool goes_on = generation > 0 && !written_by_run(checkpoints_of(config), began).empty();
-  if (began && !goes_on) return began;
-  if (config.checkpoint.resume == Resume::never && !goes_on) {
-    check_no_later_checkpoints(checkpoints_of(config), 0);
-    return std::nullopt;
-  }
-  const auto usable = checkpoint::newest_usable(checkpoints_of(config));
+std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, const FolderHolder& now) {
+  const CheckpointSection& told = config.checkpoint;
+  const auto usable = checkpoint::newest_usable(
+      to_go_on_from(config.output, {.resume = told.resume, .from = told.resume_from},
+                    begun_before(config.output, now)));
   if (usable.checkpoint) return usable.checkpoint->path;
+  if (told.resume == Resume::from && (usable.damages.empty() || is_there(told.resume_from)))
+    return told.resume_from;
   if (usable.damages.empty()) return std::nullopt;
   throw UsageError("{}, and '{}' has no older one that is whole. Get a copy of one, or move them "
                    "away: the run then starts anew",
-                   usable.damages.front(), checkpoints_of(config).string());
+                   usable.damages.front(), checkpoints_in(config.output).string());
 }
 
 void check_is_language_model(const fs::path& checkpoint) {
@@ -163,8 +162,8 @@ std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
 }
 
 std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
-                                      int generation) {
-  const auto from = checkpoint_to_resume(config, generation);
+                                      const FolderHolder& now) {
+  const auto from = checkpoint_to_resume(config, now);
   if (!from) return {};
   checkpoint::CheckpointReader reader(*from);
   reader.check_files();
@@ -178,8 +177,6 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
                      config.checkpoint.resume == Resume::from
                          ? "Name another in checkpoint.resume"
                          : "Choose another folder for this run: --set output=FOLDER");
-  if (config.checkpoint.resume == Resume::from && generation == 0)
-    check_no_later_checkpoints(checkpoints_of(config), saved.state.step);
   std::vector<std::string> found = differences(plan.model, model);
   const TrainConfig before = parse_config(
       saved.state.config, {.name = (*from / checkpoint::kManifestFile).string() + ", its config"});

@@ -29,11 +29,14 @@ void make_writable(const std::filesystem::path& folder) {
 
 }  // namespace
 
+FolderHolder this_generation() {
+  return {.job = net::job_identity(), .generation = read_launch_environment().generation};
+}
+
 std::shared_ptr<const FolderLock> RunFolder::claim() const {
   make_writable(options_.output);
-  std::optional<FolderHolder> holder;
-  if (std::string job = net::job_identity(); !job.empty())
-    holder = {.job = std::move(job), .generation = read_launch_environment().generation};
+  std::optional<FolderHolder> holder = this_generation();
+  if (holder->job.empty()) holder.reset();
   auto lock = std::make_shared<const FolderLock>(options_.output, holder);
   make_writable(checkpoints());
   return lock;

@@ -9,6 +9,9 @@
 
 namespace lockstep::train {
 
+// The generation of this process, of its job.
+FolderHolder this_generation();
+
 class RunFolder {
  public:
   explicit RunFolder(const TrainerOptions& options) : options_(options) {}

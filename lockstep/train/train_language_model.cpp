@@ -194,7 +194,7 @@ MemoryThere memory_there(const DistributedManager& dist) {
 std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
                                              const DistributedManager& dist) {
   std::istringstream found(on_main_rank(dist, [&]() -> std::string {
-    const auto begun = begun_batch(config, read_launch_environment().generation);
+    const auto begun = begun_batch(config, this_generation());
     return begun ? fmt::format("{} {} {}", begun->global, begun->micro, begun->num_ranks) : "";
   }));
   BegunBatch begun;
@@ -237,7 +237,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
-    changed = check_resume(config, plan, read_launch_environment().generation);
+    changed = check_resume(config, plan, this_generation());
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,

@@ -202,7 +202,6 @@ TrainingResult Trainer::run() {
   });
   open_output();
   resume();
-  note_start();
   // A run that was over before has all in its files already.
   if (dist_.is_main() && !finished())
     reporter_ = std::make_unique<Reporter>(options_,

@@ -120,7 +120,7 @@ class Trainer {
   void check_still_ours() const;
   void resume();
   void note_start();
-  void keep_start();
+  void restore_newest(const std::optional<checkpoint::TrainingState>& start);
   void restore(const std::filesystem::path& checkpoint);
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);

@@ -6,10 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/base/environment.h>
-#include <lockstep/base/is_there.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
 #include <lockstep/checkpoint/manifest.h>
@@ -17,6 +14,7 @@
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_folder.h>
+#include <lockstep/train/run_start.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {
@@ -45,6 +43,11 @@ void restore_generators(const std::vector<mesh::HeldTensor>& held, const Distrib
     mine[one.name.substr(one.name.rfind('/') + 1)].assign(bytes, bytes + one.values.numel());
   }
   checkpoint::restore_generators(mine, dist.device());
+}
+
+Beginning beginning_of(const TrainerOptions& options) {
+  if (options.resume_from) return {.resume = Resume::from, .from = *options.resume_from};
+  return {.resume = options.resume == ResumePolicy::never ? Resume::never : Resume::automatic};
 }
 
 // It would be the newest again, and one of those that are kept.
@@ -106,42 +109,44 @@ void Trainer::check_still_ours() const {
   if (lock_ != nullptr) lock_->check();
 }
 
-// For a later generation of this job, which may come before the first checkpoint.
+// For generations of this job that come later, perhaps before the first checkpoint.
 void Trainer::note_start() {
   if (options_.output.empty()) return;
   on_main_rank(dist_, [&] {
-    write_durably(start_file(options_.output), checkpoint::to_text(state()));
+    check_still_ours();
+    write_start(options_.output, this_generation(), state());
     return std::string();
   });
 }
 
-void Trainer::keep_start() {
-  if (options_.output.empty() || read_launch_environment().generation == 0) return;
-  const std::filesystem::path path = start_file(options_.output);
-  const std::string text = on_main_rank(dist_, [&]() -> std::string {
-    if (!is_there(path)) return "";
-    const MappedFile file(path);
-    return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
+// Whether a generation of this job before has begun the run, the main rank sees in its folder.
+void Trainer::resume() {
+  const std::string begun = on_main_rank(dist_, [&]() -> std::string {
+    if (options_.output.empty()) return "";
+    const auto start = begun_before(options_.output, this_generation());
+    return start ? checkpoint::to_text(*start) : "";
   });
-  if (!text.empty()) keep_batch(checkpoint::parse_state(text, path.string()).values);
+  if (begun.empty()) {
+    restore_newest(std::nullopt);
+    return note_start();
+  }
+  const auto start = checkpoint::parse_state(begun, "the run's start");
+  keep_batch(start.values);
+  restore_newest(start);
 }
 
 // From the newest that is whole, on the disk or in the ranks' memory. What they have there is of
-// this very run, and so is what a generation of this job before has saved.
-void Trainer::resume() {
-  keep_start();
+// this very run, and what is newer on the disk is so, too.
+void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& start) {
   std::optional<std::int64_t> in_memory;
   if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
-  const bool goes_on = in_memory || read_launch_environment().generation > 0;
   const auto folder = RunFolder(options_).checkpoints();
   std::istringstream newest_first(on_main_rank(dist_, [&] {
     std::string lines;
-    if (options_.output.empty() || (options_.resume_from && !goes_on)) return lines;
-    if (options_.resume == ResumePolicy::never && !goes_on) {
-      check_no_later_checkpoints(folder, 0);
-      return lines;
-    }
-    for (const checkpoint::Checkpoint& one : written_by_run(folder, options_.resume_from))
+    if (options_.output.empty()) return lines;
+    Beginning told;
+    if (start || !in_memory) told = beginning_of(options_);
+    for (const checkpoint::Checkpoint& one : to_go_on_from(options_.output, told, start))
       lines = fmt::format("{} {}\n{}", one.step, one.path.string(), lines);
     return lines;
   }));
@@ -246,13 +251,18 @@ void Trainer::save(Saving saving) {
   if (saving == Saving::on_the_way && options_.asynchronous_checkpoints)
     return checkpoints_->save(contents());
   const SaveResult saved = checkpoints_->save_and_wait(contents());
-  if (saving == Saving::at_the_end && !saved.ok())
+  if (saving == Saving::at_the_end && !saved.ok()) {
+    on_main_rank(dist_, [&] {
+      check_still_ours();
+      return std::string();
+    });
     throw TrainingStopped(fmt::format(
         "the last checkpoint, of step {}, could not be written, so that the run's "
         "weights are lost{}: {}",
         step_,
         result_.checkpoint.empty() ? "" : fmt::format(" since '{}'", result_.checkpoint.string()),
         saved.error));
+  }
   heed(saved);
 }
 

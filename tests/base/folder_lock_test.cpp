@@ -2,10 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <lockstep/base/durable_file.h>
@@ -71,26 +75,107 @@ TEST(FolderLock, ALaterGenerationOfTheSameJobTakesItOver) {
   try {
     first.check();
     ADD_FAILURE() << "the first may still write";
-  } catch (const FileError& error) {
+  } catch (const CommError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr(folder.path().string()), HasSubstr("generation 2")));
   }
   std::optional<FolderLock> third(std::in_place, folder.path(),
                                   FolderHolder{.job = "a", .generation = 3});
-  EXPECT_THROW(second.check(), FileError);
+  EXPECT_THROW(second.check(), CommError);
   third.reset();
-  EXPECT_THROW(second.check(), FileError) << "also when the later one has ended";
+  EXPECT_THROW(second.check(), CommError) << "also when the later one has ended";
 }
 
 TEST(FolderLock, NobodyElseTakesItOver) {
   const testing::TemporaryFolder folder;
   const FolderLock first(folder.path(), FolderHolder{.job = "a", .generation = 1});
   for (const auto& other :
-       {FolderHolder{.job = "b", .generation = 2}, FolderHolder{.job = "a", .generation = 1},
-        FolderHolder{.job = "a", .generation = 0}})
+       {FolderHolder{.job = "b", .generation = 2}, FolderHolder{.job = "a", .generation = 1}})
     EXPECT_THAT(usage_error([&] { FolderLock second(folder.path(), other); }),
                 HasSubstr("another run"));
   EXPECT_THAT(usage_error([&] { FolderLock second(folder.path()); }), HasSubstr("another run"));
   EXPECT_NO_THROW(first.check());
+}
+
+// It was stopped before it came to the folder. Its job goes on without it.
+TEST(FolderLock, AnEarlierGenerationOfTheSameJobIsOver) {
+  const testing::TemporaryFolder folder;
+  const FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 1});
+  EXPECT_THROW(FolderLock(folder.path(), FolderHolder{.job = "a", .generation = 0}), CommError);
+  EXPECT_NO_THROW(second.check());
+}
+
+// A process that takes the folder and is stopped on its way, when it is about to say so there.
+class StoppedOnItsWay {
+ public:
+  enum Ending { took_it = 0, found_it_taken = 1, failed = 2 };
+
+  StoppedOnItsWay(const testing::TemporaryFolder& folder, const FolderHolder& holder)
+      : process_(::fork()) {
+    if (process_ == 0) take(folder.path(), holder);
+    int status = 0;
+    if (::waitpid(process_, &status, 0) != process_ || !WIFSTOPPED(status)) return;
+    traced_ = true;
+    ::ptrace(PTRACE_SETOPTIONS, process_, nullptr, PTRACE_O_EXITKILL);
+    const auto note = folder / (".holder-" + std::to_string(process_));
+    while (!std::filesystem::exists(note) && WIFSTOPPED(status)) {
+      ::ptrace(PTRACE_SYSCALL, process_, nullptr, nullptr);
+      ::waitpid(process_, &status, 0);
+    }
+  }
+
+  // False where this process may not trace another.
+  bool traced() const { return traced_; }
+
+  // Lets it go on; how it ended.
+  int ending() const {
+    int status = 0;
+    ::ptrace(PTRACE_DETACH, process_, nullptr, nullptr);
+    ::waitpid(process_, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+ private:
+  [[noreturn]] static void take(const std::filesystem::path& folder, const FolderHolder& holder) {
+    if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(failed);
+    ::raise(SIGSTOP);
+    try {
+      const FolderLock lock(folder, holder);
+      ::_exit(took_it);
+    } catch (const CommError&) {
+      ::_exit(found_it_taken);
+    } catch (...) {
+      ::_exit(failed);
+    }
+  }
+
+  pid_t process_;
+  bool traced_ = false;
+};
+
+TEST(FolderLock, OneThatWasStoppedOnItsWayDoesNotTakeItBack) {
+  const testing::TemporaryFolder folder;
+  const FolderLock hangs(folder.path(), FolderHolder{.job = "a", .generation = 0});
+  const StoppedOnItsWay second(folder, FolderHolder{.job = "a", .generation = 1});
+  if (!second.traced()) GTEST_SKIP() << "this process may not trace another";
+  std::optional<FolderLock> third(std::in_place, folder.path(),
+                                  FolderHolder{.job = "a", .generation = 2});
+  EXPECT_EQ(second.ending(), StoppedOnItsWay::found_it_taken);
+  EXPECT_NO_THROW(third->check());
+  third.reset();
+  EXPECT_EQ(testing::read_file(folder / ".holder"), "generation 2 of job a\n");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    EXPECT_EQ(entry.path().filename(), ".holder") << "nothing else is left there";
+}
+
+// Whoever is later has it, also where the earlier one came there meanwhile.
+TEST(FolderLock, OneThatWasStoppedOnItsWayTakesItFromAnEarlierOne) {
+  const testing::TemporaryFolder folder;
+  const FolderLock hangs(folder.path(), FolderHolder{.job = "a", .generation = 0});
+  const StoppedOnItsWay third(folder, FolderHolder{.job = "a", .generation = 2});
+  if (!third.traced()) GTEST_SKIP() << "this process may not trace another";
+  const FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 1});
+  EXPECT_EQ(third.ending(), StoppedOnItsWay::took_it);
+  EXPECT_THROW(second.check(), CommError);
 }
 
 TEST(FolderLock, OneThatIsNoJobIsNotTakenOver) {

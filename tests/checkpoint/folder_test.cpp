@@ -158,8 +158,8 @@ TEST(CheckpointFolder, NothingIsCommittedByAGenerationThatIsOver) {
   const auto now = lock_of(1);
   CheckpointWriter next(run, 7, now);
   write(next, "new");
-  EXPECT_THROW(stopped.commit(), FileError);
-  EXPECT_THROW(CheckpointWriter(run, 8, before), FileError);
+  EXPECT_THROW(stopped.commit(), CommError);
+  EXPECT_THROW(CheckpointWriter(run, 8, before), CommError);
   next.commit();
   EXPECT_THAT(names_in(run), ElementsAre("step-00000007"));
   EXPECT_EQ(read_file(run / "step-00000007" / "data"), "new");

@@ -2,11 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/base/durable_file.h>
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/manifest.h>
 #include <lockstep/net/job_identity.h>
+#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/distributed_trainer.h>
+#include <lockstep/train/resume_check.h>
+#include <lockstep/train/run_start.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -62,12 +65,46 @@ TEST(Generations, OneThatIsOverSavesAndReportsNothing) {
   try {
     trainer.fit(Line(40));
     ADD_FAILURE() << "it went on";
-  } catch (const FileError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("generation 1"));
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("generation 1")) << "as of any generation that is over";
   }
   EXPECT_EQ(num_losses, 4);
   EXPECT_EQ(read_file(folder / "metrics.csv"), metrics);
   EXPECT_EQ(checkpoint::newest_checkpoint(folder / "checkpoints")->step, 3);
+}
+
+// Is over when its trainer asks what to save, for the so many-th time.
+class OverWhenItSaves : public train::ModelTask<Net> {
+ public:
+  OverWhenItSaves(fs::path folder, int which)
+      : ModelTask(Net(), kMean, LossReduction::mean), folder_(std::move(folder)), which_(which) {}
+
+  std::map<std::string, std::string> checkpoint_files() const override {
+    if (++num_asked_ == which_)
+      later_.emplace(folder_, FolderHolder{.job = net::job_identity(), .generation = 1});
+    return {};
+  }
+
+ private:
+  fs::path folder_;
+  int which_;
+  mutable int num_asked_ = 0;
+  mutable std::optional<FolderLock> later_;
+};
+
+// That the last checkpoint cannot be written is no reason to end the job.
+TEST(Generations, OneThatIsOverWhenItIsDoneIsLostAsAnyOther) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  be_of(variables, 0);
+  TrainerOptions options = saving_each_step(folder.path(), 2);
+  options.checkpoint_interval = 0;
+  // What would keep the run from being saved is found before it begins.
+  const auto task = std::make_shared<OverWhenItSaves>(folder.path(), 2);
+  train::Trainer trainer(dist, task, data::from_torch(Line(40)), nullptr, options);
+  EXPECT_THAT(comm_error([&] { trainer.run(); }).second, HasSubstr("generation 1"));
+  EXPECT_FALSE(checkpoint::newest_checkpoint(folder / "checkpoints"));
 }
 
 TEST(Generations, ALaterOneTakesTheFolderFromOneThatHangs) {
@@ -79,7 +116,7 @@ TEST(Generations, ALaterOneTakesTheFolderFromOneThatHangs) {
   EXPECT_EQ(
       DistributedTrainer(dist, Net(), kMean, saving_each_step(folder.path(), 2)).fit(Line(40)).step,
       2);
-  EXPECT_THROW(hangs.check(), FileError);
+  EXPECT_THROW(hangs.check(), CommError);
 }
 
 TEST(Generations, AnotherJobDoesNot) {
@@ -127,7 +164,69 @@ TEST(Generations, ALaterOneGoesOnWithARunThatBeganFromAnothersCheckpoint) {
   };
   EXPECT_EQ(from(1, 5), 3) << "the first was lost before it saved";
   EXPECT_EQ(from(2, 8), 5) << "its own newest";
-  EXPECT_EQ(from(0, 9), 3) << "another job, which was told to";
+  for (const int generation : {0, 1}) {
+    be_of(variables, generation, "another");
+    EXPECT_THAT(usage_error([&] { DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)); }),
+                HasSubstr("would begin at step 3, and"))
+        << "what is there would be taken for its own";
+  }
+}
+
+// Nobody of the job before has come so far as to see what there is; or one has, and the program was
+// started anew when it ended with that error.
+TEST(Generations, OthersCheckpointsAreNotTakenForOnesOfTheJob) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  TrainerOptions options = saving_each_step(folder.path(), 3);
+  options.keep_checkpoints = 0;
+  DistributedTrainer(dist, Net(), kMean, options).fit(Line(40));
+  options.max_steps = 4;
+  TrainerOptions from_nothing = options;
+  from_nothing.resume = train::ResumePolicy::never;
+  TrainerOptions from_the_first = options;
+  from_the_first.resume_from = folder / "checkpoints" / checkpoint::checkpoint_name(1);
+  const auto refused = [&](int generation, const TrainerOptions& told) {
+    Variables variables;
+    be_of(variables, generation);
+    return usage_error([&] { DistributedTrainer(dist, Net(), kMean, told).fit(Line(40)); });
+  };
+  for (const int generation : {1, 0, 1, 2}) {
+    EXPECT_THAT(refused(generation, from_nothing), HasSubstr("would begin at step 0"));
+    EXPECT_THAT(refused(generation, from_the_first), HasSubstr("would begin at step 1"));
+  }
+  EXPECT_EQ(checkpoint::list_checkpoints(folder / "checkpoints").size(), 3u);
+}
+
+// It was the run's own, and of those that are kept the oldest.
+TEST(Generations, ALaterOneGoesOnWhereTheCheckpointThatItsRunBeganFromIsGone) {
+  const TemporaryFolder folder;
+  const DistributedManager dist = setup_distributed();
+  TrainerOptions options = saving_each_step(folder.path(), 0);
+  EXPECT_EQ(steps_before(dist, 0, options), 0);
+  options.resume_from = checkpoint::newest_checkpoint(folder / "checkpoints")->path;
+  EXPECT_EQ(steps_before(dist, 0, options), 3);
+  EXPECT_FALSE(fs::exists(*options.resume_from));
+  EXPECT_EQ(steps_before(dist, 1, options), 6);
+  EXPECT_EQ(steps_before(dist, 2, options), 9);
+}
+
+// The batch of a run that began on two ranks, as far as its folder says.
+TEST(Generations, OnlyTheBatchOfTheSameJobIsKept) {
+  const DistributedManager dist = setup_distributed();
+  Variables variables;
+  const auto samples_of_a_step = [&](const std::string& job) {
+    const TemporaryFolder folder;
+    checkpoint::TrainingState state;
+    train::put({.global = 8, .micro = 4, .num_ranks = 2, .of_a_rank = 4}, state.values);
+    be_of(variables, 0, job);
+    train::write_start(folder.path(), {.job = net::job_identity()}, state);
+    be_of(variables, 1);
+    const auto result =
+        DistributedTrainer(dist, Net(), kMean, saving_each_step(folder.path(), 1)).fit(Line(40));
+    return checkpoint::read_manifest(result.checkpoint).state.samples_seen;
+  };
+  EXPECT_EQ(samples_of_a_step("job"), 8);
+  EXPECT_EQ(samples_of_a_step("another"), 4);
 }
 
 // What was in its folder before it began is older, and not what it goes on from.
@@ -139,10 +238,25 @@ TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
   options.max_steps = 2;
   DistributedTrainer(dist, Net(), kMean, options).fit(Line(40));
   options.resume_from = checkpoint::newest_checkpoint(folder / "before" / "checkpoints")->path;
+  options.keep_checkpoints = 0;
   Variables variables;
-  be_of(variables, 1);
-  options.max_steps = 4;
-  EXPECT_EQ(DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after, 3);
+  const auto resumed_after = [&](int generation, int max_steps) {
+    be_of(variables, generation);
+    options.max_steps = max_steps;
+    return DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after;
+  };
+  EXPECT_EQ(resumed_after(1, 4), 3);
+  // All that it has written itself is damaged.
+  fs::remove(folder / "run/checkpoints" / checkpoint::checkpoint_name(4) /
+             "shard-00000.safetensors");
+  be_of(variables, 2);
+  train::TrainConfig config;
+  config.output = folder / "run";
+  config.checkpoint.resume = train::Resume::from;
+  config.checkpoint.resume_from = *options.resume_from;
+  EXPECT_EQ(train::checkpoint_to_resume(config, {.job = net::job_identity(), .generation = 2}),
+            *options.resume_from);
+  EXPECT_EQ(resumed_after(2, 5), 3);
 }
 
 }  // namespace

@@ -117,6 +117,19 @@ void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
     cells.expect(dist.is_main() ? heard == "7" : heard.starts_with("the main rank failed"),
                  "heard: " + heard);
   });
+  cells.cell("a generation that is over, which the main rank finds", [&] {
+    std::string heard;
+    try {
+      train::on_main_rank(dist, []() -> std::string {
+        throw CommError({.operation = "writing", .explanation = "Another has taken it over."});
+      });
+    } catch (const CommError& error) {
+      heard = error.what();
+    }
+    cells.expect(heard.starts_with("writing failed: aborted") &&
+                     heard.ends_with("Another has taken it over."),
+                 "heard: " + heard);
+  });
   cells.cell("batch norms that a rank would have no sample for", [&] {
     auto net = std::make_shared<Normed>();
     DistributedManager job = dist;

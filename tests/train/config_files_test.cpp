@@ -162,6 +162,18 @@ TEST_F(ConfigFiles, to_resume_from_must_be_there) {
             "\"auto\", \"never\" or the folder of a checkpoint");
 }
 
+// The run has removed it since, as one of its older ones; all else must be there.
+TEST_F(ConfigFiles, that_a_run_began_from_may_be_gone_when_it_is_under_way) {
+  write_file(folder_ / "gpt.json", text_with({{"/checkpoint/resume", "step-00000100"}}));
+  EXPECT_EQ(load_config(folder_ / "gpt.json", {}, NamedFiles::of_run_under_way).checkpoint.resume,
+            Resume::from);
+  EXPECT_THAT(usage_error([&] {
+                load_config(folder_ / "gpt.json", {"data.train=none.txt"},
+                            NamedFiles::of_run_under_way);
+              }),
+              HasSubstr("none.txt"));
+}
+
 }  // namespace
 
 }  // namespace lockstep::train

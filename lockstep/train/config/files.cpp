@@ -162,14 +162,14 @@ void check_monitor(JsonReader& reader, const std::string& key, const fs::path& o
 
 }  // namespace
 
-void check_files(JsonReader& reader, const TrainConfig& config) {
+void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files) {
   check_data(reader, "data.train", config.data.train, config.data);
   check_data(reader, "data.validation", config.data.validation, config.data);
   if (!config.model.from.empty()) check_model_folder(reader, config.model.from);
   check_writable(reader, "output", config.output);
   check_monitor(reader, "tensorboard.output_path", config.output, config.tensorboard);
   check_monitor(reader, "csv_monitor.output_path", config.output, config.csv_monitor);
-  if (config.checkpoint.resume == Resume::from)
+  if (config.checkpoint.resume == Resume::from && files == NamedFiles::checked)
     check_resumed(reader, config.checkpoint.resume_from);
 }
 

@@ -40,7 +40,7 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Named
   read_recompute(top, config.recomputed_blocks);
   read_foreign(top);
   if (!config.elasticity) check_batch(reader, top, config.batch);
-  if (files == NamedFiles::checked) check_files(reader, config);
+  if (files != NamedFiles::unknown) check_files(reader, config, files);
   reader.finish();
   return config;
 }

@@ -56,6 +56,6 @@ void read_recompute(JsonSection& top, double& recomputed_blocks);
 void read_foreign(JsonSection& top);
 
 // That files to read are there and what is written has a place. Adds to the reader's mistakes.
-void check_files(JsonReader& reader, const TrainConfig& config);
+void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files);
 
 }  // namespace lockstep::train

@@ -8,6 +8,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <lockstep/base/folder_lock.h>
+
 #include "tests/base/files.h"
 #include "training.h"
 
@@ -193,6 +195,43 @@ TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
   EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
   EXPECT_EQ(training.losses().size(), 120u);
   EXPECT_EQ(training.weights(), training.weights("whole"));
+}
+
+// The checkpoint that it was told to begin from is its own, and by then one too many to be kept.
+TEST(Interrupted, AKilledRankIsStartedAnewWhereWhatTheRunBeganFromIsGone) {
+  LongTraining training;
+  training.set("/checkpoint", {{"interval", 10}, {"keep", 1}}).set("/max_steps", 10).train(2);
+  const fs::path first = training.checkpoint();
+  training.set("/checkpoint/resume", first.string()).set("/max_steps", 120);
+  Launched run = training.start(2, "run", {"--max-restarts", "1"});
+  ASSERT_TRUE(elastic::testing::eventually(kLong, [&] { return !fs::exists(first); }))
+      << run.error();
+  const pid_t victim = process_of_rank(run, 1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(run.wait(kLong), 0) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
+  EXPECT_EQ(training.losses().size(), 120u);
+}
+
+// As one whose host was stopped for a while, and finds when it wakes up that a later generation has
+// its folder: what it is to do is for its launcher to say.
+TEST(Interrupted, OneThatWasReplacedDoesNotEndTheJob) {
+  EndlessTraining training;
+  training.set("/checkpoint", {{"interval", 10}, {"async", false}});
+  Launched run = training.start(1, "run", {"--max-restarts", "1"});
+  ASSERT_TRUE(run.says("step 20/")) << run.error();
+  const std::string words = "generation 0 of job ";
+  const std::string note = read_file(training.output() / ".holder");
+  ASSERT_TRUE(note.starts_with(words)) << note;
+  const std::string job = note.substr(words.size(), note.size() - words.size() - 1);
+  { const FolderLock later(training.output(), FolderHolder{.job = job, .generation = 1}); }
+  ASSERT_TRUE(elastic::testing::eventually(kLong, [&] {
+    return run.error().find("goes on from step") != std::string::npos;
+  })) << run.error();
+  EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
+  run.kill(SIGINT);
+  EXPECT_EQ(run.wait(kLong), 130) << run.error();
 }
 
 // Nothing is on the disk: the others have in their memory what the lost one had, whichever it was.

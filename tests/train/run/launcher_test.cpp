@@ -124,6 +124,22 @@ TEST(UnderALauncher, NoRestartIsMadeWhereItCannotHelp) {
   }
 }
 
+// A generation of a job whose first was lost before it saw what is in the folder.
+TEST(UnderALauncher, CheckpointsOfAnotherJobInALaterGeneration) {
+  Training training;
+  training.train(1);
+  const std::string first = training.checkpoint().string();
+  training.train(1, "run", {"--set", "max_steps=14"});
+  for (const std::string& resume : {std::string("never"), first}) {
+    training.set("/checkpoint/resume", resume);
+    Launched run(training.command(),
+                 {"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", master_port(),
+                  "TORCHELASTIC_RUN_ID=job", "LOCKSTEP_GENERATION=1"});
+    EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
+    EXPECT_THAT(run.error(), HasSubstr("has checkpoints of another up to step 14"));
+  }
+}
+
 // The checks of the launching program are those of the ranks, too.
 TEST(UnderALauncher, ACheckpointOfAnotherModel) {
   Training training;

@@ -1,0 +1,25 @@
+// That a run has begun in its folder, and how: for later generations of its job.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include <lockstep/base/folder_lock.h>
+#include <lockstep/checkpoint/training_state.h>
+
+namespace lockstep::train {
+
+// Leaves `start.json` in the run's folder: for the generation that begins the run, before its first
+// step, once what others have left in the folder is known not to be in the way.
+void write_start(const std::filesystem::path& output, const FolderHolder& begun_by,
+                 const checkpoint::TrainingState& state);
+
+// The state that the run began in which `now` is to go on with, as a generation of its job before
+// it has begun it. Nothing where none has: that there were some does not tell, as they may have
+// been lost before they came to this folder. Jobs that their launcher does not name, or one after
+// the other by the same name and secret file, cannot be told apart. UsageError where the file
+// cannot be read.
+std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::path& output,
+                                                      const FolderHolder& now);
+
+}  // namespace lockstep::train
