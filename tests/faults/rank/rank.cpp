@@ -3,14 +3,15 @@
 // the job's first generation one rank can be told to fail at a place of a step:
 //
 //   fault_rank --output RUN --log FOLDER [--epochs 2] [--batch 12] [--interval 4] [--pace 10]
-//       [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--again 0] [--rank 1 --step 7
-//       --fault forward|backward|
-//       collective|stuck|slow|nan_loss|inf_loss|nan_gradient|inf_gradient]
+//       [--pace-until FILE] [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--again 0]
+//       [--rank 1 --step 7 --fault forward|backward|collective|stuck|slow|nan_loss|inf_loss|
+//       nan_gradient|inf_gradient]
 //
-// --batch is that of all ranks together, --pace the milliseconds that a step takes at least,
-// --interval the steps between checkpoints, and --copies those between copies in other ranks'
-// memory, with which ranks stay when another is lost (0: none do). With --again 1 the process that
-// takes the place of the one that failed is killed as soon as it is there. Lines of the log:
+// --batch is that of all ranks together, --pace the milliseconds that a step takes at least (until
+// FILE is there, where one is named), --interval the steps between checkpoints, and --copies those
+// between copies in other ranks' memory, with which ranks stay when another is lost (0: none do).
+// With --again 1 the process that takes the place of the one that failed is killed as soon as it is
+// there. Lines of the log:
 //
 //   step 7 at 81234567 samples 3 1 4          step 7 begins (from 0), in nanoseconds
 //   dies at 81234567                          the next thing this rank does
@@ -25,6 +26,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <map>
@@ -120,6 +122,7 @@ class DisturbedTask : public train::Task {
       : log_(log),
         net_(std::make_shared<Net>(std::stod(options.text("dropout", "0.1")))),
         pace_(options.number("pace", 0)),
+        paced_until_(options.text("pace-until")),
         fault_(options.text("fault")),
         step_of_fault_(options.number("step", -1)),
         is_victim_(env.rank == options.number("rank", -1)),
@@ -137,7 +140,8 @@ class DisturbedTask : public train::Task {
     for (std::int64_t i = 0; i < numbers.numel(); ++i)
       line += fmt::format(" {:.0f}", numbers[i].item<float>());
     log_.say(line);
-    std::this_thread::sleep_for(milliseconds(pace_));
+    if (paced_until_.empty() || !std::filesystem::exists(paced_until_))
+      std::this_thread::sleep_for(milliseconds(pace_));
     const bool now = first_generation_ && step_ == step_of_fault_;
     if (first_generation_ && fault_ == "slow" && is_victim_ && step_ >= step_of_fault_)
       std::this_thread::sleep_for(milliseconds(pace_));
@@ -198,6 +202,7 @@ class DisturbedTask : public train::Task {
   Log& log_;
   std::shared_ptr<Net> net_;
   std::int64_t pace_;
+  std::filesystem::path paced_until_;
   std::string fault_;
   std::int64_t step_of_fault_;
   bool is_victim_, is_behind_victim_, first_generation_;
