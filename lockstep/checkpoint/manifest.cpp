@@ -191,13 +191,12 @@ void add(Manifest& to, Manifest part) {
 
 void check_complete(const Manifest& manifest, const std::string& file) {
   for (const auto& [name, tensor] : manifest.tensors) {
-    const std::int64_t held = [&] {
-      try {
-        return covered_elements(tensor);
-      } catch (const DamagedCheckpoint& error) {
-        throw DamagedCheckpoint("{}: {}: {}", file, quote(name), error.what());
-      }
-    }();
+    std::int64_t held = 0;
+    try {
+      held = covered_elements(tensor);
+    } catch (const DamagedCheckpoint& error) {
+      throw DamagedCheckpoint("{}: {}: {}", file, quote(name), error.what());
+    }
     const std::int64_t elements = mesh::Placement::full(tensor.shape).elements();
     if (held < elements)
       throw DamagedCheckpoint("{}: of the {} elements of {} there are {}", file, elements,

@@ -9,6 +9,7 @@
 
 #include <lockstep/elastic/failure.h>
 
+#include "ended_for_good.h"
 #include "launched.h"
 
 namespace lockstep::elastic::testing {
@@ -143,11 +144,8 @@ TEST(Restart, NotWhereTheRankSaysThatItCannotHelp) {
   ASSERT_THAT(faults, SizeIs(1)) << job.error();
   const auto fault = nlohmann::json::parse(faults[0]);
   EXPECT_EQ(fault["kind"], "exit");
-  EXPECT_EQ(fault["rank"], 1);
   EXPECT_EQ(fault["exit_code"], 9);
-  EXPECT_EQ(fault["restarted"], false);
-  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 1 has said"));
-  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+  expect_ended_for_good(job, 1);
 
   // Where none was left to make, there is nothing to explain.
   Launched without = Launched::run({RANK_PROGRAM, "final"});
@@ -166,17 +164,6 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatNoticed) {
   EXPECT_EQ(nlohmann::json::parse(faults.back())["rank"], 1);
 }
 
-void expect_no_restart_as_rank_1_said(const Launched& job) {
-  const auto faults = faults_in(job.error());
-  ASSERT_FALSE(faults.empty()) << job.error();
-  const auto fault = nlohmann::json::parse(faults.back());
-  EXPECT_EQ(fault["rank"], 1);
-  EXPECT_EQ(fault["restarted"], false);
-  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 1 has said"));
-  EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
-  EXPECT_TRUE(job.all_gone(milliseconds(0)));
-}
-
 // Rank 0 aborts, as one does that is in a call with another and catches nothing, when rank 1 has
 // said that a restart would not help. That one ends when there is a file "go" in the folder.
 Launched abort_beside_one_that_knows(const Folder& folder, const std::string& grace) {
@@ -192,7 +179,7 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAborts) {
   folder.write("go", "");
   Launched job = abort_beside_one_that_knows(folder, "60");
   EXPECT_EQ(job.wait(), 9) << job.error();
-  expect_no_restart_as_rank_1_said(job);
+  expect_ended_for_good(job, 1);
 }
 
 TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAbortedBefore) {
@@ -203,14 +190,14 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAbortedBefore) {
   })) << job.error();
   folder.write("go", "");
   EXPECT_EQ(job.wait(), 9) << job.error();
-  expect_no_restart_as_rank_1_said(job);
+  expect_ended_for_good(job, 1);
 }
 
 TEST(Restart, TheRankThatKnowsWhyMayBeKilledBeforeItEnds) {
   const Folder folder;
   Launched job = abort_beside_one_that_knows(folder, "0.2");
   EXPECT_EQ(job.wait(), 128 + SIGKILL) << job.error();
-  expect_no_restart_as_rank_1_said(job);
+  expect_ended_for_good(job, 1);
 }
 
 // A program may take what it is told to do for a mistake that it cannot mend.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "elastic_nodes.h"
+#include "ended_for_good.h"
 #include "launched.h"
 
 namespace lockstep::elastic::testing {
@@ -157,14 +158,7 @@ TEST_F(Staying, ARankThatFailsForGoodAfterAnotherWasLostEndsTheJob) {
   Launched job = start({"--nproc-per-node", "3", "--max-restarts", "2"}, "fails_for_good");
   ::kill(wait_for(job, 0, 3).at(2), SIGKILL);
   EXPECT_EQ(job.wait(), 9) << job.error();
-  const auto faults = faults_in(job.error());
-  ASSERT_FALSE(faults.empty()) << job.error();
-  const auto fault = nlohmann::json::parse(faults.back());
-  EXPECT_EQ(fault["rank"], 0);
-  EXPECT_EQ(fault["restarted"], false);
-  EXPECT_THAT(job.error(), HasSubstr("no restart is made: rank 0 has said"));
-  EXPECT_THAT(job.error(), Not(HasSubstr("generation 1 starts")));
-  EXPECT_TRUE(job.all_gone(milliseconds(0)));
+  expect_ended_for_good(job, 0);
 }
 
 TEST_F(Staying, WhoDoesNotLeaveIsStartedAnew) {

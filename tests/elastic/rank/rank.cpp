@@ -22,6 +22,13 @@
 namespace lockstep {
 namespace {
 
+// Where one is named.
+void wait_for(const std::string& file) {
+  const Deadline deadline = Deadline::after(milliseconds(120'000));
+  while (!file.empty() && !std::filesystem::exists(file) && !deadline.passed())
+    std::this_thread::sleep_for(milliseconds(5));
+}
+
 int meet_the_others(const LaunchEnvironment& env, store::Client& store, const Deadline& deadline,
                     const std::string& file) {
   if (store.add("arrived", 1, deadline) == env.world_size) store.set("all", "here", deadline);
@@ -32,8 +39,7 @@ int meet_the_others(const LaunchEnvironment& env, store::Client& store, const De
              env.local_world_size, env.node_rank, env.num_nodes,
              env.flight_directory.empty() ? "no" : "yes", env.generation, env.restart_count);
   std::fflush(stdout);
-  while (!file.empty() && !std::filesystem::exists(file))
-    std::this_thread::sleep_for(milliseconds(5));
+  wait_for(file);
   return 0;
 }
 
@@ -68,8 +74,7 @@ int fail_for_good(const LaunchEnvironment& env, const std::string& file) {
   if (!file.empty()) std::signal(SIGTERM, SIG_IGN);
   report_final_failure();
   if (!file.empty()) std::ofstream(file + ".said");
-  while (!file.empty() && !std::filesystem::exists(file))
-    std::this_thread::sleep_for(milliseconds(5));
+  wait_for(file);
   return 9;
 }
 
