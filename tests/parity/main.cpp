@@ -23,7 +23,8 @@ int main(int argc, char** argv) {
       {"--sharded-whole", parity::check_sharded},
       {"--model-parallel", parity::check_some_model_parallel},
       {"--model-parallel-whole", parity::check_model_parallel},
-      {"--model-parallel-gpu", parity::check_model_parallel_on_gpu},
+      {"--model-parallel-gpu", parity::check_some_model_parallel_on_gpu},
+      {"--model-parallel-gpu-whole", parity::check_model_parallel_on_gpu},
   };
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";

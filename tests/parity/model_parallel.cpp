@@ -127,6 +127,12 @@ std::vector<Numbers> numbers_of_cpus() {
   return {{.type = at::kDouble, .tolerance = 1e-9}, {.type = at::kFloat, .tolerance = 1e-5}};
 }
 
+std::vector<Numbers> numbers_of_gpus() {
+  return {
+      {.type = at::kFloat, .device = at::kCUDA, .tolerance = 1e-4},
+      {.type = at::kFloat, .computed_in = at::kBFloat16, .device = at::kCUDA, .tolerance = 6e-2}};
+}
+
 }  // namespace
 
 void check_some_model_parallel(Cells& cells) {
@@ -135,12 +141,12 @@ void check_some_model_parallel(Cells& cells) {
 
 void check_model_parallel(Cells& cells) { check_layouts(cells, numbers_of_cpus(), Share::whole); }
 
+void check_some_model_parallel_on_gpu(Cells& cells) {
+  check_layouts(cells, numbers_of_gpus(), Share::everyday);
+}
+
 void check_model_parallel_on_gpu(Cells& cells) {
-  check_layouts(
-      cells,
-      {{.type = at::kFloat, .device = at::kCUDA, .tolerance = 1e-4},
-       {.type = at::kFloat, .computed_in = at::kBFloat16, .device = at::kCUDA, .tolerance = 6e-2}},
-      Share::whole);
+  check_layouts(cells, numbers_of_gpus(), Share::whole);
 }
 
 }  // namespace lockstep::parity

@@ -42,7 +42,13 @@ TEST(ParityOnGpu, OfShards) {
 TEST(ParityOnGpu, OfModelsOverAllAxes) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   for (const int num_ranks : {2, 4})
-    ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu"}, milliseconds(1'800'000));
+    ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu"}, milliseconds(600'000));
+}
+
+TEST(WholeParityOnGpu, OfModelsOverAllAxes) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const int num_ranks : {2, 4})
+    ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu-whole"}, milliseconds(1'800'000));
 }
 
 // NCCL wants a GPU for each rank, and there may be only one.
