@@ -15,6 +15,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/is_there.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/piece_file.h>
 
 namespace lockstep::checkpoint {
 
@@ -155,7 +156,7 @@ bool is_checkpoint(const fs::path& folder) {
   const auto name = parse_name((folder / "").parent_path().filename().string());
   // What a killed writer left was never complete.
   if (name) return name->kind != FolderName::Kind::part && name->kind != FolderName::Kind::gone;
-  return is_there(folder / "shard-00000.safetensors");
+  return is_there(folder / piece_file_name(0));
 }
 
 std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {

@@ -170,6 +170,12 @@ TEST(BadInput, HostsWithAnOlderCopyOfAFile) {
   EXPECT_EQ(other.wait(milliseconds(60'000)), 2);
   EXPECT_THAT(other.error(), AllOf(HasSubstr("ranks were told different things"),
                                    HasSubstr("rank 1: the model's n_head is 1\n")));
+  // One whose tensors are another model's is found before a rank starts.
+  changed["n_layer"] = 1;
+  write_file(older / "config.json", changed.dump());
+  expect_refused(training.start(1, "layers", {"--set", "model.from=" + older.string()}),
+                 {older.string(), "12 that the config.json does not account for",
+                  "'transformer.h.1.attn.c_attn.bias' [48]"});
 
   const auto schedule = [&](const char* kind) {
     const std::string file = training.folder() / (std::string(kind) + ".json");
