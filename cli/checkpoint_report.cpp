@@ -74,10 +74,14 @@ std::string damage_of(const std::filesystem::path& path, Manifest& manifest) {
 }  // namespace
 
 std::string checkpoint_list(const std::filesystem::path& checkpoints) {
+  const auto all = checkpoint::list_checkpoints(checkpoints);
+  const auto aside = checkpoint::list_set_aside(checkpoints);
+  if (all.empty() && aside.empty())
+    return fmt::format("'{}' has no checkpoints yet\n", checkpoints.string());
   std::string text = fmt::format("{:>10} {:>10} {:>12} {:>8} {:>8}  {}\n", "step", "loss", "size",
                                  "tensors", "files", "folder");
   std::vector<std::string> damages;
-  for (const auto& [step, path] : checkpoint::list_checkpoints(checkpoints)) {
+  for (const auto& [step, path] : all) {
     Manifest manifest;
     const std::string damage = damage_of(path, manifest);
     text += fmt::format("{:>10} {:>10} {:>12} {:>8} {:>8}  {}{}\n", step, loss_text(manifest.state),
@@ -87,6 +91,8 @@ std::string checkpoint_list(const std::filesystem::path& checkpoints) {
     if (!damage.empty()) damages.push_back(damage);
   }
   for (const std::string& damage : damages) text += damage + '\n';
+  for (const auto& [step, path] : aside)
+    text += fmt::format("'{}' was found damaged and set aside\n", path.string());
   return text;
 }
 

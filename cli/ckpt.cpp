@@ -1,7 +1,10 @@
 // `lockstep ckpt`: looks into checkpoints, checks and compares them, and takes them to and from
 // Hugging Face's folders.
+#include <algorithm>
 #include <cstdio>
 #include <map>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/nearest.h>
@@ -41,7 +44,7 @@ fs::path checkpoint_at(const fs::path& folder) {
   if (!fs::exists(folder))
     throw UsageError("'{}' does not exist: name a checkpoint, or the folder of a run",
                      folder.string());
-  if (fs::exists(folder / checkpoint::kManifestFile)) return folder;
+  if (checkpoint::is_checkpoint(folder)) return folder;
   const auto newest = checkpoint::newest_checkpoint(checkpoints_in(folder));
   if (!newest)
     throw UsageError("'{}' is neither a checkpoint nor a run that has some: it has no {}",
@@ -52,6 +55,16 @@ fs::path checkpoint_at(const fs::path& folder) {
 int list(const std::vector<std::string>& paths, const CkptFlags& flags) {
   const fs::path folder = checkpoints_in(paths[0]);
   if (!fs::is_directory(folder)) throw UsageError("'{}' is no folder", folder.string());
+  if (checkpoint::is_checkpoint(folder))
+    throw UsageError("'{}' is a checkpoint itself: name the folder of its run, or look into it "
+                     "with 'lockstep ckpt show'",
+                     folder.string());
+  // A run has a folder for them before it has the first.
+  if (folder == paths[0] && checkpoint::list_checkpoints(folder).empty() &&
+      checkpoint::list_set_aside(folder).empty())
+    throw UsageError("'{}' is not the folder of a run: it has neither a folder 'checkpoints' nor a "
+                     "checkpoint",
+                     folder.string());
   write_out(flags.json ? checkpoint_list_json(folder) : checkpoint_list(folder));
   return 0;
 }
@@ -66,7 +79,7 @@ int show(const std::vector<std::string>& paths, const CkptFlags& flags) {
 
 int verify(const std::vector<std::string>& paths, const CkptFlags&) {
   std::vector<fs::path> all;
-  if (fs::exists(fs::path(paths[0]) / checkpoint::kManifestFile))
+  if (checkpoint::is_checkpoint(paths[0]))
     all.emplace_back(paths[0]);
   else
     for (const auto& one : checkpoint::list_checkpoints(checkpoints_in(paths[0])))
@@ -92,6 +105,7 @@ int verify(const std::vector<std::string>& paths, const CkptFlags&) {
   return damaged ? kFound : 0;
 }
 
+// Of a tensor that both have.
 std::string difference_text(const checkpoint::TensorDifference& difference,
                             const CheckpointReader& first, const CheckpointReader& second) {
   using Kind = checkpoint::TensorDifference::Kind;
@@ -101,29 +115,74 @@ std::string difference_text(const checkpoint::TensorDifference& difference,
     return fmt::format("{} {}", checkpoint::name(record.dtype),
                        mesh::Placement::full(record.shape).text());
   };
-  switch (difference.kind) {
-    case Kind::only_in_first: return fmt::format("{}: only in the first", name);
-    case Kind::only_in_second: return fmt::format("{}: only in the second", name);
-    case Kind::another_form:
-      return fmt::format("{}: {} in the first, {} in the second", name, form(first), form(second));
-    case Kind::other_values: break;
-  }
+  if (difference.kind == Kind::another_form)
+    return fmt::format("{}: {} in the first, {} in the second", name, form(first), form(second));
   std::string text =
       fmt::format("{}: {} of {} elements differ", name, difference.differing, difference.elements);
   if (difference.largest) text += fmt::format(", by {:.3g} at most", *difference.largest);
   return text;
 }
 
-int diff(const std::vector<std::string>& paths, const CkptFlags&) {
-  CheckpointReader first(checkpoint_at(paths[0])), second(checkpoint_at(paths[1]));
+// What came of the comparison for the tensors of one kind: model, optimizer, generators.
+struct KindOfTensors {
+  std::size_t in_both = 0;
   std::size_t differing = 0;
+  std::vector<std::string> only_in_first, only_in_second;
+};
+
+// All of a kind are counted, some are named.
+std::string only_text(const std::string& kind, const std::vector<std::string>& names,
+                      std::string_view where, bool all) {
+  constexpr std::size_t kMostNamed = 5;
+  if (names.empty()) return "";
+  std::string text = fmt::format("{}: {} tensor{} only in the {}", kind, names.size(),
+                                 names.size() == 1 ? "" : "s", where);
+  if (all) return text + '\n';
+  const std::size_t named = std::min(names.size(), kMostNamed);
+  return fmt::format(
+      "{}: {}{}\n", text,
+      fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(named), ", "),
+      named < names.size() ? ", …" : "");
+}
+
+std::string summary_text(const std::string& kind, const KindOfTensors& found) {
+  const auto& [in_both, differing, only_in_first, only_in_second] = found;
+  std::string text;
+  if (differing > 0)
+    text += fmt::format("{}: {} of {} tensors differ\n", kind, differing, in_both);
+  else if (in_both > 0)
+    text += fmt::format("{}: the same {} tensors{}, to the bit\n", kind, in_both,
+                        only_in_first.empty() && only_in_second.empty() ? "" : " in both");
+  return text + only_text(kind, only_in_first, "first", in_both == 0) +
+         only_text(kind, only_in_second, "second", in_both == 0);
+}
+
+// What differs in both a line each; what one alone has, as an imported model has no optimizer, in
+// one line for each kind.
+int diff(const std::vector<std::string>& paths, const CkptFlags&) {
+  using Kind = checkpoint::TensorDifference::Kind;
+  CheckpointReader first(checkpoint_at(paths[0])), second(checkpoint_at(paths[1]));
+  std::map<std::string, KindOfTensors> kinds;
+  const auto kind_of = [&](const std::string& name) -> KindOfTensors& {
+    return kinds[name.substr(0, name.find('/'))];
+  };
+  bool differ = false;
+  for (const auto& [name, record] : first.manifest().tensors)
+    if (second.find(name) != nullptr) ++kind_of(name).in_both;
   compare(first, second, [&](const checkpoint::TensorDifference& difference) {
-    ++differing;
-    write_out(difference_text(difference, first, second) + '\n');
+    differ = true;
+    KindOfTensors& kind = kind_of(difference.name);
+    if (difference.kind == Kind::only_in_first)
+      kind.only_in_first.push_back(difference.name);
+    else if (difference.kind == Kind::only_in_second)
+      kind.only_in_second.push_back(difference.name);
+    else {
+      ++kind.differing;
+      write_out(difference_text(difference, first, second) + '\n');
+    }
   });
-  if (differing == 0)
-    write_out(fmt::format("the same {} tensors, to the bit\n", first.manifest().tensors.size()));
-  return differing == 0 ? 0 : kFound;
+  for (const auto& [kind, found] : kinds) write_out(summary_text(kind, found));
+  return differ ? kFound : 0;
 }
 
 int export_model(const std::vector<std::string>& paths, const CkptFlags& flags) {

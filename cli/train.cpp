@@ -10,7 +10,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/final_failure.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config.h>
@@ -54,7 +54,7 @@ void say_how_to_go_on(const train::TrainConfig& config,
   if (code == 0 || code == kUsageMistake || code == kTrainingStopped) return;
   const bool told_to = std::any_of(std::begin(kStopSignals), std::end(kStopSignals),
                                    [&](int signal) { return code == 128 + signal; });
-  const auto newest = checkpoint::newest_checkpoint(config.output / "checkpoints");
+  const auto newest = checkpoint::newest_usable(config.output / "checkpoints").checkpoint;
   if (told_to && newest != before && max_restarts == 0) return;
   if (newest)
     fmt::print(stderr, "lockstep: {} ('{}')\n", train::how_to_go_on(config, newest->step),
@@ -140,7 +140,7 @@ int become_a_rank_or_launch(Arguments arguments) {
   for (const int signal : kStopSignals) options.explained_exit_codes.push_back(128 + signal);
   options.interruption_note =
       "told to end: saving after this step; once more (Ctrl-C) ends at once";
-  const auto before = checkpoint::newest_checkpoint(config.output / "checkpoints");
+  const auto before = checkpoint::newest_usable(config.output / "checkpoints").checkpoint;
   const int code = elastic::launch(options);
   say_how_to_go_on(config, before, options.max_restarts, code);
   return code;

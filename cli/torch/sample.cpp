@@ -13,10 +13,9 @@
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/models/generate.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
-#include <lockstep/train/resume_check.h>
 
 #include <cli/flags.h>
 #include <cli/torch/utf8_text.h>
@@ -52,7 +51,6 @@ fs::path model_folder(const fs::path& folder) {
   for (const fs::path& runs : {folder / "checkpoints", folder})
     if (const auto usable = checkpoint::newest_usable(runs); usable.checkpoint) {
       for (const std::string& damage : usable.damages) log::warn("{}", damage);
-      train::check_is_language_model(usable.checkpoint->path);
       return usable.checkpoint->path;
     } else if (!usable.damages.empty()) {
       throw UsageError("{}, and there is no older one that is whole", usable.damages.front());
@@ -60,10 +58,7 @@ fs::path model_folder(const fs::path& folder) {
   if (fs::exists(folder / "model.safetensors") ||
       fs::exists(folder / "model.safetensors.index.json"))
     return folder;
-  if (fs::exists(folder / checkpoint::kManifestFile)) {
-    train::check_is_language_model(folder);
-    return folder;
-  }
+  if (checkpoint::is_checkpoint(folder)) return folder;
   throw UsageError("'{}' holds no model: it is neither a run with checkpoints, nor a checkpoint "
                    "(manifest.json), nor a Hugging Face model (model.safetensors)",
                    folder.string());

@@ -118,7 +118,7 @@ FolderLock::FolderLock(const std::filesystem::path& folder,
   for (int attempt = 1;; ++attempt) {
     const Locked of_folder = try_lock(fd.get(), LOCK_EX);
     // The folder's own lock may be that of an earlier generation than the one that holds it.
-    const Opened noted(::open((folder / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
+    const Opened noted(::open((folder / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     const Locked of_note = noted.get() < 0 ? Locked::no_locks : try_lock(noted.get(), LOCK_SH);
     bool free = of_folder != Locked::elsewhere && of_note != Locked::elsewhere;
     if (holder && of_note == Locked::elsewhere) {
@@ -157,7 +157,7 @@ bool FolderLock::note(const FolderHolder& holder, int looked_at) {
   try_lock(fd.get(), LOCK_EX);
   errno = ENOSPC;  // where only a part of it is written
   if (::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) fail();
-  const Opened now(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Opened now(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (now.get() >= 0 && !same_file(now.get(), looked_at)) {
     ::unlink(fresh.c_str());
     const auto other = read_holder(now.get());
@@ -183,7 +183,7 @@ FolderLock::FolderLock(FolderLock&& other) noexcept
 void FolderLock::check() const {
   if (note_ < 0) return;
   // Opened, and not only looked at: a network file system asks its server then.
-  const Opened now(::open((folder_ / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC));
+  const Opened now(::open((folder_ / kNoteFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (now.get() < 0 || same_file(now.get(), note_)) return;
   throw taken_over(folder_, read_holder(now.get()));
 }

@@ -1,37 +1,24 @@
 #include <lockstep/base/mapped_file.h>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/regular_file.h>
 
 namespace lockstep {
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0)
-    throw UsageError("cannot open '{}': {}{}", path.string(), std::strerror(errno),
-                     errno == EACCES ? " (as this user)" : "");
-  struct stat info {};
-  const bool known = ::fstat(fd, &info) == 0;
-  if (!known || !S_ISREG(info.st_mode)) {
-    ::close(fd);
-    throw UsageError("'{}' is not a file that can be mapped into memory{}", path.string(),
-                     known && S_ISDIR(info.st_mode) ? ": it is a folder" : "");
-  }
-  size_ = static_cast<std::size_t>(info.st_size);
-  void* const place = size_ == 0 ? nullptr : ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
-  const int why = errno;
-  ::close(fd);
+  const RegularFile file(path);
+  size_ = static_cast<std::size_t>(file.size());
+  void* const place =
+      size_ == 0 ? nullptr : ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd(), 0);
   if (place == MAP_FAILED)
     throw UsageError("cannot map '{}' ({} bytes) into memory: {}", path.string(), size_,
-                     std::strerror(why));
+                     std::strerror(errno));
   data_ = static_cast<const std::byte*>(place);
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 // Ownership: unmaps when destroyed; spans into it are valid until then. Threading: read-only.
-// Failure: UsageError naming the file and what to do where it is missing, unreadable or no file.
+// Failure: as RegularFile, in the constructor.
 // A file that someone shortens while it is mapped ends the process when the lost part is read
 // (SIGBUS), as with every mapping.
 class MappedFile {

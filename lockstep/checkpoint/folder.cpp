@@ -15,6 +15,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/is_there.h>
 #include <lockstep/base/log.h>
+#include <lockstep/checkpoint/piece_file.h>
 
 namespace lockstep::checkpoint {
 
@@ -26,6 +27,7 @@ namespace fs = std::filesystem;
 struct FolderName {
   enum class Kind {
     complete,  // step-00000500
+    aside,     // damaged-step-00000500, damaged-step-00000500-2
     part,      // being written
     old,       // complete, and about to be replaced
     gone,      // being removed
@@ -34,6 +36,9 @@ struct FolderName {
   std::int64_t step = 0;
 };
 
+constexpr std::string_view kStep = "step-";
+constexpr std::string_view kAside = "damaged-";
+
 constexpr std::pair<FolderName::Kind, std::string_view> kHidden[] = {
     {FolderName::Kind::part, ".part-"},
     {FolderName::Kind::old, ".old-"},
@@ -41,17 +46,21 @@ constexpr std::pair<FolderName::Kind, std::string_view> kHidden[] = {
 };
 
 std::optional<std::int64_t> parse_step(std::string_view name) {
-  constexpr std::string_view prefix = "step-";
-  if (!name.starts_with(prefix)) return std::nullopt;
+  if (!name.starts_with(kStep)) return std::nullopt;
   std::int64_t step = 0;
   const auto [end, error] =
-      std::from_chars(name.data() + prefix.size(), name.data() + name.size(), step);
+      std::from_chars(name.data() + kStep.size(), name.data() + name.size(), step);
   if (error != std::errc() || step < 0 || checkpoint_name(step) != name) return std::nullopt;
   return step;
 }
 
 std::optional<FolderName> parse_name(std::string_view name) {
   if (const auto step = parse_step(name)) return FolderName{FolderName::Kind::complete, *step};
+  if (name.starts_with(kAside)) {
+    name.remove_prefix(kAside.size());
+    const auto step = parse_step(name.substr(0, name.find('-', kStep.size())));
+    return step ? std::optional(FolderName{FolderName::Kind::aside, *step}) : std::nullopt;
+  }
   if (!name.starts_with('.')) return std::nullopt;
   name.remove_prefix(1);
   for (const auto& [kind, mark] : kHidden)
@@ -128,7 +137,7 @@ void remove_leftover(const fs::path& run_folder, const FolderName& name, const f
 // What stays costs room on the disk, which is no reason to lose a checkpoint.
 void remove_leftovers(const fs::path& run_folder) {
   for (const auto& [name, path] : scan(run_folder)) {
-    if (name.kind == FolderName::Kind::complete) continue;
+    if (name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::aside) continue;
     try {
       remove_leftover(run_folder, name, path);
     } catch (const FileError& error) {
@@ -139,7 +148,16 @@ void remove_leftovers(const fs::path& run_folder) {
 
 }  // namespace
 
-std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kStep, step); }
+
+bool is_checkpoint(const fs::path& folder) {
+  if (is_there(folder / kManifestFile)) return true;
+  if (std::error_code ignored; !fs::is_directory(folder, ignored)) return false;
+  const auto name = parse_name((folder / "").parent_path().filename().string());
+  // What a killed writer left was never complete.
+  if (name) return name->kind != FolderName::Kind::part && name->kind != FolderName::Kind::gone;
+  return is_there(folder / piece_file_name(0));
+}
 
 std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
   std::map<std::int64_t, fs::path> complete;
@@ -147,7 +165,7 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
   for (auto& [name, path] : scan(run_folder)) {
     const bool candidate =
         name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::old;
-    if (!candidate || !fs::is_regular_file(path / kManifestFile, ignored)) continue;
+    if (!candidate || !fs::is_directory(path, ignored)) continue;
     // One that was about to be replaced counts where its successor did not get the name.
     if (name.kind == FolderName::Kind::complete)
       complete[name.step] = std::move(path);
@@ -168,7 +186,7 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& run_folder) {
 
 fs::path set_aside(const Checkpoint& checkpoint) {
   const fs::path folder = checkpoint.path.parent_path();
-  const std::string name = "damaged-" + checkpoint_name(checkpoint.step);
+  const std::string name = std::string(kAside) + checkpoint_name(checkpoint.step);
   fs::path aside = folder / name;
   for (int number = 2; is_there(aside); ++number)
     aside = folder / fmt::format("{}-{}", name, number);
@@ -177,10 +195,20 @@ fs::path set_aside(const Checkpoint& checkpoint) {
   return aside;
 }
 
+std::vector<Checkpoint> list_set_aside(const fs::path& run_folder) {
+  std::vector<Checkpoint> result;
+  for (auto& [name, path] : scan(run_folder))
+    if (name.kind == FolderName::Kind::aside) result.push_back({name.step, std::move(path)});
+  std::ranges::sort(result, {}, &Checkpoint::step);
+  return result;
+}
+
 std::vector<Checkpoint> remove_old(const fs::path& run_folder, int keep_last) {
   if (keep_last < 0)
     throw UsageError("{} checkpoints cannot be kept: 0 keeps all, 1 the newest", keep_last);
   std::vector<Checkpoint> removed = list_checkpoints(run_folder);
+  // One that nothing can be read from takes no other's place.
+  std::erase_if(removed, [](const Checkpoint& one) { return !is_there(one.path / kManifestFile); });
   const auto keep = static_cast<std::size_t>(keep_last);
   if (keep == 0 || removed.size() <= keep) return {};
   removed.resize(removed.size() - keep);

@@ -34,8 +34,13 @@ struct Checkpoint {
   bool operator==(const Checkpoint&) const = default;
 };
 
-// The complete ones, ascending by step; none where the folder does not exist. UsageError where it
-// cannot be read.
+// Whether a folder is a checkpoint, damaged or not: it has a manifest, or has lost it, which its
+// name or the files that are left tell.
+bool is_checkpoint(const std::filesystem::path& folder);
+
+// Those that got their name, ascending by step; none where the folder does not exist. All were
+// complete then: one that lacks its manifest has lost it since, and is listed as it is, for whoever
+// opens it to say so. UsageError where the folder cannot be read.
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& run_folder);
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& run_folder);
@@ -44,8 +49,11 @@ std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& run_fol
 // can be looked at. Returns that. FileError where it cannot be renamed.
 std::filesystem::path set_aside(const Checkpoint& checkpoint);
 
-// Removes all but the newest `keep_last` complete ones (0 keeps all) and returns those. For after a
-// commit, when a newer one is safe. FileError where one cannot be removed.
+// Those that were set aside, ascending by step.
+std::vector<Checkpoint> list_set_aside(const std::filesystem::path& run_folder);
+
+// Removes all but the newest `keep_last` with a manifest (0 keeps all) and returns those. For after
+// a commit, when a newer one is safe. FileError where one cannot be removed.
 std::vector<Checkpoint> remove_old(const std::filesystem::path& run_folder, int keep_last);
 
 // One checkpoint while it is written.

@@ -14,37 +14,11 @@ namespace lockstep::checkpoint {
 
 namespace {
 
-constexpr std::size_t kNamesShown = 5;
-
-// What does not fit, of one kind: all counted, the first few named.
-class Mismatches {
- public:
-  explicit Mismatches(const char* kind) : kind_(kind) {}
-
-  void add(const std::string& text) {
-    if (count_++ < kNamesShown) shown_ += (shown_.empty() ? "" : ", ") + text;
-  }
-  bool any() const { return count_ > 0; }
-  std::string text() const {
-    if (!any()) return "";
-    return fmt::format("\n  {} {}: {}{}", count_, kind_, shown_, count_ > kNamesShown ? ", …" : "");
-  }
-
- private:
-  const char* kind_;
-  std::size_t count_ = 0;
-  std::string shown_;
-};
-
 struct Assignment {
   const StoredTensor* stored = nullptr;
   const NamedTensor* target = nullptr;
   bool transposed = false;
 };
-
-bool is_floating(DType dtype) {
-  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
-}
 
 // Pairs every target with what the file has for it.
 class Matcher {

@@ -19,7 +19,6 @@ using nlohmann::json;
 constexpr const char* kFormat = "lockstep-checkpoint";
 constexpr int kVersion = 2;
 constexpr int kManifestDepth = 8;
-constexpr std::uint64_t kLargestManifest = 1 << 30;
 
 constexpr std::string_view kBeforeHash = ",\n \"hash\": \"";
 constexpr std::string_view kAfterHash = "\"\n}\n";
@@ -248,11 +247,6 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
   for (const auto& item : tensors.object().items())
     manifest.tensors[item.key()] = tensor_at(tensors.at(item.key()), manifest.files);
   return manifest;
-}
-
-Manifest read_manifest(const std::filesystem::path& checkpoint) {
-  const auto path = checkpoint / kManifestFile;
-  return parse_manifest(read_text(path, kLargestManifest), fmt::format("'{}'", path.string()));
 }
 
 }  // namespace lockstep::checkpoint

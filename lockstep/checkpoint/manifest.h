@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <string_view>
@@ -94,10 +93,8 @@ std::string to_text(const Manifest& manifest);
 std::string seal_manifest(std::string_view body);
 
 // DamagedCheckpoint that names `file` where the text is not what was written; UsageError that names
-// the key too for what is of another version or makes no sense.
+// the key too for what is of another version or makes no sense. A checkpoint's is read by
+// CheckpointReader.
 Manifest parse_manifest(std::string_view text, const std::string& file);
-
-// Of a checkpoint's folder.
-Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 }  // namespace lockstep::checkpoint

@@ -1,7 +1,5 @@
 #include <lockstep/checkpoint/reader.h>
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +19,7 @@ namespace {
 
 // Enough for what memory and disks give.
 constexpr int kMostThreads = 8;
+constexpr std::uint64_t kLargestManifest = 1 << 30;
 
 }  // namespace
 
@@ -28,13 +27,24 @@ CheckpointReader::CheckpointReader(std::filesystem::path checkpoint, int reader)
     : path_(std::move(checkpoint)),
       reader_(reader),
       num_threads_(std::min(kMostThreads, device::Host().num_usable_cores())) {
-  if (!is_there(path_ / kManifestFile))
+  if (!is_checkpoint(path_))
     throw UsageError("'{}' is no checkpoint: it has no {}", path_.string(), kManifestFile);
-  manifest_ = read_manifest(path_);
+  manifest_ = read_manifest();
 }
 
-CheckpointReader::OpenFile::~OpenFile() {
-  if (fd >= 0) ::close(fd);
+Manifest CheckpointReader::read_manifest() {
+  const std::filesystem::path path = path_ / kManifestFile;
+  if (!is_there(path))
+    throw DamagedCheckpoint("'{}' has lost its {}: a checkpoint gets its name when that file is "
+                            "written, so that somebody or something has removed it since",
+                            path_.string(), kManifestFile);
+  const RegularFile file = open_unread(kManifestFile);
+  if (file.size() > kLargestManifest)
+    fail(kManifestFile, fmt::format("has {} bytes, of which none has more than {}", file.size(),
+                                    kLargestManifest));
+  std::string text(file.size(), '\0');
+  read_bytes(file.fd(), kManifestFile, 0, std::as_writable_bytes(std::span(text)));
+  return parse_manifest(text, fmt::format("'{}'", path.string()));
 }
 
 const TensorRecord* CheckpointReader::find(const std::string& tensor) const {
@@ -49,20 +59,32 @@ void CheckpointReader::fail(const std::string& file, const std::string& what) co
 
 const CheckpointReader::OpenFile& CheckpointReader::open(const std::string& file) {
   if (const auto found = files_.find(file); found != files_.end()) return found->second;
+  OpenFile opened{.file = open_unread(file), .header = {}};
+  const std::string head = read_head(opened.file, file);
+  if (file.ends_with(".safetensors"))
+    opened.header =
+        parse_header(std::as_bytes(std::span(head)), opened.file.size(), (path_ / file).string());
+  return files_.emplace(file, std::move(opened)).first->second;
+}
+
+RegularFile CheckpointReader::open_unread(const std::string& file) const {
+  try {
+    return RegularFile(path_ / file);
+  } catch (const UsageError& error) {
+    throw DamagedCheckpoint("{}: the checkpoint is damaged, or was changed since it was written",
+                            error.what());
+  }
+}
+
+std::string CheckpointReader::read_head(const RegularFile& opened, const std::string& file) {
   const FileRecord& record = manifest_.files.at(file);
-  OpenFile opened(::open((path_ / file).c_str(), O_RDONLY | O_CLOEXEC));
-  if (opened.fd < 0) fail(file, fmt::format("cannot be opened ({})", std::strerror(errno)));
-  struct stat status = {};
-  if (::fstat(opened.fd, &status) != 0 ||
-      static_cast<std::uint64_t>(status.st_size) != record.bytes)
-    fail(file, fmt::format("has {} bytes, and had {}", status.st_size, record.bytes));
-  std::vector<std::byte> head(record.head_bytes);
-  read_bytes(opened.fd, file, 0, head);
+  if (opened.size() != record.bytes)
+    fail(file, fmt::format("has {} bytes, and had {}", opened.size(), record.bytes));
+  std::string head(record.head_bytes, '\0');
+  read_bytes(opened.fd(), file, 0, std::as_writable_bytes(std::span(head)));
   if (content_hash(head) != record.hash)
     fail(file, fmt::format("is not what was written in its first {} bytes", record.head_bytes));
-  if (file.ends_with(".safetensors"))
-    opened.header = parse_header(head, record.bytes, (path_ / file).string());
-  return files_.emplace(file, std::move(opened)).first->second;
+  return head;
 }
 
 CheckpointReader::Source CheckpointReader::source_of(const std::string& tensor,
@@ -75,7 +97,7 @@ CheckpointReader::Source CheckpointReader::source_of(const std::string& tensor,
     fail(piece.file,
          fmt::format("does not have {} {} of {} as the manifest has it",
                      checkpoint::name(record.dtype), piece.placement.text(), quote(tensor)));
-  return {file.fd, file.header.data_offset + entry->begin, bytes, &piece, &tensor};
+  return {file.file.fd(), file.header.data_offset + entry->begin, bytes, &piece, &tensor};
 }
 
 void CheckpointReader::read_bytes(int fd, const std::string& file, std::uint64_t offset,
@@ -167,13 +189,10 @@ void CheckpointReader::read(std::span<const Wanted> all) {
 }
 
 std::string CheckpointReader::read_text_file(const std::string& file) {
-  const auto record = manifest_.files.find(file);
-  if (record == manifest_.files.end())
+  if (!manifest_.files.contains(file))
     throw UsageError("the checkpoint '{}' has no {}", path_.string(), quote(file));
-  const int fd = open(file).fd;
-  std::string text(record->second.head_bytes, '\0');
-  read_bytes(fd, file, 0, std::as_writable_bytes(std::span(text)));
-  return text;
+  // Read and compared in one go: what is given away is what was compared.
+  return read_head(open_unread(file), file);
 }
 
 void CheckpointReader::check_files(int stride) {

@@ -1,5 +1,7 @@
 // Reads a checkpoint: any part of any tensor, whatever pieces it was written in, and nothing that
-// is not what was written.
+// is not what was written. There is no other way to read a file of a checkpoint: whoever wants its
+// config.json, a tensor or the manifest asks a CheckpointReader, which compares each byte that it
+// gives away with the manifest's hashes, and the manifest with its own.
 //
 //   CheckpointReader reader(folder);
 //   reader.read("model/fc.weight", Placement::full({4, 8}).cut_flat(0, 2), DType::f32, bytes);
@@ -13,9 +15,9 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include <lockstep/base/regular_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/manifest.h>
 #include <lockstep/checkpoint/safetensors/header.h>
@@ -24,9 +26,9 @@ namespace lockstep::checkpoint {
 
 // Ownership: keeps files open that it has read from. Threading: one thread, which has the help of
 // others while a call lasts; several readers may read one checkpoint. Failure: DamagedCheckpoint,
-// with the file and the tensor, for what is missing or not as it was written; UsageError for a path
-// without a checkpoint, and for tensors that the checkpoint does not have or has in another shape
-// or type.
+// with the file and the tensor, for what is missing or not as it was written, the manifest of a
+// folder that is_checkpoint() included; UsageError for a path without a checkpoint, and for tensors
+// that the checkpoint does not have or has in another shape or type.
 class CheckpointReader {
  public:
   // `reader`: which of those that read the checkpoint at once this is. Where several files hold the
@@ -52,7 +54,7 @@ class CheckpointReader {
   };
   void read(std::span<const Wanted> all);
 
-  // A text beside the tensors.
+  // A text beside the tensors, each byte as it was written.
   std::string read_text_file(const std::string& file);
 
   // DamagedCheckpoint where a tensor's pieces are not all of it, or a file is not there, or not as
@@ -68,12 +70,7 @@ class CheckpointReader {
 
  private:
   struct OpenFile {
-    explicit OpenFile(int fd) : fd(fd) {}
-    ~OpenFile();
-    OpenFile(OpenFile&& other) noexcept
-        : fd(std::exchange(other.fd, -1)), header(std::move(other.header)) {}
-
-    int fd;
+    RegularFile file;
     SafetensorsHeader header;
   };
   // Where a piece's bytes are.
@@ -86,6 +83,11 @@ class CheckpointReader {
   };
 
   const OpenFile& open(const std::string& file);
+  Manifest read_manifest();
+  // Without its contents. DamagedCheckpoint where there is no such file.
+  RegularFile open_unread(const std::string& file) const;
+  // The first bytes, of which the manifest has a hash.
+  std::string read_head(const RegularFile& opened, const std::string& file);
   Source source_of(const std::string& tensor, const TensorRecord& record, const Piece& piece);
   void read_bytes(int fd, const std::string& file, std::uint64_t offset, std::span<std::byte> into);
   // One of those that have a hash, all of which is wanted.

@@ -182,6 +182,11 @@ struct Checkpointer::State {
                   DurableFile::Folder::is_left);
     const std::string path = checkpoint->commit().string();
     checkpoint.reset();
+    try {
+      if (options.committed) options.committed(step);
+    } catch (const FileError& error) {
+      log::warn("the checkpoint of step {} is complete, but: {}", step, error.what());
+    }
     remove_old_or_warn(folder, options.keep_last);
     return path;
   }

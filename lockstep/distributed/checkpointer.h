@@ -55,6 +55,9 @@ struct CheckpointerOptions {
   // touches a folder that a later generation of the job has taken over. Without one, each save
   // takes a lock of its own, which a process that hangs in it keeps from all others.
   std::shared_ptr<const FolderLock> lock = {};
+  // Called on the main rank for each checkpoint that is complete, by the thread that wrote it. What
+  // it throws as a FileError is a warning.
+  std::function<void(std::int64_t step)> committed = {};
 };
 
 // Every rank makes one and calls its functions at the same points of its program. The folder is one

@@ -139,6 +139,53 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks) {
     refuse("tokens of vocabulary", c.vocab_size, "each rank needs one at least");
 }
 
+std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config) {
+  const ModelConfig c = resolved(config);
+  const bool is_gpt = c.family == Family::gpt2;
+  const std::int64_t hidden = c.hidden_size, inside = c.intermediate_size;
+  const std::int64_t queries = c.num_heads * c.head_dim, keys = c.num_kv_heads * c.head_dim;
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  const auto add_layer = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+    shapes[name + ".weight"] = {out, in};
+    if (is_gpt) shapes[name + ".bias"] = {out};
+  };
+  const auto add_norm = [&](const std::string& name) {
+    shapes[name + ".weight"] = {hidden};
+    if (is_gpt) shapes[name + ".bias"] = {hidden};
+  };
+  if (is_gpt) {
+    shapes["transformer.wte.weight"] = {c.vocab_size, hidden};
+    shapes["transformer.wpe.weight"] = {c.max_positions, hidden};
+    add_norm("transformer.ln_f");
+  } else {
+    shapes["model.embed_tokens.weight"] = {c.vocab_size, hidden};
+    add_norm("model.norm");
+  }
+  if (!c.tie_embeddings) shapes["lm_head.weight"] = {c.vocab_size, hidden};
+  for (std::int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string block = fmt::format("{}.{}.", is_gpt ? "transformer.h" : "model.layers", i);
+    if (is_gpt) {
+      add_norm(block + "ln_1");
+      add_layer(block + "attn.c_attn", queries + 2 * keys, hidden);
+      add_layer(block + "attn.c_proj", hidden, queries);
+      add_norm(block + "ln_2");
+      add_layer(block + "mlp.c_fc", inside, hidden);
+      add_layer(block + "mlp.c_proj", hidden, inside);
+    } else {
+      add_norm(block + "input_layernorm");
+      add_layer(block + "self_attn.q_proj", queries, hidden);
+      add_layer(block + "self_attn.k_proj", keys, hidden);
+      add_layer(block + "self_attn.v_proj", keys, hidden);
+      add_layer(block + "self_attn.o_proj", hidden, queries);
+      add_norm(block + "post_attention_layernorm");
+      add_layer(block + "mlp.gate_proj", inside, hidden);
+      add_layer(block + "mlp.up_proj", inside, hidden);
+      add_layer(block + "mlp.down_proj", hidden, inside);
+    }
+  }
+  return shapes;
+}
+
 std::int64_t num_parameters(const ModelConfig& config) {
   return num_parameters(config,
                         {.num_layers = config.num_layers, .has_embedding = true, .has_head = true});

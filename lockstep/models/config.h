@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
 
 namespace lockstep::models {
 
@@ -48,6 +51,10 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks);
 
 // How many numbers a model learns. Checks first; what passes cannot overflow.
 std::int64_t num_parameters(const ModelConfig& config);
+
+// Every parameter of such a model by its name, which is that of the transformers library, and its
+// shape. Checks first.
+std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config);
 
 // What one rank holds of a model: some of its layers, and of each of these its part.
 struct ModelShare {

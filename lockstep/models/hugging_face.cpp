@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
 
 namespace lockstep::models {
 
@@ -184,13 +183,6 @@ ModelConfig from_hugging_face(std::string_view json_text, std::string_view file)
   } catch (const UsageError& error) {
     throw UsageError("{}: {}", file, error.what());
   }
-}
-
-ModelConfig read_model_config(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / "config.json";
-  const MappedFile text(file);
-  return from_hugging_face({reinterpret_cast<const char*>(text.bytes().data()), text.size()},
-                           file.string());
 }
 
 std::string to_hugging_face(const ModelConfig& config) {

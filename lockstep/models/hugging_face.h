@@ -2,7 +2,6 @@
 // parameters have the names that its files have, so little is left to say about those.
 #pragma once
 
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,9 +17,6 @@ namespace lockstep::models {
 //
 // Dropout is no property of the weights but of a training: it is not read, and is 0.
 ModelConfig from_hugging_face(std::string_view json, std::string_view file);
-
-// The same of a folder's config.json.
-ModelConfig read_model_config(const std::filesystem::path& folder);
 
 // The text of a config.json that the transformers library reads. Checks first.
 std::string to_hugging_face(const ModelConfig& config);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -13,6 +14,7 @@
 #include <lockstep/checkpoint/piece_file.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/strict_json.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/models/hugging_face.h>
 
@@ -36,6 +38,98 @@ std::vector<std::byte> transposed(std::span<const std::byte> bytes, std::int64_t
       std::memcpy(result.data() + static_cast<std::size_t>(column * rows + row) * size,
                   bytes.data() + static_cast<std::size_t>(row * columns + column) * size, size);
   return result;
+}
+
+// A tensor as a folder has it.
+struct FoundTensor {
+  std::string name;
+  std::string parameter;  // of ours
+  checkpoint::DType dtype = checkpoint::DType::f32;
+  std::vector<std::int64_t> shape;
+  bool transposed = false;  // whether ours is the transpose
+};
+
+void check_tensors(const fs::path& folder, const ModelConfig& config,
+                   const std::vector<FoundTensor>& found) {
+  checkpoint::Mismatches missing("missing"),
+      unexpected("that the config.json does not account for"), twice("there twice"),
+      shapes("of another shape"), types("of another type");
+  auto expected = parameter_shapes(config);
+  std::set<std::string> seen;
+  for (const FoundTensor& one : found) {
+    const std::string name = checkpoint::quote(one.name);
+    const auto place = expected.find(one.parameter);
+    if (place == expected.end()) {
+      unexpected.add(fmt::format("{} {}", name, checkpoint::shape_text(one.shape)));
+      continue;
+    }
+    if (!seen.insert(one.parameter).second) twice.add(name);
+    std::vector<std::int64_t> wanted = place->second;
+    if (one.transposed) std::ranges::reverse(wanted);
+    if (one.shape != wanted)
+      shapes.add(fmt::format("{} is {} and should be {}", name, checkpoint::shape_text(one.shape),
+                             checkpoint::shape_text(wanted)));
+    if (!checkpoint::is_floating(one.dtype))
+      types.add(fmt::format("{} is {}, and weights are F64, F32, F16 or BF16", name,
+                            checkpoint::name(one.dtype)));
+  }
+  for (const auto& [parameter, shape] : expected)
+    if (!seen.contains(parameter))
+      missing.add(
+          fmt::format("{} {}", checkpoint::quote(parameter), checkpoint::shape_text(shape)));
+  if (!missing.any() && !unexpected.any() && !twice.any() && !shapes.any() && !types.any()) return;
+  throw UsageError("'{}' holds other tensors than its config.json describes ({} layers of {}, a "
+                   "vocabulary of {}, {} tensors): get the files that belong together{}{}{}{}{}",
+                   folder.string(), config.num_layers, config.hidden_size, config.vocab_size,
+                   expected.size(), missing.text(), unexpected.text(), twice.text(), shapes.text(),
+                   types.text());
+}
+
+std::string config_text(checkpoint::CheckpointReader& reader) {
+  if (!reader.manifest().files.contains(kConfig))
+    throw UsageError("the checkpoint '{}' is of another model or program: it has no config.json of "
+                     "a GPT or Llama, as those of 'lockstep train' have",
+                     reader.path().string());
+  return reader.read_text_file(kConfig);
+}
+
+ModelConfig checked_config(const checkpoint::CheckpointReader& reader, const std::string& text) {
+  ModelConfig config = from_hugging_face(text, (reader.path() / kConfig).string());
+  std::vector<FoundTensor> found;
+  for (const auto& [name, record] : reader.manifest().tensors)
+    if (name.starts_with(kModel))
+      found.push_back({.name = name,
+                       .parameter = name.substr(kModel.size()),
+                       .dtype = record.dtype,
+                       .shape = record.shape});
+  check_tensors(reader.path(), config, found);
+  return config;
+}
+
+// The tensors of Hugging Face's files that are parameters of ours.
+std::vector<std::pair<const checkpoint::StoredTensor*, FoundTensor>> parameters_in(
+    const checkpoint::SafetensorsFolder& files, const ModelConfig& config) {
+  std::vector<std::pair<const checkpoint::StoredTensor*, FoundTensor>> found;
+  for (const checkpoint::StoredTensor& stored : files.tensors())
+    if (const auto parameter = parameter_of(config, stored.name()))
+      found.push_back({&stored,
+                       {.name = stored.name(),
+                        .parameter = *parameter,
+                        .dtype = stored.entry->dtype,
+                        .shape = stored.entry->shape,
+                        .transposed = stored_transposed(config, *parameter)}});
+  return found;
+}
+
+// Of a folder of Hugging Face's.
+ModelConfig checked_config(const fs::path& folder, const checkpoint::SafetensorsFolder& files) {
+  const fs::path file = folder / kConfig;
+  ModelConfig config = from_hugging_face(
+      checkpoint::read_text(file, checkpoint::kLargestHeaderBytes), file.string());
+  std::vector<FoundTensor> found;
+  for (auto& [stored, tensor] : parameters_in(files, config)) found.push_back(std::move(tensor));
+  check_tensors(folder, config, found);
+  return config;
 }
 
 struct Exported {
@@ -110,16 +204,22 @@ void make_folder(const fs::path& folder) {
 
 }  // namespace
 
+ModelConfig read_model_config(const fs::path& folder) {
+  if (!checkpoint::is_checkpoint(folder))
+    return checked_config(folder, checkpoint::SafetensorsFolder(folder));
+  checkpoint::CheckpointReader reader(folder);
+  return read_model_config(reader);
+}
+
+ModelConfig read_model_config(checkpoint::CheckpointReader& reader) {
+  return checked_config(reader, config_text(reader));
+}
+
 std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& reader,
                                                 const fs::path& folder,
                                                 const ExportOptions& options) {
-  if (!reader.manifest().files.contains(kConfig))
-    throw UsageError("the checkpoint '{}' is of another model or program: it has no config.json of "
-                     "a GPT or Llama, as those of 'lockstep train' have",
-                     reader.path().string());
-  const std::string config = reader.read_text_file(kConfig);
-  const auto weights =
-      weights_of(reader, from_hugging_face(config, (reader.path() / kConfig).string()));
+  const std::string config = config_text(reader);
+  const auto weights = weights_of(reader, checked_config(reader, config));
   const auto files = in_files(weights, options.largest_file);
   make_folder(folder);
   std::vector<std::string> written = {kConfig};
@@ -152,27 +252,26 @@ fs::path import_from_hugging_face(const fs::path& folder, const fs::path& run_fo
     if (const auto newest = checkpoint::newest_checkpoint(taken))
       throw UsageError("'{}' has a checkpoint already, '{}': name a new folder",
                        run_folder.string(), newest->path.string());
-  const ModelConfig config = read_model_config(folder);
+  if (checkpoint::is_checkpoint(folder))
+    throw UsageError("'{}' is a checkpoint of Lockstep's already: model.from and 'lockstep sample' "
+                     "take it as it is",
+                     folder.string());
   const checkpoint::SafetensorsFolder files(folder);
+  const ModelConfig config = checked_config(folder, files);
   std::vector<checkpoint::PieceInMemory> pieces;
   std::vector<std::unique_ptr<std::vector<std::byte>>> turned;
-  for (const checkpoint::StoredTensor& stored : files.tensors()) {
-    const auto parameter = parameter_of(config, stored.name());
-    if (!parameter) continue;
-    std::vector<std::int64_t> shape = stored.entry->shape;
-    std::span<const std::byte> bytes = stored.bytes();
-    if (shape.size() == 2 && stored_transposed(config, *parameter)) {
+  for (auto& [stored, tensor] : parameters_in(files, config)) {
+    std::vector<std::int64_t>& shape = tensor.shape;
+    std::span<const std::byte> bytes = stored->bytes();
+    if (tensor.transposed) {
       turned.push_back(std::make_unique<std::vector<std::byte>>(
-          transposed(bytes, shape[0], shape[1], checkpoint::bits_of(stored.entry->dtype) / 8)));
+          transposed(bytes, shape[0], shape[1], checkpoint::bits_of(tensor.dtype) / 8)));
       bytes = *turned.back();
       std::ranges::reverse(shape);
     }
     const auto whole = mesh::Placement::full(shape);
-    pieces.push_back({std::string(kModel) + *parameter, stored.entry->dtype, shape, whole, bytes});
+    pieces.push_back({std::string(kModel) + tensor.parameter, tensor.dtype, shape, whole, bytes});
   }
-  if (pieces.empty())
-    throw UsageError("'{}' holds no weights of the model that its config.json describes",
-                     folder.string());
   checkpoint::CheckpointWriter writer(run_folder, 0);
   checkpoint::Manifest manifest =
       write_piece_file(writer.path(), checkpoint::piece_file_name(0), pieces);

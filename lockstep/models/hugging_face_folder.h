@@ -1,4 +1,5 @@
-// Checkpoints of language models to folders of Hugging Face's, and back.
+// Language models in folders: checkpoints of ours, folders of Hugging Face's, and one made of the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,17 @@
 #include <vector>
 
 #include <lockstep/checkpoint/reader.h>
+#include <lockstep/models/config.h>
 
 namespace lockstep::models {
+
+// What the model in a folder is, once its tensors are known to be those that its config.json
+// describes, none missing, none besides. A checkpoint's is compared with its manifest; a folder of
+// Hugging Face's has no hashes to compare with. UsageError that names the tensors and their shapes
+// where they do not fit, or for a checkpoint of another model or program; else as CheckpointReader
+// and SafetensorsFolder.
+ModelConfig read_model_config(const std::filesystem::path& folder);
+ModelConfig read_model_config(checkpoint::CheckpointReader& checkpoint);
 
 struct ExportOptions {
   // A file has at most so many bytes of tensors, or one tensor.
@@ -24,8 +34,8 @@ std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& re
                                                 const ExportOptions& options = {});
 
 // The reverse: a checkpoint of step 0 in `run_folder`, of the weights alone, for model.from and
-// `lockstep sample`. Returns where it is. UsageError for a folder that holds no such model, or one
-// that lacks a weight, and for a `run_folder` that has a checkpoint already.
+// `lockstep sample`. Returns where it is. UsageError as read_model_config(), and for a `run_folder`
+// that has a checkpoint already.
 std::filesystem::path import_from_hugging_face(const std::filesystem::path& folder,
                                                const std::filesystem::path& run_folder);
 

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_start.h>
@@ -59,7 +59,7 @@ std::optional<BegunBatch> begun_batch(const TrainConfig& config, const FolderHol
       if (const auto begun = begun_by(*start, config)) return begun;
     const auto from = checkpoint_to_resume(config, now);
     if (!from) return std::nullopt;
-    return begun_by(checkpoint::read_manifest(*from).state, config);
+    return begun_by(checkpoint::CheckpointReader(*from).manifest().state, config);
   } catch (const UsageError&) {
     return std::nullopt;
   }

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/is_there.h>
 #include <lockstep/checkpoint/load_held.h>
 #include <lockstep/checkpoint/scalar_type.h>
 #include <lockstep/checkpoint/tensors.h>
@@ -59,7 +58,7 @@ void load_checkpoint_weights(const std::vector<NamedTensor>& weights,
 
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder) {
-  if (is_there(folder / checkpoint::kManifestFile)) return load_checkpoint_weights(weights, folder);
+  if (checkpoint::is_checkpoint(folder)) return load_checkpoint_weights(weights, folder);
   const checkpoint::SafetensorsFolder files(folder);
   // Files of models without their output layer leave out the first word of each name.
   std::map<std::string, std::string> file_names;

@@ -7,7 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/data/step_cut.h>
 #include <lockstep/distributed/job_axes.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/nn/sequence_positions.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/run_length.h>

@@ -7,10 +7,9 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/is_there.h>
-#include <lockstep/base/mapped_file.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
@@ -50,17 +49,10 @@ std::string kept_by(const OptimizerSection& optimizer) {
   return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
 }
 
-bool is_language_model(const fs::path& checkpoint, const checkpoint::Manifest& saved) {
-  return saved.files.contains("config.json") || is_there(checkpoint / "config.json");
-}
-
 // The tokens that were trained on; nothing where the checkpoint does not say.
-std::optional<DataDigest> digest_in(const fs::path& checkpoint) {
-  const fs::path path = checkpoint / kDataFile;
-  if (!is_there(path)) return std::nullopt;
-  const MappedFile file(path);
-  return parse_digest({reinterpret_cast<const char*>(file.bytes().data()), file.size()},
-                      path.string());
+std::optional<DataDigest> digest_in(checkpoint::CheckpointReader& reader) {
+  if (!reader.manifest().files.contains(kDataFile)) return std::nullopt;
+  return parse_digest(reader.read_text_file(kDataFile), (reader.path() / kDataFile).string());
 }
 
 std::string number_text(const std::optional<std::int64_t>& value) {
@@ -104,6 +96,14 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
   return found;
 }
 
+// The step that a run begins or began with, where it finds no checkpoint of its own.
+std::int64_t first_step(const Beginning& told,
+                        const std::optional<checkpoint::TrainingState>& start) {
+  if (start) return start->step;  // what it was told to begin from may have been removed since
+  if (told.resume != Resume::from) return 0;
+  return checkpoint::CheckpointReader(told.from).manifest().state.step;
+}
+
 std::string way_out(const TrainConfig& config) {
   return fmt::format(
       "Put back what differs, or train another model in a folder of its own: --set output=FOLDER "
@@ -118,11 +118,7 @@ std::vector<checkpoint::Checkpoint> to_go_on_from(
     const std::optional<checkpoint::TrainingState>& start) {
   auto all = checkpoint::list_checkpoints(checkpoints_in(output));
   if (told.resume == Resume::automatic) return all;
-  std::int64_t first = 0;
-  if (start)  // what it was told to begin from may have been removed since
-    first = start->step;
-  else if (told.resume == Resume::from)
-    first = checkpoint::CheckpointReader(told.from).manifest().state.step;
+  const std::int64_t first = first_step(told, start);
   std::erase_if(all, [&](const checkpoint::Checkpoint& one) { return one.step <= first; });
   if (!start && !all.empty())
     throw UsageError(
@@ -133,25 +129,35 @@ std::vector<checkpoint::Checkpoint> to_go_on_from(
   return all;
 }
 
-std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, const FolderHolder& now) {
-  const CheckpointSection& told = config.checkpoint;
-  const auto usable = checkpoint::newest_usable(
-      to_go_on_from(config.output, {.resume = told.resume, .from = told.resume_from},
-                    begun_before(config.output, now)));
-  if (usable.checkpoint) return usable.checkpoint->path;
-  if (told.resume == Resume::from && (usable.damages.empty() || is_there(told.resume_from)))
-    return told.resume_from;
-  if (usable.damages.empty()) return std::nullopt;
-  throw UsageError("{}, and '{}' has no older one that is whole. Get a copy of one, or move them "
-                   "away: the run then starts anew",
-                   usable.damages.front(), checkpoints_in(config.output).string());
+void check_nothing_lost(const fs::path& output, const Beginning& told,
+                        const std::optional<checkpoint::TrainingState>& start) {
+  // A job that has begun this run goes back to the checkpoint that it began from, as to any other.
+  if (start && told.resume == Resume::from) return;
+  const auto saved = saved_before(output);
+  if (!saved || (told.resume != Resume::automatic && *saved <= first_step(told, start))) return;
+  std::string aside;
+  for (const checkpoint::Checkpoint& one : checkpoint::list_set_aside(checkpoints_in(output)))
+    aside = fmt::format(" ('{}' was set aside)", one.path.filename().string());
+  throw UsageError(
+      "step {} of a run was saved in '{}', and no checkpoint there is whole{}: nothing to go on "
+      "from. Steps that were trained are not begun anew in the same folder: put a copy of a "
+      "checkpoint into '{}', or train in a new folder (--set output=FOLDER), or remove this one",
+      *saved, output.string(), aside, checkpoints_in(output).string());
 }
 
-void check_is_language_model(const fs::path& checkpoint) {
-  if (is_language_model(checkpoint, checkpoint::read_manifest(checkpoint))) return;
-  throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
-                   "config.json of a GPT or Llama, as those of 'lockstep train' have",
-                   checkpoint.string());
+std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, const FolderHolder& now) {
+  const Beginning told{.resume = config.checkpoint.resume, .from = config.checkpoint.resume_from};
+  const auto start = begun_before(config.output, now);
+  const auto usable = checkpoint::newest_usable(to_go_on_from(config.output, told, start));
+  if (usable.checkpoint) return usable.checkpoint->path;
+  const bool goes_back = told.resume == Resume::from && is_there(told.from);
+  if (!usable.damages.empty() && !goes_back)
+    throw UsageError("{}, and '{}' has no older one that is whole: nothing to go on from. Put a "
+                     "copy of one there, or train in a new folder (--set output=FOLDER)",
+                     usable.damages.front(), checkpoints_in(config.output).string());
+  check_nothing_lost(config.output, told, start);
+  if (told.resume == Resume::from) return told.from;
+  return std::nullopt;
 }
 
 std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
@@ -168,16 +174,14 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
   checkpoint::CheckpointReader reader(*from);
   reader.check_files();
   const checkpoint::Manifest& saved = reader.manifest();
-  models::ModelConfig model;
-  if (is_language_model(*from, saved)) model = models::resolved(models::read_model_config(*from));
-  if (!is_language_model(*from, saved))
+  if (!saved.files.contains("config.json"))
     throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
                      "config.json of a GPT or Llama. {}",
                      from->string(),
                      config.checkpoint.resume == Resume::from
                          ? "Name another in checkpoint.resume"
                          : "Choose another folder for this run: --set output=FOLDER");
-  std::vector<std::string> found = differences(plan.model, model);
+  std::vector<std::string> found = differences(plan.model, models::read_model_config(reader));
   const TrainConfig before = parse_config(
       saved.state.config, {.name = (*from / checkpoint::kManifestFile).string() + ", its config"});
   if (kept_by(config.optimizer) != kept_by(before.optimizer))
@@ -190,7 +194,7 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
         fmt::format("the training data has {} sequences, had {} (data.train, data.sequence_length, "
                     "data.validation_fraction)",
                     plan.training.size(), saved.state.data.size));
-  else if (const auto then = digest_in(*from); then && *then != digest(plan.training.stream()))
+  else if (const auto then = digest_in(reader); then && *then != digest(plan.training.stream()))
     found.push_back("the training data has other tokens than it had (data.train)");
   if (found.empty()) {
     std::vector<std::string> changed = changed_settings(config, before);

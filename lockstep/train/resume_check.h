@@ -30,9 +30,16 @@ std::vector<checkpoint::Checkpoint> to_go_on_from(
     const std::filesystem::path& output, const Beginning& told,
     const std::optional<checkpoint::TrainingState>& start);
 
+// For a run that finds none of them whole, before it begins where it was told to: UsageError where
+// later steps have been saved in its folder. Whatever has become of those checkpoints (damaged, set
+// aside, removed), steps that were trained are not trained again without a word; a folder of its
+// own is how a user says that a run is a new one.
+void check_nothing_lost(const std::filesystem::path& output, const Beginning& told,
+                        const std::optional<checkpoint::TrainingState>& start);
+
 // The checkpoint that the run goes on from in the generation `now`, the newest that is not damaged
 // as far as its files' names, sizes and beginnings tell; none where it starts from nothing.
-// UsageError as above, and where all are damaged.
+// UsageError as both above.
 std::optional<std::filesystem::path> checkpoint_to_resume(const TrainConfig& config,
                                                           const FolderHolder& now);
 
@@ -42,10 +49,6 @@ std::optional<std::filesystem::path> checkpoint_to_resume(const TrainConfig& con
 // 0.01".
 std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
                                       const FolderHolder& now = {});
-
-// UsageError where a checkpoint is not one of a language model of ours: a program's with a model of
-// its own.
-void check_is_language_model(const std::filesystem::path& checkpoint);
 
 // The end of a sentence for whoever ended a run that has a checkpoint of that step.
 std::string how_to_go_on(const TrainConfig& config, std::int64_t step);

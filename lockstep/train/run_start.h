@@ -1,6 +1,8 @@
-// That a run has begun in its folder, and how: for later generations of its job.
+// That a run has begun in its folder, and how, and that it has saved: for later generations of its
+// job, and for whoever starts it again.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 
@@ -21,5 +23,13 @@ void write_start(const std::filesystem::path& output, const FolderHolder& begun_
 // cannot be read.
 std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::path& output,
                                                       const FolderHolder& now);
+
+// Leaves `saved.json` in the run's folder, once, when its first checkpoint is complete: it outlives
+// the checkpoints. FileError.
+void note_saved(const std::filesystem::path& output, std::int64_t step);
+
+// The step of a checkpoint that was saved in the run's folder, whatever has become of it; the
+// latest that is known of. UsageError where saved.json cannot be read.
+std::optional<std::int64_t> saved_before(const std::filesystem::path& output);
 
 }  // namespace lockstep::train

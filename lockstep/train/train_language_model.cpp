@@ -233,11 +233,14 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
   check_same_files(plan, ranks);
+  // What ranks hold in memory is of this very run, and needs no checkpoint that is whole.
+  const bool in_memory =
+      config.checkpoint.memory_interval > 0 && peer_copies->newest_step(ranks).has_value();
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {
     // Whoever loads the files looks into them.
-    changed = check_resume(config, plan, this_generation());
+    if (!in_memory) changed = check_resume(config, plan, this_generation());
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,

@@ -122,6 +122,12 @@ class Trainer {
   void note_start();
   void restore_newest(const std::optional<checkpoint::TrainingState>& start);
   void restore(const std::filesystem::path& checkpoint);
+  // One that was found damaged, and how.
+  struct Damaged {
+    checkpoint::Checkpoint checkpoint;
+    std::string damage;
+  };
+  void set_aside(const std::vector<Damaged>& all) const;
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
   RankMessages rank_messages() const { return {dist_.world(), dist_.device()}; }

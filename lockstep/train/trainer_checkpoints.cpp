@@ -50,16 +50,6 @@ Beginning beginning_of(const TrainerOptions& options) {
   return {.resume = options.resume == ResumePolicy::never ? Resume::never : Resume::automatic};
 }
 
-// It would be the newest again, and one of those that are kept.
-void set_aside(const checkpoint::Checkpoint& damaged, const std::string& damage) {
-  try {
-    log::warn("{}. It is '{}' now, and the one before is used", damage,
-              checkpoint::set_aside(damaged).string());
-  } catch (const FileError& error) {
-    log::warn("{}. The one before is used ({})", damage, error.what());
-  }
-}
-
 }  // namespace
 
 checkpoint::TrainingState Trainer::state() const {
@@ -101,7 +91,11 @@ void Trainer::open_output() {
   });
   checkpoints_ = std::make_unique<Checkpointer>(
       dist_, folder.checkpoints(),
-      CheckpointerOptions{.keep_last = options_.keep_checkpoints, .lock = lock_});
+      CheckpointerOptions{.keep_last = options_.keep_checkpoints,
+                          .lock = lock_,
+                          .committed = [output = options_.output](std::int64_t step) {
+                            note_saved(output, step);
+                          }});
 }
 
 // Metrics are of one generation at a time, as checkpoints are.
@@ -141,40 +135,64 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
   std::optional<std::int64_t> in_memory;
   if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
   const auto folder = RunFolder(options_).checkpoints();
+  const Beginning told = start || !in_memory ? beginning_of(options_) : Beginning{};
   std::istringstream newest_first(on_main_rank(dist_, [&] {
     std::string lines;
     if (options_.output.empty()) return lines;
-    Beginning told;
-    if (start || !in_memory) told = beginning_of(options_);
     for (const checkpoint::Checkpoint& one : to_go_on_from(options_.output, told, start))
       lines = fmt::format("{} {}\n{}", one.step, one.path.string(), lines);
     return lines;
   }));
-  std::string damage;
+  std::vector<Damaged> damaged;  // newest first
   checkpoint::Checkpoint next;
   for (std::string path; newest_first >> next.step && std::getline(newest_first.ignore(), path);) {
     next.path = path;
-    if (in_memory >= next.step) return restore_copy(next);
     try {
-      restore(next.path);
-      if (in_memory) options_.peer_copies->forget();
-      return;
+      if (in_memory >= next.step) {
+        restore_copy(next);
+      } else {
+        restore(next.path);
+        if (in_memory) options_.peer_copies->forget();
+      }
+      return set_aside(damaged);
     } catch (const checkpoint::DamagedCheckpoint& error) {
-      damage = error.what();
+      damaged.push_back({next, error.what()});
     }
-    on_main_rank(dist_, [&] {
-      const auto all = checkpoint::list_checkpoints(folder);
-      const auto found = std::ranges::find(all, next.path, &checkpoint::Checkpoint::path);
-      if (found != all.end()) set_aside(*found, damage);
-      return std::string();
-    });
   }
-  if (in_memory) return restore_copy({});
-  if (options_.resume_from) return restore(*options_.resume_from);
-  if (!damage.empty())
+  if (in_memory) {
+    restore_copy({});
+    return set_aside(damaged);
+  }
+  // They keep their names where there is nothing to go on from: the same command finds them again.
+  if (!damaged.empty() && !options_.resume_from)
     throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
-                                      "on from. Get a copy of one, or start anew in another folder",
-                                      damage));
+                                      "on from. Put a copy of one into "
+                                      "'{}', or train in a new folder",
+                                      damaged.front().damage, folder.string()));
+  on_main_rank(dist_, [&] {
+    if (!options_.output.empty()) check_nothing_lost(options_.output, told, start);
+    return std::string();
+  });
+  if (!options_.resume_from) return;
+  restore(*options_.resume_from);
+  set_aside(damaged);
+}
+
+// For when another has been restored: they would be the newest again, and among those that are
+// kept.
+void Trainer::set_aside(const std::vector<Damaged>& all) const {
+  if (all.empty()) return;
+  on_main_rank(dist_, [&] {
+    for (const auto& [checkpoint, damage] : all) {
+      try {
+        log::warn("{}. It is '{}' now, and the one before is used", damage,
+                  checkpoint::set_aside(checkpoint).string());
+      } catch (const FileError& error) {
+        log::warn("{}. The one before is used ({})", damage, error.what());
+      }
+    }
+    return std::string();
+  });
 }
 
 // Each rank reads what it needs.

@@ -76,7 +76,7 @@ TEST(CheckpointFolder, ListsTheCompleteOnesByStep) {
   EXPECT_EQ(newest_checkpoint(folder.path()), std::nullopt);
   for (const std::int64_t step : {20l, 0l, 3l, 123456789012l, 1000l})
     write_checkpoint(folder.path(), step, "");
-  make_folder(folder / "step-00005000", {"data"});  // incomplete: a copy that was cut short
+  make_folder(folder / "damaged-step-00005000", {kManifestFile});
   for (const char* name :
        {"step-7", "step-000000008", "step--0000001", "step-00000009x", "steps", "step-", "x",
         "step-99999999999999999999", ".step-00006000.part-1", ".step-00006000.gone-1"})
@@ -84,6 +84,21 @@ TEST(CheckpointFolder, ListsTheCompleteOnesByStep) {
   write_file(folder / "step-00004000", "a file");
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(0, 3, 20, 1000, 123456789012));
   EXPECT_EQ(newest_checkpoint(folder.path())->step, 123456789012);
+}
+
+// One that a killed writer left was never complete; one that has its name was.
+TEST(CheckpointFolder, OneThatLostItsManifestIsListed) {
+  const TemporaryFolder folder;
+  write_checkpoint(folder.path(), 3, "");
+  make_folder(folder / "step-00005000", {"data"});
+  make_folder(folder / ".step-00006000.part-1", {"shard-00000.safetensors"});
+  make_folder(folder / "copy", {"shard-00000.safetensors"});
+  make_folder(folder / "other", {"data"});
+  EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 5000));
+  for (const char* name : {"step-00000003", "step-00005000", "step-00005000/", "copy"})
+    EXPECT_TRUE(is_checkpoint(folder / name)) << name;
+  for (const char* name : {".step-00006000.part-1", "other", "none", "step-00000003/data"})
+    EXPECT_FALSE(is_checkpoint(folder / name)) << name;
 }
 
 TEST(CheckpointFolder, AFolderThatCannotBeReadIsToldApartFromOneThatIsNotThere) {
@@ -195,6 +210,10 @@ TEST(Folder, ADamagedOneIsSetAside) {
     writer.commit();
   }
   EXPECT_EQ(set_aside(*newest_checkpoint(folder.path())), folder / "damaged-step-00000002-2");
+  EXPECT_THAT(list_set_aside(folder.path()),
+              UnorderedElementsAre(Checkpoint{2, folder / "damaged-step-00000002"},
+                                   Checkpoint{2, folder / "damaged-step-00000002-2"}));
+  EXPECT_EQ(steps_in(folder.path()), std::vector<std::int64_t>{1});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Any part of any tensor, whatever pieces it was written in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <lockstep/checkpoint/reader.h>
 
@@ -121,7 +122,8 @@ TEST(CheckpointReader, FindsAHoleThatAnotherPieceMakesUpFor) {
   EXPECT_THAT(reader.damages(), ElementsAre(HasSubstr("of the 6 elements of 'w' there are 5")));
 }
 
-// Every bit of every file of a small checkpoint.
+// Every bit of every file of a small checkpoint. Those of the manifest in memory: nobody gets past
+// it who opens a checkpoint.
 TEST(DamagedCheckpoint, IsFoundWhereverItIs) {
   std::mt19937 random(9);
   const TemporaryFolder folder;
@@ -134,9 +136,15 @@ TEST(DamagedCheckpoint, IsFoundWhereverItIs) {
   for (const auto& entry : std::filesystem::directory_iterator(folder / "c")) {
     const std::string whole = testing::read_file(entry.path());
     const std::string file = entry.path().filename().string();
-    for (std::size_t at = 0; at < whole.size(); ++at) {
+    const bool in_memory = file == kManifestFile;
+    for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+      const std::size_t at = bit / 8;
       std::string flipped = whole;
-      flipped[at] = static_cast<char>(flipped[at] ^ (1 << random() % 8));
+      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit % 8));
+      if (in_memory) {
+        ASSERT_THROW(parse_manifest(flipped, file), checkpoint::DamagedCheckpoint) << "bit " << bit;
+        if (random() % 100 != 0) continue;
+      }
       testing::write_file(entry.path(), flipped);
       std::string found;
       try {
@@ -198,6 +206,32 @@ TEST(DamagedCheckpoint, TheOneBeforeIsTaken) {
   EXPECT_EQ(usable.checkpoint->step, 1);
   EXPECT_THAT(usable.damages, ::testing::ElementsAre(HasSubstr("step-00000003/shard-00000"),
                                                      HasSubstr("step-00000002/manifest.json")));
+  remove(folder / checkpoint_name(2) / kManifestFile);
+  EXPECT_THAT(newest_usable(folder.path()).damages,
+              ::testing::ElementsAre(HasSubstr("step-00000003/shard-00000"),
+                                     HasSubstr("step-00000002' has lost its manifest.json")));
+}
+
+// Whatever takes the place of a file, nobody waits for it.
+TEST(DamagedCheckpoint, OnlyRegularFilesAreRead) {
+  std::mt19937 random(12);
+  const TemporaryFolder folder;
+  testing::write_checkpoint(folder / "c", {{"a", random_tensor(DType::f32, {4}, random)}},
+                            {{"a", {Placement::full({4})}}}, 1);
+  for (const std::string file : {"shard-00000.safetensors", "config.json", "manifest.json"}) {
+    const std::string bytes = testing::read_file(folder / "c" / file);
+    remove(folder / "c" / file);
+    ASSERT_EQ(::mkfifo((folder / "c" / file).c_str(), 0600), 0);
+    try {
+      CheckpointReader(folder / "c").check_files();
+      ADD_FAILURE() << file;
+    } catch (const checkpoint::DamagedCheckpoint& damage) {
+      EXPECT_THAT(damage.what(), AllOf(HasSubstr(file), HasSubstr("is a FIFO")));
+    }
+    remove(folder / "c" / file);
+    testing::write_file(folder / "c" / file, bytes);
+  }
+  EXPECT_NO_THROW(CheckpointReader(folder / "c").check_files());
 }
 
 }  // namespace

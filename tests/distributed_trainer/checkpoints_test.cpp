@@ -6,10 +6,14 @@
 #include <sys/mount.h>
 
 #include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/reader.h>
+#include <lockstep/net/job_identity.h>
 #include <lockstep/train/distributed_trainer.h>
+#include <lockstep/train/run_start.h>
 
+#include "../base/errors.h"
 #include "../base/files.h"
+#include "../base/variables.h"
 #include "../checkpoint/tiny_disk.h"
 #include "line.h"
 
@@ -20,6 +24,8 @@ namespace fs = std::filesystem;
 using lockstep::testing::TemporaryFolder;
 using lockstep::testing::TinyDisk;
 using lockstep::testing::write_file;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TrainerOptions three_steps(const fs::path& output) {
   return {.max_steps = 3,
@@ -42,7 +48,7 @@ nn::LossSum ignoring(const at::Tensor& output, const at::Tensor& target) {
 }
 
 checkpoint::TrainingState saved(const TrainingResult& result) {
-  return checkpoint::read_manifest(result.checkpoint).state;
+  return checkpoint::CheckpointReader(result.checkpoint).manifest().state;
 }
 
 TEST(Checkpoints, AStepWithNothingToLearnFromIsSkippedAndKeptCountOf) {
@@ -84,6 +90,86 @@ TEST(Checkpoints, ValidationWithNothingThatCounts) {
       },
       three_steps(""));
   EXPECT_FALSE(trainer.fit(Line(20), Line(5)).validation_loss) << "and not a NaN";
+}
+
+// Whoever starts it again, and with whatever has become of its checkpoints in the meantime.
+TEST(Checkpoints, ARunThatHasSavedIsNotBegunAnewInItsFolder) {
+  const TemporaryFolder folder;
+  TrainerOptions options = three_steps(folder / "run");
+  options.checkpoint_interval = 1;
+  options.asynchronous_checkpoints = false;
+  const fs::path checkpoints = folder / "run/checkpoints";
+  const DistributedManager dist = setup_distributed();
+  const auto train = [&] { return DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)); };
+  train();
+  fs::copy(checkpoints, folder / "kept", fs::copy_options::recursive);
+  const auto all = checkpoint::list_checkpoints(checkpoints);
+  ASSERT_GE(all.size(), 2u);
+  options.max_steps = 4;
+  for (const auto& one : all) fs::resize_file(one.path / "shard-00000.safetensors", 100);
+  for (const char* attempt : {"first", "requeued"}) {
+    try {
+      train();
+      ADD_FAILURE() << attempt;
+    } catch (const train::TrainingStopped& stopped) {
+      EXPECT_THAT(stopped.what(), AllOf(HasSubstr("step-00000003/shard-00000.safetensors"),
+                                        HasSubstr("nothing to go on from")))
+          << attempt;
+    }
+    EXPECT_EQ(checkpoint::list_checkpoints(checkpoints), all) << attempt;
+  }
+  const auto refused = [&](const std::string& part) {
+    for (const auto policy : {train::ResumePolicy::newest, train::ResumePolicy::never}) {
+      options.resume = policy;
+      EXPECT_THAT(usage_error(train),
+                  AllOf(HasSubstr("of a run was saved in"), HasSubstr(part), HasSubstr("folder")));
+    }
+    options.resume = train::ResumePolicy::newest;
+  };
+  // Set aside by a run that had an older one then.
+  for (const auto& one : all) checkpoint::set_aside(one);
+  refused("'damaged-step-00000003' was set aside");
+  fs::remove(folder / "run/saved.json");
+  refused("'damaged-step-00000003' was set aside");
+  // Moved away, or a disk that is not mounted.
+  write_file(folder / "run/saved.json", R"({"step": 1})");
+  fs::remove_all(checkpoints);
+  refused("step 1 of a run");
+  // Another generation of the job that has begun it is no exception.
+  {
+    Variables variables;
+    for (const auto& [name, value] : {std::pair("RANK", "0"), std::pair("WORLD_SIZE", "1"),
+                                      std::pair("TORCHELASTIC_RUN_ID", "job")})
+      variables.set(name, value);
+    variables.set("LOCKSTEP_GENERATION", "1");
+    train::write_start(options.output, {.job = net::job_identity()}, {});
+    refused("step 1 of a run");
+  }
+  // A copy, or another folder, is the way out.
+  fs::remove_all(checkpoints);
+  fs::copy(folder / "kept", checkpoints, fs::copy_options::recursive);
+  EXPECT_EQ(train().resumed_after, 3);
+  options.output = folder / "new";
+  EXPECT_EQ(train().resumed_after, 0);
+}
+
+TEST(Checkpoints, OneThatLostItsManifestIsNamedAndTheOneBeforeIsUsed) {
+  const TemporaryFolder folder;
+  TrainerOptions options = three_steps(folder.path());
+  options.checkpoint_interval = 1;
+  options.asynchronous_checkpoints = false;
+  const auto train = [&] {
+    return DistributedTrainer(setup_distributed(), Net(), kMean, options).fit(Line(40));
+  };
+  train();
+  fs::remove(folder / "checkpoints/step-00000003/manifest.json");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(train().resumed_after, 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("step-00000003' has lost its manifest.json"),
+                    HasSubstr("damaged-step-00000003"), HasSubstr("the one before is used")));
+  EXPECT_TRUE(fs::exists(folder / "checkpoints/damaged-step-00000003"));
+  EXPECT_TRUE(fs::exists(folder / "checkpoints/step-00000003/manifest.json")) << "saved anew";
 }
 
 // A checkpoint of step 0 that cannot be removed: something is mounted in it.

@@ -4,7 +4,7 @@
 
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/net/job_identity.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/distributed_trainer.h>
@@ -223,7 +223,7 @@ TEST(Generations, OnlyTheBatchOfTheSameJobIsKept) {
     be_of(variables, 1);
     const auto result =
         DistributedTrainer(dist, Net(), kMean, saving_each_step(folder.path(), 1)).fit(Line(40));
-    return checkpoint::read_manifest(result.checkpoint).state.samples_seen;
+    return checkpoint::CheckpointReader(result.checkpoint).manifest().state.samples_seen;
   };
   EXPECT_EQ(samples_of_a_step("job"), 8);
   EXPECT_EQ(samples_of_a_step("another"), 4);

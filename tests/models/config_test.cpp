@@ -75,7 +75,7 @@ struct Mistake {
   std::vector<std::string> named;  // words of the message
 };
 
-class BadConfig : public testing::TestWithParam<Mistake> {};
+class BadConfig : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(BadConfig, IsRefusedWithItsNumbers) {
   auto config = small(Family::llama);
@@ -93,7 +93,7 @@ constexpr auto kNan = std::numeric_limits<double>::quiet_NaN();
 
 INSTANTIATE_TEST_SUITE_P(
     Each, BadConfig,
-    testing::Values(
+    ::testing::Values(
         Mistake{"vocab", [](ModelConfig& c) { c.vocab_size = 0; }, {"vocab_size", "0"}},
         Mistake{"hidden", [](ModelConfig& c) { c.hidden_size = -96; }, {"hidden_size", "-96"}},
         Mistake{"too_wide", [](ModelConfig& c) { c.hidden_size = 1ll << 40; }, {"hidden_size"}},

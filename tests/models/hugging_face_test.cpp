@@ -1,11 +1,24 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
+#include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/models/hugging_face.h>
+#include <lockstep/models/hugging_face_folder.h>
 
 #include "../base/errors.h"
+#include "../base/files.h"
 
 namespace lockstep::models {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr const char* kFile = "folder/config.json";
 
@@ -96,7 +109,7 @@ struct BadText {
   const char* named;  // in the message, besides the file
 };
 
-class BadConfigJson : public testing::TestWithParam<BadText> {};
+class BadConfigJson : public ::testing::TestWithParam<BadText> {};
 
 TEST_P(BadConfigJson, IsRefused) {
   const auto message = usage_error([] { from_hugging_face(GetParam().text, kFile); });
@@ -106,7 +119,7 @@ TEST_P(BadConfigJson, IsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(
     Each, BadConfigJson,
-    testing::Values(
+    ::testing::Values(
         BadText{"empty", "", "JSON"}, BadText{"cut", R"({"model_type": )", "JSON"},
         BadText{"list", "[1]", "object"},
         BadText{"deep", "{\"a\":[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]}", "deep"},
@@ -188,6 +201,121 @@ TEST(HuggingFace, MapsTheNamesOfLlama) {
   EXPECT_EQ(parameter_of(config, "layers.0.mlp.up_proj.weight"),
             "model.layers.0.mlp.up_proj.weight");
   EXPECT_EQ(parameter_of(config, "model.layers.0.self_attn.rotary_emb.inv_freq"), std::nullopt);
+}
+
+// A model of Hugging Face's whose tensors are zeros, with some changed by `change`.
+void write_model(
+    const std::filesystem::path& folder, const ModelConfig& config,
+    const std::function<void(std::vector<checkpoint::TensorDeclaration>&)>& change = {}) {
+  std::vector<checkpoint::TensorDeclaration> tensors;
+  for (auto [name, shape] : parameter_shapes(config)) {
+    if (stored_transposed(config, name)) std::ranges::reverse(shape);
+    tensors.push_back({name, checkpoint::DType::f32, shape});
+  }
+  if (change) change(tensors);
+  create_directories(folder);
+  testing::write_file(folder / "config.json", to_hugging_face(config));
+  checkpoint::SafetensorsWriter writer(folder / checkpoint::kModelFile, tensors);
+  for (const checkpoint::TensorEntry& entry : writer.entries())
+    writer.write(std::vector<std::byte>(entry.size_bytes()));
+  writer.commit();
+}
+
+constexpr ModelConfig kGpt{.family = Family::gpt2,
+                           .vocab_size = 11,
+                           .hidden_size = 4,
+                           .num_layers = 2,
+                           .num_heads = 2,
+                           .max_positions = 5};
+constexpr ModelConfig kLlama{.family = Family::llama,
+                             .vocab_size = 11,
+                             .hidden_size = 4,
+                             .num_layers = 2,
+                             .num_heads = 2,
+                             .num_kv_heads = 1,
+                             .intermediate_size = 6,
+                             .tie_embeddings = false};
+
+// What reads the model in a folder says to it; both say the same.
+std::string refused(const std::filesystem::path& folder) {
+  const std::string error = usage_error([&] { read_model_config(folder); });
+  EXPECT_EQ(usage_error([&] { import_from_hugging_face(folder, folder / "imported"); }), error);
+  EXPECT_FALSE(exists(folder / "imported"));
+  return error;
+}
+
+TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
+  for (const ModelConfig& config : {kGpt, kLlama}) {
+    const testing::TemporaryFolder folder;
+    // What files have for other reasons is no mistake.
+    write_model(folder / "model", config, [&](auto& tensors) {
+      if (config.tie_embeddings)
+        tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {11, 4}});
+      tensors.push_back({"h.0.attn.bias", checkpoint::DType::u8, {1, 1, 5, 5}});
+    });
+    EXPECT_EQ(read_model_config(folder / "model"), resolved(config));
+    const auto imported = import_from_hugging_face(folder / "model", folder / "run");
+    EXPECT_EQ(read_model_config(imported), resolved(config));
+    checkpoint::CheckpointReader reader(imported);
+    export_to_hugging_face(reader, folder / "again");
+    EXPECT_EQ(read_model_config(folder / "again"), resolved(config));
+    EXPECT_THAT(usage_error([&] { import_from_hugging_face(imported, folder / "twice"); }),
+                HasSubstr("is a checkpoint of Lockstep's already"));
+  }
+}
+
+TEST(HuggingFaceFolder, TensorsThatAreNotThoseOfTheConfigAreNamed) {
+  const auto told = [](ModelConfig config, const auto& change) {
+    const testing::TemporaryFolder folder;
+    write_model(folder.path(), config);
+    change(config);
+    testing::write_file(folder / "config.json", to_hugging_face(config));
+    return refused(folder.path());
+  };
+  EXPECT_THAT(told(kGpt, [](ModelConfig& c) { c.num_layers = 1; }),
+              AllOf(HasSubstr("12 that the config.json does not account for: "
+                              "'transformer.h.1.attn.c_attn.bias' [12]"),
+                    Not(HasSubstr("missing"))));
+  EXPECT_THAT(told(kGpt, [](ModelConfig& c) { c.num_layers = 3; }),
+              AllOf(HasSubstr("12 missing: 'transformer.h.2.attn.c_attn.bias' [12]"),
+                    Not(HasSubstr("account for"))));
+  EXPECT_THAT(told(kGpt, [](ModelConfig& c) { c.vocab_size = 12; }),
+              HasSubstr("1 of another shape: 'transformer.wte.weight' is [11, 4] and should be "
+                        "[12, 4]"));
+  EXPECT_THAT(told(kGpt, [](ModelConfig& c) { c.hidden_size = 8; }),
+              AllOf(HasSubstr("28 of another shape: "),
+                    HasSubstr("'transformer.h.0.attn.c_attn.weight' is [4, 12] and should be "
+                              "[8, 24]")));
+  EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.num_kv_heads = 2; }),
+              HasSubstr("4 of another shape: 'model.layers.0.self_attn.k_proj.weight' is [2, 4] "
+                        "and should be [4, 4]"));
+  const auto changed = [](const auto& change) {
+    const testing::TemporaryFolder folder;
+    write_model(folder.path(), kLlama, change);
+    return refused(folder.path());
+  };
+  EXPECT_THAT(changed([](auto& tensors) { tensors.erase(tensors.begin()); }),
+              HasSubstr("1 missing: 'lm_head.weight' [11, 4]"));
+  EXPECT_THAT(changed([](auto& tensors) {
+                tensors.push_back({"score.weight", checkpoint::DType::f32, {2, 4}});
+              }),
+              HasSubstr("1 that the config.json does not account for: 'score.weight' [2, 4]"));
+  EXPECT_THAT(changed([](auto& tensors) {
+                tensors.push_back({"norm.weight", checkpoint::DType::f32, {4}});
+              }),
+              HasSubstr("1 there twice: 'norm.weight'"));
+  EXPECT_THAT(changed([](auto& tensors) { tensors[0].dtype = checkpoint::DType::i32; }),
+              HasSubstr("1 of another type: 'lm_head.weight' is I32"));
+}
+
+TEST(HuggingFaceFolder, OnlyRegularFilesAreRead) {
+  for (const char* file : {"config.json", checkpoint::kModelFile}) {
+    const testing::TemporaryFolder folder;
+    write_model(folder.path(), kGpt);
+    remove(folder / file);
+    ASSERT_EQ(::mkfifo((folder / file).c_str(), 0600), 0);
+    EXPECT_THAT(refused(folder.path()), AllOf(HasSubstr(file), HasSubstr("is a FIFO")));
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <string>
 
@@ -73,6 +74,10 @@ TEST_P(EachFamily, HasAsManyParametersAsTheFormulaSays) {
     const auto model = make_model(config, 1);
     for (const auto& parameter : model->parameters()) count += parameter.numel();
     EXPECT_EQ(count, num_parameters(config));
+    std::map<std::string, std::vector<std::int64_t>> shapes;
+    for (const auto& item : model->named_parameters())
+      shapes[item.key()] = item.value().sizes().vec();
+    EXPECT_EQ(shapes, parameter_shapes(config));
     EXPECT_EQ(names_of(*model).count("lm_head.weight"), tied ? 0u : 1u);
     EXPECT_TRUE(model->buffers().empty());
   }

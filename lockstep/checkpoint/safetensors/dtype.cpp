@@ -34,4 +34,8 @@ std::optional<DType> dtype_from_name(std::string_view name) {
 
 unsigned bits_of(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)].bits; }
 
+bool is_floating(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+}
+
 }  // namespace lockstep::checkpoint

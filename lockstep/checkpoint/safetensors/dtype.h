@@ -40,4 +40,7 @@ std::optional<DType> dtype_from_name(std::string_view name);
 // Bits, as three of them have less than a byte.
 unsigned bits_of(DType dtype);
 
+// Whether a model's weights may be of it, and are converted to another such type where they must.
+bool is_floating(DType dtype);
+
 }  // namespace lockstep::checkpoint

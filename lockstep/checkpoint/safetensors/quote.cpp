@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kLongestText = 120;
 constexpr std::size_t kMostDimsShown = 12;
+constexpr std::size_t kNamesShown = 5;
 
 }  // namespace
 
@@ -35,6 +36,15 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   const auto shown = shape.first(std::min(shape.size(), kMostDimsShown));
   const char* const rest = shown.size() < shape.size() ? ", …" : "";
   return fmt::format("[{}{}]", fmt::join(shown, ", "), rest);
+}
+
+void Mismatches::add(const std::string& text) {
+  if (count_++ < kNamesShown) shown_ += (shown_.empty() ? "" : ", ") + text;
+}
+
+std::string Mismatches::text() const {
+  if (!any()) return "";
+  return fmt::format("\n  {} {}: {}{}", count_, kind_, shown_, count_ > kNamesShown ? ", …" : "");
 }
 
 }  // namespace lockstep::checkpoint

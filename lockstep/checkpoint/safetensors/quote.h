@@ -1,6 +1,7 @@
 // Texts from files as messages show them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -13,5 +14,21 @@ std::string quote(std::string_view text);
 
 // "[2, 3]"; a long one is cut.
 std::string shape_text(std::span<const std::int64_t> shape);
+
+// What does not fit, of one kind: all counted, the first few named.
+class Mismatches {
+ public:
+  explicit Mismatches(const char* kind) : kind_(kind) {}
+
+  void add(const std::string& text);
+  bool any() const { return count_ > 0; }
+  // A line for a message, which begins with a line break; "" where there is none.
+  std::string text() const;
+
+ private:
+  const char* kind_;
+  std::size_t count_ = 0;
+  std::string shown_;
+};
 
 }  // namespace lockstep::checkpoint

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <fstream>
 
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/checkpoint/safetensors.h>
 
 #include "tests/base/files.h"
@@ -170,6 +170,12 @@ TEST(BadInput, HostsWithAnOlderCopyOfAFile) {
   EXPECT_EQ(other.wait(milliseconds(60'000)), 2);
   EXPECT_THAT(other.error(), AllOf(HasSubstr("ranks were told different things"),
                                    HasSubstr("rank 1: the model's n_head is 1\n")));
+  // One whose tensors are another model's is found before a rank starts.
+  changed["n_layer"] = 1;
+  write_file(older / "config.json", changed.dump());
+  expect_refused(training.start(1, "layers", {"--set", "model.from=" + older.string()}),
+                 {older.string(), "12 that the config.json does not account for",
+                  "'transformer.h.1.attn.c_attn.bias' [48]"});
 
   const auto schedule = [&](const char* kind) {
     const std::string file = training.folder() / (std::string(kind) + ".json");
@@ -238,8 +244,15 @@ TEST(BadInput, DamagedCheckpoints) {
   }
   for (const auto& one : fs::directory_iterator(training.output() / "checkpoints"))
     fs::resize_file(one.path() / "shard-00000.safetensors", 100);
-  expect_refused(training.start(1), {"step-00000012/shard-00000.safetensors", "has 100 bytes",
-                                     "no older one that is whole"});
+  for (const char* attempt : {"first", "requeued"}) {
+    SCOPED_TRACE(attempt);
+    expect_refused(training.start(1), {"step-00000012/shard-00000.safetensors", "has 100 bytes",
+                                       "no older one that is whole"});
+  }
+  fs::remove_all(training.output() / "checkpoints");
+  expect_refused(training.start(1), {"of a run was saved in", "--set output=FOLDER"});
+  expect_refused(training.start(1, "run", {"--set", "checkpoint.resume=never"}),
+                 {"of a run was saved in", "--set output=FOLDER"});
 }
 
 // What one rank alone reads, all go back for together.
@@ -299,7 +312,7 @@ TEST(BadInput, CheckpointsOfOtherPrograms) {
   training.train(1);
   // As a program of one's own leaves it: whole, without a language model's config.
   const fs::path checkpoint = training.checkpoint();
-  auto manifest = checkpoint::read_manifest(checkpoint);
+  auto manifest = checkpoint::CheckpointReader(checkpoint).manifest();
   ASSERT_EQ(manifest.files.erase("config.json"), 1u);
   write_file(checkpoint / "manifest.json", to_text(manifest));
   fs::remove(checkpoint / "config.json");
@@ -331,7 +344,8 @@ TEST(BadInput, WeightsThatLostABit) {
   training.train(1);
   const fs::path file = training.checkpoint() / "shard-00000.safetensors";
   std::string weights = read_file(file);
-  const auto head = checkpoint::read_manifest(training.checkpoint())
+  const auto head = checkpoint::CheckpointReader(training.checkpoint())
+                        .manifest()
                         .files.at("shard-00000.safetensors")
                         .head_bytes;
   for (std::size_t at = head; at < weights.size(); at += 64) weights[at] ^= 1;

@@ -12,6 +12,9 @@ namespace lockstep::train::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using lockstep::testing::read_file;
+using lockstep::testing::write_file;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -165,6 +168,12 @@ TEST(SampleOfExport, WritesTheSameText) {
     const std::string imported = (training.folder() / "imported").string();
     ckpt({"import", model, imported});
     EXPECT_EQ(text_of({imported, "--max-tokens", "30"}), text);
+    // All the model's tensors are the same; an optimizer's are not in both.
+    Launched diff({LOCKSTEP_PROGRAM, "ckpt", "diff", run, imported});
+    EXPECT_EQ(diff.wait(), 1);
+    EXPECT_EQ(elastic::testing::lines_of(diff.output()).size(), 3u) << diff.output();
+    EXPECT_THAT(diff.output(), AllOf(HasSubstr("\nmodel: the same "), HasSubstr(", to the bit\n"),
+                                     HasSubstr("\noptimizer: "), HasSubstr(" only in the first")));
     // Neither replaces what is there.
     for (const auto& [action, from, to] :
          {std::tuple("export", run, model), std::tuple("import", model, imported),
@@ -199,14 +208,38 @@ TEST(Ckpt, TellsWhatIsThere) {
   EXPECT_THAT(ckpt({"shw", run}, 2), HasSubstr("did you mean 'show'"));
   EXPECT_THAT(ckpt({"diff", run}, 2), HasSubstr("1 path was given"));
   EXPECT_THAT(ckpt({"show", training.folder().string()}, 2), HasSubstr("neither a checkpoint"));
+  EXPECT_THAT(ckpt({"ls", newest.string()}, 2), HasSubstr("is a checkpoint itself"));
+  EXPECT_THAT(ckpt({"ls", training.folder().string()}, 2), HasSubstr("not the folder of a run"));
+  fs::create_directories(training.folder() / "begun/checkpoints");
+  EXPECT_THAT(ckpt({"ls", training.output("begun").string()}, 0),
+              HasSubstr("has no checkpoints yet"));
   fs::resize_file(newest / "shard-00001.safetensors", 3000);
   EXPECT_THAT(ckpt({"ls", run}, 0), AllOf(HasSubstr("DAMAGED"), HasSubstr("has 3000 bytes")));
   EXPECT_THAT(ckpt({"verify", run}, 1), HasSubstr("shard-00001.safetensors"));
+  fs::remove(newest / "manifest.json");
+  const auto lost = HasSubstr(newest.string() + "' has lost its manifest.json");
+  EXPECT_THAT(ckpt({"ls", run}, 0), AllOf(HasSubstr("DAMAGED"), lost));
+  EXPECT_THAT(ckpt({"verify", run}, 1), lost);
+  EXPECT_THAT(ckpt({"verify", newest.string()}, 1), lost);
+  EXPECT_THAT(ckpt({"show", run}, 2), lost);
 }
 
 TEST(SampleOfDamage, IsRefused) {
   Training training;
   training.train(1);
+  // Another model of the same tensors.
+  const fs::path config = training.checkpoint() / "config.json";
+  const std::string before = read_file(config);
+  std::string other = before;
+  other.replace(other.find("\"n_head\": 2"), 11, "\"n_head\": 4");
+  write_file(config, other);
+  expect_refused({training.output().string()}, {"config.json", "is not what was written"});
+  expect_refused({training.checkpoint().string()}, {"config.json", "is not what was written"});
+  Launched further = training.start(
+      1, "further", {"--set", "model={\"from\": \"" + training.checkpoint().string() + "\"}"});
+  EXPECT_EQ(further.wait(), 2);
+  EXPECT_THAT(further.error(), AllOf(HasSubstr("config.json"), HasSubstr("not what was written")));
+  write_file(config, before);
   const fs::path weights = training.checkpoint() / "shard-00000.safetensors";
   fs::resize_file(weights, 1000);
   expect_refused({training.output().string()}, {"shard-00000.safetensors", "damaged"});

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/reader.h>
 #include <lockstep/elastic/free_port.h>
 
 #include "tests/base/files.h"
@@ -35,7 +35,7 @@ void expect_same(const std::map<int, double>& got, const std::map<int, double>& 
 }
 
 std::int64_t samples_seen(const Training& training, const std::string& run) {
-  return checkpoint::read_manifest(training.checkpoint(run)).state.samples_seen;
+  return checkpoint::CheckpointReader(training.checkpoint(run)).manifest().state.samples_seen;
 }
 
 struct Sizes {
