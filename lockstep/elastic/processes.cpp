@@ -36,6 +36,12 @@ RankProcess* Processes::of_rank(int local_rank) {
   return found == slots_.end() ? nullptr : &*found;
 }
 
+bool Processes::ended_well(int local_rank) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const RankProcess& one) {
+    return !one.runs && one.local_rank == local_rank && one.ended_well;
+  });
+}
+
 int Processes::free_slot() const {
   const auto found =
       std::find_if(slots_.begin(), slots_.end(), [](const RankProcess& one) { return !one.runs; });
@@ -92,6 +98,7 @@ void Processes::find_process(int local_rank, const Generation& generation, Begun
   for (RankStream& stream : process->streams) stream.set_prefix(prefix);
   process->left = false;
   process->final = false;
+  process->blame = {};
   LineMessage place{.word = LineMessage::Word::place,
                     .variables = generation.environment(local_rank)};
   place.variables.emplace_back("LOCKSTEP_SPARE=");

@@ -119,6 +119,16 @@ TEST_F(Nodes, AHostThatJoinsSaysSoPlainly) {
   }
 }
 
+// The launcher of host 0 hears of the end of its own rank first, and waits for the one it lost.
+TEST_F(Nodes, TheRankThatAnotherHostLostIsNamedThoughItEndsLast) {
+  CONNECT_OR_SKIP(2);
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), RANK_PROGRAM, "follow",
+                                folder_.path().string(), "exit"}));
+  expect_all_end(jobs, 7, "the job failed: rank 1 (local rank 0");
+}
+
 TEST_F(Nodes, AFailedRankEndsAllHosts) {
   CONNECT_OR_SKIP(3);
   std::vector<Launched> jobs;

@@ -88,8 +88,9 @@ TEST(Hang, ADeadRankIsCalledDead) {
   const Folder flight;
   Launched job = start_hanging("die", 3, flight);
   EXPECT_EQ(job.wait(), 137) << job.output() << job.error();
-  EXPECT_THAT(check_hang(flight), AllOf(HasSubstr("Rank 2 died; ranks 0 and 1 waited for it in "),
-                                        HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
+  EXPECT_THAT(check_hang(flight),
+              AllOf(HasSubstr("Rank 2 is gone; ranks 0 and 1 waited for it in "),
+                    HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
 }
 
 // One rank at half speed: every rank names it within 20 steps.
