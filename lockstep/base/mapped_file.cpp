@@ -14,7 +14,8 @@
 namespace lockstep {
 
 MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK a FIFO would wait for a writer, for ever.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0)
     throw UsageError("cannot open '{}': {}{}", path.string(), std::strerror(errno),
                      errno == EACCES ? " (as this user)" : "");

@@ -76,10 +76,13 @@ void Agent::run() {
       sink->flush();
       if (sink->backlog() < before) last_progress_ = Clock::now();
     }
-    if (sinks_[0]->lost() && !told_lost_) {
-      told_lost_ = true;
+    if (const int error = sinks_[0]->error(); error != 0 && !std::exchange(told_lost_, true)) {
       sinks_[1]->append(
-          "lockstep: nobody reads the standard output any more; the job goes on without\n");
+          error == EPIPE
+              ? "lockstep: nobody reads the standard output any more; the job goes on without\n"
+              : fmt::format("lockstep: the standard output cannot be written: {}; the job goes on "
+                            "without\n",
+                            std::strerror(error)));
     }
   }
 }

@@ -21,7 +21,7 @@ struct GuardianCommand;
 struct GuardianSetup {
   std::vector<std::string> command;
   int num_slots = 1;             // how many may run at once
-  std::string flight_directory;  // removed at the end where it is empty
+  std::string flight_directory;  // removed at the end where there is no dump in it
 };
 
 // What one of them is started with besides.

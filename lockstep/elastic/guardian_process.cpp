@@ -269,7 +269,7 @@ int GuardianProcess::clear() {
 
 void GuardianProcess::leave() {
   const int stuck = clear();
-  if (!setup_.flight_directory.empty()) remove_if_unused(setup_.flight_directory);
+  if (!setup_.flight_directory.empty()) remove_without_dumps(setup_.flight_directory);
   ::_exit(stuck == 0 ? 0 : 1);
 }
 

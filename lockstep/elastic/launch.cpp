@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <filesystem>
 #include <memory>
@@ -190,7 +191,9 @@ int Launch::run() {
               flight_.path());
   else
     flight_.clear();
-  return 0;
+  // Output that is lost though somebody wanted it is a failure of its own; the agent has said so.
+  const auto lost = [](const Sink& sink) { return sink.error() != 0 && sink.error() != EPIPE; };
+  return lost(output_) || lost(error_) ? 1 : 0;
 }
 
 // Nothing where the job ends instead.

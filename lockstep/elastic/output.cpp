@@ -25,7 +25,7 @@ constexpr std::size_t kTailBytes = 8 << 10;
 Sink::Sink(int fd) : fd_(fd), largest_write_(1 << 18), terminal_(::isatty(fd) == 1) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
-    lost_ = true;
+    error_ = EPIPE;
   } else if (S_ISFIFO(info.st_mode) || S_ISCHR(info.st_mode)) {
     const std::string path = fmt::format("/proc/self/fd/{}", fd);
     own_ = net::Fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -45,7 +45,7 @@ void Sink::flush() {
     } else if (put < 0 && errno == EAGAIN) {
       break;
     } else if (put < 0 && errno != EINTR) {
-      lost_ = true;
+      error_ = errno;
       written_ = pending_.size();
     }
   }

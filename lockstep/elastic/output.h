@@ -11,14 +11,14 @@
 namespace lockstep::elastic {
 
 // One of the launcher's own streams, written without ever blocking: whoever reads it may be slow
-// or stopped, and the launcher must still watch its ranks. Not thread-safe. When the reader is
-// gone, what follows is dropped and lost() says so.
+// or stopped, and the launcher must still watch its ranks. Not thread-safe. When it cannot be
+// written any more, what follows is dropped, and error() says why.
 class Sink {
  public:
   explicit Sink(int fd);
 
   void append(std::string_view text) {
-    if (!lost_) pending_.append(text);
+    if (error_ == 0) pending_.append(text);
   }
 
   // Writes what the reader takes now.
@@ -26,7 +26,8 @@ class Sink {
 
   int fd() const { return fd_; }
   bool terminal() const { return terminal_; }
-  bool lost() const { return lost_; }
+  // What the system said when a write failed: EPIPE where nobody reads it any more; 0: nothing yet.
+  int error() const { return error_; }
   std::size_t backlog() const { return pending_.size() - written_; }
 
  private:
@@ -34,7 +35,7 @@ class Sink {
   net::Fd own_;  // the same file opened anew, where its blocking mode is not ours to change
   std::size_t largest_write_;
   bool terminal_ = false;
-  bool lost_ = false;
+  int error_ = 0;
   std::string pending_;
   std::size_t written_ = 0;
 };

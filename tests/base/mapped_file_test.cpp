@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/mapped_file.h>
@@ -33,6 +34,8 @@ TEST(MappedFile, SaysWhatIsWrong) {
   EXPECT_THAT(usage_error([&] { MappedFile(folder / "missing"); }),
               HasSubstr("missing': No such file"));
   EXPECT_THAT(usage_error([&] { MappedFile(folder.path()); }), HasSubstr("is a folder"));
+  ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_THAT(usage_error([&] { MappedFile(folder / "fifo"); }), HasSubstr("is not a file"));
 }
 
 }  // namespace

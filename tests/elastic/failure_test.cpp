@@ -268,6 +268,38 @@ TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {
   EXPECT_THAT(job.error(), Not(HasSubstr("where the ranks")));
 }
 
+// Failed jobs leave dumps for somebody to read, and not for ever.
+TEST(Failure, OnlyTheNewestDumpsOfFailedJobsStay) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  const auto age = [](const fs::path& path, int minutes) {
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+  };
+  for (int i = 0; i < 8; ++i) {
+    const fs::path old = folder.path() / fmt::format("lockstep-flight-{:06}", i);
+    fs::create_directory(old);
+    std::ofstream(old / "flight-world.rank0.json") << "{}";
+    age(old, i == 7 ? 0 : 10 + i);
+  }
+  // The oldest is of a job that still runs.
+  Launched running = Launched::run({"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; sleep 100"},
+                                   {"TMPDIR=" + folder.path().string()});
+  ASSERT_TRUE(running.says("lockstep-flight-"));
+  const fs::path in_use = lines_of(running.output()).at(0).substr(4);
+  age(in_use, 60);
+  Launched job = Launched::run({"sh", "-c", "touch $LOCKSTEP_FLIGHT_DIR/demand; exit 1"},
+                               {"TMPDIR=" + folder.path().string()});
+  EXPECT_EQ(job.wait(), 1) << job.error();
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder.path()))
+    if (entry.path() != in_use) left.push_back(entry.path().filename().string());
+  EXPECT_THAT(left,
+              ::testing::UnorderedElementsAre("lockstep-flight-000000", "lockstep-flight-000001",
+                                              "lockstep-flight-000002", "lockstep-flight-000003",
+                                              "lockstep-flight-000007"));
+  EXPECT_TRUE(fs::exists(in_use));
+}
+
 TEST(Failure, SurvivesEncoding) {
   const Failure failure{.kind = Failure::Kind::signal,
                         .rank = 5,

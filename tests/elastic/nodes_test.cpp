@@ -210,6 +210,10 @@ TEST_F(Nodes, AWrongSecretIsRefusedAndHarmsNobody) {
   Launched stranger = start(1, {"--node-rank", "1", "--secret-file", wrong, "echo", "never"});
   EXPECT_EQ(stranger.wait(), 1);
   EXPECT_THAT(stranger.error(), HasSubstr("does not know this job's secret"));
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+    return first.error().find("a launcher at 10.77.0.2 did not prove that it knows this job's "
+                              "secret") != std::string::npos;
+  })) << first.error();
   EXPECT_THAT(stranger.error(), HasSubstr("--secret-file"));
   EXPECT_EQ(stranger.output(), "");
   Launched second = start(1, {"--node-rank", "1", "echo", "fine"});

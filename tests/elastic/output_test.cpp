@@ -83,6 +83,20 @@ TEST(Output, AReaderThatLeavesDoesNotEndTheJob) {
   EXPECT_THAT(job.error(), HasSubstr("nobody reads the standard output"));
 }
 
+TEST(Output, AFullDiskIsNamedAndFails) {
+  const Folder folder;
+  const std::string ended = (folder.path() / "ended").string();
+  for (const std::string& verb :
+       {"run sh -c 'seq 1000; touch " + ended + "'", std::string("--help"),
+        std::string("train --help"), std::string("--version")}) {
+    Launched job({"sh", "-c", LOCKSTEP_PROGRAM " " + verb + " > /dev/full"});
+    EXPECT_EQ(job.wait(), 1) << verb;
+    EXPECT_THAT(job.error(), HasSubstr("standard output cannot be written: "));
+    EXPECT_THAT(job.error(), HasSubstr("No space left on device"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(ended)) << "the job itself goes on";
+}
+
 TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
