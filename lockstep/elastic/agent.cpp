@@ -71,6 +71,8 @@ void Agent::run() {
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
     if (stage_ == Stage::running) options_.tend_spares();
+    for (int slot = 0; slot < processes_.num_slots(); ++slot)
+      for (RankStream& stream : processes_[slot].streams) stream.show_incomplete(Clock::now());
     for (Sink* sink : sinks_) {
       const std::size_t before = sink->backlog();
       sink->flush();
@@ -92,7 +94,7 @@ void Agent::wait() {
   std::vector<RankStream*> streams;
   for (int slot = 0; slot < processes_.num_slots(); ++slot) {
     for (RankStream& stream : processes_[slot].streams) {
-      if (!stream.open() || stream.held_back()) continue;
+      if (!stream.open() || stream.held_back() || stream.waits_for_line()) continue;
       polled.push_back({stream.fd(), POLLIN, 0});
       streams.push_back(&stream);
     }

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -95,6 +96,13 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
   return meeting;
 }
 
+bool same_file(int a, int b) {
+  struct stat first {
+  }, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
 // Everything the launcher has for as long as the job goes on, through all generations.
 class Launch {
  public:
@@ -123,8 +131,10 @@ class Launch {
   Guardian guardian_;
   const sigset_t signals_;
   const net::Fd signal_fd_;
+  // Both are one where they are the same file: then no line comes between the parts of another.
   Sink output_{STDOUT_FILENO};
-  Sink error_{STDERR_FILENO};
+  Sink own_error_{STDERR_FILENO};
+  Sink& error_{same_file(STDOUT_FILENO, STDERR_FILENO) ? output_ : own_error_};
   Processes processes_;
   std::unique_ptr<Peers> peers_;
   Layout last_;  // of the generation that runs, or ran last

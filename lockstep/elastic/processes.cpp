@@ -54,9 +54,12 @@ RankStart Processes::make(int slot, int local_rank, const fs::path& folder,
   RankProcess& process = (*this)[slot];
   process = {.local_rank = local_rank, .runs = true};
   std::array<Plumbing, 2> pipes = lay_streams(folder, local_rank, options_.streams);
+  const bool alone = options_.num_ranks + options_.num_spares == 1;
   for (std::size_t i = 0; i < pipes.size(); ++i)
     if (pipes[i].our_end)
-      process.streams.emplace_back(std::move(pipes[i].our_end), prefix, sinks_[i],
+      process.streams.emplace_back(std::move(pipes[i].our_end), prefix, *sinks_[i],
+                                   alone || sinks_[i]->terminal() ? RankStream::Incomplete::shown
+                                                                  : RankStream::Incomplete::held,
                                    process.tail.get(), std::move(pipes[i].copy));
   LineEnds line = make_line();
   process.line = std::move(line.ours);
