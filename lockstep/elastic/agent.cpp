@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/descendants.h>
+#include <lockstep/elastic/user_signals.h>
 #include <lockstep/flight/demand.h>
 
 namespace lockstep::elastic {
@@ -68,6 +69,7 @@ void Agent::run() {
     hear_user();
     watch_ranks();
     peers_->attend();
+    follow_pause();
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
     if (stage_ == Stage::running) options_.tend_spares();
@@ -259,6 +261,10 @@ void Agent::hear_user() {
 }
 
 void Agent::hear_signal(int signal) {
+  if (signal == SIGTSTP) {
+    stand_still();
+    return;
+  }
   const bool first = !std::exchange(interrupted_, true);
   if (first)
     peers_->announce({.kind = Failure::Kind::interrupted,
@@ -284,6 +290,32 @@ void Agent::hear_signal(int signal) {
   }
 }
 
+// The launcher stands still for its user to have the shell back, and with it the ranks of all
+// hosts. A job that is about to end does so first.
+void Agent::stand_still() {
+  if (stage_ != Stage::running) return;
+  if (!peers_->announce_pause()) {
+    sinks_[1]->append("lockstep: Ctrl-Z is ignored: this host would be taken for lost\n");
+    return;
+  }
+  follow_pause();
+  for (Sink* sink : sinks_) sink->flush();
+  stop_until_continued();
+  peers_->announce_resume();
+}
+
+void Agent::follow_pause() {
+  const bool hold = stage_ == Stage::running && peers_->paused();
+  if (hold == held_) return;
+  held_ = hold;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].runs) guardian_.signal(slot, hold ? SIGSTOP : SIGCONT);
+  if (!hold) watch_.resume(Clock::now());
+  if (layout_.num_nodes() > 1)
+    sinks_[1]->append(hold ? "lockstep: the job stands still, by Ctrl-Z on one of its hosts\n"
+                           : "lockstep: the job goes on\n");
+}
+
 std::string Agent::name_of(const RankProcess& process) const {
   return fmt::format("rank {} (pid {})", layout_.first_rank() + process.local_rank, process.pid);
 }
@@ -291,7 +323,7 @@ std::string Agent::name_of(const RankProcess& process) const {
 // Ranks that are there but do not get on. A stopped one is a failure only where the job can go on
 // without it: its user may have a reason.
 void Agent::watch_ranks() {
-  if (stage_ != Stage::running) return;
+  if (stage_ != Stage::running || held_) return;
   std::vector<int> pids;
   for (int rank = 0; rank < processes_.num_ranks(); ++rank) {
     const RankProcess* const process = processes_.of_rank(rank);

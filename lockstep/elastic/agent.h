@@ -78,6 +78,8 @@ class Agent {
   void hear_rank(RankProcess& process);
   void hear_user();
   void hear_signal(int signal);
+  void stand_still();
+  void follow_pause();
   void watch_ranks();
   void say_whom_it_waits_for();
   std::string name_of(const RankProcess& process) const;
@@ -127,6 +129,7 @@ class Agent {
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;
+  bool held_ = false;                // ranks are stopped, because a user has the job stand still
   bool impatient_ = false;           // the user interrupted when only output was left
   Clock::time_point last_progress_;  // of the sinks
 };

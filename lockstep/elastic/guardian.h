@@ -32,6 +32,8 @@ struct RankStart {
   net::Fd standard_output;
   net::Fd standard_error;
   net::Fd line;  // its end of it, as LOCKSTEP_LINE_FD
+  bool reads_terminal =
+      false;  // where that is the launcher's standard input; the others read nothing
 };
 
 // The launcher's side. Not thread-safe.

@@ -222,6 +222,10 @@ std::optional<Layout> Launch::next_layout() {
     signalfd_siginfo info;
     while (::read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGTSTP) {
+        stop_until_continued();
+        continue;
+      }
       peers_->announce({.kind = Failure::Kind::interrupted,
                         .node_rank = last_.node_rank,
                         .host = meeting_.host,

@@ -1,6 +1,7 @@
 #include <lockstep/elastic/processes.h>
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -13,6 +14,11 @@ namespace lockstep::elastic {
 namespace fs = std::filesystem;
 
 namespace {
+
+// Whether what is typed at the terminal is meant for this job. Ranks have no terminal of their own
+// that would stop them when they read it in the background: they would take what is typed from the
+// shell.
+bool in_foreground() { return ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
 
 // By then ranks have begun their work, which starting a process would slow down.
 constexpr milliseconds kBeforeSpares(2000);
@@ -96,6 +102,7 @@ void Processes::find_process(int local_rank, const Generation& generation, Begun
   if (process == nullptr && (process = take_spare(local_rank)) == nullptr) {
     starts.push_back(make(free_slot(), local_rank, generation.logs / std::to_string(local_rank),
                           prefix, generation.environment(local_rank)));
+    starts.back().reads_terminal = layout.first_rank() + local_rank == 0 && in_foreground();
     return;
   }
   for (RankStream& stream : process->streams) stream.set_prefix(prefix);

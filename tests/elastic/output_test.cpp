@@ -107,6 +107,21 @@ TEST(Output, LinesOfOneRankAreShownBeforeTheyAreComplete) {
   EXPECT_EQ(job.output(), "[0] \r[0] 10%\r[0] 20%\r\n[0] more? \n");
 }
 
+// What is typed reaches rank 0, and only that.
+TEST(Output, ATerminalIsReadByRankZero) {
+  const net::Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);
+  const std::string terminal = ::ptsname(master.get());
+  Launched job({"sh", "-c",
+                "exec setsid -c -w " LOCKSTEP_PROGRAM
+                " run --nproc-per-node 2 sh -c 'read x; echo $RANK read \"$x\"' < " +
+                    terminal});
+  EXPECT_TRUE(job.says("[1] 1 read \n"));
+  ASSERT_EQ(::write(master.get(), "hello\n", 6), 6);
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_TRUE(job.says("[0] 0 read hello\n"));
+}
+
 // Of several ranks, in a file: no line is torn apart.
 TEST(Output, LinesOfSeveralRanksAreHeldUntilTheyAreComplete) {
   Launched job = Launched::run({"--nproc-per-node", "2", "sh", "-c",
