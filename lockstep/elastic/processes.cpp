@@ -22,6 +22,8 @@ bool in_foreground() { return ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
 
 // By then ranks have begun their work, which starting a process would slow down.
 constexpr milliseconds kBeforeSpares(2000);
+// A spare that was lost is replaced sooner: ranks are at work by then.
+constexpr milliseconds kAfterALoss(500);
 // A program that ends when it is to wait will do so again.
 constexpr int kMostLostEarly = 5;
 
@@ -153,7 +155,7 @@ void Processes::tend_spares(const fs::path& logs,
 }
 
 bool Processes::lost_spare(const RankProcess& process) {
-  next_spare_ = Clock::now() + kBeforeSpares;
+  next_spare_ = std::max(next_spare_, Clock::now() + kAfterALoss);
   return process.came_up || ++spares_lost_early_ != kMostLostEarly;
 }
 
