@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <vector>
@@ -84,12 +85,20 @@ int dispatch(std::span<const Verb> verbs, int argc, char** argv) {
   open_standard_streams();
   try {
     log::set_name("lockstep");
-    return dispatch_or_throw(verbs, argc, argv);
+    const int code = dispatch_or_throw(verbs, argc, argv);
+    errno = 0;
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    if (errno == EPIPE) return code;  // a reader who has seen enough
+    complain(fmt::format("the standard output cannot be written: {}",
+                         errno != 0 ? std::strerror(errno) : "an earlier write failed"));
+    return code != 0 ? code : 1;
   } catch (const UsageError& error) {
     complain(error.what());
     return kUsageMistake;
   } catch (const std::exception& error) {
-    complain(error.what());
+    complain(std::ferror(stdout) == 0
+                 ? std::string(error.what())
+                 : fmt::format("the standard output cannot be written: {}", error.what()));
     return 1;
   }
 }

@@ -30,6 +30,13 @@ class UsageFormatter : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: " + usage_ + "\n";
   }
+  // CLI11 puts "..." behind a flag that may be given several times, as if several values could
+  // follow it; none of our flags takes more than one.
+  std::string make_option_opts(const CLI::Option* option) const override {
+    std::string text = CLI::Formatter::make_option_opts(option);
+    if (const auto dots = text.find(" ..."); dots != std::string::npos) text.erase(dots, 4);
+    return text;
+  }
 
  private:
   std::string usage_;

@@ -40,7 +40,8 @@ std::optional<Flags> parse_plan_flags(Arguments arguments) {
   app.add_option("--params", settings.parameters,
                  "a number of parameters, 7e9 or 7B, in place of a config");
   app.add_option("--set", settings.overrides,
-                 "KEY=VALUE in place of what the config has; repeatable")
+                 "one value in place of what the config has; may be given again")
+      ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   app.add_flag("--json", flags.json, "bytes as JSON, for programs");
   SplitArguments split = split_at_words(app, arguments, 2);

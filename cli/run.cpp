@@ -247,8 +247,10 @@ int run(Arguments arguments) {
     throw UsageError("--bind-to is '{}': it must be core or none", texts.bind_to);
   }
   if (!texts.redirects.empty())
-    options.streams.redirects = elastic::StreamChoice::parse(texts.redirects, "--redirects");
-  if (!texts.tee.empty()) options.streams.tee = elastic::StreamChoice::parse(texts.tee, "--tee");
+    options.streams.redirects =
+        elastic::StreamChoice::parse(texts.redirects, "--redirects", options.num_local_ranks);
+  if (!texts.tee.empty())
+    options.streams.tee = elastic::StreamChoice::parse(texts.tee, "--tee", options.num_local_ranks);
   return elastic::launch(options);
 }
 

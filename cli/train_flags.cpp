@@ -24,7 +24,9 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
   app.add_option("--stuck-after", flags.stuck_after,
                  "a rank that has finished no step for so many seconds has failed: more than a "
                  "validation or a checkpoint takes (never)");
-  app.add_option("--set", flags.overrides, "KEY=VALUE in place of what the config has; repeatable")
+  app.add_option("--set", flags.overrides,
+                 "one value in place of what the config has; may be given again")
+      ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   app.add_flag(
       "--describe", flags.describe,

@@ -1,7 +1,9 @@
 #include <lockstep/base/environment.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +45,25 @@ std::optional<long> environment_integer(const char* name, long lowest, long high
     throw UsageError("environment variable {} is '{}': it must be a whole number from {} to {}",
                      name, *text, lowest, highest);
   return value;
+}
+
+std::string temporary_directory() {
+  const auto given = environment_variable("TMPDIR");
+  const std::string folder = given.value_or("/tmp");
+  struct stat info {};
+  std::string wrong;
+  if (::stat(folder.c_str(), &info) != 0 || ::access(folder.c_str(), W_OK | X_OK) != 0)
+    wrong = std::strerror(errno);
+  else if (!S_ISDIR(info.st_mode))
+    wrong = "it is no folder";
+  if (wrong.empty()) return folder;
+  if (given)
+    throw UsageError("environment variable TMPDIR is '{}', where temporary files cannot be made: "
+                     "{}; set it to a folder that can be written, or unset it for /tmp",
+                     folder, wrong);
+  throw UsageError("temporary files cannot be made in /tmp: {}; set the environment variable "
+                   "TMPDIR to a folder that can be written",
+                   wrong);
 }
 
 std::vector<std::string> whole_environment() {

@@ -17,6 +17,10 @@ std::optional<std::string> environment_variable_or_empty(const char* name);
 // where it is something else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
 
+// Where temporary files go: TMPDIR, or else /tmp. UsageError that names the variable where that is
+// no folder that this process can write to.
+std::string temporary_directory();
+
 // Every variable as "NAME=value", for passing on to a child.
 std::vector<std::string> whole_environment();
 

@@ -4,8 +4,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
@@ -25,7 +27,7 @@ std::string LineMessage::encode() const {
 }
 
 std::optional<LineMessage> LineMessage::decode(std::string_view packet) {
-  constexpr std::string_view kWords = "slfSLP";
+  constexpr std::string_view kWords = "slfbSLP";
   if (packet.empty() || kWords.find(packet.front()) == std::string_view::npos) return std::nullopt;
   LineMessage message{.word = static_cast<Word>(packet.front())};
   for (packet.remove_prefix(1); !packet.empty();) {
@@ -50,8 +52,32 @@ std::optional<LauncherLine> LauncherLine::inherited() {
   return LauncherLine(static_cast<int>(*fd));
 }
 
-void LauncherLine::say(LineMessage::Word word) const {
-  const std::string packet = LineMessage{.word = word}.encode();
+LineMessage Blame::message() const {
+  std::string list;
+  for (const int rank : ranks) list += fmt::format("{}{}", list.empty() ? "" : ",", rank);
+  return {.word = LineMessage::Word::blames, .variables = {"RANKS=" + list, "FAULT=" + fault}};
+}
+
+Blame Blame::of(const LineMessage& message) {
+  Blame blame;
+  for (const std::string& variable : message.variables) {
+    const auto equals = variable.find('=');
+    const std::string value = variable.substr(equals + 1);
+    if (variable.starts_with("FAULT=")) blame.fault = value;
+    if (!variable.starts_with("RANKS=")) continue;
+    int rank = 0;
+    for (const char* at = value.data(); at != value.data() + value.size();) {
+      const auto [end, error] = std::from_chars(at, value.data() + value.size(), rank);
+      if (error != std::errc()) break;
+      blame.ranks.push_back(rank);
+      at = *end == ',' ? end + 1 : end;
+    }
+  }
+  return blame;
+}
+
+void LauncherLine::say(const LineMessage& message) const {
+  const std::string packet = message.encode();
   [[maybe_unused]] const auto sent =
       ::send(fd_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -75,6 +101,32 @@ std::optional<LineMessage> LauncherLine::hear(const Deadline& deadline, int wake
       return std::nullopt;
   }
 }
+
+namespace {
+
+void say_blame(const Blame& blame) noexcept {
+  try {
+    if (const auto line = LauncherLine::inherited()) line->say(blame.message());
+  } catch (...) {
+    // What is wrong with the environment is told where the rank joins its job.
+  }
+}
+
+}  // namespace
+
+void blame(const std::vector<int>& ranks, const std::string& fault, int own_rank) noexcept {
+  constexpr std::size_t kMostNamed = 64;
+  if (ranks.empty() || std::find(ranks.begin(), ranks.end(), own_rank) != ranks.end()) return;
+  try {
+    say_blame({.ranks = {ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(
+                                                            std::min(ranks.size(), kMostNamed))},
+               .fault = fault});
+  } catch (...) {
+    // Out of memory: the error that brought us here is the one to report.
+  }
+}
+
+void blame_nobody() noexcept { say_blame({}); }
 
 void await_place(const LauncherLine& line) {
   while (true) {

@@ -169,30 +169,7 @@ std::optional<Media> own_media(const std::string& backend) {
   return std::nullopt;
 }
 
-}  // namespace
-
-std::vector<std::string> available_backends() {
-  std::vector<std::string> backends = {"auto", "shm", "tcp"};
-  for (std::string& engine : engines::available_engines()) backends.push_back(std::move(engine));
-  return backends;
-}
-
-void check_backend(const std::string& backend) {
-  const auto known = available_backends();
-  if (std::find(known.begin(), known.end(), backend) != known.end()) return;
-  std::string list;
-  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
-  if (const auto needs = engines::needed_for(backend))
-    throw UsageError("the backend '{}' is not in this build; it needs {}: install that and build "
-                     "Lockstep again, or choose one of {}",
-                     backend, *needs, list);
-  throw UsageError("there is no backend '{}': choose one of {}", backend, list);
-}
-
-std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
-  check_backend(options.backend);
-  await_place_as_spare();
-  const LaunchEnvironment launch = read_launch_environment();
+std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const JoinOptions& options) {
   log::set_rank(launch.rank, launch.world_size);
   GroupInfo world{.name = "world", .rank = launch.rank};
   world.global_ranks.resize(static_cast<std::size_t>(launch.world_size));
@@ -235,6 +212,39 @@ std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
                  .launch = Launch::on_wait})
       .wait_on_host();
   return communicator;
+}
+
+}  // namespace
+
+std::vector<std::string> available_backends() {
+  std::vector<std::string> backends = {"auto", "shm", "tcp"};
+  for (std::string& engine : engines::available_engines()) backends.push_back(std::move(engine));
+  return backends;
+}
+
+void check_backend(const std::string& backend) {
+  const auto known = available_backends();
+  if (std::find(known.begin(), known.end(), backend) != known.end()) return;
+  std::string list;
+  for (const std::string& one : known) list += (list.empty() ? "" : ", ") + one;
+  if (const auto needs = engines::needed_for(backend))
+    throw UsageError("the backend '{}' is not in this build; it needs {}: install that and build "
+                     "Lockstep again, or choose one of {}",
+                     backend, *needs, list);
+  throw UsageError("there is no backend '{}': choose one of {}", backend, list);
+}
+
+std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
+  check_backend(options.backend);
+  await_place_as_spare();
+  const LaunchEnvironment launch = read_launch_environment();
+  blame_nobody();
+  try {
+    return join_as(launch, options);
+  } catch (const CommError& error) {
+    blame(error.global_ranks(), fault_name(error.fault()), launch.rank);
+    throw;
+  }
 }
 
 }  // namespace lockstep::comm

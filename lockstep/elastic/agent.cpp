@@ -13,6 +13,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/elastic/descendants.h>
+#include <lockstep/elastic/user_signals.h>
 #include <lockstep/flight/demand.h>
 
 namespace lockstep::elastic {
@@ -22,8 +23,11 @@ namespace {
 // A process that is killed is gone for its peers before it is for its parent: they may have given
 // up by then, and ended. Who was ended by a signal is the first that failed.
 constexpr milliseconds kCauseTurnsUp(150);
-// One that is on its way out by then is waited for so much longer.
+// One that is on its way out by then, or that others know to have left, is waited for so much
+// longer.
 constexpr milliseconds kCauseEnds(5000);
+// Between looks at whether it has.
+constexpr milliseconds kLookAgain(20);
 constexpr std::size_t kLastLines = 10;
 constexpr std::size_t kLongestLastLine = 500;
 
@@ -65,18 +69,24 @@ void Agent::run() {
     hear_user();
     watch_ranks();
     peers_->attend();
+    follow_pause();
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
     advance();
     if (stage_ == Stage::running) options_.tend_spares();
+    for (int slot = 0; slot < processes_.num_slots(); ++slot)
+      for (RankStream& stream : processes_[slot].streams) stream.show_incomplete(Clock::now());
     for (Sink* sink : sinks_) {
       const std::size_t before = sink->backlog();
       sink->flush();
       if (sink->backlog() < before) last_progress_ = Clock::now();
     }
-    if (sinks_[0]->lost() && !told_lost_) {
-      told_lost_ = true;
+    if (const int error = sinks_[0]->error(); error != 0 && !std::exchange(told_lost_, true)) {
       sinks_[1]->append(
-          "lockstep: nobody reads the standard output any more; the job goes on without\n");
+          error == EPIPE
+              ? "lockstep: nobody reads the standard output any more; the job goes on without\n"
+              : fmt::format("lockstep: the standard output cannot be written: {}; the job goes on "
+                            "without\n",
+                            std::strerror(error)));
     }
   }
 }
@@ -86,7 +96,7 @@ void Agent::wait() {
   std::vector<RankStream*> streams;
   for (int slot = 0; slot < processes_.num_slots(); ++slot) {
     for (RankStream& stream : processes_[slot].streams) {
-      if (!stream.open() || stream.held_back()) continue;
+      if (!stream.open() || stream.held_back() || stream.waits_for_line()) continue;
       polled.push_back({stream.fd(), POLLIN, 0});
       streams.push_back(&stream);
     }
@@ -99,8 +109,7 @@ void Agent::wait() {
   for (const Sink* sink : sinks_)
     if (sink->backlog() > 0) polled.push_back({sink->fd(), POLLOUT, 0});
   peers_->add_to(polled);
-  int timeout = std::min(stage_deadline_.poll_timeout(Peers::kBeat / 2),
-                         suspect_until_.poll_timeout(Peers::kBeat / 2));
+  int timeout = stage_deadline_.poll_timeout(suspects_.empty() ? Peers::kBeat / 2 : kLookAgain);
   if (stage_ == Stage::ended && peers_->failure()) timeout = 20;
   if (::poll(polled.data(), polled.size(), timeout) <= 0) return;
   for (std::size_t i = 0; i < streams.size(); ++i)
@@ -116,7 +125,8 @@ Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
                   .host = layout_.here().host,
                   .pid = process.pid,
                   .generation = layout_.generation,
-                  .final = process.final};
+                  .final = process.final,
+                  .blame = process.blame};
   failure.last_lines = process.tail->lines(kLastLines);
   for (std::string& line : failure.last_lines)
     if (line.size() > kLongestLastLine) line = line.substr(0, kLongestLastLine) + "...";
@@ -182,6 +192,7 @@ void Agent::hear_end(int slot, int status) {
   hear_rank(process);  // its last words are still on the line
   process.runs = false;
   const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  process.ended_well = well;
   if (process.local_rank == RankProcess::kSpare) {
     process.drain();
     if (stage_ == Stage::running && !processes_.lost_spare(process))
@@ -208,12 +219,14 @@ void Agent::hear_end(int slot, int status) {
     peers_->announce(failure);
   } else if (!running) {
     further_failures_.push_back(failure);
-  } else if (WIFSIGNALED(status) || failure.final) {
+  } else if (failure.final || (WIFSIGNALED(status) && failure.blame.ranks.empty())) {
     fail(failure);  // who knows why it ends did not end because of another
-  } else if (!suspect_) {
-    suspect_ = failure;
-    suspect_until_ = Deadline::after(kCauseTurnsUp);
-    cause_ends_by_ = Deadline::after(kCauseEnds);
+  } else {
+    if (suspects_.empty()) {
+      suspect_until_ = Deadline::after(kCauseTurnsUp);
+      cause_ends_by_ = Deadline::after(kCauseEnds);
+    }
+    suspects_.push_back(failure);
   }
 }
 
@@ -233,6 +246,11 @@ void Agent::hear_rank(RankProcess& process) {
     if (message->word == LineMessage::Word::left) process.left = asked_to_leave_;
     // One that was told to end may say so because of that.
     if (message->word == LineMessage::Word::final && !process.to_end) process.final = true;
+    if (message->word == LineMessage::Word::blames) {
+      // A group that fails later may do so because of this rank's own end of the first.
+      const Blame said = Blame::of(*message);
+      if (said.ranks.empty() || process.blame.ranks.empty()) process.blame = said;
+    }
   }
 }
 
@@ -243,6 +261,10 @@ void Agent::hear_user() {
 }
 
 void Agent::hear_signal(int signal) {
+  if (signal == SIGTSTP) {
+    stand_still();
+    return;
+  }
   const bool first = !std::exchange(interrupted_, true);
   if (first)
     peers_->announce({.kind = Failure::Kind::interrupted,
@@ -268,6 +290,32 @@ void Agent::hear_signal(int signal) {
   }
 }
 
+// The launcher stands still for its user to have the shell back, and with it the ranks of all
+// hosts. A job that is about to end does so first.
+void Agent::stand_still() {
+  if (stage_ != Stage::running) return;
+  if (!peers_->announce_pause()) {
+    sinks_[1]->append("lockstep: Ctrl-Z is ignored: this host would be taken for lost\n");
+    return;
+  }
+  follow_pause();
+  for (Sink* sink : sinks_) sink->flush();
+  stop_until_continued();
+  peers_->announce_resume();
+}
+
+void Agent::follow_pause() {
+  const bool hold = stage_ == Stage::running && peers_->paused();
+  if (hold == held_) return;
+  held_ = hold;
+  for (int slot = 0; slot < processes_.num_slots(); ++slot)
+    if (processes_[slot].runs) guardian_.signal(slot, hold ? SIGSTOP : SIGCONT);
+  if (!hold) watch_.resume(Clock::now());
+  if (layout_.num_nodes() > 1)
+    sinks_[1]->append(hold ? "lockstep: the job stands still, by Ctrl-Z on one of its hosts\n"
+                           : "lockstep: the job goes on\n");
+}
+
 std::string Agent::name_of(const RankProcess& process) const {
   return fmt::format("rank {} (pid {})", layout_.first_rank() + process.local_rank, process.pid);
 }
@@ -275,7 +323,7 @@ std::string Agent::name_of(const RankProcess& process) const {
 // Ranks that are there but do not get on. A stopped one is a failure only where the job can go on
 // without it: its user may have a reason.
 void Agent::watch_ranks() {
-  if (stage_ != Stage::running) return;
+  if (stage_ != Stage::running || held_) return;
   std::vector<int> pids;
   for (int rank = 0; rank < processes_.num_ranks(); ++rank) {
     const RankProcess* const process = processes_.of_rank(rank);
@@ -339,6 +387,54 @@ void Agent::fail(const Failure& failure) {
   enter(Stage::noticing, kNoticing);
 }
 
+// Who is at the beginning of what has happened so far, once nobody can turn up any more who comes
+// before that.
+void Agent::find_first_failure() {
+  if (suspects_.empty()) return;
+  if (stage_ != Stage::running) {
+    further_failures_.insert(further_failures_.end(), suspects_.begin(), suspects_.end());
+    suspects_.clear();
+    return;
+  }
+  Failure first = suspects_[first_of(suspects_)];
+  if (cause_may_turn_up(first)) return;
+  std::vector<int> well;
+  for (const int rank : first.blame.ranks)
+    if (processes_.ended_well(rank - layout_.first_rank())) well.push_back(rank);
+  if (!well.empty())
+    first.detail = fmt::format("{} had ended before, with exit code 0", list_ranks(well));
+  suspects_.clear();
+  fail(first);
+}
+
+// Who blames nobody may have no word for it: whoever else ends right now, by a signal for instance,
+// comes before it. Those that have blamed others have seen them go, and they are waited for, on
+// this host and on others.
+bool Agent::cause_may_turn_up(const Failure& first) {
+  if (cause_ends_by_.passed()) return false;
+  const auto blames = [](const Failure& one, int rank) {
+    return std::find(one.blame.ranks.begin(), one.blame.ranks.end(), rank) != one.blame.ranks.end();
+  };
+  if (first.blame.ranks.empty() &&
+      std::any_of(suspects_.begin(), suspects_.end(),
+                  [&](const Failure& one) { return blames(one, first.rank); }))
+    return false;
+  bool blamed_are_left = first.blame.ranks.empty();
+  for (const Failure& suspect : suspects_)
+    for (const int rank : suspect.blame.ranks) {
+      const int local_rank = rank - layout_.first_rank();
+      const bool here = local_rank >= 0 && local_rank < processes_.num_ranks();
+      blamed_are_left |= !here || processes_.of_rank(local_rank) != nullptr;
+    }
+  if (!blamed_are_left) return false;
+  // One that others have waited for in vain need not end at all.
+  const bool left = !first.blame.ranks.empty() && first.blame.fault != fault_name(Fault::timeout);
+  if (left) return true;
+  const bool waits = !suspect_until_.passed();
+  return processes_.count_ranks(
+             [waits](const RankProcess& one) { return waits || is_ending(one.pid); }) > 0;
+}
+
 // Those of a generation that is formed anew, whose first failure, if there was one, is told of at
 // its end: they are replaced with it. Who ends with an exit code after a failure may have done so
 // because of that.
@@ -346,7 +442,8 @@ void Agent::say_further_failures() {
   if (!peers_->decision()) return;
   const bool growing = peers_->decision()->action == Decision::Action::grow;
   for (const Failure& failure : further_failures_)
-    if (goes_on() && (growing || failure.kind == Failure::Kind::signal))
+    if (goes_on() &&
+        (growing || (failure.kind == Failure::Kind::signal && failure.blame.ranks.empty())))
       sinks_[1]->append(fmt::format("lockstep: {}\n{}\n", failure.sentence(),
                                     failure.machine_line(Failure::Aftermath::restarted)));
   further_failures_.clear();

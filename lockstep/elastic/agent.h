@@ -78,9 +78,13 @@ class Agent {
   void hear_rank(RankProcess& process);
   void hear_user();
   void hear_signal(int signal);
+  void stand_still();
+  void follow_pause();
   void watch_ranks();
   void say_whom_it_waits_for();
   std::string name_of(const RankProcess& process) const;
+  void find_first_failure();
+  bool cause_may_turn_up(const Failure& first);
   void advance();
   void advance_stage();
   void stop_as_decided();
@@ -113,9 +117,9 @@ class Agent {
   bool told_waiting_ = false;  // whom for, in this stage
   RankWatch watch_;
   bool asked_to_leave_ = false;  // those that stay: at the end of a step, or at once
-  // A rank that ended with an exit code, perhaps because another is gone, and until when that one
-  // may turn up.
-  std::optional<Failure> suspect_;
+  // Ranks that ended by themselves, perhaps because another is gone, and until when that one may
+  // turn up.
+  std::vector<Failure> suspects_;
   Deadline suspect_until_;
   Deadline cause_ends_by_;  // at the latest
   // Of ranks that were lost when the generation was over already, until it is decided what becomes
@@ -125,6 +129,7 @@ class Agent {
   bool told_done_ = false;
   bool interrupted_ = false;  // by this host's user
   bool told_lost_ = false;
+  bool held_ = false;                // ranks are stopped, because a user has the job stand still
   bool impatient_ = false;           // the user interrupted when only output was left
   Clock::time_point last_progress_;  // of the sinks
 };

@@ -15,9 +15,6 @@ namespace {
 constexpr milliseconds kSilentWait(1000);
 constexpr milliseconds kSilentSave(10'000);
 
-// Between looks at a rank that is on its way out.
-constexpr milliseconds kLookAgain(20);
-
 }  // namespace
 
 // What becomes of the ranks of this host, as far as it is known when one of them has failed, which
@@ -117,19 +114,8 @@ void Agent::clear_up() {
 }
 
 void Agent::advance() {
-  const bool alone = processes_.count_ranks([](const RankProcess&) { return true; }) == 0;
-  if (suspect_ && suspect_until_.passed() && !cause_ends_by_.passed() &&
-      processes_.count_ranks([](const RankProcess& one) { return is_ending(one.pid); }) > 0)
-    suspect_until_ = Deadline::after(kLookAgain);
-  if (suspect_ && (alone || suspect_until_.passed() || stage_ != Stage::running)) {
-    suspect_until_ = Deadline::never();
-    const Failure failure = *std::exchange(suspect_, std::nullopt);
-    if (stage_ == Stage::running)
-      fail(failure);
-    else
-      further_failures_.push_back(failure);
-  }
   if (stage_ == Stage::running && (peers_->failure() || peers_->decision())) stop_as_decided();
+  find_first_failure();
   if (stage_ != Stage::running && stage_ < Stage::killed && goes_on()) ask_to_leave();
   say_further_failures();
   const int to_end =
@@ -138,7 +124,7 @@ void Agent::advance() {
       processes_.count_ranks([this](const RankProcess& one) { return has_to_leave(one); });
   if (guardian_.gone()) {
     if (stage_ != Stage::ended) enter(Stage::ended, kStuckReader);
-  } else if (to_end == 0 && to_leave == 0 && stage_ < Stage::killed) {
+  } else if (to_end == 0 && to_leave == 0 && stage_ < Stage::killed && suspects_.empty()) {
     clear_up();
   } else if (stage_ == Stage::noticing && goes_on() && to_end == 0) {
     enter(Stage::leaving, options_.leave_within);

@@ -18,6 +18,8 @@ namespace {
 constexpr std::size_t kMostCallers = 256;
 constexpr milliseconds kLongestProof(3000);
 constexpr milliseconds kPauseWithoutDescriptors(100);
+// Between two words about visitors with another secret: they can come as often as they like.
+constexpr milliseconds kQuiet(10'000);
 
 void ring(const net::Fd& event) {
   const std::uint64_t one = 1;
@@ -32,6 +34,7 @@ Door::Door(const net::Address& address, const net::Secret& secret)
       address_{address.host, net::local_port(listener_)},
       event_(net::make_event()),
       stop_(net::make_event()),
+      quiet_until_(Clock::now()),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 Door::~Door() {
@@ -80,7 +83,8 @@ void Door::run(const std::stop_token& stop) {
 void Door::accept() {
   while (net::Fd socket = net::accept(listener_)) {
     if (callers_.size() >= kMostCallers) callers_.pop_front();
-    callers_.push_back({std::move(socket), net::Acceptor(secret_)});
+    std::string host = net::peer_address(socket).host;
+    callers_.push_back({std::move(socket), std::move(host), net::Acceptor(secret_)});
   }
   if (net::out_of_descriptors(errno)) std::this_thread::sleep_for(kPauseWithoutDescriptors);
 }
@@ -91,14 +95,21 @@ Door::Progress Door::attend(Caller& caller) {
     const std::size_t wanted = std::min(bytes.size(), caller.acceptor.wanted());
     const ssize_t got = ::recv(caller.socket.get(), bytes.data(), wanted, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Progress::waits;
-    if (got <= 0) return Progress::gone;
+    if (got <= 0) {
+      // Whoever has another secret sees that from our answer, and hangs up.
+      tell_of_wrong_secret(caller);
+      return Progress::gone;
+    }
     // Answers are shorter than any buffer: who does not take one has filled it with something else.
     const auto answer = caller.acceptor.take(std::span(bytes).first(static_cast<std::size_t>(got)));
     if (!answer.empty() &&
         ::send(caller.socket.get(), answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) !=
             static_cast<ssize_t>(answer.size()))
       return Progress::gone;
-    if (caller.acceptor.state() == net::Acceptor::State::refused) return Progress::gone;
+    if (caller.acceptor.state() == net::Acceptor::State::refused) {
+      tell_of_wrong_secret(caller);
+      return Progress::gone;
+    }
     if (caller.acceptor.state() != net::Acceptor::State::welcomed) continue;
     if (caller.acceptor.purpose() != kLauncherPurpose) return Progress::gone;
     caller.channel.emplace(std::move(caller.socket));
@@ -108,6 +119,14 @@ Door::Progress Door::attend(Caller& caller) {
   if (hello->word != "hello") return Progress::gone;
   admit({std::move(*caller.channel), Introduction::decode(hello->text)});
   return Progress::came_in;
+}
+
+void Door::tell_of_wrong_secret(const Caller& caller) {
+  if (caller.acceptor.purpose() != kLauncherPurpose || Clock::now() < quiet_until_) return;
+  quiet_until_ = Clock::now() + kQuiet;
+  log::warn("a launcher at {} did not prove that it knows this job's secret, and was not let in: "
+            "give the same --secret-file (or LOCKSTEP_SECRET_FILE) on every host",
+            caller.host);
 }
 
 void Door::admit(Arrival arrival) {

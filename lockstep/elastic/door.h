@@ -28,7 +28,8 @@ struct Arrival {
 
 // Owns its listening socket and a thread, which both end with it. Who does not prove to know the
 // job's secret, and say who it is, within a few seconds is dropped; many silent strangers at once
-// hold up nobody, for the oldest of them has to go. Thread-safe.
+// hold up nobody, for the oldest of them has to go. A launcher that is dropped so is told of in the
+// log, now and then. Thread-safe.
 class Door {
  public:
   // Listens on exactly `address`; UsageError where that cannot be.
@@ -53,6 +54,7 @@ class Door {
   // Somebody at the door.
   struct Caller {
     net::Fd socket;
+    std::string host;
     net::Acceptor acceptor;
     Clock::time_point since = Clock::now();
     std::optional<Channel> channel;  // once it has proven itself
@@ -62,6 +64,7 @@ class Door {
   void run(const std::stop_token& stop);
   void accept();
   Progress attend(Caller& caller);
+  void tell_of_wrong_secret(const Caller& caller);
   void admit(Arrival arrival);
 
   const net::Secret secret_;
@@ -74,7 +77,8 @@ class Door {
   std::vector<Arrival> arrived_;
   std::string word_, text_;
 
-  std::list<Caller> callers_;  // the thread's own, oldest first
+  std::list<Caller> callers_;      // the thread's own, oldest first
+  Clock::time_point quiet_until_;  // likewise: about wrong secrets
   std::jthread thread_;
 };
 

@@ -79,13 +79,45 @@ bool worth_a_restart(const Failure& failure) {
   return false;
 }
 
+std::size_t first_of(const std::vector<Failure>& failures) {
+  const auto blames_somebody = [](const Failure& one) { return !one.blame.ranks.empty(); };
+  const auto blames = [](const Failure& one, const Failure& other) {
+    return std::find(one.blame.ranks.begin(), one.blame.ranks.end(), other.rank) !=
+           one.blame.ranks.end();
+  };
+  std::size_t first = failures.size();
+  for (std::size_t i = 0; i < failures.size(); ++i) {
+    if (blames_somebody(failures[i])) continue;
+    if (first == failures.size()) first = i;
+    if (std::any_of(failures.begin(), failures.end(),
+                    [&](const Failure& one) { return blames(one, failures[i]); }))
+      return i;
+  }
+  if (first < failures.size()) return first;
+  std::vector<bool> passed(failures.size(), false);
+  for (std::size_t at = 0; at < failures.size();) {
+    first = at;
+    passed[at] = true;
+    for (at = 0; at < failures.size(); ++at)
+      if (!passed[at] && blames(failures[first], failures[at])) break;
+  }
+  return first;
+}
+
+std::string Failure::because() const {
+  if (blame.ranks.empty()) return "";
+  return fmt::format(", because of {} ({}){}", list_ranks(blame.ranks), blame.fault,
+                     detail.empty() ? "" : ": " + detail);
+}
+
 std::string Failure::sentence() const {
   const std::string who = fmt::format("rank {} (local rank {} on host {}", rank, local_rank, host);
   switch (kind) {
-    case Kind::exit: return fmt::format("{}, pid {}) ended with exit code {}", who, pid, exit_code);
+    case Kind::exit:
+      return fmt::format("{}, pid {}) ended with exit code {}{}", who, pid, exit_code, because());
     case Kind::signal:
-      return fmt::format("{}, pid {}) was ended by {}{}", who, pid, signal_name(signal),
-                         hint(signal));
+      return fmt::format("{}, pid {}) was ended by {}{}{}", who, pid, signal_name(signal),
+                         hint(signal), because());
     case Kind::spawn: return fmt::format("{}) could not be started: {}", who, detail);
     case Kind::node_lost:
       return fmt::format("the launcher of node {} (host {}) is gone: {}", node_rank, host, detail);
@@ -112,6 +144,7 @@ std::string Failure::machine_line(Aftermath aftermath) const {
   if (signal != 0) json["signal"] = signal_name(signal);
   if (step >= 0) json["step"] = step;
   json["exit_code"] = exit_code;
+  if (!blame.ranks.empty()) json["because_of"] = blame.ranks;
   json["generation"] = generation;
   json["restarted"] = aftermath == Aftermath::restarted;
   return "lockstep: fault " + dump(json);
@@ -128,6 +161,8 @@ std::string Failure::encode() const {
                {"signal", signal},
                {"generation", generation},
                {"final", final},
+               {"blamed_ranks", blame.ranks},
+               {"blamed_for", blame.fault},
                {"step", step},
                {"detail", detail},
                {"last_lines", last_lines}});
@@ -149,6 +184,7 @@ Failure Failure::decode(const std::string& text) {
     failure.signal = json.at("signal");
     failure.generation = json.at("generation");
     failure.final = json.at("final");
+    failure.blame = {json.at("blamed_ranks"), json.at("blamed_for")};
     failure.step = json.at("step");
     failure.detail = json.at("detail");
     failure.last_lines = json.at("last_lines");

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/base/launcher_line.h>
+
 namespace lockstep::elastic {
 
 struct Failure {
@@ -28,10 +30,12 @@ struct Failure {
   int pid = 0;
   int exit_code = 1;  // of the whole job: the rank's own, or 128 + signal
   int signal = 0;
-  int generation = 0;                   // of the ranks that it happened to
-  bool final = false;                   // the rank has said that it would only fail so again
-  std::int64_t step = -1;               // where a stuck rank was last
-  std::string detail;                   // what the system said; how long a rank is stuck
+  int generation = 0;      // of the ranks that it happened to
+  bool final = false;      // the rank has said that it would only fail so again
+  Blame blame;             // whose loss it ended of, as it has said
+  std::int64_t step = -1;  // where a stuck rank was last
+  // What the system said; how long a rank is stuck; what became of those that are blamed.
+  std::string detail;
   std::vector<std::string> last_lines;  // of the rank's output
 
   // One sentence for a person.
@@ -43,7 +47,16 @@ struct Failure {
   // For other launchers, as JSON. decode throws UsageError where the text is no failure.
   std::string encode() const;
   static Failure decode(const std::string& text);
+
+ private:
+  std::string because() const;
 };
+
+// Of ranks that have ended by themselves, in the order in which that was heard: which one the
+// others followed. Whoever blames nobody comes before all that do, and among those the one that
+// others blame; a chain of blame is followed to its end. Where that leaves several, the first that
+// was heard of.
+std::size_t first_of(const std::vector<Failure>& failures);
 
 // Whether whoever watches needs no more words about it: the rank ended with one of these codes,
 // before which it says why, or ranks that do so were interrupted.

@@ -1,11 +1,18 @@
 #include <lockstep/elastic/flight_directory.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <vector>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
@@ -22,6 +29,39 @@ bool is_empty(const std::string& directory) {
   return fs::directory_iterator(directory, unreadable) == fs::directory_iterator();
 }
 
+constexpr const char* kPrefix = "lockstep-flight-";
+// A job that begins at the same moment may not have locked its folder yet.
+constexpr std::chrono::seconds kJustMade(60);
+
+// Empty where somebody else has locked it otherwise, or where it is no folder of this user's.
+net::Fd locked(const std::string& folder, int how) {
+  net::Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0 || info.st_uid != ::geteuid() ||
+      ::flock(fd.get(), how | LOCK_NB) != 0)
+    return {};
+  return fd;
+}
+
+// What failed jobs have left is read soon, or never.
+void remove_old_ones(const std::string& parent) {
+  std::vector<std::pair<fs::file_time_type, std::string>> old;
+  std::error_code ignored;
+  for (auto it = fs::directory_iterator(parent, ignored);
+       !ignored && it != fs::directory_iterator(); it.increment(ignored)) {
+    if (!it->path().filename().string().starts_with(kPrefix)) continue;
+    std::error_code unknown;
+    const auto when = it->last_write_time(unknown);
+    if (!unknown && when < fs::file_time_type::clock::now() - kJustMade)
+      old.emplace_back(when, it->path().string());
+  }
+  if (old.size() <= FlightDirectory::kKept) return;
+  std::sort(old.begin(), old.end(), std::greater<>());
+  for (std::size_t i = FlightDirectory::kKept; i < old.size(); ++i)
+    if (const net::Fd unused = locked(old[i].second, LOCK_EX))
+      fs::remove_all(old[i].second, ignored);
+}
+
 }  // namespace
 
 FlightDirectory::FlightDirectory() {
@@ -34,16 +74,19 @@ FlightDirectory::FlightDirectory() {
     path_ = root_ = fs::absolute(*wanted).string();
     return;
   }
-  root_ = (fs::temp_directory_path() / "lockstep-flight-XXXXXX").string();
+  const std::string parent = temporary_directory();
+  remove_old_ones(parent);
+  root_ = fmt::format("{}/{}XXXXXX", parent, kPrefix);
   if (::mkdtemp(root_.data()) == nullptr)
     throw UsageError("cannot make a folder in '{}': {}; set TMPDIR to one that can be written",
-                     fs::temp_directory_path().string(), std::strerror(errno));
+                     parent, std::strerror(errno));
+  in_use_ = locked(root_, LOCK_SH);
   path_ = root_;
   temporary_ = true;
 }
 
 FlightDirectory::~FlightDirectory() {
-  if (temporary_) remove_if_unused(root_);
+  if (temporary_) remove_without_dumps(root_);
 }
 
 void FlightDirectory::begin(int generation) {
@@ -63,12 +106,13 @@ void FlightDirectory::clear() const {
   if (temporary_ && path_ == root_) fs::remove_all(root_, ignored);
 }
 
-void remove_if_unused(const std::string& directory) {
+void remove_without_dumps(const std::string& directory) {
+  if (!flight::list_dumps(directory).empty()) return;
   std::error_code ignored;
   for (auto it = fs::directory_iterator(directory, ignored);
        !ignored && it != fs::directory_iterator(); it.increment(ignored))
-    ::rmdir(it->path().c_str());
-  ::rmdir(directory.c_str());
+    if (it->is_directory(ignored) && !flight::list_dumps(it->path()).empty()) return;
+  fs::remove_all(directory, ignored);
 }
 
 }  // namespace lockstep::elastic

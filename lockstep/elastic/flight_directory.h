@@ -3,13 +3,18 @@
 
 #include <string>
 
+#include <lockstep/net/fd.h>
+
 namespace lockstep::elastic {
 
-// Where the user said (LOCKSTEP_FLIGHT_DIR), or a folder that is removed at the end where nobody
-// left anything in it. What ranks of one generation leave is not mixed with what those of the next
-// do.
+// Where the user said (LOCKSTEP_FLIGHT_DIR), or a folder of the temporary directory, which is
+// removed at the end where nobody left a dump in it. Of those that stay, each new job removes all
+// but the newest kKept, as far as they are this user's and no running job's. What ranks of one
+// generation leave is not mixed with what those of the next do.
 class FlightDirectory {
  public:
+  static constexpr std::size_t kKept = 4;
+
   // UsageError where the folder cannot be made.
   FlightDirectory();
   ~FlightDirectory();
@@ -33,9 +38,10 @@ class FlightDirectory {
   std::string root_;
   std::string path_;
   bool temporary_ = false;
+  net::Fd in_use_;  // locked for as long as this process, or its guardian, is there
 };
 
-// Removes a folder and the folders in it, as far as there are no files in them.
-void remove_if_unused(const std::string& directory);
+// Removes a folder where there is no dump in it or in a folder in it.
+void remove_without_dumps(const std::string& directory);
 
 }  // namespace lockstep::elastic

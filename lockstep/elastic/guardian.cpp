@@ -41,7 +41,8 @@ void Guardian::start(const std::vector<RankStart>& ranks) {
   for (const RankStart& rank : ranks) {
     const StartHeader start{.slot = rank.slot,
                             .last = &rank == &ranks.back() ? 1 : 0,
-                            .num_cpus = static_cast<std::int32_t>(rank.cpus.size())};
+                            .num_cpus = static_cast<std::int32_t>(rank.cpus.size()),
+                            .reads_terminal = rank.reads_terminal ? 1 : 0};
     std::string block(reinterpret_cast<const char*>(&start), sizeof(start));
     block.append(reinterpret_cast<const char*>(rank.cpus.data()), rank.cpus.size() * sizeof(int));
     for (const std::string& variable : rank.variables) block.append(variable).push_back('\0');

@@ -21,7 +21,7 @@ struct GuardianCommand;
 struct GuardianSetup {
   std::vector<std::string> command;
   int num_slots = 1;             // how many may run at once
-  std::string flight_directory;  // removed at the end where it is empty
+  std::string flight_directory;  // removed at the end where there is no dump in it
 };
 
 // What one of them is started with besides.
@@ -32,6 +32,8 @@ struct RankStart {
   net::Fd standard_output;
   net::Fd standard_error;
   net::Fd line;  // its end of it, as LOCKSTEP_LINE_FD
+  bool reads_terminal =
+      false;  // where that is the launcher's standard input; the others read nothing
 };
 
 // The launcher's side. Not thread-safe.

@@ -159,7 +159,8 @@ void GuardianProcess::prepare(std::string_view packet,
                  .cpus = std::vector<int>(static_cast<std::size_t>(header.num_cpus)),
                  .standard_output = net::Fd(descriptors[0]),
                  .standard_error = net::Fd(descriptors[1]),
-                 .line = net::Fd(descriptors[2])};
+                 .line = net::Fd(descriptors[2]),
+                 .reads_terminal = header.reads_terminal != 0};
   for (int& cpu : rank.cpus) {
     std::memcpy(&cpu, packet.data(), sizeof(cpu));
     packet.remove_prefix(sizeof(cpu));
@@ -180,9 +181,9 @@ void GuardianProcess::spawn(const RankStart& rank) {
   std::vector<std::string> environment = merged_environment(rank.variables);
   const std::vector<char*> environment_pointers = pointers(environment);
   const std::vector<char*> command_pointers = pointers(setup_.command);
-  // Ranks that read from a terminal would fight over what its user types.
-  const net::Fd nothing(::isatty(STDIN_FILENO) == 1 ? ::open("/dev/null", O_RDONLY | O_CLOEXEC)
-                                                    : -1);
+  // Ranks that read from one terminal would fight over what its user types.
+  const bool reads_nothing = ::isatty(STDIN_FILENO) == 1 && !rank.reads_terminal;
+  const net::Fd nothing(reads_nothing ? ::open("/dev/null", O_RDONLY | O_CLOEXEC) : -1);
   const CpuSet cpus(rank.cpus);
   int ends[2] = {-1, -1};
   if (::pipe2(ends, O_CLOEXEC) != 0) {
@@ -269,7 +270,7 @@ int GuardianProcess::clear() {
 
 void GuardianProcess::leave() {
   const int stuck = clear();
-  if (!setup_.flight_directory.empty()) remove_if_unused(setup_.flight_directory);
+  if (!setup_.flight_directory.empty()) remove_without_dumps(setup_.flight_directory);
   ::_exit(stuck == 0 ? 0 : 1);
 }
 

@@ -24,6 +24,7 @@ struct StartHeader {
   std::int32_t slot = 0;
   std::int32_t last = 1;  // of those that are to be started together
   std::int32_t num_cpus = 0;
+  std::int32_t reads_terminal = 0;
 };
 
 // Standard output, standard error and the line.

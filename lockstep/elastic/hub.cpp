@@ -177,7 +177,7 @@ void Hub::hear_seats() {
     std::string how;
     if (!seat.channel.open()) {
       how = "its connection closed; it died or was killed";
-    } else if (now - seat.channel.last_heard() > kLongestSilence) {
+    } else if (!seat.paused && now - seat.channel.last_heard() > kLongestSilence) {
       how = fmt::format("no word from it for {:.0f} s; is it stopped, or its network down?",
                         seconds(kLongestSilence));
     }
@@ -188,6 +188,7 @@ void Hub::hear_seats() {
     const Seat lost = std::move(seat);
     seats_.erase(seats_.begin() + static_cast<std::ptrdiff_t>(i));
     lose(lost, how);
+    check_pause();
   }
 }
 
@@ -204,6 +205,9 @@ void Hub::hear(Seat& seat, const Channel::Message& message) {
     check_done();
   } else if (message.word == "ready") {
     seat.ready = true;
+  } else if (message.word == "pause" || message.word == "resume") {
+    seat.paused = message.word == "pause";
+    check_pause();
   } else if (message.word == "confirmed") {
     seat.word = Seat::Word::given;
   }
@@ -266,6 +270,29 @@ void Hub::check_done() {
   all_done_ = true;
   phase_ = Phase::over;
   tell_members("end", "");
+}
+
+bool Hub::announce_pause() {
+  if (election_) return false;
+  own().paused = true;
+  check_pause();
+  return true;
+}
+
+void Hub::announce_resume() {
+  own().paused = false;
+  check_pause();
+}
+
+// As long as the users of several hosts want it, the job stands still for all of them.
+void Hub::check_pause() {
+  const bool paused =
+      phase_ == Phase::running && std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
+        return seat.node_rank >= 0 && seat.paused;
+      });
+  if (paused == paused_) return;
+  paused_ = paused;
+  tell_members(paused ? "pause" : "resume", "");
 }
 
 void Hub::tell_members(const std::string& word, const std::string& text) {
@@ -404,6 +431,7 @@ void Hub::form() {
     if (seat.node_rank < 0) continue;
     seat.ready = false;
     seat.done = false;
+    seat.paused = false;
     layout.node_rank = seat.node_rank;
     if (seat.node_rank > 0) seat.channel.send("layout", layout.encode());
   }

@@ -47,6 +47,8 @@ class Hub final : public Peers {
   void announce(const Failure& failure) override;
   void announce_done() override;
   void announce_ready() override;
+  bool announce_pause() override;
+  void announce_resume() override;
   std::unique_ptr<Peers> successor() override;
 
  private:
@@ -69,6 +71,7 @@ class Hub final : public Peers {
   void tell_members(const std::string& word, const std::string& text);
   void consider_growth();
   void check_done();
+  void check_pause();
 
   void gather();
   bool has_quorum() const;

@@ -2,9 +2,11 @@
 
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <filesystem>
 #include <memory>
@@ -94,6 +96,13 @@ MeetingOptions meeting_options(const LaunchOptions& options) {
   return meeting;
 }
 
+bool same_file(int a, int b) {
+  struct stat first {
+  }, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
 // Everything the launcher has for as long as the job goes on, through all generations.
 class Launch {
  public:
@@ -122,8 +131,10 @@ class Launch {
   Guardian guardian_;
   const sigset_t signals_;
   const net::Fd signal_fd_;
+  // Both are one where they are the same file: then no line comes between the parts of another.
   Sink output_{STDOUT_FILENO};
-  Sink error_{STDERR_FILENO};
+  Sink own_error_{STDERR_FILENO};
+  Sink& error_{same_file(STDOUT_FILENO, STDERR_FILENO) ? output_ : own_error_};
   Processes processes_;
   std::unique_ptr<Peers> peers_;
   Layout last_;  // of the generation that runs, or ran last
@@ -190,7 +201,9 @@ int Launch::run() {
               flight_.path());
   else
     flight_.clear();
-  return 0;
+  // Output that is lost though somebody wanted it is a failure of its own; the agent has said so.
+  const auto lost = [](const Sink& sink) { return sink.error() != 0 && sink.error() != EPIPE; };
+  return lost(output_) || lost(error_) ? 1 : 0;
 }
 
 // Nothing where the job ends instead.
@@ -209,6 +222,10 @@ std::optional<Layout> Launch::next_layout() {
     signalfd_siginfo info;
     while (::read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGTSTP) {
+        stop_until_continued();
+        continue;
+      }
       peers_->announce({.kind = Failure::Kind::interrupted,
                         .node_rank = last_.node_rank,
                         .host = meeting_.host,

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <sstream>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep::elastic {
@@ -22,7 +23,7 @@ bool parse_whole(std::string_view text, int highest, int& value) {
 
 }  // namespace
 
-StreamChoice StreamChoice::parse(const std::string& text, const std::string& flag) {
+StreamChoice StreamChoice::parse(const std::string& text, const std::string& flag, int num_ranks) {
   StreamChoice choice;
   int streams = 0;
   if (parse_whole(text, 3, streams)) {
@@ -38,6 +39,10 @@ StreamChoice StreamChoice::parse(const std::string& text, const std::string& fla
       throw UsageError("{}: '{}' is neither a number from 0 to 3 (0 none, 1 standard output, 2 "
                        "standard error, 3 both) nor a list such as 0:1,1:3 by local rank",
                        flag, text);
+    if (rank >= num_ranks)
+      throw UsageError("{}: '{}' names local rank {}, and this host runs {} rank{}: they are "
+                       "numbered from 0 to {}",
+                       flag, text, rank, num_ranks, num_ranks == 1 ? "" : "s", num_ranks - 1);
     choice.by_rank_[rank] = static_cast<Streams>(streams);
   }
   return choice;
@@ -56,7 +61,7 @@ bool StreamChoice::any() const {
 
 fs::path make_log_directory(const std::string& base, const std::string& run_id) {
   std::error_code failed;
-  const fs::path parent = base.empty() ? fs::temp_directory_path() : fs::path(base);
+  const fs::path parent = base.empty() ? temporary_directory() : base;
   fs::create_directories(parent, failed);
   std::string folder = run_id;  // a name that users choose need not be one of a file
   std::replace(folder.begin(), folder.end(), '/', '_');

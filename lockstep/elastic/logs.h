@@ -15,8 +15,9 @@ class StreamChoice {
  public:
   StreamChoice() = default;
 
-  // UsageError that names `flag` where the text is neither.
-  static StreamChoice parse(const std::string& text, const std::string& flag);
+  // UsageError that names `flag` where the text is neither, or names a rank that is not one of
+  // this host's.
+  static StreamChoice parse(const std::string& text, const std::string& flag, int num_ranks);
 
   Streams of(int local_rank) const;
   bool any() const;

@@ -78,7 +78,7 @@ void Member::attend() {
   if (over_) return;
   if (!channel_.open()) {
     lose_hub("its connection closed; it died or was killed");
-  } else if (now - channel_.last_heard() > kLongestSilence) {
+  } else if (!paused_ && now - channel_.last_heard() > kLongestSilence) {
     lose_hub(fmt::format("no word from it for {:.0f} s; is it stopped, or its network down?",
                          std::chrono::duration<double>(kLongestSilence).count()));
   } else if (!layout_ && first_meeting_deadline_.passed()) {
@@ -99,6 +99,8 @@ void Member::hear(const Channel::Message& message) {
     decision_ = Decision::decode(message.text);
     if (decision_->failure) failure_ = decision_->failure;
     over_ = decision_->action == Decision::Action::end;
+  } else if (message.word == "pause" || message.word == "resume") {
+    paused_ = message.word == "pause";
   } else if (message.word == "confirm") {
     channel_.send("confirmed");
   } else if (message.word == "end") {
@@ -119,6 +121,7 @@ bool Member::may_go_on() const {
 
 void Member::lose_hub(const std::string& how) {
   channel_.close();
+  paused_ = false;
   // One that only waits may find the job elsewhere.
   if (!layout_ && (election_ || (options_.elastic() && options_.endpoints.size() > 1))) {
     log::warn("node 0 at {} is gone ({}); looking for the job {}", hub_.text(), how,
@@ -283,6 +286,16 @@ void Member::announce(const Failure& failure) {
 }
 
 void Member::announce_done() { channel_.send("done"); }
+
+bool Member::announce_pause() {
+  if (election_ || orphaned_) return false;
+  paused_ = true;
+  channel_.send("pause");
+  return true;
+}
+
+// Node 0 says when all go on.
+void Member::announce_resume() { channel_.send("resume"); }
 
 void Member::announce_ready() {
   ready_ = true;

@@ -36,6 +36,8 @@ class Member final : public Peers {
   void announce(const Failure& failure) override;
   void announce_done() override;
   void announce_ready() override;
+  bool announce_pause() override;
+  void announce_resume() override;
   std::unique_ptr<Peers> successor() override;
 
  private:

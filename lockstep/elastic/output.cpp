@@ -17,6 +17,12 @@ namespace {
 
 constexpr std::size_t kMostBacklog = 1 << 20;
 constexpr std::size_t kTailBytes = 8 << 10;
+// Of a line that is not complete, on a terminal.
+constexpr std::size_t kMostRedrawn = 4 << 10;
+// Between two looks at such a line: as often as people can see it change.
+constexpr milliseconds kShowEvery(100);
+// For which other streams wait for the end of a long line.
+constexpr milliseconds kLongestWait(1000);
 
 }  // namespace
 
@@ -25,7 +31,7 @@ constexpr std::size_t kTailBytes = 8 << 10;
 Sink::Sink(int fd) : fd_(fd), largest_write_(1 << 18), terminal_(::isatty(fd) == 1) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
-    lost_ = true;
+    error_ = EPIPE;
   } else if (S_ISFIFO(info.st_mode) || S_ISCHR(info.st_mode)) {
     const std::string path = fmt::format("/proc/self/fd/{}", fd);
     own_ = net::Fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
@@ -35,7 +41,47 @@ Sink::Sink(int fd) : fd_(fd), largest_write_(1 << 18), terminal_(::isatty(fd) ==
   if (!own_ && !S_ISREG(info.st_mode)) largest_write_ = PIPE_BUF;
 }
 
+void Sink::append(std::string_view lines) {
+  if (open_line_ != 0 && !terminal_) {
+    take("\n");
+    open_line_ = 0;
+  } else if (drawn_) {
+    take("\r\x1b[K");
+    drawn_ = false;
+  }
+  take(lines);
+}
+
+void Sink::show(int stream, std::string_view part) {
+  if (open_line_ != stream) {
+    append({});
+    open_line_ = stream;
+    opened_ = Clock::now();
+    open_text_.clear();
+  }
+  // What a carriage return begins anew is all that is to be seen of the line.
+  if (const auto anew = part.rfind('\r'); anew != std::string_view::npos)
+    open_text_ = part.substr(anew + 1);
+  else
+    open_text_ += part;
+  if (open_text_.size() > kMostRedrawn) open_text_.erase(0, open_text_.size() - kMostRedrawn);
+  if (!terminal_ || drawn_) take(part);
+  if (terminal_ && !drawn_) take(open_text_);
+  drawn_ = terminal_;
+}
+
+void Sink::complete(std::string_view rest) {
+  if (terminal_ && !drawn_) take(open_text_);
+  take(rest);
+  open_line_ = 0;
+  drawn_ = false;
+}
+
 void Sink::flush() {
+  if (open_line_ != 0 && terminal_ && !drawn_) {
+    take(open_text_);
+    drawn_ = true;
+  }
   while (backlog() > 0) {
     const ssize_t put =
         ::write(fd_, pending_.data() + written_, std::min(backlog(), largest_write_));
@@ -45,7 +91,7 @@ void Sink::flush() {
     } else if (put < 0 && errno == EAGAIN) {
       break;
     } else if (put < 0 && errno != EINTR) {
-      lost_ = true;
+      error_ = errno;
       written_ = pending_.size();
     }
   }
@@ -70,7 +116,10 @@ std::vector<std::string> Tail::lines(std::size_t most) const {
     if (rest.back() == '\n') rest.remove_suffix(1);
     const auto start = rest.rfind('\n');
     const auto begin = start == std::string_view::npos ? 0 : start + 1;
-    found.emplace_back(rest.substr(begin));
+    // Of a line that carriage returns began anew, what was to be seen last.
+    std::string_view line = rest.substr(begin);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    found.emplace_back(line.substr(line.rfind('\r') + 1));
     rest = rest.substr(0, begin);
   }
   std::reverse(found.begin(), found.end());
@@ -86,16 +135,24 @@ std::string line_prefix(int rank, int world_size, bool colour) {
                      text);
 }
 
-RankStream::RankStream(net::Fd pipe, std::string prefix, Sink* sink, Tail* tail, net::Fd copy)
+RankStream::RankStream(net::Fd pipe, std::string prefix, Sink& sink, Incomplete incomplete,
+                       Tail* tail, net::Fd copy)
     : pipe_(std::move(pipe)),
       prefix_(std::move(prefix)),
-      sink_(sink),
+      sink_(&sink),
+      id_(sink.add_stream()),
+      incomplete_(incomplete),
       tail_(tail),
       copy_(std::move(copy)) {
   ::fcntl(pipe_.get(), F_SETFL, O_NONBLOCK);
 }
 
-bool RankStream::held_back() const { return sink_ != nullptr && sink_->backlog() > kMostBacklog; }
+bool RankStream::held_back() const { return sink_->backlog() > kMostBacklog; }
+
+bool RankStream::waits_for_line() const {
+  return incomplete_ == Incomplete::held && sink_->open_line() != 0 && !is_open() &&
+         sink_->open_for() < kLongestWait;
+}
 
 bool RankStream::read() {
   std::array<char, 64 << 10> buffer;
@@ -105,7 +162,7 @@ bool RankStream::read() {
     return true;
   }
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (!partial_.empty()) emit({});
+  if (!partial_.empty() || is_open()) emit({});
   pipe_.reset();
   return true;
 }
@@ -113,16 +170,16 @@ bool RankStream::read() {
 void RankStream::take(std::string_view bytes) {
   // A copy that fails (disk full) loses the copy, never the rank.
   if (copy_ && ::write(copy_.get(), bytes.data(), bytes.size()) < 0 && errno != EINTR) {
-    if (sink_ != nullptr)
-      sink_->append(fmt::format("{}lockstep: the log file of this output ends here: {}\n", prefix_,
-                                std::strerror(errno)));
+    sink_->append(fmt::format("{}lockstep: the log file of this output ends here: {}\n", prefix_,
+                              std::strerror(errno)));
     copy_.reset();
   }
   while (!bytes.empty()) {
     const auto newline = bytes.find('\n');
     if (newline == std::string_view::npos) {
       partial_.append(bytes);
-      if (partial_.size() >= kLongestLine) emit({});
+      if (!unshown_since_) unshown_since_ = Clock::now();
+      if (partial_.size() >= kLongestLine) show();
       return;
     }
     emit(bytes.substr(0, newline));
@@ -130,17 +187,55 @@ void RankStream::take(std::string_view bytes) {
   }
 }
 
-void RankStream::emit(std::string_view line) {
-  if (sink_ != nullptr) {
-    sink_->append(prefix_);
-    sink_->append(partial_);
-    sink_->append(line);
-    sink_->append("\n");
+std::string RankStream::with_prefixes(std::string_view text) const {
+  std::string result;
+  for (auto at = text.find('\r'); at != std::string_view::npos && at + 1 < text.size();
+       at = text.find('\r')) {
+    result.append(text.substr(0, at + 1)).append(prefix_);
+    text.remove_prefix(at + 1);
   }
-  if (!partial_.empty()) tail_->append(partial_);
+  return result.append(text);
+}
+
+void RankStream::emit(std::string_view line) {
+  // What was shown of it, and had to make room for another line, is shown anew on a terminal.
+  const std::size_t from = is_open() || !sink_->terminal() ? shown_ : 0;
+  const std::string rest = with_prefixes(partial_.substr(from).append(line)) + "\n";
+  if (is_open())
+    sink_->complete(rest);
+  else
+    sink_->append(prefix_ + rest);
+  tail_->append(partial_);
   tail_->append(line);
   tail_->append("\n");
   partial_.clear();
+  shown_ = 0;
+  unshown_since_.reset();
+}
+
+void RankStream::show_incomplete(Clock::time_point now) {
+  if (incomplete_ == Incomplete::shown && unshown_since_ && now - *unshown_since_ >= kShowEvery)
+    show();
+}
+
+void RankStream::show() {
+  unshown_since_.reset();
+  if (!is_open()) {
+    // On a terminal the whole line is shown again; elsewhere its beginning stands above.
+    if (!sink_->terminal()) partial_.erase(0, shown_);
+    shown_ = 0;
+  }
+  // Whether a carriage return begins the line anew depends on what comes next.
+  const std::size_t whole = partial_.size() - (partial_.ends_with('\r') ? 1 : 0);
+  if (whole <= shown_) return;
+  const std::string part = with_prefixes(std::string_view(partial_).substr(shown_, whole - shown_));
+  sink_->show(id_, is_open() ? part : prefix_ + part);
+  shown_ = whole;
+  const auto anew = partial_.rfind('\r', whole - 1);
+  const std::size_t over = std::max(anew == std::string::npos ? 0 : anew + 1,
+                                    whole > kMostRedrawn ? whole - kMostRedrawn : 0);
+  partial_.erase(0, over);
+  shown_ -= over;
 }
 
 }  // namespace lockstep::elastic

@@ -9,6 +9,7 @@ std::optional<Layout> Peers::next_layout() { return std::exchange(next_, std::nu
 void Peers::begin(const Layout& layout) {
   failure_.reset();
   decision_.reset();
+  paused_ = false;
   all_done_ = false;
   next_ = layout;
 }

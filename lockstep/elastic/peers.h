@@ -49,6 +49,12 @@ class Peers {
   // All ranks of this host have ended, as the decision asks for.
   virtual void announce_ready() = 0;
 
+  // The user of this host has the job stand still (Ctrl-Z), and go on again: paused() follows on
+  // all hosts. A launcher that stands still itself in between is not taken for lost. False where
+  // that cannot be: etcd would take it for lost.
+  virtual bool announce_pause() = 0;
+  virtual void announce_resume() = 0;
+
   // What takes the place of this one from now on; null where nothing does. To be asked after every
   // attend().
   virtual std::unique_ptr<Peers> successor() { return nullptr; }
@@ -62,6 +68,9 @@ class Peers {
   // What node 0 made of it, or what can no longer become otherwise.
   const std::optional<Decision>& decision() const { return decision_; }
 
+  // Whether the ranks of all hosts are to stand still.
+  bool paused() const { return paused_; }
+
   // True once the ranks of all hosts have ended well.
   bool all_done() const { return all_done_; }
 
@@ -71,6 +80,7 @@ class Peers {
   std::optional<Layout> next_;
   std::optional<Failure> failure_;
   std::optional<Decision> decision_;
+  bool paused_ = false;
   bool all_done_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include <lockstep/elastic/processes.h>
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -14,8 +15,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Whether what is typed at the terminal is meant for this job. Ranks have no terminal of their own
+// that would stop them when they read it in the background: they would take what is typed from the
+// shell.
+bool in_foreground() { return ::tcgetpgrp(STDIN_FILENO) == ::getpgrp(); }
+
 // By then ranks have begun their work, which starting a process would slow down.
 constexpr milliseconds kBeforeSpares(2000);
+// A spare that was lost is replaced sooner: ranks are at work by then.
+constexpr milliseconds kAfterALoss(500);
 // A program that ends when it is to wait will do so again.
 constexpr int kMostLostEarly = 5;
 
@@ -36,6 +44,12 @@ RankProcess* Processes::of_rank(int local_rank) {
   return found == slots_.end() ? nullptr : &*found;
 }
 
+bool Processes::ended_well(int local_rank) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const RankProcess& one) {
+    return !one.runs && one.local_rank == local_rank && one.ended_well;
+  });
+}
+
 int Processes::free_slot() const {
   const auto found =
       std::find_if(slots_.begin(), slots_.end(), [](const RankProcess& one) { return !one.runs; });
@@ -48,9 +62,12 @@ RankStart Processes::make(int slot, int local_rank, const fs::path& folder,
   RankProcess& process = (*this)[slot];
   process = {.local_rank = local_rank, .runs = true};
   std::array<Plumbing, 2> pipes = lay_streams(folder, local_rank, options_.streams);
+  const bool alone = options_.num_ranks + options_.num_spares == 1;
   for (std::size_t i = 0; i < pipes.size(); ++i)
     if (pipes[i].our_end)
-      process.streams.emplace_back(std::move(pipes[i].our_end), prefix, sinks_[i],
+      process.streams.emplace_back(std::move(pipes[i].our_end), prefix, *sinks_[i],
+                                   alone || sinks_[i]->terminal() ? RankStream::Incomplete::shown
+                                                                  : RankStream::Incomplete::held,
                                    process.tail.get(), std::move(pipes[i].copy));
   LineEnds line = make_line();
   process.line = std::move(line.ours);
@@ -87,11 +104,13 @@ void Processes::find_process(int local_rank, const Generation& generation, Begun
   if (process == nullptr && (process = take_spare(local_rank)) == nullptr) {
     starts.push_back(make(free_slot(), local_rank, generation.logs / std::to_string(local_rank),
                           prefix, generation.environment(local_rank)));
+    starts.back().reads_terminal = layout.first_rank() + local_rank == 0 && in_foreground();
     return;
   }
   for (RankStream& stream : process->streams) stream.set_prefix(prefix);
   process->left = false;
   process->final = false;
+  process->blame = {};
   LineMessage place{.word = LineMessage::Word::place,
                     .variables = generation.environment(local_rank)};
   place.variables.emplace_back("LOCKSTEP_SPARE=");
@@ -136,7 +155,7 @@ void Processes::tend_spares(const fs::path& logs,
 }
 
 bool Processes::lost_spare(const RankProcess& process) {
-  next_spare_ = Clock::now() + kBeforeSpares;
+  next_spare_ = std::max(next_spare_, Clock::now() + kAfterALoss);
   return process.came_up || ++spares_lost_early_ != kMostLostEarly;
 }
 

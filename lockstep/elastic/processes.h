@@ -37,6 +37,8 @@ class Processes {
   }
   // Of a local rank; null where it has none that runs.
   RankProcess* of_rank(int local_rank);
+  // Whether it had one that has ended with exit code 0.
+  bool ended_well(int local_rank) const;
   int num_ranks() const { return options_.num_ranks; }
   // Of those that run, how many meet the condition.
   template <typename Condition>

@@ -30,7 +30,7 @@ bool RankProcess::say(const LineMessage& message) const {
 
 std::optional<LineMessage> RankProcess::hear() {
   if (!line) return std::nullopt;
-  std::array<char, 64> packet;
+  std::array<char, 4096> packet;
   ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
   // It ended without hearing all that it was told. What it said itself comes after that error.
   if (got < 0 && errno == ECONNRESET)

@@ -21,7 +21,9 @@ struct RankProcess {
   bool came_up = false;  // has said so at some time
   bool left = false;     // has nothing to do with the generation any more
   bool final = false;    // its failure is not to be helped by a restart, as it has said
+  Blame blame = {};      // whose loss a group of its failed of, as it has said
 
+  bool ended_well = false;
   bool to_end = false;  // was sent a signal, or has failed: that it ends is no news
   bool untold = false;  // could not be told its place, and is killed for that
 

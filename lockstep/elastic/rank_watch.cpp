@@ -50,6 +50,14 @@ RankWatch::RankWatch(int num_ranks, const ProgressPage& page, milliseconds stuck
       ranks_(static_cast<std::size_t>(num_ranks)),
       next_look_(Clock::now()) {}
 
+void RankWatch::resume(Clock::time_point now) {
+  next_look_ = now + kBetweenLooks;
+  for (Watched& rank : ranks_) {
+    rank.stopped_since.reset();
+    rank.moved = now;
+  }
+}
+
 std::vector<RankWatch::Finding> RankWatch::look(const std::vector<int>& pids,
                                                 Clock::time_point now) {
   std::vector<Finding> found;

@@ -43,6 +43,9 @@ class RankWatch {
   // furthest behind stands first, and they are found at every look.
   std::vector<Finding> look(const std::vector<int>& pids, Clock::time_point now);
 
+  // Until now the ranks were stopped on purpose: none of that time counts.
+  void resume(Clock::time_point now);
+
  private:
   struct Watched {
     std::optional<Clock::time_point> stopped_since;

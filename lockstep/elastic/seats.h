@@ -16,9 +16,10 @@ struct Seat {
 
   Channel channel;  // closed in node 0's own
   Introduction who;
-  int node_rank = -1;  // -1: of no layout yet
-  bool ready = true;   // for the next layout: it has no ranks
-  bool done = false;   // its ranks have ended well
+  int node_rank = -1;   // -1: of no layout yet
+  bool ready = true;    // for the next layout: it has no ranks
+  bool done = false;    // its ranks have ended well
+  bool paused = false;  // its user has the job stand still
   Word word = Word::not_asked;
 };
 

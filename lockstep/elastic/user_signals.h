@@ -1,4 +1,4 @@
-// The signals by which users end a job.
+// The signals by which users end a job, or have it stand still for a while (Ctrl-Z).
 #pragma once
 
 #include <signal.h>
@@ -13,8 +13,12 @@ namespace lockstep::elastic {
 // whoever started the process ignores (nohup) stay so.
 sigset_t take_over_signals();
 
-// While it lives, one of the signals ends this process at once: for waits during which there is
-// nothing yet that the guardian would not clear away.
+// Does what SIGTSTP does where nobody has taken it over: this process stands still, and the call
+// returns when its user lets it go on. Returns at once where there is no shell that could do that.
+void stop_until_continued();
+
+// While it lives, one of the signals ends this process at once, or has it stand still: for waits
+// during which there is nothing yet that the guardian would not clear away.
 class EndWhileWaiting {
  public:
   explicit EndWhileWaiting(sigset_t signals);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/flight/demand.h>
 
@@ -87,6 +88,7 @@ std::optional<Progress> Journal::progress() const {
 }
 
 void Journal::group_failed(const Recorder& group, const Cause& cause, FoundBy found_by) noexcept {
+  blame(cause.at_fault, cause.fault, group.global_rank());
   if (directory_.empty()) return;
   try {
     const std::lock_guard lock(mutex_);

@@ -46,7 +46,8 @@ class Journal {
   // Who found that a group has failed: one rank does, and asks the others for their dumps.
   enum class FoundBy : std::uint8_t { this_rank, another };
 
-  // Writes the dumps of this process, the failed group's first. Its cause stays with it.
+  // Writes the dumps of this process, the failed group's first. Its cause stays with it. Also tells
+  // the launcher whom it blames (base/launcher_line.h), also without a directory.
   void group_failed(const Recorder& group, const Cause& cause, FoundBy found_by) noexcept;
 
  private:

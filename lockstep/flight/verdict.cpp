@@ -120,7 +120,7 @@ std::string sentence(const Finding& finding) {
           alone ? "it is" : "they are",
           waiting_text(finding, " in " + call_of(*finding.call, *finding.group)));
     case Finding::Kind::lost:
-      return fmt::format("{} died; {}", ranks,
+      return fmt::format("{} {} gone; {}", ranks, alone ? "is" : "are",
                          waiting_text(finding, " in " + call_of(*finding.call, *finding.group)));
     case Finding::Kind::came_late:
       return fmt::format("{} came to {} when {} had given up, at least {} after the first", ranks,

@@ -57,13 +57,19 @@ Secret Secret::random() {
 }
 
 Secret Secret::from_file(const std::string& path) {
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a FIFO would wait for a writer, for ever.
+  const Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file)
     throw UsageError("cannot open the secret file '{}': {}; '(umask 077; head -c 32 /dev/urandom > "
                      "{})' makes one, and every host needs the same",
                      path, std::strerror(errno), path);
   struct stat info {};
-  if (::fstat(file.get(), &info) == 0 && (info.st_mode & 077) != 0)
+  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    throw UsageError("the secret file '{}' is {}: name a regular file", path,
+                     S_ISDIR(info.st_mode)    ? "a folder"
+                     : S_ISFIFO(info.st_mode) ? "a FIFO, which only one process could read"
+                                              : "no regular file");
+  if ((info.st_mode & 077) != 0)
     throw UsageError("the secret file '{}' has mode {:04o}, so others could read it: run "
                      "'chmod 600 {}', and make a new secret if others may have seen it",
                      path, info.st_mode & 07777, path);

@@ -77,6 +77,14 @@ Address local_address(const Fd& socket) {
   return self.address();
 }
 
+Address peer_address(const Fd& socket) {
+  SocketAddress peer;
+  peer.length = sizeof(peer.storage);
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0)
+    return {};
+  return peer.address();
+}
+
 int local_port(const Fd& socket) { return local_address(socket).port; }
 
 Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error) {

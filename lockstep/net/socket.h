@@ -20,6 +20,8 @@ Fd listen_tcp(const Address& address, int backlog = 1024);
 // A port number that a listener ended up with.
 Address local_address(const Fd& socket);
 int local_port(const Fd& socket);
+// Who is at the other end; without a host where it is gone already.
+Address peer_address(const Fd& socket);
 
 // What a refused connection means: nobody listens there yet, or nobody does any more.
 enum class IfRefused { try_again, give_up };

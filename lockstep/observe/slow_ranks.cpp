@@ -52,7 +52,13 @@ std::vector<SlowRanks::News> SlowRanks::step(std::uint64_t step, std::span<const
     if (others.empty()) continue;
 
     Rank& rank = ranks_[i];
-    const Sample sample{seconds[i], lower_median(std::move(others))};
+    rank.sum.seconds += seconds[i];
+    rank.sum.others += lower_median(std::move(others));
+    ++rank.num_summed;
+    if (rank.sum.others < least_seconds) continue;
+    const Sample sample{rank.sum.seconds / rank.num_summed, rank.sum.others / rank.num_summed};
+    rank.sum = {};
+    rank.num_summed = 0;
     if (rank.samples.size() < num_steps) {
       rank.samples.push_back(sample);
     } else {

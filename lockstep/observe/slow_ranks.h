@@ -13,6 +13,8 @@ namespace lockstep::observe {
 // time that a rank spends outside of calls that wait for others. In each step a rank is compared
 // with the median of the others, so that steps may differ; it must be slow in two thirds of the
 // last steps, so that noise and pauses (a checkpoint, a page fault, a neighbour's job) name nobody.
+// Steps shorter than `least_seconds` are taken together until they last that long: a system that
+// gives a core to others for a few milliseconds slows down ten of them in a row.
 // Only ranks that do the same work can be compared: of a pipeline, those of one stage.
 //
 // Not thread-safe. Deterministic: ranks that are fed the same say the same.
@@ -57,16 +59,20 @@ class SlowRanks {
   // Steps that are looked at: a rank that turns slow is named after two thirds of them, one that
   // always was after all.
   static constexpr std::size_t num_steps = 15;
+  static constexpr double least_seconds = 0.02;  // of the others' part
 
  private:
+  // The means of one step, or of several short ones.
   struct Sample {
-    double seconds;
-    double others;
+    double seconds = 0;
+    double others = 0;
   };
   struct Rank {
     int name = 0;
     std::vector<Sample> samples;  // a ring once it is full
     std::size_t next = 0;
+    Sample sum = {};  // of short steps that do not make a sample yet
+    int num_summed = 0;
     bool slow = false;
   };
 

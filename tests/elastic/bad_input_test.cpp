@@ -1,6 +1,7 @@
 // Mistakes get a message that says what, where and what to do, and exit code 2.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <lockstep/net/socket.h>
 
@@ -48,6 +49,25 @@ TEST(BadInput, VerbsAndFlags) {
   expect_mistake({"run", "--timeout", "soon", "true"}, {"--timeout is 'soon'", "seconds"});
   expect_mistake({"run", "--redirects", "9", "true"}, {"--redirects", "'9'"});
   expect_mistake({"run", "-m", "--no-python", "x"}, {"--module and --no-python"});
+  for (const std::string flag : {"--redirects", "--tee"})
+    expect_mistake({"run", "--nproc-per-node", "2", flag, "0:1,7:3", "true"},
+                   {flag, "local rank 7", "runs 2 ranks", "0 to 1"});
+}
+
+TEST(BadInput, TemporaryFolders) {
+  const Folder folder;
+  const std::string file = folder.write("file", "");
+  for (const std::string& wrong : {(folder.path() / "none").string(), file, file + "/below"})
+    for (const bool logs : {false, true}) {
+      std::vector<std::string> arguments = {"run", "true"};
+      std::vector<std::string> variables = {"TMPDIR=" + wrong};
+      // The flight recorder's folder is elsewhere, so that it is the logs' that is missing.
+      if (logs) {
+        arguments = {"run", "--redirects", "3", "true"};
+        variables.push_back("LOCKSTEP_FLIGHT_DIR=" + folder.path().string() + "/flight");
+      }
+      expect_mistake(arguments, {"TMPDIR is '" + wrong + "'", "unset it for /tmp"}, variables);
+    }
 }
 
 TEST(BadInput, Sizes) {
@@ -123,6 +143,10 @@ TEST(BadInput, Secrets) {
   expect_mistake(with((folder.path() / "none").string()), {"cannot open the secret file"});
   expect_mistake(with(folder.write("open", std::string(32, 's'), 0644)), {"0644", "chmod 600"});
   expect_mistake(with(folder.write("short", "abc", 0600)), {"3 bytes"});
+  expect_mistake(with(folder.path().string()), {folder.path().string(), "is a folder"});
+  const std::string fifo = (folder.path() / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  expect_mistake(with(fifo), {fifo, "is a FIFO"});
 }
 
 }  // namespace

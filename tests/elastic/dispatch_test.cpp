@@ -24,6 +24,9 @@ TEST(Dispatch, HelpAndVersion) {
   Launched run_help({LOCKSTEP_PROGRAM, "run", "--help"});
   EXPECT_EQ(run_help.wait(), 0);
   EXPECT_THAT(run_help.output(), HasSubstr("--nproc-per-node"));
+  Launched train_help({LOCKSTEP_PROGRAM, "train", "--help"});
+  EXPECT_EQ(train_help.wait(), 0);
+  EXPECT_THAT(train_help.output(), HasSubstr("--set KEY=VALUE  ")) << "one value, not several";
   Launched nothing({LOCKSTEP_PROGRAM});
   EXPECT_EQ(nothing.wait(), 2);
 }

@@ -97,6 +97,46 @@ TEST(Failure, PeersHaveTimeToSayWhatTheySaw) {
   EXPECT_GE(told - left, 0.2) << "others notice a lost rank within that";
 }
 
+// Whichever process ends first: ranks say whom they lost.
+TEST(Failure, TheRankThatOthersLostIsNamedThoughItEndsLast) {
+  for (const std::string how : {"exit", "abort"}) {
+    const Folder folder;
+    Launched job = Launched::run(
+        {"--nproc-per-node", "4", "sh", "-c",
+         "ulimit -c 0; exec " RANK_PROGRAM " follow " + folder.path().string() + " " + how});
+    EXPECT_EQ(job.wait(), 7) << job.error();
+    EXPECT_EQ(fault_of(job)["rank"], 1) << job.error();
+    EXPECT_FALSE(fault_of(job).contains("because_of"));
+    EXPECT_THAT(job.error(), HasSubstr("last lines of rank 1:\n  | what went wrong\n"));
+  }
+}
+
+TEST(Failure, ARankThatEndedWellIsNoFailureAndTheOthersSayBecauseOfWhom) {
+  for (const std::string how : {"well", "timeout"}) {
+    const Folder folder;
+    Launched job = Launched::run(
+        {"--nproc-per-node", "3", RANK_PROGRAM, "follow", folder.path().string(), how});
+    EXPECT_EQ(job.wait(), 1) << job.error();
+    EXPECT_THAT(job.error(),
+                HasSubstr(how == "well" ? "ended with exit code 1, because of rank 1 (peer "
+                                          "lost): rank 1 had ended before, with exit code 0"
+                                        : "ended with exit code 1, because of rank 1 (timeout)"));
+    EXPECT_EQ(fault_of(job)["because_of"], std::vector<int>{1});
+    EXPECT_NE(fault_of(job)["rank"], 1);
+  }
+}
+
+TEST(Failure, BlameIsFollowedToItsEnd) {
+  const auto ended = [](int rank, std::vector<int> blamed) {
+    return Failure{.rank = rank, .blame = {std::move(blamed), "peer lost"}};
+  };
+  EXPECT_EQ(first_of({ended(0, {1}), ended(1, {2}), ended(2, {})}), 2u);
+  EXPECT_EQ(first_of({ended(3, {}), ended(0, {1}), ended(1, {})}), 2u) << "that others blame";
+  EXPECT_EQ(first_of({ended(0, {1}), ended(3, {0}), ended(1, {2})}), 2u) << "rank 2 is not there";
+  EXPECT_EQ(first_of({ended(0, {1}), ended(1, {0})}), 1u) << "a circle has an end";
+  EXPECT_EQ(first_of({ended(3, {}), ended(4, {})}), 0u);
+}
+
 TEST(Failure, InterruptEndsAll) {
   struct Case {
     int signal;
@@ -228,6 +268,38 @@ TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {
   EXPECT_THAT(job.error(), Not(HasSubstr("where the ranks")));
 }
 
+// Failed jobs leave dumps for somebody to read, and not for ever.
+TEST(Failure, OnlyTheNewestDumpsOfFailedJobsStay) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  const auto age = [](const fs::path& path, int minutes) {
+    fs::last_write_time(path, fs::file_time_type::clock::now() - std::chrono::minutes(minutes));
+  };
+  for (int i = 0; i < 8; ++i) {
+    const fs::path old = folder.path() / fmt::format("lockstep-flight-{:06}", i);
+    fs::create_directory(old);
+    std::ofstream(old / "flight-world.rank0.json") << "{}";
+    age(old, i == 7 ? 0 : 10 + i);
+  }
+  // The oldest is of a job that still runs.
+  Launched running = Launched::run({"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; sleep 100"},
+                                   {"TMPDIR=" + folder.path().string()});
+  ASSERT_TRUE(running.says("lockstep-flight-"));
+  const fs::path in_use = lines_of(running.output()).at(0).substr(4);
+  age(in_use, 60);
+  Launched job = Launched::run({"sh", "-c", "touch $LOCKSTEP_FLIGHT_DIR/demand; exit 1"},
+                               {"TMPDIR=" + folder.path().string()});
+  EXPECT_EQ(job.wait(), 1) << job.error();
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(folder.path()))
+    if (entry.path() != in_use) left.push_back(entry.path().filename().string());
+  EXPECT_THAT(left,
+              ::testing::UnorderedElementsAre("lockstep-flight-000000", "lockstep-flight-000001",
+                                              "lockstep-flight-000002", "lockstep-flight-000003",
+                                              "lockstep-flight-000007"));
+  EXPECT_TRUE(fs::exists(in_use));
+}
+
 TEST(Failure, SurvivesEncoding) {
   const Failure failure{.kind = Failure::Kind::signal,
                         .rank = 5,
@@ -238,12 +310,14 @@ TEST(Failure, SurvivesEncoding) {
                         .exit_code = 137,
                         .signal = 9,
                         .final = true,
+                        .blame = {{3, 4}, "aborted"},
                         .detail = "d",
                         .last_lines = {"a\"b", std::string("\xff\x00z", 3)}};
   const Failure back = Failure::decode(failure.encode());
   EXPECT_EQ(back.machine_line(), failure.machine_line());
   EXPECT_EQ(back.sentence(), failure.sentence());
   EXPECT_TRUE(back.final);
+  EXPECT_THAT(back.sentence(), HasSubstr("because of ranks 3 and 4 (aborted)"));
   ASSERT_EQ(back.last_lines.size(), 2u);
   EXPECT_EQ(back.last_lines[0], "a\"b");
   EXPECT_EQ(back.encode().find('\n'), std::string::npos);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -73,10 +74,12 @@ Launched::Launched(std::vector<std::string> command, std::vector<std::string> va
   posix_spawnattr_init(&attributes);
   sigset_t signals;
   ::sigemptyset(&signals);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE})
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP})
     ::sigaddset(&signals, signal);
   posix_spawnattr_setsigdefault(&attributes, &signals);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+  // A process group of its own, as a shell with job control would give it.
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   const int failed =
       posix_spawnp(&pid_, words[0], &files, &attributes, words.data(), environment.data());
   posix_spawnattr_destroy(&attributes);
@@ -125,6 +128,18 @@ std::vector<pid_t> Launched::alive() const {
     if (environment.find('\0' + mark_ + '\0') != std::string::npos) found.push_back(pid);
   }
   return found;
+}
+
+bool Launched::stopped(milliseconds longest) const {
+  return eventually(longest, [&] {
+    const auto processes = alive();
+    return std::all_of(processes.begin(), processes.end(), [](pid_t pid) {
+      const fs::path process = fs::path("/proc") / std::to_string(pid);
+      // The guardian has nothing to do with the terminal.
+      return read_file(process / "comm") == "lockstep-guard\n" ||
+             read_file(process / "stat").find(") T ") != std::string::npos;
+    });
+  });
 }
 
 bool Launched::all_gone(milliseconds longest) const {

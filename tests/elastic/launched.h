@@ -43,6 +43,9 @@ class Launched {
   // Pids of all its processes that are still there, zombies not counted.
   std::vector<pid_t> alive() const;
 
+  // True once all of them stand still, but for the guardian.
+  bool stopped(milliseconds longest = milliseconds(20'000)) const;
+
   // True once there are none.
   bool all_gone(milliseconds longest) const;
 

@@ -119,6 +119,40 @@ TEST_F(Nodes, AHostThatJoinsSaysSoPlainly) {
   }
 }
 
+// The launcher of host 0 hears of the end of its own rank first, and waits for the one it lost.
+TEST_F(Nodes, TheRankThatAnotherHostLostIsNamedThoughItEndsLast) {
+  CONNECT_OR_SKIP(2);
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), RANK_PROGRAM, "follow",
+                                folder_.path().string(), "exit"}));
+  expect_all_end(jobs, 7, "the job failed: rank 1 (local rank 0");
+}
+
+// Ctrl-Z on one host: the others' launchers run on, and wait for it.
+TEST_F(Nodes, RanksOfAllHostsStandStillTogether) {
+  CONNECT_OR_SKIP(2);
+  const std::string end = (folder_.path() / "end").string();
+  std::vector<Launched> jobs;
+  for (int host = 0; host < 2; ++host)
+    jobs.push_back(start(host, {"--node-rank", std::to_string(host), "sh", "-c",
+                                "echo runs; until [ -e " + end + " ]; do sleep 0.02; done"}));
+  ASSERT_TRUE(jobs[0].says("[0] runs") && jobs[1].says("[1] runs"));
+  const auto told = [&](const Launched& job, const char* text, int times) {
+    return eventually(milliseconds(20'000), [&] { return count_of(text, job.error()) == times; });
+  };
+  for (std::size_t host = 0; host < 2; ++host) {
+    const int times = static_cast<int>(host) + 1;
+    jobs[host].kill(SIGTSTP);
+    EXPECT_TRUE(jobs[host].stopped());
+    EXPECT_TRUE(told(jobs[1 - host], "the job stands still", times)) << jobs[1 - host].error();
+    jobs[host].kill(SIGCONT);
+    for (const Launched& job : jobs) EXPECT_TRUE(told(job, "the job goes on", times));
+  }
+  folder_.write("end", "");
+  for (Launched& job : jobs) EXPECT_EQ(job.wait(), 0) << job.error();
+}
+
 TEST_F(Nodes, AFailedRankEndsAllHosts) {
   CONNECT_OR_SKIP(3);
   std::vector<Launched> jobs;
@@ -200,6 +234,10 @@ TEST_F(Nodes, AWrongSecretIsRefusedAndHarmsNobody) {
   Launched stranger = start(1, {"--node-rank", "1", "--secret-file", wrong, "echo", "never"});
   EXPECT_EQ(stranger.wait(), 1);
   EXPECT_THAT(stranger.error(), HasSubstr("does not know this job's secret"));
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+    return first.error().find("a launcher at 10.77.0.2 did not prove that it knows this job's "
+                              "secret") != std::string::npos;
+  })) << first.error();
   EXPECT_THAT(stranger.error(), HasSubstr("--secret-file"));
   EXPECT_EQ(stranger.output(), "");
   Launched second = start(1, {"--node-rank", "1", "echo", "fine"});

@@ -2,8 +2,12 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -53,22 +57,79 @@ TEST(Output, AlignsPrefixes) {
 TEST(Output, PassesAnyBytes) {
   Launched job = Launched::run({"printf", "\\000\\377\\001\\r[x]\\n"});
   ASSERT_EQ(job.wait(), 0);
-  EXPECT_EQ(job.output(), std::string("[0] \0\377\001\r[x]\n", 12));
+  EXPECT_EQ(job.output(), std::string("[0] \0\377\001\r[0] [x]\n", 16)) << "a line begun anew";
 }
 
-TEST(Output, CutsLinesThatWouldFillMemory) {
-  Launched job =
-      Launched::run({"sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo end"});
-  ASSERT_EQ(job.wait(), 0);
-  std::size_t bytes = 0;
-  const auto lines = lines_of(job.output());
-  for (const std::string& line : lines) {
-    ASSERT_EQ(line.substr(0, 4), "[0] ");
-    EXPECT_LE(line.size(), RankStream::kLongestLine + (64 << 10) + 4);
-    bytes += static_cast<std::size_t>(std::count(line.begin(), line.end(), 'x'));
+TEST(Output, LongLinesStayWhole) {
+  for (const char* num_ranks : {"1", "2"}) {
+    Launched job = Launched::run({"--nproc-per-node", num_ranks, "sh", "-c",
+                                  "[ $RANK = 1 ] || head -c 5000000 /dev/zero | tr '\\0' x; echo; "
+                                  "echo end $RANK"});
+    ASSERT_EQ(job.wait(), 0);
+    const auto lines = lines_of(job.output());
+    EXPECT_EQ(lines.size(), 2u * static_cast<std::size_t>(std::stoi(num_ranks)));
+    const auto longest = std::max_element(
+        lines.begin(), lines.end(),
+        [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
+    EXPECT_EQ(longest->size(), 5'000'004u);
+    EXPECT_TRUE(longest->starts_with("[0] xxx"));
+    EXPECT_EQ(longest->find_first_not_of('x', 4), std::string::npos);
+    EXPECT_THAT(lines, ::testing::Contains("[0] end 0"));
   }
-  EXPECT_EQ(bytes, 5'000'000u);
-  EXPECT_EQ(lines.back(), "[0] end");
+}
+
+TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
+  const Folder folder;
+  const auto wait_for = [&](const char* file) {
+    return "until [ -e " + (folder.path() / file).string() + " ]; do sleep 0.02; done; ";
+  };
+  Launched job =
+      Launched::run({"--nproc-per-node", "2", "sh", "-c",
+                     "if [ $RANK = 0 ]; then head -c 2000000 /dev/zero | tr '\\0' x; touch " +
+                         (folder.path() / "begun").string() + "; else " + wait_for("begun") +
+                         "echo other; fi; " + wait_for("end") + "echo"});
+  EXPECT_TRUE(job.says("x\n[1] other\n"));
+  folder.write("end", "");
+  EXPECT_EQ(job.wait(), 0);
+}
+
+// What a person would see: a progress bar, and a prompt.
+TEST(Output, LinesOfOneRankAreShownBeforeTheyAreComplete) {
+  const Folder folder;
+  const std::string end = (folder.path() / "end").string();
+  Launched job =
+      Launched::run({"sh", "-c",
+                     "printf '\\r10%%'; until [ -e " + end +
+                         " ]; do sleep 0.02; done; printf '\\r20%%\\r\\n'; printf 'more? '"});
+  EXPECT_TRUE(job.says("[0] \r[0] 10%")) << job.output();
+  folder.write("end", "");
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.output(), "[0] \r[0] 10%\r[0] 20%\r\n[0] more? \n");
+}
+
+// What is typed reaches rank 0, and only that.
+TEST(Output, ATerminalIsReadByRankZero) {
+  const net::Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);
+  const std::string terminal = ::ptsname(master.get());
+  Launched job({"sh", "-c",
+                "exec setsid -c -w " LOCKSTEP_PROGRAM
+                " run --nproc-per-node 2 sh -c 'read x; echo $RANK read \"$x\"' < " +
+                    terminal});
+  EXPECT_TRUE(job.says("[1] 1 read \n"));
+  ASSERT_EQ(::write(master.get(), "hello\n", 6), 6);
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_TRUE(job.says("[0] 0 read hello\n"));
+}
+
+// Of several ranks, in a file: no line is torn apart.
+TEST(Output, LinesOfSeveralRanksAreHeldUntilTheyAreComplete) {
+  Launched job = Launched::run({"--nproc-per-node", "2", "sh", "-c",
+                                "printf begin; sleep 0.3; echo; printf '10%%\\r20%%\\n'"});
+  EXPECT_EQ(job.wait(), 0);
+  std::vector<std::string> lines = lines_of(job.output());
+  std::sort(lines.begin(), lines.end());
+  EXPECT_THAT(lines, ElementsAre("[0] 10%\r[0] 20%", "[0] begin", "[1] 10%\r[1] 20%", "[1] begin"));
 }
 
 TEST(Output, AReaderThatLeavesDoesNotEndTheJob) {
@@ -81,6 +142,20 @@ TEST(Output, AReaderThatLeavesDoesNotEndTheJob) {
   EXPECT_EQ(job.output(), "[0] 1\n");
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "done"));
   EXPECT_THAT(job.error(), HasSubstr("nobody reads the standard output"));
+}
+
+TEST(Output, AFullDiskIsNamedAndFails) {
+  const Folder folder;
+  const std::string ended = (folder.path() / "ended").string();
+  for (const std::string& verb :
+       {"run sh -c 'seq 1000; touch " + ended + "'", std::string("--help"),
+        std::string("train --help"), std::string("--version")}) {
+    Launched job({"sh", "-c", LOCKSTEP_PROGRAM " " + verb + " > /dev/full"});
+    EXPECT_EQ(job.wait(), 1) << verb;
+    EXPECT_THAT(job.error(), HasSubstr("standard output cannot be written: "));
+    EXPECT_THAT(job.error(), HasSubstr("No space left on device"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(ended)) << "the job itself goes on";
 }
 
 TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
@@ -130,6 +205,61 @@ TEST(Output, GoesToLogFiles) {
   EXPECT_EQ(files["0/stderr.log"], "err 0\n");
   EXPECT_EQ(files["1/stdout.log"], "absent");
   EXPECT_EQ(files["1/stderr.log"], "err 1\n");
+}
+
+TEST(Output, TailShowsWhatCarriageReturnsLeftToSee) {
+  Tail tail;
+  tail.append("10%\r20%\r\nnext\n");
+  EXPECT_THAT(tail.lines(3), ElementsAre("20%", "next"));
+}
+
+// On a terminal a line that is not complete makes room for others, and is there again.
+TEST(Output, ATerminalShowsOneIncompleteLineBelowAllOthers) {
+  const net::Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);
+  const net::Fd terminal(::open(::ptsname(master.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  ASSERT_TRUE(terminal);
+  termios raw{};
+  ::tcgetattr(terminal.get(), &raw);
+  ::cfmakeraw(&raw);
+  ::tcsetattr(terminal.get(), TCSANOW, &raw);
+  Sink sink(terminal.get());
+  ASSERT_TRUE(sink.terminal());
+  const auto seen = [&] {
+    sink.flush();
+    std::array<char, 4096> bytes;
+    return std::string(bytes.data(),
+                       static_cast<std::size_t>(::read(master.get(), bytes.data(), bytes.size())));
+  };
+  Tail tail;
+  const auto stream = [&](int rank, net::Fd& writer) {
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    writer = net::Fd(ends[1]);
+    return RankStream(net::Fd(ends[0]), "[" + std::to_string(rank) + "] ", sink,
+                      RankStream::Incomplete::shown, &tail, {});
+  };
+  net::Fd first_end, second_end;
+  RankStream first = stream(0, first_end), second = stream(1, second_end);
+  const auto write = [](RankStream& to, const net::Fd& end, const std::string& text) {
+    EXPECT_EQ(::write(end.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    to.read();
+    to.show_incomplete(Clock::now());  // too early
+    to.show_incomplete(Clock::now() + milliseconds(200));
+  };
+  write(first, first_end, "10%\r20%");
+  EXPECT_EQ(seen(), "[0] 20%");
+  write(first, first_end, "\r30%\r");
+  EXPECT_EQ(seen(), "\r[0] 30%") << "the last one waits for what it begins";
+  sink.append("lockstep: news\n");
+  EXPECT_EQ(seen(), "\r\x1b[Klockstep: news\n[0] 30%");
+  write(second, second_end, "whole\nmore? ");
+  EXPECT_EQ(seen(), "\r\x1b[K[1] whole\n[1] more? ");
+  write(first, first_end, "40%\n");
+  EXPECT_EQ(seen(), "\r\x1b[K[0] 30%\r[0] 40%\n[1] more? ");
+  second_end.reset();
+  second.read();
+  EXPECT_EQ(seen(), "\n");
 }
 
 TEST(Output, TailKeepsTheLastLinesInBoundedMemory) {

@@ -34,6 +34,24 @@ bool tells(const Launched& job, const std::string& text) {
                     [&] { return job.error().find(text) != std::string::npos; });
 }
 
+// Ctrl-Z: the launcher and its ranks, and none of them is found to be stopped or stuck for it.
+TEST(Watch, AllStandStillWithTheLauncherAndGoOnWithIt) {
+  const Folder folder;
+  const std::string end = (folder.path() / "end").string();
+  Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
+                                "echo runs; until [ -e " + end + " ]; do sleep 0.02; done"});
+  ASSERT_TRUE(job.says("[0] runs") && job.says("[1] runs"));
+  for (int i = 0; i < 2; ++i) {
+    job.kill(SIGTSTP);
+    EXPECT_TRUE(job.stopped()) << i;
+    job.kill(SIGCONT);
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !job.stopped(milliseconds(0)); }));
+  }
+  folder.write("end", "");
+  EXPECT_EQ(job.wait(), 0) << job.error();
+  EXPECT_EQ(job.error(), "");
+}
+
 TEST(Watch, AStoppedRankIsNamedAndMayGoOn) {
   Launched job =
       Launched::run({"--nproc-per-node", "2", "sh", "-c",
@@ -123,6 +141,9 @@ TEST(Watch, TheOneFurthestBehindComesFirst) {
   EXPECT_EQ(found[0].local_rank, 2);
   EXPECT_EQ(found[1].local_rank, 1);
   EXPECT_EQ(found[2].local_rank, 0);
+  now += std::chrono::hours(1);  // during which they were stopped on purpose
+  watch.resume(now);
+  EXPECT_THAT(watch.look(pids, now + milliseconds(9000)), IsEmpty());
   found = watch.look({0, 0, 0, ::getpid()}, now + milliseconds(9000));
   EXPECT_THAT(found, IsEmpty()) << "those that have ended are not stuck";
 }

@@ -1,14 +1,18 @@
 #include <lockstep/flight/journal.h>
 
+#include <array>
 #include <cstdlib>
 #include <fstream>
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/base/environment.h>
+#include <lockstep/base/launcher_line.h>
 #include <lockstep/flight/demand.h>
 #include <lockstep/flight/report.h>
 
@@ -46,6 +50,36 @@ TEST_F(JournalTest, WithoutADirectoryNothingIsWritten) {
   journal.note_progress(3);
   journal.group_failed(*world, {.reason = "x"}, Journal::FoundBy::this_rank);
   EXPECT_FALSE(fs::exists("demand"));
+}
+
+// What the launcher needs to tell who came first.
+TEST_F(JournalTest, AFailureTellsTheLauncherWhomItBlames) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+  set_environment("LOCKSTEP_LINE_FD", std::to_string(ends[1]).c_str());
+  Journal journal;
+  const auto tp = std::make_shared<Recorder>("tp", 1, std::vector<int>{4, 6}, nullptr);
+  const auto heard = [&]() -> std::vector<int> {
+    std::array<char, 256> packet;
+    const auto got = ::recv(ends[0], packet.data(), packet.size(), MSG_DONTWAIT);
+    if (got <= 0) return {};
+    const auto message = LineMessage::decode({packet.data(), static_cast<std::size_t>(got)});
+    EXPECT_EQ(message->word, LineMessage::Word::blames);
+    EXPECT_EQ(Blame::of(*message).fault, "peer lost");
+    return Blame::of(*message).ranks;
+  };
+  const auto fail = [&](std::vector<int> at_fault) {
+    journal.group_failed(*tp,
+                         {.reason = "why", .fault = "peer lost", .at_fault = std::move(at_fault)},
+                         Journal::FoundBy::another);
+    return heard();
+  };
+  EXPECT_THAT(fail({4, 12}), testing::ElementsAre(4, 12));
+  EXPECT_THAT(fail({4, 6}), testing::IsEmpty()) << "it is one of them";
+  EXPECT_THAT(fail({}), testing::IsEmpty());
+  set_environment("LOCKSTEP_LINE_FD", "");
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST_F(JournalTest, AFailureIsWrittenOfEveryGroupByEveryProcess) {

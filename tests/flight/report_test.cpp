@@ -297,7 +297,7 @@ TEST(Report, TheDeadAreCalledDead) {
   const std::string report =
       merged_report({Rank(0, 3).in_all_reduce(State::failed, 0.2).gave_up(Fault::peer_lost, {2}),
                      Rank(1, 3).in_all_reduce(State::failed, 0.1).gave_up(Fault::peer_lost, {2})});
-  EXPECT_THAT(report, StartsWith("Rank 2 died; ranks 0 and 1 waited for it in all_reduce #7 of "
+  EXPECT_THAT(report, StartsWith("Rank 2 is gone; ranks 0 and 1 waited for it in all_reduce #7 of "
                                  "group 'world' (train.cpp:42), for 0.2 s, and gave up.\n"));
   EXPECT_THAT(report, HasSubstr("ranks 0 and 1 gave up because: it failed\n"));
 }

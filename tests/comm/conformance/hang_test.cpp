@@ -84,12 +84,24 @@ TEST(Hang, AStoppedRankLeavesNoDump) {
   EXPECT_TRUE(job.all_gone(milliseconds(2000)));
 }
 
+TEST(Hang, WhoThrewIsNamedThoughTheOthersEndFirst) {
+  const Folder flight;
+  Launched job = start_hanging("throw", 3, flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  EXPECT_THAT(job.error(), AllOf(HasSubstr("lockstep: the job failed: rank 2 ("),
+                                 HasSubstr("last lines of rank 2:\n  | ended by a mistake of one "
+                                           "rank\n"),
+                                 HasSubstr("Rank 2 is gone; ")))
+      << job.output();
+}
+
 TEST(Hang, ADeadRankIsCalledDead) {
   const Folder flight;
   Launched job = start_hanging("die", 3, flight);
   EXPECT_EQ(job.wait(), 137) << job.output() << job.error();
-  EXPECT_THAT(check_hang(flight), AllOf(HasSubstr("Rank 2 died; ranks 0 and 1 waited for it in "),
-                                        HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
+  EXPECT_THAT(check_hang(flight),
+              AllOf(HasSubstr("Rank 2 is gone; ranks 0 and 1 waited for it in "),
+                    HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
 }
 
 // One rank at half speed: every rank names it within 20 steps.

@@ -133,6 +133,13 @@ void train_with_a_slow_rank(Communicator& world) {
   }
 }
 
+// One throws something of its own while the others wait.
+void throw_alone(Communicator& world) {
+  world.barrier().wait();
+  if (world.rank() == 2) throw UsageError("a mistake of one rank");
+  world.all_reduce(at::ones({1000})).wait();
+}
+
 // One calls it off while the others wait.
 void call_off(Communicator& world) {
   world.barrier().wait();
@@ -164,10 +171,15 @@ int run_scenario(const std::string& name) {
     if (name == "stop") stop(*world);
     if (name == "slow") train_with_a_slow_rank(*world);
     if (name == "abort") call_off(*world);
+    if (name == "throw") throw_alone(*world);
     say("nothing happened");
     return 0;
+  } catch (const CommError& error) {
+    say(std::string("ended by ") + error.what());
   } catch (const Error& error) {
     say(std::string("ended by ") + error.what());
+    // A process takes its time to end, and those that lost it end first.
+    std::this_thread::sleep_for(milliseconds(500));
   }
   return 3;
 }

@@ -4,9 +4,14 @@
 // word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
 // With the word "final" the last rank fails, and says that it would only fail again; with a file
 // after it, it ends only once that exists, whoever tells it to, and another with ".said" after its
-// name shows that it has said so.
+// name shows that it has said so. With the word "follow", a folder and a word for how, rank 1
+// leaves, the others fail because of that, and rank 1 is the last process to end.
+#include <signal.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -15,6 +20,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/final_failure.h>
+#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/progress.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
@@ -78,6 +84,37 @@ int fail_for_good(const LaunchEnvironment& env, const std::string& file) {
   return 9;
 }
 
+// Rank 1 ends only when the launchers have heard of the end of all others.
+int follow(const LaunchEnvironment& env, const std::filesystem::path& folder,
+           const std::string& how) {
+  const auto file_of = [&](int rank) { return folder / std::to_string(rank); };
+  if (env.rank != 1) {
+    std::ofstream(file_of(env.rank).string() + ".tmp") << ::getpid();
+    std::filesystem::rename(file_of(env.rank).string() + ".tmp", file_of(env.rank));
+    wait_for(file_of(1));
+    blame({1}, how == "timeout" ? "timeout" : "peer lost", env.rank);
+    fmt::print("lost rank 1\n");
+    std::fflush(stdout);
+    if (how == "abort") std::abort();
+    return 1;
+  }
+  for (int rank = 0; rank < env.world_size; ++rank)
+    if (rank != 1) wait_for(file_of(rank));
+  if (how == "well") {
+    std::ofstream(file_of(1));
+    return 0;
+  }
+  std::ofstream(file_of(1));
+  if (how == "timeout") wait_for(folder / "never");
+  for (int rank = 0; rank < env.world_size; ++rank) {
+    int pid = 0;
+    if (rank != 1) std::ifstream(file_of(rank)) >> pid;
+    while (pid > 0 && ::kill(pid, 0) == 0) std::this_thread::sleep_for(milliseconds(2));
+  }
+  fmt::print("what went wrong\n");
+  return 7;
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -88,6 +125,7 @@ int main(int argc, char** argv) {
     const LaunchEnvironment env = read_launch_environment();
     if (argument == "progress") return get_stuck(env);
     if (argument == "final") return fail_for_good(env, argc > 2 ? argv[2] : "");
+    if (argument == "follow") return follow(env, argv[2], argv[3]);
     const Deadline deadline = Deadline::after(milliseconds(20'000));
     const auto secret = net::Secret::from_descriptor(env.secret_fd.value());
     store::Client store(net::Address::parse(env.store_endpoint, 0, "LOCKSTEP_STORE"), secret,
