@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/regular_file.h>
 #include <lockstep/net/fd.h>
 
 namespace lockstep::net {
@@ -48,6 +49,16 @@ Secret from_contents(std::vector<std::byte> contents, const std::string& what) {
   return secret;
 }
 
+RegularFile open_secret_file(const std::string& path) {
+  try {
+    return RegularFile(path);
+  } catch (const UsageError& error) {
+    throw UsageError("the secret file: {}; '(umask 077; head -c 32 /dev/urandom > FILE)' makes one, "
+                     "and every host needs the same",
+                     error.what());
+  }
+}
+
 }  // namespace
 
 Secret Secret::random() {
@@ -57,23 +68,15 @@ Secret Secret::random() {
 }
 
 Secret Secret::from_file(const std::string& path) {
-  // Without O_NONBLOCK a FIFO would wait for a writer, for ever.
-  const Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (!file)
-    throw UsageError("cannot open the secret file '{}': {}; '(umask 077; head -c 32 /dev/urandom > "
-                     "{})' makes one, and every host needs the same",
-                     path, std::strerror(errno), path);
+  const RegularFile file = open_secret_file(path);
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
-    throw UsageError("the secret file '{}' is {}: name a regular file", path,
-                     S_ISDIR(info.st_mode)    ? "a folder"
-                     : S_ISFIFO(info.st_mode) ? "a FIFO, which only one process could read"
-                                              : "no regular file");
+  if (::fstat(file.fd(), &info) != 0)
+    throw UsageError("cannot look at the secret file '{}': {}", path, std::strerror(errno));
   if ((info.st_mode & 077) != 0)
     throw UsageError("the secret file '{}' has mode {:04o}, so others could read it: run "
                      "'chmod 600 {}', and make a new secret if others may have seen it",
                      path, info.st_mode & 07777, path);
-  return from_contents(read_from_start(file.get(), "'" + path + "'"), "'" + path + "'");
+  return from_contents(read_from_start(file.fd(), "'" + path + "'"), "'" + path + "'");
 }
 
 Secret Secret::from_descriptor(int fd) {

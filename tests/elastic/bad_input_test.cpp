@@ -140,7 +140,7 @@ TEST(BadInput, Secrets) {
   };
   expect_mistake({"run", "--nnodes", "2", "--master-addr", "127.0.0.1", "true"},
                  {"needs a secret", "/dev/urandom", "--secret-file"}, {"LOCKSTEP_SECRET_FILE="});
-  expect_mistake(with((folder.path() / "none").string()), {"cannot open the secret file"});
+  expect_mistake(with((folder.path() / "none").string()), {"the secret file: cannot open", "/dev/urandom"});
   expect_mistake(with(folder.write("open", std::string(32, 's'), 0644)), {"0644", "chmod 600"});
   expect_mistake(with(folder.write("short", "abc", 0600)), {"3 bytes"});
   expect_mistake(with(folder.path().string()), {folder.path().string(), "is a folder"});
