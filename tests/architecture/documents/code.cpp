@@ -19,6 +19,11 @@ std::string absolute(const std::string& name) {
   return std::ranges::find(kRoots, first) != kRoots.end() ? "::" + name : "::lockstep::" + name;
 }
 
+// ".mode = ParallelMode::FSDP", of which the value can be compiled.
+bool is_setting(const std::string& span) {
+  return span.starts_with('.') && std::regex_search(span, kQualified);
+}
+
 class Writer {
  public:
   explicit Writer(const Declared& declared) : declared_(declared) {}
@@ -40,7 +45,7 @@ class Writer {
     for (const Block& one : page.blocks)
       if (one.language == "cpp") block(page.name, one.code);
     for (const Piece& one : page.spans)
-      if (is_code(one.text)) span(page.name, one);
+      if (is_code(one.text) || is_setting(one.text)) span(page.name, one);
     text_ << "}\n";
   }
 
@@ -71,7 +76,8 @@ class Writer {
     static const std::regex of_object(R"((\w+)(\.|->)(\w+)(?:\(\))?)");
     std::smatch match;
     begin(page, span.line);
-    const bool is_part = text.starts_with('{') || text.find("…") != std::string::npos ||
+    const bool is_part = text.starts_with('{') || is_setting(text) ||
+                         text.find("…") != std::string::npos ||
                          text.find("...") != std::string::npos;
     if (is_part) {
       for (std::sregex_iterator one(text.begin(), text.end(), kQualified), last; one != last; ++one)

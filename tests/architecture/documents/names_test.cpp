@@ -433,6 +433,7 @@ TEST(Documents, CodeIsCompiledAsThePageHasIt) {
   EXPECT_THAT(code("`dist.backward()`"), HasSubstr("using Type::backward;"));
   EXPECT_THAT(code("\n`dist.full_gradient(model,\n\"name\")`"),
               HasSubstr("#line 2 \"a.md\"\ndist.full_gradient(model, \"name\");"));
+  EXPECT_THAT(code("`.mode = ParallelMode::FSDP`"), HasSubstr("::lockstep::ParallelMode::FSDP"));
   EXPECT_THAT(code("`plan::estimate_memory(7, …)`"),
               HasSubstr("using ::lockstep::plan::estimate_memory;"));
   EXPECT_THAT(
