@@ -73,15 +73,16 @@ void say_how_to_go_on(const train::TrainConfig& config,
 }
 
 // Nothing is trained: the config may be of a cluster that this host has no part of.
-int describe(const TrainFlags& flags, const train::TrainConfig& config, int ranks_per_host) {
+int describe(const TrainFlags& flags, train::ConfigDraft& draft, int ranks_per_host) {
   const HostRange hosts = parse_host_range(flags.num_hosts.empty() ? "1" : flags.num_hosts);
   const int num_hosts = hosts.most;
   if (ranks_per_host > kMostRanks / num_hosts)
     throw UsageError("{} hosts of {} ranks are more than {}: ask for fewer", num_hosts,
                      ranks_per_host, kMostRanks);
   const int num_ranks = num_hosts * ranks_per_host;
+  const train::TrainConfig& config = draft.config();
   const train::RunPlan plan =
-      train::plan_run(config, num_ranks, train::begun_batch(config, /*now=*/{}));
+      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
   const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
   const DescribedRun run{.config = config, .plan = plan, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));
@@ -109,10 +110,11 @@ int become_a_rank_or_launch(Arguments arguments) {
     become_a_rank(arguments);
   }
   const int num_ranks = flags->num_ranks.empty() ? 1 : num_local_ranks(flags->num_ranks);
-  const auto config = train::load_config(flags->config, flags->overrides);
-  if (flags->describe) return describe(*flags, config, num_ranks);
+  train::ConfigDraft draft = train::read_config(flags->config, flags->overrides);
+  if (flags->describe) return describe(*flags, draft, num_ranks);
+  const train::TrainConfig& config = draft.config();
   const train::RunPlan plan =
-      train::plan_run(config, num_ranks, train::begun_batch(config, /*now=*/{}));
+      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
   check_machine(config, plan, num_ranks);
   train::check_resume(config, plan);
 

@@ -30,10 +30,13 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   net::Fd own;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
-  const auto config = train::load_config(flags.config, flags.overrides,
-                                         read_launch_environment().generation > 0
-                                             ? train::NamedFiles::of_run_under_way
-                                             : train::NamedFiles::checked);
+  const LaunchEnvironment launch = read_launch_environment();
+  train::ConfigDraft draft = train::read_config(
+      flags.config, flags.overrides,
+      launch.generation > 0 ? train::NamedFiles::of_run_under_way : train::NamedFiles::checked);
+  // All that is wrong is told now, and not some of it when the ranks have met.
+  if (draft.has_mistakes()) train::plan_run(draft, launch.world_size);
+  const train::TrainConfig& config = draft.config();
   try {
     const auto result =
         train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);

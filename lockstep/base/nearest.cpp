@@ -27,7 +27,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
+std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known) {
   std::string_view nearest;
   std::size_t best = std::max<std::size_t>(2, word.size() / 2) + 1;
   for (const std::string_view candidate : known) {
@@ -39,6 +39,11 @@ std::string did_you_mean(std::string_view word, std::span<const std::string_view
       nearest = candidate;
     }
   }
+  return nearest;
+}
+
+std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
+  const std::string_view nearest = nearest_word(word, known);
   return nearest.empty() ? "" : fmt::format(": did you mean '{}'?", nearest);
 }
 

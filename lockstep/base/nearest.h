@@ -7,6 +7,9 @@
 
 namespace lockstep {
 
+// The known word; empty where none is near enough to be meant.
+std::string_view nearest_word(std::string_view word, std::span<const std::string_view> known);
+
 // ": did you mean 'run'?", or nothing where no word is near enough to be meant.
 std::string did_you_mean(std::string_view word, std::span<const std::string_view> known);
 

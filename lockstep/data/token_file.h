@@ -45,8 +45,9 @@ class TokenFile {
   // Tokens [first, first + tokens.size()). UsageError where there are not that many.
   void copy(std::int64_t first, std::span<std::int64_t> tokens) const;
 
+  TokenType type() const { return layout_.type(); }
   // The largest token that this file's type could hold; the file need not have it.
-  std::int64_t max_token() const { return data::max_token(layout_.type()); }
+  std::int64_t max_token() const { return data::max_token(type()); }
 
   // Reads every token, unless the type alone says that they fit. UsageError naming the first that
   // is not in [0, vocabulary_size) and its position.

@@ -78,6 +78,13 @@ std::int64_t max_token(TokenType type) {
   });
 }
 
+std::string token_type_name(TokenType type) {
+  return with_type(type, [](auto value) {
+    return fmt::format("{}{}-bit", std::is_signed_v<decltype(value)> ? "signed " : "",
+                       8 * sizeof value);
+  });
+}
+
 TokenLayout::TokenLayout(TokenType type, std::int64_t first_byte, std::int64_t count)
     : type_(type) {
   append(first_byte, count);

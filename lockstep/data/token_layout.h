@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace lockstep::data {
@@ -14,6 +15,8 @@ enum class TokenType : std::uint8_t { u8, i8, u16, i16, u32, i32, i64 };
 int item_bytes(TokenType type);
 // The largest token the type can hold.
 std::int64_t max_token(TokenType type);
+// "16-bit", "signed 32-bit"
+std::string token_type_name(TokenType type);
 
 struct PlacedToken {
   std::int64_t position = 0;

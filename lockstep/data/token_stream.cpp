@@ -8,10 +8,21 @@
 
 namespace lockstep::data {
 
+void check_same_tokens(const TokenFile& one, const TokenFile& other) {
+  if (one.format() == other.format() && one.type() == other.type()) return;
+  throw UsageError(
+      "'{}' is read as {} ({} tokens) and '{}' as {} ({} tokens), and one model cannot learn from "
+      "both: prepare them alike, with one tokenizer, or say which format they have (data.format) "
+      "where one was taken for what it is not",
+      one.path().string(), token_format_name(one.format()), token_type_name(one.type()),
+      other.path().string(), token_format_name(other.format()), token_type_name(other.type()));
+}
+
 TokenStream::TokenStream(std::vector<TokenFile> files) : files_(std::move(files)) {
   if (files_.empty()) throw UsageError("there are no token files: give at least one");
   std::int64_t end = 0;
   for (const TokenFile& file : files_) {
+    check_same_tokens(files_.front(), file);
     if (file.size() > std::numeric_limits<std::int64_t>::max() - end)
       throw UsageError("the token files up to '{}' have more tokens than can be counted",
                        file.path().string());
@@ -43,11 +54,7 @@ void TokenStream::copy(std::int64_t first, std::span<std::int64_t> tokens) const
   }
 }
 
-std::int64_t TokenStream::max_token() const {
-  std::int64_t max = 0;
-  for (const TokenFile& file : files_) max = std::max(max, file.max_token());
-  return max;
-}
+std::int64_t TokenStream::max_token() const { return files_.front().max_token(); }
 
 void TokenStream::check_vocabulary(std::int64_t vocabulary_size) const {
   for (const TokenFile& file : files_) file.check_vocabulary(vocabulary_size);

@@ -10,11 +10,15 @@
 
 namespace lockstep::data {
 
+// UsageError that names both files, with their formats, where these or the types of their tokens
+// differ: the same number is then another token in each.
+void check_same_tokens(const TokenFile& one, const TokenFile& other);
+
 // The tokens of files, one file after the other. Ownership: holds the files. Threading: read-only.
 // Failure: as TokenFile's.
 class TokenStream {
  public:
-  // UsageError where there is none.
+  // UsageError where there is none, or where files have different formats or types of tokens.
   explicit TokenStream(std::vector<TokenFile> files);
 
   static TokenStream open(std::span<const std::filesystem::path> paths,

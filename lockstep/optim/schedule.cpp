@@ -10,34 +10,49 @@ namespace lockstep::optim {
 
 namespace {
 
-void check_rate(const char* schedule, const char* name, double value) {
-  if (!std::isfinite(value) || value < 0)
-    throw UsageError("{}: {} is {}; it must be a number from 0 up", schedule, name, value);
-}
+// What is wrong with a schedule's options, all of which is told at once.
+class Checks {
+ public:
+  explicit Checks(const char* schedule) : schedule_(schedule) {}
 
-void check_count(const char* schedule, const char* name, std::int64_t value, std::int64_t least) {
-  if (value < least)
-    throw UsageError("{}: {} is {}; it must be at least {}", schedule, name, value, least);
-}
+  template <typename... Args>
+  void require(bool right, fmt::format_string<Args...> wrong, Args&&... args) {
+    if (right) return;
+    wrong_ += wrong_.empty() ? fmt::format("{}: ", schedule_) : "; and ";
+    wrong_ += fmt::format(wrong, std::forward<Args>(args)...);
+  }
 
-void check_order(const char* schedule, const char* low_name, double low, const char* high_name,
-                 double high) {
-  if (low > high)
-    throw UsageError("{}: {} is {}, above {}, which is {}", schedule, low_name, low, high_name,
-                     high);
-}
+  void rate(const char* name, double value) {
+    require(std::isfinite(value) && value >= 0, "{} is {}; it must be a number from 0 up", name,
+            value);
+  }
 
-void check_total(const char* schedule, std::int64_t total_num_steps,
-                 std::int64_t warmup_num_steps) {
-  if (total_num_steps < 1)
-    throw UsageError("{}: total_num_steps is {}; set it to the number of steps of the whole "
-                     "training",
-                     schedule, total_num_steps);
-  if (warmup_num_steps > total_num_steps)
-    throw UsageError("{}: warmup_num_steps is {}, more than total_num_steps, which is {}: the "
-                     "warm-up would never end",
-                     schedule, warmup_num_steps, total_num_steps);
-}
+  void count(const char* name, std::int64_t value, std::int64_t least) {
+    require(value >= least, "{} is {}; it must be at least {}", name, value, least);
+  }
+
+  void order(const char* low_name, double low, const char* high_name, double high) {
+    require(!(low > high), "{} is {}, above {}, which is {}", low_name, low, high_name, high);
+  }
+
+  void total(std::int64_t total_num_steps, std::int64_t warmup_num_steps) {
+    require(total_num_steps >= 1,
+            "total_num_steps is {}; set it to the number of steps of the whole training",
+            total_num_steps);
+    require(total_num_steps < 1 || warmup_num_steps <= total_num_steps,
+            "warmup_num_steps is {}, more than total_num_steps, which is {}: the warm-up would "
+            "never end",
+            warmup_num_steps, total_num_steps);
+  }
+
+  void finish() const {
+    if (!wrong_.empty()) throw UsageError("{}", wrong_);
+  }
+
+ private:
+  const char* schedule_;
+  std::string wrong_;
+};
 
 // From 0 to 1 over the first steps.
 class Warmup {
@@ -91,11 +106,13 @@ class WarmupSchedule final : public CountedSchedule {
         min_(options.warmup_min_lr),
         max_(options.warmup_max_lr.value_or(base_lr)),
         total_(total_num_steps) {
-    check_rate(name, "warmup_min_lr", min_);
-    check_rate(name, "warmup_max_lr", max_);
-    check_order(name, "warmup_min_lr", min_, "warmup_max_lr", max_);
-    check_count(name, "warmup_num_steps", options.warmup_num_steps, 0);
-    if (total_) check_total(name, *total_, options.warmup_num_steps);
+    Checks checks(name);
+    checks.rate("warmup_min_lr", min_);
+    checks.rate("warmup_max_lr", max_);
+    checks.order("warmup_min_lr", min_, "warmup_max_lr", max_);
+    checks.count("warmup_num_steps", options.warmup_num_steps, 0);
+    if (total_) checks.total(*total_, options.warmup_num_steps);
+    checks.finish();
   }
 
  private:
@@ -121,13 +138,14 @@ class CosineSchedule final : public CountedSchedule {
       : options_(options),
         warmup_(options.warmup_num_steps, options.warmup_type),
         base_lr_(base_lr) {
-    const char* name = "WarmupCosineLR";
-    check_rate(name, "warmup_min_ratio", options.warmup_min_ratio);
-    check_order(name, "warmup_min_ratio", options.warmup_min_ratio, "the learning rate's ratio", 1);
-    check_rate(name, "cos_min_ratio", options.cos_min_ratio);
-    check_order(name, "cos_min_ratio", options.cos_min_ratio, "the learning rate's ratio", 1);
-    check_count(name, "warmup_num_steps", options.warmup_num_steps, 0);
-    check_total(name, options.total_num_steps, options.warmup_num_steps);
+    Checks checks("WarmupCosineLR");
+    checks.rate("warmup_min_ratio", options.warmup_min_ratio);
+    checks.order("warmup_min_ratio", options.warmup_min_ratio, "the learning rate's ratio", 1);
+    checks.rate("cos_min_ratio", options.cos_min_ratio);
+    checks.order("cos_min_ratio", options.cos_min_ratio, "the learning rate's ratio", 1);
+    checks.count("warmup_num_steps", options.warmup_num_steps, 0);
+    checks.total(options.total_num_steps, options.warmup_num_steps);
+    checks.finish();
   }
 
  private:
@@ -156,21 +174,22 @@ class OneCycleSchedule final : public CountedSchedule {
         first_(static_cast<double>(options.cycle_first_step_size)),
         total_(first_ + static_cast<double>(options.cycle_second_step_size.value_or(
                             options.cycle_first_step_size))) {
-    const char* name = "OneCycle";
-    check_rate(name, "cycle_min_lr", options.cycle_min_lr);
-    check_rate(name, "cycle_max_lr", options.cycle_max_lr);
-    check_order(name, "cycle_min_lr", options.cycle_min_lr, "cycle_max_lr", options.cycle_max_lr);
-    if (options.cycle_max_lr == 0)
-      throw UsageError("{}: cycle_max_lr is 0; set cycle_min_lr and cycle_max_lr", name);
-    check_rate(name, "decay_lr_rate", options.decay_lr_rate);
-    check_count(name, "cycle_first_step_size", options.cycle_first_step_size, 1);
+    Checks checks("OneCycle");
+    checks.rate("cycle_min_lr", options.cycle_min_lr);
+    checks.rate("cycle_max_lr", options.cycle_max_lr);
+    checks.order("cycle_min_lr", options.cycle_min_lr, "cycle_max_lr", options.cycle_max_lr);
+    checks.require(options.cycle_max_lr != 0 || options.cycle_min_lr != 0,
+                   "cycle_max_lr is 0; set cycle_min_lr and cycle_max_lr");
+    checks.rate("decay_lr_rate", options.decay_lr_rate);
+    checks.count("cycle_first_step_size", options.cycle_first_step_size, 1);
     if (options.cycle_second_step_size)
-      check_count(name, "cycle_second_step_size", *options.cycle_second_step_size, 1);
-    check_count(name, "decay_step_size", options.decay_step_size, 0);
-    if (options.decay_lr_rate > 0 && options.decay_step_size == 0)
-      throw UsageError("{}: decay_lr_rate is {}, but decay_step_size is 0, which means no decay: "
-                       "set how many steps the rate is for",
-                       name, options.decay_lr_rate);
+      checks.count("cycle_second_step_size", *options.cycle_second_step_size, 1);
+    checks.count("decay_step_size", options.decay_step_size, 0);
+    checks.require(!(options.decay_lr_rate > 0) || options.decay_step_size != 0,
+                   "decay_lr_rate is {}, but decay_step_size is 0, which means no decay: set how "
+                   "many steps the rate is for",
+                   options.decay_lr_rate);
+    checks.finish();
   }
 
  private:
@@ -196,10 +215,11 @@ class OneCycleSchedule final : public CountedSchedule {
 class RangeTestSchedule final : public CountedSchedule {
  public:
   explicit RangeTestSchedule(const LRRangeTest& options) : options_(options) {
-    const char* name = "LRRangeTest";
-    check_rate(name, "lr_range_test_min_lr", options.lr_range_test_min_lr);
-    check_count(name, "lr_range_test_step_size", options.lr_range_test_step_size, 1);
-    check_rate(name, "lr_range_test_step_rate", options.lr_range_test_step_rate);
+    Checks checks("LRRangeTest");
+    checks.rate("lr_range_test_min_lr", options.lr_range_test_min_lr);
+    checks.count("lr_range_test_step_size", options.lr_range_test_step_size, 1);
+    checks.rate("lr_range_test_step_rate", options.lr_range_test_step_rate);
+    checks.finish();
   }
 
  private:

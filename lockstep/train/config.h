@@ -5,7 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -237,7 +241,44 @@ enum class NamedFiles {
   unknown,  // for whoever plans a run whose data is elsewhere
 };
 
-// The same for a file.
+class JsonReader;
+
+// A config as it was read, with what is wrong in it so far; where a value is wrong it has the
+// default. Whoever knows the number of ranks and the files adds what does not fit these, so that
+// all of it is told at once. Threading: one thread.
+class ConfigDraft {
+ public:
+  // A config that was read before, without mistakes.
+  explicit ConfigDraft(TrainConfig config);
+  ConfigDraft(TrainConfig config, std::unique_ptr<JsonReader> reader);
+  ConfigDraft(ConfigDraft&&) noexcept;
+  ConfigDraft& operator=(ConfigDraft&&) noexcept;
+  ~ConfigDraft();
+
+  const TrainConfig& config() const { return config_; }
+
+  // Makes a check that reads these keys, unless one of them is wrong by itself. Its UsageError
+  // becomes a mistake in the line of the first key. Says whether the check was made and passed.
+  bool check(std::span<const std::string_view> keys, const std::function<void()>& check);
+  bool check(std::initializer_list<std::string_view> keys, const std::function<void()>& check) {
+    return this->check(std::span(keys.begin(), keys.size()), check);
+  }
+
+  bool has_mistakes() const;
+  // UsageError naming every mistake, each with its line or flag, where there are any.
+  void finish();
+
+ private:
+  TrainConfig config_;
+  std::unique_ptr<JsonReader> reader_;
+};
+
+// The draft of a file. UsageError where it cannot be read, or is no JSON.
+ConfigDraft read_config(const std::filesystem::path& path,
+                        const std::vector<std::string>& overrides = {},
+                        NamedFiles files = NamedFiles::checked);
+
+// The same, finished.
 TrainConfig load_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides = {},
                         NamedFiles files = NamedFiles::checked);

@@ -76,16 +76,19 @@ void check_vocabulary(const data::TokenStream& stream, const models::ModelConfig
   }
 }
 
-void check_sharding(const ShardingSection& sharding, int world_size) {
-  if (sharding.ranks_per_copy > 0 && world_size % sharding.ranks_per_copy != 0)
+void check_copies(const ShardingSection& sharding, std::int64_t num_data_ranks) {
+  if (sharding.ranks_per_copy > 0 && num_data_ranks % sharding.ranks_per_copy != 0)
     throw UsageError(
         "fsdp.ranks_per_copy is {}, and {} ranks do not divide into groups of so many: "
         "make it a number that {} is a multiple of, or start other ranks",
-        sharding.ranks_per_copy, world_size, world_size);
+        sharding.ranks_per_copy, num_data_ranks, num_data_ranks);
+}
+
+void check_nodes(const ShardingSection& sharding, std::int64_t num_data_ranks) {
   // How many ranks of a host hold a copy is found out there.
   if (sharding.strategy == Sharding::hybrid && sharding.ranks_per_copy == 0) return;
   const std::int64_t per_copy =
-      sharding.strategy == Sharding::hybrid ? sharding.ranks_per_copy : world_size;
+      sharding.strategy == Sharding::hybrid ? sharding.ranks_per_copy : num_data_ranks;
   if (per_copy % sharding.zero_plus_plus.hpz_partition_size != 0)
     throw UsageError(
         "zero_optimization.zero_hpz_partition_size is {}, and the {} ranks that hold a "
@@ -101,8 +104,7 @@ ModelParallelSizes sizes_of(const ParallelSection& parallel) {
 }
 
 // Lengths that ranks share are cut into equal parts.
-void check_sequences(const ParallelSection& parallel, std::int64_t length,
-                     const models::ModelConfig& model) {
+void check_lengths(const ParallelSection& parallel, std::int64_t length) {
   const std::int64_t context_parts =
       nn::length_multiple(static_cast<int>(parallel.context), nn::SplitKind::zigzag);
   const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
@@ -115,6 +117,10 @@ void check_sequences(const ParallelSection& parallel, std::int64_t length,
                      length, to_text(sizes_of(parallel)), slices > 1 ? ", sequence_parallel" : "",
                      multiple, below > 0 ? fmt::format("{} or ", below) : "", below + multiple);
   }
+}
+
+// After check_tensor_ranks().
+void check_context_heads(const ParallelSection& parallel, const models::ModelConfig& model) {
   const std::int64_t heads = model.num_heads / parallel.tensor;
   if (parallel.context_algorithm == ContextExchange::all_to_all && heads % parallel.context != 0)
     throw UsageError(
@@ -123,14 +129,19 @@ void check_sequences(const ParallelSection& parallel, std::int64_t length,
         parallel.context, model.num_heads, parallel.tensor, heads);
 }
 
+// With any number of micro-batches, which only a file says of its own.
+void check_pipeline(const TrainConfig& config, const models::ModelConfig& model) {
+  if (config.parallel.pipeline > 1 && config.parallel.schedule_file.empty())
+    plan_pipeline(config, model, 1);
+}
+
 // Whatever the number of ranks.
 void check_parallel(const TrainConfig& config, const models::ModelConfig& model) {
   if (config.parallel.ranks_together() == 1) return;
   models::check_tensor_ranks(model, config.parallel.tensor);
-  check_sequences(config.parallel, config.data.sequence_length, model);
-  // With any number of micro-batches, which only a file says of its own.
-  if (config.parallel.pipeline > 1 && config.parallel.schedule_file.empty())
-    plan_pipeline(config, model, 1);
+  check_context_heads(config.parallel, model);
+  check_lengths(config.parallel, config.data.sequence_length);
+  check_pipeline(config, model);
 }
 
 // What could be taken in place of a config's sizes.
@@ -150,18 +161,21 @@ ModelParallelSizes possible_sizes(const TrainConfig& config, const models::Model
   });
 }
 
-// How many ranks have samples of their own.
-std::int64_t data_ranks(const TrainConfig& config, const models::ModelConfig& model,
+// How many ranks have samples of their own. Where there is a model, a refusal says what it could
+// be trained with.
+std::int64_t data_ranks(const TrainConfig& config, const std::optional<models::ModelConfig>& model,
                         int world_size) {
   const ParallelSection& parallel = config.parallel;
   const std::string sizes = to_text(sizes_of(parallel));
   const std::int64_t together = parallel.ranks_together();
   if (world_size % together != 0) {
     const std::int64_t below = world_size / together * together;
-    throw UsageError("parallel has {}, which is {} ranks for each share of the data, and {} ranks "
-                     "do not divide into groups of so many: start {}{}, or make it {}",
-                     sizes, together, world_size, below > 0 ? fmt::format("{} or ", below) : "",
-                     below + together, to_text(possible_sizes(config, model, world_size)));
+    throw UsageError(
+        "parallel has {}, which is {} ranks for each share of the data, and {} ranks "
+        "do not divide into groups of so many: start {}{}{}",
+        sizes, together, world_size, below > 0 ? fmt::format("{} or ", below) : "",
+        below + together,
+        model ? ", or make it " + to_text(possible_sizes(config, *model, world_size)) : "");
   }
   if (parallel.data > 0 && parallel.data * together != world_size)
     throw UsageError("parallel has data {} × {}, which is {} ranks, and there {} {}: set data to "
@@ -171,84 +185,233 @@ std::int64_t data_ranks(const TrainConfig& config, const models::ModelConfig& mo
   return world_size / together;
 }
 
-// A file's schedule has so many micro-batches, which a run that goes on with other ranks fills by
-// larger or smaller ones.
-std::int64_t num_micro_batches(const TrainConfig& config, std::int64_t num_data_ranks,
-                               RunPlan& plan) {
-  if (!plan.begun || config.parallel.schedule_file.empty() || config.batch.micro)
-    return plan.batch.accumulation;
-  const std::int64_t passes =
-      pipeline::read_schedule(config.parallel.schedule_file).num_micro_batches;
-  const std::int64_t of_all = num_data_ranks * passes;
-  plan.batch = divide_batch(plan.batch.global, num_data_ranks,
-                            plan.batch.global / of_all + (plan.batch.global % of_all != 0 ? 1 : 0));
-  plan.most_micro = plan.batch.micro;
-  return passes;
-}
+// Where the data, which would tell it, cannot be read: large enough for any check.
+constexpr std::int64_t kAnyVocabulary = 1 << 24;
+
+constexpr std::string_view kModelKeys[] = {
+    "model.from",         "model.family",    "model.vocab_size",   "model.hidden_size",
+    "model.num_layers",   "model.num_heads", "model.num_kv_heads", "model.intermediate_size",
+    "model.max_positions"};
+constexpr std::string_view kBatchKeys[] = {"train_batch_size",
+                                           "train_micro_batch_size_per_gpu",
+                                           "gradient_accumulation_steps",
+                                           "elasticity",
+                                           "parallel",
+                                           "output",
+                                           "checkpoint.resume"};
+
+// Makes a plan as far as a draft allows: what follows from a value that is wrong, or from a part
+// that could not be made, is not there, and not judged.
+class Planner {
+ public:
+  Planner(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun)
+      : draft_(draft), config_(draft.config()), world_size_(world_size), begun_(begun) {}
+
+  RunPlan plan() {
+    open_data();
+    make_model();
+    check_axes();
+    share_samples();
+    cut_sequences();
+    make_pipeline();
+    count_steps();
+    check_vocabularies();
+    draft_.finish();
+    return {.model = *model_,
+            .training = *std::move(training_),
+            .validation = std::move(validation_),
+            .batch = *batch_,
+            .begun = begun_,
+            .most_micro = most_micro_,
+            .pipeline = std::move(pipeline_),
+            .steps_per_epoch = steps_per_epoch_,
+            .total_steps = total_steps_,
+            .schedule = schedule_};
+  }
+
+ private:
+  using Stream = std::shared_ptr<const data::TokenStream>;
+
+  void open_data() {
+    const DataSection& data = config_.data;
+    draft_.check({"data.train", "data.format"},
+                 [&] { train_stream_ = open_stream(data.train, data); });
+    if (data.validation.empty()) return;
+    draft_.check({"data.validation", "data.format"}, [&] {
+      const Stream stream = open_stream(data.validation, data);
+      if (train_stream_)
+        data::check_same_tokens(train_stream_->files().front(), stream->files().front());
+      validation_stream_ = stream;
+    });
+  }
+
+  void make_model() {
+    const std::int64_t vocabulary = train_stream_ ? train_stream_->max_token() + 1 : kAnyVocabulary;
+    // A length that is wrong is 0, and no model's.
+    const std::int64_t length = std::max<std::int64_t>(1, config_.data.sequence_length);
+    draft_.check(kModelKeys, [&] { model_ = model_of(config_.model, vocabulary, length); });
+    if (!model_) return;
+    draft_.check({"data.sequence_length"}, [&] {
+      if (config_.data.sequence_length > model_->max_positions)
+        throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
+                         "data.sequence_length smaller{}",
+                         config_.data.sequence_length, model_->max_positions,
+                         config_.model.from.empty() ? " or model.max_positions larger"
+                                                    : ", as the model in model.from has no more");
+    });
+  }
+
+  // What no number of ranks would mend.
+  void check_axes() {
+    const ParallelSection& parallel = config_.parallel;
+    if (parallel.ranks_together() == 1) return;
+    const auto fits = [&](std::initializer_list<std::string_view> keys, auto check) {
+      const bool passed = draft_.check(keys, check);
+      axes_fit_ = axes_fit_ && passed;
+      return passed;
+    };
+    fits({"data.sequence_length", "parallel"},
+         [&] { check_lengths(parallel, config_.data.sequence_length); });
+    if (!model_) return;
+    if (fits({"parallel.tensor"}, [&] { models::check_tensor_ranks(*model_, parallel.tensor); }))
+      fits({"parallel.context_algorithm", "parallel.context"},
+           [&] { check_context_heads(parallel, *model_); });
+    fits({"parallel.pipeline", "parallel", "data.sequence_length"},
+         [&] { check_pipeline(config_, *model_); });
+  }
+
+  void share_samples() {
+    // Other axes would leave other ranks for the data.
+    if (!axes_fit_) return;
+    draft_.check({"parallel.data", "parallel"},
+                 [&] { num_data_ranks_ = data_ranks(config_, model_, world_size_); });
+    if (!num_data_ranks_) return;
+    draft_.check({"fsdp.ranks_per_copy", "sharding_strategy", "zero_optimization.stage"},
+                 [&] { check_copies(config_.sharding, *num_data_ranks_); });
+    draft_.check({"zero_optimization.zero_hpz_partition_size", "zero_optimization.stage",
+                  "sharding_strategy", "fsdp.ranks_per_copy"},
+                 [&] { check_nodes(config_.sharding, *num_data_ranks_); });
+    draft_.check(kBatchKeys, [&] { batch_ = resolve_batch(config_, *num_data_ranks_, begun_); });
+    if (!batch_) return;
+    most_micro_ = batch_->micro;
+    if (begun_ && !config_.elasticity) most_micro_ = std::max(most_micro_, begun_->micro);
+  }
+
+  void cut_sequences() {
+    const DataSection& data = config_.data;
+    if (train_stream_)
+      draft_.check({"data.train", "data.sequence_length", "data.validation_fraction"}, [&] {
+        data::SequenceSet all(train_stream_, data.sequence_length);
+        if (data.validation.empty() && data.validation_fraction > 0) {
+          auto split = all.split(data.validation_fraction);
+          all = split.train;
+          validation_ = split.validation;
+        }
+        training_ = std::move(all);
+      });
+    if (validation_stream_)
+      draft_.check({"data.validation", "data.sequence_length"},
+                   [&] { validation_.emplace(validation_stream_, data.sequence_length); });
+  }
+
+  // A file's schedule has so many micro-batches, which a run that goes on with other ranks fills by
+  // larger or smaller ones.
+  std::int64_t num_micro_batches() {
+    if (!begun_ || config_.parallel.schedule_file.empty() || config_.batch.micro)
+      return batch_->accumulation;
+    const std::int64_t passes =
+        pipeline::read_schedule(config_.parallel.schedule_file).num_micro_batches;
+    const std::int64_t of_all = *num_data_ranks_ * passes;
+    batch_ = divide_batch(batch_->global, *num_data_ranks_,
+                          batch_->global / of_all + (batch_->global % of_all != 0 ? 1 : 0));
+    most_micro_ = batch_->micro;
+    return passes;
+  }
+
+  void make_pipeline() {
+    if (!model_ || !batch_ || config_.parallel.pipeline == 1) return;
+    draft_.check({"parallel.pipeline"},
+                 [&] { pipeline_ = plan_pipeline(config_, *model_, num_micro_batches()); });
+  }
+
+  void count_steps() {
+    if (!training_ || !batch_) return;
+    const data::StepCut cut{.samples_per_step = batch_->global,
+                            .samples_per_batch = batch_->micro * *num_data_ranks_,
+                            .drop_last = config_.dataloader_drop_last};
+    if (!draft_.check({"train_batch_size", "dataloader_drop_last"}, [&] {
+          steps_per_epoch_ = cut.num_steps(cut.num_used(training_->size()));
+          if (steps_per_epoch_ == 0)
+            throw UsageError("the training data has {} sequences, which are not one batch of {}: "
+                             "make train_batch_size smaller, or leave out dataloader_drop_last",
+                             training_->size(), batch_->global);
+        }))
+      return;
+    const auto count = [&] {
+      total_steps_ =
+          RunLength{.max_steps = config_.max_steps, .epochs = config_.epochs}.total_steps(
+              steps_per_epoch_);
+    };
+    if (!draft_.check({"max_steps", "epochs"}, count)) return;
+    draft_.check({"parallel.timeline_step"}, [&] {
+      if (config_.parallel.timeline_step > total_steps_)
+        throw UsageError(
+            "parallel.timeline_step is {}, and the run has {} steps: choose one of them",
+            config_.parallel.timeline_step, total_steps_);
+    });
+    draft_.check({"scheduler", "optimizer.params.lr"}, [&] {
+      schedule_ = with_length(config_.scheduler, total_steps_);
+      optim::make_schedule(schedule_, config_.optimizer.lr);
+    });
+  }
+
+  void check_vocabularies() {
+    if (!model_) return;
+    if (train_stream_)
+      draft_.check({"model.vocab_size", "data.train"},
+                   [&] { check_vocabulary(*train_stream_, *model_); });
+    if (validation_stream_)
+      draft_.check({"model.vocab_size", "data.validation"},
+                   [&] { check_vocabulary(*validation_stream_, *model_); });
+  }
+
+  ConfigDraft& draft_;
+  const TrainConfig& config_;
+  int world_size_;
+  std::optional<BegunBatch> begun_;
+  Stream train_stream_;
+  Stream validation_stream_;
+  std::optional<models::ModelConfig> model_;
+  bool axes_fit_ = true;
+  std::optional<std::int64_t> num_data_ranks_;
+  std::optional<Batch> batch_;
+  std::int64_t most_micro_ = 0;
+  std::optional<data::SequenceSet> training_;
+  std::optional<data::SequenceSet> validation_;
+  std::optional<PipelinePlan> pipeline_;
+  std::int64_t steps_per_epoch_ = 0;
+  std::int64_t total_steps_ = 0;
+  optim::ScheduleOptions schedule_;
+};
 
 }  // namespace
 
 BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& model, int world_size,
                         const std::optional<BegunBatch>& begun) {
   const std::int64_t num_data_ranks = data_ranks(config, model, world_size);
-  check_sharding(config.sharding, static_cast<int>(num_data_ranks));
+  check_copies(config.sharding, num_data_ranks);
+  check_nodes(config.sharding, num_data_ranks);
   return {.num_data_ranks = num_data_ranks, .batch = resolve_batch(config, num_data_ranks, begun)};
+}
+
+RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun) {
+  return Planner(draft, world_size, begun).plan();
 }
 
 RunPlan plan_run(const TrainConfig& config, int world_size,
                  const std::optional<BegunBatch>& begun) {
-  const auto stream = open_stream(config.data.train, config.data);
-  const models::ModelConfig model =
-      model_of(config.model, stream->max_token() + 1, config.data.sequence_length);
-  // What no number of ranks would mend comes before what one would.
-  check_parallel(config, model);
-  const auto [num_data_ranks, batch] = share_batch(config, model, world_size, begun);
-  data::SequenceSet training(stream, config.data.sequence_length);
-  std::optional<data::SequenceSet> validation;
-  if (!config.data.validation.empty()) {
-    validation.emplace(open_stream(config.data.validation, config.data),
-                       config.data.sequence_length);
-  } else if (config.data.validation_fraction > 0) {
-    auto split = training.split(config.data.validation_fraction);
-    training = split.train;
-    validation = split.validation;
-  }
-  RunPlan plan{.model = model,
-               .training = std::move(training),
-               .validation = std::move(validation),
-               .batch = batch,
-               .begun = begun,
-               .pipeline = {},
-               .schedule = config.scheduler};
-  plan.most_micro = plan.batch.micro;
-  if (begun && !config.elasticity) plan.most_micro = std::max(plan.most_micro, begun->micro);
-  if (config.data.sequence_length > plan.model.max_positions)
-    throw UsageError("sequences of {} tokens do not fit a model of {} positions: make "
-                     "data.sequence_length smaller{}",
-                     config.data.sequence_length, plan.model.max_positions,
-                     config.model.from.empty() ? " or model.max_positions larger"
-                                               : ", as the model in model.from has no more");
-  if (config.parallel.pipeline > 1)
-    plan.pipeline =
-        plan_pipeline(config, plan.model, num_micro_batches(config, num_data_ranks, plan));
-  const data::StepCut cut{.samples_per_step = plan.batch.global,
-                          .samples_per_batch = plan.batch.micro * num_data_ranks,
-                          .drop_last = config.dataloader_drop_last};
-  plan.steps_per_epoch = cut.num_steps(cut.num_used(plan.training.size()));
-  if (plan.steps_per_epoch == 0)
-    throw UsageError("the training data has {} sequences, which are not one batch of {}: make "
-                     "train_batch_size smaller, or leave out dataloader_drop_last",
-                     plan.training.size(), plan.batch.global);
-  plan.total_steps = RunLength{.max_steps = config.max_steps, .epochs = config.epochs}.total_steps(
-      plan.steps_per_epoch);
-  if (config.parallel.timeline_step > plan.total_steps)
-    throw UsageError("parallel.timeline_step is {}, and the run has {} steps: choose one of them",
-                     config.parallel.timeline_step, plan.total_steps);
-  plan.schedule = with_length(plan.schedule, plan.total_steps);
-  optim::make_schedule(plan.schedule, config.optimizer.lr);
-  check_vocabulary(*stream, plan.model);
-  if (plan.validation) check_vocabulary(plan.validation->stream(), plan.model);
-  return plan;
+  ConfigDraft draft(config);
+  return plan_run(draft, world_size, begun);
 }
 
 models::ModelConfig plan_model(const TrainConfig& config) {

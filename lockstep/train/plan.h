@@ -29,10 +29,13 @@ struct RunPlan {
 };
 
 // Opens the data, reads the config.json of a model that is trained further, and checks that all
-// numbers fit together. UsageError with what does not, the numbers and the way out. A run that has
-// begun keeps its batch.
+// numbers fit together. UsageError with all that does not, the numbers and the way out. A run that
+// has begun keeps its batch.
 RunPlan plan_run(const TrainConfig& config, int world_size,
                  const std::optional<BegunBatch>& begun = {});
+// The same for a config that may have mistakes, which are told together with those found here:
+// checks that do not depend on what is wrong are still made.
+RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun = {});
 
 // Who shares a step's samples.
 struct BatchShares {

@@ -192,12 +192,12 @@ TEST(TokenFormat, NamesAsConfigsHaveThem) {
 
 TEST(TokenStream, IsTheFilesOneAfterTheOther) {
   const TemporaryFolder folder;
-  write_file(folder / "a.txt", "abc");
+  write_file(folder / "a.bin", bytes_of(std::vector<std::uint16_t>{7, 8, 9}));
   write_file(folder / "b.bin", bytes_of(std::vector<std::uint16_t>{1000, 2000}));
-  write_file(folder / "c.txt", "d");
+  write_file(folder / "c.bin", bytes_of(std::vector<std::uint16_t>{10}));
   const TokenStream stream = TokenStream::open(
-      std::vector<std::filesystem::path>{folder / "a.txt", folder / "b.bin", folder / "c.txt"});
-  const std::vector<std::int64_t> expected = {'a', 'b', 'c', 1000, 2000, 'd'};
+      std::vector<std::filesystem::path>{folder / "a.bin", folder / "b.bin", folder / "c.bin"});
+  const std::vector<std::int64_t> expected = {7, 8, 9, 1000, 2000, 10};
   EXPECT_EQ(stream.max_token(), 65535);
   for (std::int64_t first = 0; first <= stream.size(); ++first)
     for (std::int64_t count = 0; count <= stream.size() - first; ++count)
@@ -208,6 +208,36 @@ TEST(TokenStream, IsTheFilesOneAfterTheOther) {
               HasSubstr("token 2000 at position 1 of"));
   stream.check_vocabulary(2001);
   EXPECT_THAT(usage_error([] { TokenStream::open({}); }), HasSubstr("no token files"));
+}
+
+TEST(TokenStream, HasOneFormatAndOneTypeOfTokens) {
+  const TemporaryFolder folder;
+  const std::string tokens = bytes_of(std::vector<std::uint16_t>{1, 2, 3, 4});
+  write_file(folder / "a.txt", "abc");
+  write_file(folder / "b.bin", tokens);
+  write_file(folder / "gpt2.bin", llm_c_header(20240520, 1, 4) + tokens);
+  write_file(folder / "llama3.bin", llm_c_header(20240801, 7, 2) + tokens);
+  write_file(folder / "m.bin", tokens);
+  write_file(folder / "m.idx", IndexFile::contiguous(8, 2, {4}).bytes());
+  write_file(folder / "wide.bin", tokens);
+  write_file(folder / "wide.idx", IndexFile::contiguous(4, 4, {2}).bytes());
+  const auto refused = [&](const char* one, const char* other) {
+    return usage_error([&] {
+      TokenStream::open(
+          std::vector<std::filesystem::path>{folder / one, folder / one, folder / other});
+    });
+  };
+  const std::string path = folder.path().string();
+  EXPECT_THAT(refused("a.txt", "b.bin"),
+              ::testing::StartsWith("'" + path + "/a.txt' is read as text (8-bit tokens) and '" +
+                                    path + "/b.bin' as nanogpt (16-bit tokens), and one model"));
+  // A pair whose .idx was forgotten is taken for nanoGPT's.
+  EXPECT_THAT(refused("m.bin", "b.bin"), HasSubstr("m.bin' is read as megatron (16-bit tokens)"));
+  EXPECT_THAT(refused("b.bin", "gpt2.bin"), HasSubstr("gpt2.bin' as llm.c (16-bit tokens)"));
+  EXPECT_THAT(refused("gpt2.bin", "llama3.bin"), HasSubstr("llama3.bin' as llm.c (32-bit tokens)"));
+  EXPECT_THAT(refused("m", "wide"), HasSubstr("wide.bin' as megatron (signed 32-bit tokens)"));
+  const std::vector<std::filesystem::path> said = {folder / "a.txt", folder / "b.bin"};
+  EXPECT_EQ(TokenStream::open(said, TokenFormat::bytes).size(), 11);
 }
 
 }  // namespace

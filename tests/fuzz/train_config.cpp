@@ -45,7 +45,7 @@ void run(std::span<const std::byte> input) {
     const std::string_view what = error.what();
     require(what.starts_with("fuzzed.json") || what.starts_with("--set "),
             "a message names the file or the flag");
-    require(what.size() < 12000, "a message is short");
+    require(what.size() < 20000, "a message is short");
     return;
   }
   const std::string again = train::to_json(config);

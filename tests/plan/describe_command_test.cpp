@@ -224,5 +224,48 @@ TEST_F(DescribeCommand, RefusesWhatTrainingWould) {
               HasSubstr("start 3 or 6, or make it tensor 1 × pipeline 2 × context 1"));
 }
 
+// What is wrong by itself, what does not fit other keys, the ranks, and what is in the files.
+TEST_F(DescribeCommand, NamesAllMistakesInOneRound) {
+  const std::string text = (folder_.path() / "text.txt").string();
+  const std::string tokens = (folder_.path() / "tokens.bin").string();
+  std::ofstream(tokens) << std::string(4000, 'x');
+  const Told told = ask(
+      {"seed=x", "data.validation=" + tokens, "data.validation_fraction=0", "model.vocab_size=50",
+       "gradient_accumulation_steps=3", "train_micro_batch_size_per_gpu=2", "train_batch_size=30",
+       "fsdp.ranks_per_copy=3", "sharding_strategy=HYBRID_SHARD", "steps_per_prin=2"},
+      {"--nproc-per-node", "4"});
+  EXPECT_EQ(told.code, 2);
+  EXPECT_THAT(told.error, HasSubstr("quickstart.json has 6 mistakes:\n"));
+  for (const std::string& part :
+       {std::string("--set seed=x: seed is \"x\": it must be a whole number"),
+        "'" + text + "' is read as text (8-bit tokens) and '" + tokens + "' as nanogpt (16-bit",
+        std::string("model.vocab_size is 50: token 119 at position 0"),
+        std::string("train_batch_size 30 is not train_micro_batch_size_per_gpu 2 × "
+                    "gradient_accumulation_steps 3 × 4 ranks = 24"),
+        std::string("fsdp.ranks_per_copy is 3, and 4 ranks do not divide"),
+        std::string("steps_per_prin is no key of a config: did you mean 'steps_per_print'?")})
+    EXPECT_THAT(told.error, HasSubstr(part));
+  // What depends on a key that was mistyped is not judged.
+  EXPECT_THAT(ask({"parallel.pipelin=2", "parallel.timeline_step=9999"}, {}).error,
+              AllOf(HasSubstr("did you mean 'pipeline'?"), Not(HasSubstr("timeline_step is"))));
+}
+
+TEST_F(DescribeCommand, RefusesDataOfTwoFormats) {
+  const std::string text = (folder_.path() / "text.txt").string();
+  const std::string tokens = (folder_.path() / "tokens.bin").string();
+  std::ofstream(tokens) << std::string(4000, 'x');
+  for (const std::string& files :
+       {"data.train=[\"" + text + "\", \"" + tokens + "\"]",
+        "data.validation=[\"" + text + "\", \"" + tokens + "\"]", "data.validation=" + tokens}) {
+    const Told told = ask({"data.validation_fraction=0", files}, {});
+    EXPECT_EQ(told.code, 2) << files;
+    EXPECT_THAT(told.error, HasSubstr("'" + text + "' is read as text (8-bit tokens) and '" +
+                                      tokens + "' as nanogpt (16-bit tokens)"));
+  }
+  const Told told =
+      ask({"data.train=[\"" + text + "\", \"" + tokens + "\"]", "data.format=text"}, {});
+  EXPECT_EQ(told.code, 0) << told.error;
+}
+
 }  // namespace
 }  // namespace lockstep::plan

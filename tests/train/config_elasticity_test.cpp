@@ -91,7 +91,7 @@ TEST(Elasticity, that_is_off_may_have_any_settings) {
 TEST(Elasticity, mistakes) {
   EXPECT_THAT(
       mistake_with({{"/elasticity", elasticity()}}),
-      HasSubstr("which makes batches of 1680 samples, and the config has train_batch_size"));
+      HasSubstr("which chooses the samples of a step, and the config has train_batch_size"));
   EXPECT_TRUE(config_with({{"/elasticity", elasticity({{"ignore_non_elastic_batch_info", true}})}})
                   .elasticity);
   EXPECT_THAT(elastic_mistake({{"enabled", true}, {"micro_batch_sizes", {2}}}),

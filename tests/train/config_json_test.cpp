@@ -70,9 +70,41 @@ TEST(JsonTree, says_where_the_syntax_is_wrong_and_what_may_have_been_meant) {
             "gpt.json:1:11: not valid JSON: number overflow parsing '1e999'");
 }
 
-TEST(JsonTree, refuses_a_key_given_twice) {
-  EXPECT_EQ(syntax_error("{\"seed\": 1,\n \"a\": {\"seed\": 3},\n \"seed\": 2}"),
-            "gpt.json:3: the key 'seed' is given twice, first in line 1: remove one of them");
+TEST(JsonTree, says_which_encoding_a_file_has_that_is_not_utf_8) {
+  const auto wide = [](std::string_view mark, std::size_t zeros_before, std::size_t zeros_after) {
+    std::string text(mark);
+    for (const char c : std::string_view("{\"seed\": 1}"))
+      text += std::string(zeros_before, '\0') + c + std::string(zeros_after, '\0');
+    return text;
+  };
+  const auto expected = [](const std::string& name, const std::string& encoding) {
+    return "gpt.json is " + name +
+           " text, and a config is UTF-8: save it as UTF-8, or convert it: iconv -f " + encoding +
+           " -t UTF-8 gpt.json > utf8.json";
+  };
+  using namespace std::string_view_literals;
+  EXPECT_EQ(syntax_error(wide("\xff\xfe", 0, 1)), expected("UTF-16", "UTF-16"));
+  EXPECT_EQ(syntax_error(wide("\xfe\xff", 1, 0)), expected("UTF-16", "UTF-16"));
+  EXPECT_EQ(syntax_error(wide("", 0, 1)), expected("UTF-16", "UTF-16LE"));
+  EXPECT_EQ(syntax_error(wide("", 1, 0)), expected("UTF-16", "UTF-16BE"));
+  EXPECT_EQ(syntax_error(wide("\xff\xfe\0\0"sv, 0, 3)), expected("UTF-32", "UTF-32"));
+  EXPECT_EQ(syntax_error(wide("\0\0\xfe\xff"sv, 3, 0)), expected("UTF-32", "UTF-32"));
+  EXPECT_EQ(syntax_error(wide("", 0, 3)), expected("UTF-32", "UTF-32LE"));
+  EXPECT_EQ(syntax_error(wide("", 3, 0)), expected("UTF-32", "UTF-32BE"));
+  EXPECT_THAT(syntax_error("{\"caf\xe9\": 1}"),
+              EndsWith("(a config is UTF-8: save it as that, or convert it, for example from "
+                       "Latin-1: iconv -f ISO-8859-1 -t UTF-8 gpt.json > utf8.json)"));
+  const JsonNode marked = parse_json("\xef\xbb\xbf{\"a\": 1}", "gpt.json");
+  EXPECT_NE(marked.find("a"), nullptr) << "UTF-8 with a mark is UTF-8";
+}
+
+TEST(JsonTree, quotes_what_people_write_and_nothing_that_a_terminal_obeys) {
+  EXPECT_EQ(shorten_quote("größe 大きさ 😀 ×"), "größe 大きさ 😀 ×");
+  EXPECT_EQ(shorten_quote("a\x1b[31m\n\x7f\xc2\x9b"), "a?[31m????") << "a sequence has two bytes";
+  EXPECT_EQ(shorten_quote("\xe2\x80\xae."), "???.") << "right to left from here";
+  EXPECT_EQ(shorten_quote("\xc0\xaf\xe4\xb8\xff\xed\xa0\x80\xf5"), "?????????") << "no UTF-8";
+  EXPECT_EQ(shorten_quote("ééééé", 5), "ééééé");
+  EXPECT_EQ(shorten_quote("éééééé", 5), "éé...");
 }
 
 TEST(JsonTree, refuses_what_is_no_config_at_all) {

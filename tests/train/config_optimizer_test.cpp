@@ -48,9 +48,8 @@ TEST(Scheduler, waits_for_the_data_where_only_epochs_are_given) {
 TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
   EXPECT_EQ(
       mistake_with({{"/scheduler/type", "WarmupDecayLR"}}),
-      "gpt.json:1: scheduler.params lack warmup_num_steps, and its default, 1000, is more than "
-      "all 10 steps (total_num_steps, or else max_steps): set "
-      "scheduler.params.warmup_num_steps, for example to 1");
+      "gpt.json:1: scheduler.params.warmup_num_steps is left out, and its default, 1000, is more "
+      "than all 10 steps (total_num_steps, or else max_steps): set it, for example to 1");
   EXPECT_EQ(mistake_with(
                 {{"/scheduler/type", "WarmupDecayLR"}, {"/scheduler/params/warmup_num_steps", 11}}),
             "gpt.json:1: scheduler.params do not fit together: WarmupDecayLR: warmup_num_steps is "

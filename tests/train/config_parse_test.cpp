@@ -204,6 +204,73 @@ TEST(Config, reports_all_mistakes_at_once_in_the_order_of_the_file) {
       "  --set ddp.bucket_mb=big: ddp.bucket_mb is \"big\": it must be a number");
 }
 
+// A wrong value keeps nothing from being judged but what depends on it, which is not.
+TEST(Config, reports_what_does_not_fit_together_with_the_rest) {
+  const std::string text = R"({
+    "data": {"train": "input.txt", "sequence_length": 32, "sequence_length": 64},
+    "model": {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "dropout": 2},
+    "elasticity": {"enabled": true, "max_train_batch_size": 8, "micro_batch_sizes": [16],
+                   "min_gpus": 9, "max_gpus": 8, "version": 7},
+    "optimizer": {"type": "SGD", "params": {"lr": "fast", "nesterov": true, "momentum": "some"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 20, "warmup_max_lr": 0.1,
+                  "warmup_min_lr": 0.2, "warmup_type": "steep"}},
+    "parallel": {"tensr": 2, "pipeline": 0, "schedule": "zb-v", "sharding_strategy": "ALL"},
+    "fsdp": {"ranks_per_copy": 2},
+    "fp16": {"enabled": true, "initial_scale_power": 2, "min_loss_scale": 8, "hysteresis": 0},
+    "max_steps": 10
+  })";
+  EXPECT_EQ(
+      usage_error([&] {
+        parse_config(text, {.name = "gpt.json", .overrides = {"seed", "=1"}});
+      }),
+      "gpt.json has 16 mistakes:\n"
+      "  line 2: data.sequence_length is given twice, first in line 2: remove one of them\n"
+      "  line 3: model.dropout is 2: it must be at least 0 and below 1\n"
+      "  line 4: elasticity.micro_batch_sizes has 16, and max_train_batch_size is 8: leave it out, "
+      "or make that larger\n"
+      "  line 5: elasticity.version is 7: it must be from 0.1 to 0.2\n"
+      "  line 5: elasticity.min_gpus is 9, and max_gpus 8: make it the smaller one\n"
+      "  line 6: optimizer.params.lr is \"fast\": it must be a number\n"
+      "  line 6: optimizer.params.momentum is \"some\": it must be a number\n"
+      "  line 7: scheduler.params do not fit together: WarmupDecayLR: warmup_min_lr is 0.2, above "
+      "warmup_max_lr, which is 0.1; and warmup_num_steps is 20, more than total_num_steps, which "
+      "is 10: the warm-up would never end\n"
+      "  line 8: scheduler.params.warmup_type is \"steep\": it must be 'log' or 'linear'\n"
+      "  line 9: parallel.tensr is no key of parallel: did you mean 'tensor'?\n"
+      "  line 9: parallel.pipeline is 0: it must be a whole number from 1 to 1048576\n"
+      "  line 9: parallel.sharding_strategy is \"ALL\": it must be 'NO_SHARD', 'SHARD_OPTIMIZER', "
+      "'SHARD_GRAD_OP', 'FULL_SHARD' or 'HYBRID_SHARD'\n"
+      "  line 11: fp16.hysteresis is 0: it must be a whole number from 1 to 2147483647\n"
+      "  line 11: fp16.min_loss_scale does not fit the others: min_loss_scale is 8: give a number "
+      "above 0, up to the 4 that initial_scale_power 2 starts with\n"
+      "  --set seed: it must be <key>=<value>, for example --set optimizer.params.lr=3e-4\n"
+      "  --set =1: the part before '=' must be a key, with a dot between a section and what is in "
+      "it, for example --set optimizer.params.lr=3e-4");
+}
+
+TEST(Config, takes_keys_that_begin_with_an_underscore_for_comments) {
+  const TrainConfig config = parse_config(
+      R"({"_comment": "for Ada", "_comment": "and for others", "//": ["x"],
+          "model": {"_why": {"small": true}, "hidden_size": 64, "num_layers": 2, "num_heads": 4},
+          "data": {"train": "input.txt", "sequence_length": 32, "_sequence_length": 64},
+          "train_batch_size": 8, "optimizer": {"params": {"lr": 1e-3, "_lr": 3e-4}},
+          "max_steps": 10})",
+      {.name = "gpt.json", .folder = "/data"});
+  EXPECT_EQ(to_json(config), to_json(config_with({})));
+  EXPECT_EQ(usage_error([] {
+              parse_config(text_with({}), {.name = "gpt.json", .overrides = {"_seed=5"}});
+            }),
+            "--set _seed=5: _seed is no key of a config: did you mean 'seed'?")
+      << "what a flag sets is meant";
+}
+
+TEST(Config, shows_keys_and_values_as_they_were_written) {
+  EXPECT_EQ(mistake_with({{"/modèle", 1}}),
+            "gpt.json:1: modèle is no key of a config: did you mean 'model'?");
+  EXPECT_EQ(mistake_with({{"/device", "größte"}}),
+            "gpt.json:1: device is \"größte\": it must be 'auto', 'cpu' or 'cuda'");
+}
+
 TEST(Config, says_what_is_missing_with_an_example) {
   EXPECT_EQ(usage_error([] { parse_config("{}", {.name = "gpt.json"}); }),
             "gpt.json has 5 mistakes:\n"

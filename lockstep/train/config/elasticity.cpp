@@ -25,6 +25,8 @@ constexpr std::string_view kKeys[] = {"max_train_batch_size",
                                       "num_gpus_per_node",
                                       "model_parallel_size"};
 
+constexpr std::string_view kAxes[] = {"parallel.tensor", "parallel.pipeline", "parallel.context"};
+
 struct Composite {
   std::int64_t number = 1;
   std::int64_t num_divisors = 1;
@@ -151,48 +153,45 @@ void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainCon
   section.number("version", version, {.lowest = 0.1, .highest = 0.2});
   // min_time is for whoever schedules jobs; any number of ranks of a host will do.
   section.allow(kKeys);
-  if (section.has_mistake()) return;
   if (!has_most) section.missing("max_train_batch_size", "the most samples that a step may have");
   if (!has_sizes)
     section.missing("micro_batch_sizes",
                     "how many samples a forward pass may have, for example [2, 4]");
-  if (!has_most || !has_sizes) return;
   std::ranges::sort(elasticity.micro_batches);
   auto& micro_batches = elasticity.micro_batches;
   micro_batches.erase(std::unique(micro_batches.begin(), micro_batches.end()), micro_batches.end());
-  if (elasticity.micro_batches.size() > kMostMicroBatchSizes)
-    return section.mistake("micro_batch_sizes",
-                           fmt::format("has {} sizes: give at most {}",
-                                       elasticity.micro_batches.size(), kMostMicroBatchSizes));
-  if (elasticity.micro_batches.back() > elasticity.max_global)
-    return section.mistake("micro_batch_sizes",
-                           fmt::format("has {}, and max_train_batch_size is {}: leave it out, or "
-                                       "make that larger",
-                                       elasticity.micro_batches.back(), elasticity.max_global));
-  if (elasticity.min_ranks > elasticity.max_ranks)
-    return section.mistake("min_gpus",
-                           fmt::format("is {}, and max_gpus {}: make it the smaller one",
-                                       elasticity.min_ranks, elasticity.max_ranks));
-  if (together != parallel.ranks_together())
-    return section.mistake("model_parallel_size",
-                           fmt::format("is {}, and parallel has {} ranks for each share of the "
-                                       "data: leave it out",
-                                       together, parallel.ranks_together()));
-  const ElasticChoice choice = choose_batch(elasticity, together);
-  if (choice.even_data_ranks.empty())
-    return section.mistake(
-        "max_train_batch_size",
-        fmt::format("is {}, and no number of ranks from {} to {} divides a "
-                    "batch up to that evenly: make it larger",
-                    elasticity.max_global, elasticity.min_ranks, elasticity.max_ranks));
+  const bool has_both = section.sound({"max_train_batch_size", "micro_batch_sizes"});
+  if (micro_batches.size() > kMostMicroBatchSizes)
+    section.mistake("micro_batch_sizes", fmt::format("has {} sizes: give at most {}",
+                                                     micro_batches.size(), kMostMicroBatchSizes));
+  else if (has_both && micro_batches.back() > elasticity.max_global)
+    section.mistake("micro_batch_sizes",
+                    fmt::format("has {}, and max_train_batch_size is {}: leave it out, or "
+                                "make that larger",
+                                micro_batches.back(), elasticity.max_global));
+  if (elasticity.min_ranks > elasticity.max_ranks && section.sound({"min_gpus", "max_gpus"}))
+    section.mistake("min_gpus", fmt::format("is {}, and max_gpus {}: make it the smaller one",
+                                            elasticity.min_ranks, elasticity.max_ranks));
+  if (together != parallel.ranks_together() && section.sound({"model_parallel_size"}) &&
+      top.sound(kAxes))
+    section.mistake("model_parallel_size",
+                    fmt::format("is {}, and parallel has {} ranks for each share of the "
+                                "data: leave it out",
+                                together, parallel.ranks_together()));
   const BatchSection& batch = config.batch;
   if (!ignores_others && (batch.global || batch.micro || batch.accumulation))
-    return section.mistake("enabled",
-                           fmt::format("is true, which makes batches of {} samples, and the config "
-                                       "has train_batch_size, train_micro_batch_size_per_gpu or "
-                                       "gradient_accumulation_steps besides: leave those out, or "
-                                       "set ignore_non_elastic_batch_info",
-                                       choice.global));
+    section.mistake("enabled", "is true, which chooses the samples of a step, and the config has "
+                               "train_batch_size, train_micro_batch_size_per_gpu or "
+                               "gradient_accumulation_steps besides: leave those out, or set "
+                               "ignore_non_elastic_batch_info");
+  if (section.sound({"max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus",
+                     "model_parallel_size"}) &&
+      top.sound(kAxes) && choose_batch(elasticity, together).even_data_ranks.empty())
+    section.mistake("max_train_batch_size",
+                    fmt::format("is {}, and no number of ranks from {} to {} divides a "
+                                "batch up to that evenly: make it larger",
+                                elasticity.max_global, elasticity.min_ranks, elasticity.max_ranks));
+  if (section.has_mistake()) return;
   config.batch = {};
   config.elasticity = elasticity;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <span>
@@ -20,11 +21,14 @@ class JsonSection;
 // "a.b"
 std::string join_path(std::string_view path, std::string_view key);
 
-// One document being read. Ownership: keeps a reference to the tree. Threading: one thread.
-// Failure: nothing throws but finish().
+// One document being read. Ownership: holds the tree; stays where it is, for its sections point to
+// it. Threading: one thread. Failure: nothing throws but finish().
 class JsonReader {
  public:
-  JsonReader(const JsonNode& root, std::string file) : root_(root), file_(std::move(file)) {}
+  // `file` is its name in messages; empty for a config that is of no file.
+  JsonReader(JsonNode root, std::string file) : root_(std::move(root)), file_(std::move(file)) {}
+  JsonReader(const JsonReader&) = delete;
+  JsonReader& operator=(const JsonReader&) = delete;
 
   JsonSection top();
   const JsonNode& root() const { return root_; }
@@ -33,10 +37,20 @@ class JsonReader {
   void mistake(const std::string& path, const std::string& what);
   // The same with a sentence of its own.
   void mistake_about(const std::string& path, const std::string& sentence);
-  // Whether something at this path, or in it, has been found wrong.
-  bool has_mistake(std::string_view path) const;
+  // Of a --set that could not be applied, as apply_override() says it.
+  void mistake_of_flag(const std::string& assignment, const std::string& sentence);
+  // The same for a value that is right by itself: what depends on it can still be judged.
+  void misfit(std::string_view path, const std::string& sentence);
 
-  // A UsageError with all mistakes, those keys among them that no section asked for.
+  // Keys that no section has asked for, and keys that are given twice, are the mistakes from here
+  // on: whoever then reads the document once more knows of a slip when it reads what was meant.
+  void start_over();
+
+  // Whether something at this path, or in it, has been found wrong, or is meant by a key that is.
+  bool has_mistake(std::string_view path) const;
+  bool has_mistakes() const { return !mistakes_.empty(); }
+
+  // A UsageError with all mistakes, where there are any.
   void finish();
 
  private:
@@ -55,14 +69,20 @@ class JsonReader {
     std::string text;
     int line = 0;  // 0 for the document as a whole
     std::string flag;
-    bool missing = false;
+    std::string meant;  // the path of a key that this one is a slip of
   };
 
   void find_unknown(const JsonNode& node, const std::string& path);
+  void find_repeated(const JsonNode& node, const std::string& path);
   void unknown(const JsonNode& node, const std::string& path, const std::string& key);
-  std::string suggestion(const std::string& path, const std::string& key) const;
+  // What an unknown key of a section may have been meant as.
+  struct Suggestion {
+    std::string text;   // the end of a sentence
+    std::string meant;  // the path of the key; empty where none is near
+  };
+  Suggestion suggestion(const std::string& path, const std::string& key) const;
 
-  const JsonNode& root_;
+  JsonNode root_;
   std::string file_;
   std::map<std::string, Known, std::less<>> known_;
   std::vector<Mistake> mistakes_;
@@ -136,6 +156,11 @@ class JsonSection {
 
   bool has_mistake() const { return reader_->has_mistake(path_); }
   bool has_mistake(std::string_view key) const { return reader_->has_mistake(path(key)); }
+  // Whether nothing is wrong with any of these, so that they can be judged together.
+  bool sound(std::span<const std::string_view> keys) const;
+  bool sound(std::initializer_list<std::string_view> keys) const {
+    return sound(std::span(keys.begin(), keys.size()));
+  }
   void mistake(std::string_view key, const std::string& what);
   void missing(std::string_view key, const std::string& what_it_is);
 

@@ -220,14 +220,19 @@ void JsonSection::allow_anything() { known().anything = true; }
 
 void JsonSection::call(std::string_view title) { known().title = title; }
 
+bool JsonSection::sound(std::span<const std::string_view> keys) const {
+  return std::none_of(keys.begin(), keys.end(),
+                      [&](std::string_view key) { return has_mistake(key); });
+}
+
 void JsonSection::mistake(std::string_view key, const std::string& what) {
   reader_->mistake(path(key), what);
 }
 
 void JsonSection::missing(std::string_view key, const std::string& what_it_is) {
+  // Who mistyped a key does not have to hear that it is missing as well.
   if (reader_->has_mistake(path(key))) return;
   mistake(key, "is missing: " + what_it_is);
-  reader_->mistakes_.back().missing = true;
 }
 
 }  // namespace lockstep::train

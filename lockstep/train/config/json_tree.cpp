@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
@@ -75,11 +76,6 @@ class Builder : public nlohmann::json_sax<json> {
   bool end_array() override { return close(); }
 
   bool key(std::string& name) override {
-    const auto& object = std::get<JsonObject>(open_.back()->value);
-    for (const auto& [other, node] : object)
-      if (other == name)
-        throw UsageError("{}:{}: the key '{}' is given twice, first in line {}: remove one of them",
-                         file_, line_, shorten_quote(name), node.line);
     key_ = std::move(name);
     key_line_ = line_;
     return true;
@@ -95,9 +91,7 @@ class Builder : public nlohmann::json_sax<json> {
     if (!what.empty() && std::isdigit(static_cast<unsigned char>(what.front())) != 0)
       if (const auto colon = what.find(": "); colon != std::string::npos)
         what = what.substr(colon + 2);
-    for (char& c : what)
-      if (c < ' ' || c > '~') c = '?';
-    if (what.size() > 200) what = what.substr(0, 197) + "...";
+    what = shorten_quote(what, 200);
     const std::size_t at = std::min(position == 0 ? 0 : position - 1, text_.size());
     const std::string_view before = text_.substr(0, at);
     const auto line = 1 + std::count(before.begin(), before.end(), '\n');
@@ -109,6 +103,10 @@ class Builder : public nlohmann::json_sax<json> {
  private:
   // What people most often mean by it.
   std::string hint(std::string_view what, std::size_t at) const {
+    if (what.find("ill-formed UTF-8") != std::string_view::npos)
+      return fmt::format(" (a config is UTF-8: save it as that, or convert it, for example from "
+                         "Latin-1: iconv -f ISO-8859-1 -t UTF-8 {} > utf8.json)",
+                         file_);
     if (what.find("unexpected end of input") != std::string_view::npos)
       return " (the file ends too early: is a closing '}' missing?)";
     if (at >= text_.size()) return "";
@@ -177,6 +175,44 @@ class Builder : public nlohmann::json_sax<json> {
   std::size_t num_values_ = 0;
 };
 
+// The encoding that a document's first bytes show, as iconv calls it, where it is not UTF-8.
+std::string_view foreign_encoding(std::string_view text) {
+  using namespace std::string_view_literals;
+  constexpr std::pair<std::string_view, std::string_view> kMarks[] = {
+      {"\xff\xfe\0\0"sv, "UTF-32"}, {"\0\0\xfe\xff"sv, "UTF-32"}, {"\xff\xfe"sv, "UTF-16"},
+      {"\xfe\xff"sv, "UTF-16"},     {"\0\0\0"sv, "UTF-32BE"},     {"\0"sv, "UTF-16BE"}};
+  for (const auto& [mark, encoding] : kMarks)
+    if (text.starts_with(mark)) return encoding;
+  // Without a mark: the first character of a JSON document is ASCII.
+  if (text.size() < 2 || text[1] != '\0') return "";
+  return text.substr(1, 3) == "\0\0\0"sv ? "UTF-32LE" : "UTF-16LE";
+}
+
+// The bytes of the character that a text begins with; 0 where it is no UTF-8, or a character that
+// moves the cursor, ends the line or turns the direction of what follows.
+std::size_t shown_bytes(std::string_view text) {
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
+  };
+  const unsigned first = byte(0);
+  if (first < 0x80) return first >= ' ' && first <= '~' ? 1 : 0;
+  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4) return 0;
+  std::uint32_t character = first & (0xffU >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80) return 0;
+    character = (character << 6U) | (byte(i) & 0x3fU);
+  }
+  const auto in = [&](std::uint32_t lowest, std::uint32_t highest) {
+    return character >= lowest && character <= highest;
+  };
+  constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  const bool is_none = character < kLeast[length] || character > 0x10ffff || in(0xd800, 0xdfff);
+  const bool is_control = in(0x80, 0x9f) || in(0x200b, 0x200f) || in(0x2028, 0x202e) ||
+                          in(0x2060, 0x206f) || in(0xfff0, 0xfffb) || character == 0xfeff;
+  return is_none || is_control ? 0 : length;
+}
+
 json to_library(const JsonNode& node) {
   return std::visit(
       [](const auto& value) -> json {
@@ -198,12 +234,16 @@ json to_library(const JsonNode& node) {
 
 }  // namespace
 
-std::string shorten_quote(std::string text) {
-  constexpr std::size_t longest = 60;
-  if (text.size() > longest) text = text.substr(0, longest - 3) + "...";
-  for (char& c : text)
-    if (c < ' ' || c > '~') c = '?';
-  return text;
+std::string shorten_quote(std::string_view text, std::size_t longest) {
+  std::vector<std::string_view> characters;
+  while (!text.empty() && characters.size() <= longest) {
+    const std::size_t bytes = shown_bytes(text);
+    characters.push_back(bytes == 0 ? "?" : text.substr(0, bytes));
+    text = text.substr(std::max<std::size_t>(bytes, 1));
+  }
+  const bool cut = characters.size() > longest;
+  if (cut) characters.resize(longest - 3);
+  return fmt::format("{}{}", fmt::join(characters, ""), cut ? "..." : "");
 }
 
 const JsonNode* JsonNode::find(std::string_view key) const {
@@ -240,9 +280,9 @@ bool JsonNode::asks_for_nothing() const {
 }
 
 std::string JsonNode::quoted() const {
-  return shorten_quote(object() != nullptr
-                           ? "{...}"
-                           : to_library(*this).dump(-1, ' ', true, json::error_handler_t::replace));
+  return shorten_quote(
+      object() != nullptr ? "{...}"
+                          : to_library(*this).dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 JsonNode parse_json(std::string_view text, const std::string& file) {
@@ -251,6 +291,10 @@ JsonNode parse_json(std::string_view text, const std::string& file) {
                      text.size(), kMostBytes);
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
     throw UsageError("{} is empty: a config is a JSON object, as docs/config.md describes", file);
+  if (const std::string_view encoding = foreign_encoding(text); !encoding.empty())
+    throw UsageError("{} is {} text, and a config is UTF-8: save it as UTF-8, or convert it: iconv "
+                     "-f {} -t UTF-8 {} > utf8.json",
+                     file, encoding.substr(0, 6), encoding, file);
   Builder builder(text, file);
   json::sax_parse(CountingIterator(text.data(), builder.line()),
                   CountingIterator(text.data() + text.size(), builder.line()), &builder,

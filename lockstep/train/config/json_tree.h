@@ -16,7 +16,7 @@ struct JsonMember;
 
 struct JsonNull {};
 using JsonList = std::vector<JsonNode>;
-// In the file's order; no key twice.
+// In the file's order. A key that was given twice is here twice; find() takes the first.
 using JsonObject = std::vector<JsonMember>;
 
 struct JsonNode {
@@ -48,12 +48,12 @@ struct JsonMember {
   JsonNode node;
 };
 
-// What someone wrote, as it can stand in a message: short, and without bytes that could be anything
-// on a terminal.
-std::string shorten_quote(std::string text);
+// What someone wrote, as it can stand in a message: at most so many characters, and a question mark
+// for each that a terminal might not show as it is.
+std::string shorten_quote(std::string_view text, std::size_t longest = 60);
 
-// Reads a JSON object; // and /* */ comments are allowed. UsageError with file, line and column for
-// anything else, a key that is given twice, and a document beyond any config's size or depth.
+// Reads a JSON object in UTF-8; // and /* */ comments are allowed. UsageError with file, line and
+// column for anything else, and for a document beyond any config's size or depth.
 JsonNode parse_json(std::string_view text, const std::string& file);
 
 // Sets one value of a document by its path, as the flag --set does: "optimizer.params.lr=3e-4".

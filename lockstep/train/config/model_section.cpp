@@ -27,7 +27,7 @@ void check_heads(JsonSection& section, const ModelSection& model) {
                                 "{}{}, or change model.num_heads",
                                 model.hidden_size, model.num_heads, near, below + model.num_heads));
   } else if (const std::int64_t width = model.hidden_size / model.num_heads;
-             model.family == ModelFamily::llama && width % 2 != 0) {
+             section.sound({"family"}) && model.family == ModelFamily::llama && width % 2 != 0) {
     section.mistake("num_heads", fmt::format("is {}, which leaves each head {} of the {} "
                                              "dimensions: rotary positions need an even number",
                                              model.num_heads, width, model.hidden_size));
@@ -39,8 +39,9 @@ void check_heads(JsonSection& section, const ModelSection& model) {
 }
 
 void check_family(JsonSection& section, const ModelSection& model) {
-  if (model.family != ModelFamily::gpt2) return;
-  if (section.find("num_kv_heads") != nullptr && model.num_kv_heads != model.num_heads)
+  if (!section.sound({"family"}) || model.family != ModelFamily::gpt2) return;
+  if (section.find("num_kv_heads") != nullptr && model.num_kv_heads != model.num_heads &&
+      section.sound({"num_heads", "num_kv_heads"}))
     section.mistake("num_kv_heads",
                     fmt::format("is {}, but GPT-2 has as many as heads, {}: remove it, or make "
                                 "model.family \"llama\"",

@@ -55,7 +55,8 @@ void read_sgd(JsonSection& params, OptimizerSection& optimizer) {
   params.number("momentum", optimizer.momentum, {.lowest = 0, .highest = 1, .below_highest = true});
   params.number("dampening", optimizer.dampening, {.lowest = 0, .highest = 1});
   params.boolean("nesterov", optimizer.nesterov);
-  if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0))
+  if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0) &&
+      params.sound({"momentum", "dampening"}))
     params.mistake("nesterov", fmt::format("is true, but momentum is {} and dampening {}: it needs "
                                            "a momentum above 0 and no dampening",
                                            optimizer.momentum, optimizer.dampening));

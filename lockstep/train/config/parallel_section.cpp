@@ -22,6 +22,7 @@ void read_pipeline(JsonSection& section, const PathReader& paths, ParallelSectio
   const bool balanced = section.choice("balance", parallel.balance, kStageBalances);
   const bool given = section.integers("stage_layers", parallel.stage_layers, 1, kMostOnAnAxis);
   const bool drawn = section.integer("timeline_step", parallel.timeline_step, 0, kMostSteps);
+  if (!section.sound({"pipeline"})) return;
   if (parallel.pipeline == 1) {
     const std::pair<const char*, bool> set[] = {
         {"schedule", scheduled},      {"chunks", chunked},
@@ -38,6 +39,7 @@ void read_pipeline(JsonSection& section, const PathReader& paths, ParallelSectio
                                                  scheduled ? "schedule" : "chunks"));
   if (balanced && given)
     section.mistake("stage_layers", "is set, and so is balance: layers are given, or balanced");
+  if (!section.sound({"schedule", "chunks"})) return;
   if (chunked && !has_chunks(parallel.schedule) && parallel.chunks != 1)
     section.mistake("chunks",
                     fmt::format("is {}, and the schedule \"{}\" has one stage a rank: "
@@ -60,7 +62,7 @@ void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& p
   section.integer("pipeline", parallel.pipeline, 1, kMostOnAnAxis);
   section.integer("context", parallel.context, 1, kMostOnAnAxis);
   if (section.boolean("sequence_parallel", parallel.sequence_parallel) &&
-      parallel.sequence_parallel && parallel.tensor == 1)
+      parallel.sequence_parallel && parallel.tensor == 1 && section.sound({"tensor"}))
     section.mistake("sequence_parallel",
                     "is true, and there is no tensor axis whose ranks could share the sequence "
                     "between layers: set tensor, or remove it");

@@ -20,10 +20,7 @@ void check_batch(JsonReader& reader, JsonSection& top, const BatchSection& batch
     reader.mistake_about("train_batch_size", wrong);
 }
 
-TrainConfig read_config(std::string_view text, const ConfigSource& source, NamedFiles files) {
-  JsonNode root = parse_json(text, source.name);
-  for (const std::string& assignment : source.overrides) apply_override(root, assignment);
-  JsonReader reader(root, source.name);
+TrainConfig read_sections(JsonReader& reader, const ConfigSource& source) {
   const PathReader paths(reader, source);
   JsonSection top = reader.top();
   TrainConfig config;
@@ -40,18 +37,70 @@ TrainConfig read_config(std::string_view text, const ConfigSource& source, Named
   read_recompute(top, config.recomputed_blocks);
   read_foreign(top);
   if (!config.elasticity) check_batch(reader, top, config.batch);
-  if (files != NamedFiles::unknown) check_files(reader, config, files);
-  reader.finish();
   return config;
+}
+
+ConfigDraft draft_of(std::string_view text, const ConfigSource& source, NamedFiles files) {
+  JsonNode root = parse_json(text, source.name);
+  std::vector<std::pair<std::string, std::string>> refused;
+  for (const std::string& assignment : source.overrides) {
+    try {
+      apply_override(root, assignment);
+    } catch (const UsageError& error) {
+      refused.emplace_back(assignment, error.what());
+    }
+  }
+  auto reader = std::make_unique<JsonReader>(std::move(root), source.name);
+  // The first time only tells which keys there are.
+  read_sections(*reader, source);
+  reader->start_over();
+  for (const auto& [assignment, what] : refused) reader->mistake_of_flag(assignment, what);
+  TrainConfig config = read_sections(*reader, source);
+  if (files != NamedFiles::unknown) check_files(*reader, config, files);
+  return {std::move(config), std::move(reader)};
 }
 
 }  // namespace
 
+ConfigDraft::ConfigDraft(TrainConfig config)
+    : ConfigDraft(std::move(config),
+                  std::make_unique<JsonReader>(JsonNode{.value = JsonObject{}}, "")) {}
+ConfigDraft::ConfigDraft(TrainConfig config, std::unique_ptr<JsonReader> reader)
+    : config_(std::move(config)), reader_(std::move(reader)) {}
+ConfigDraft::ConfigDraft(ConfigDraft&&) noexcept = default;
+ConfigDraft& ConfigDraft::operator=(ConfigDraft&&) noexcept = default;
+ConfigDraft::~ConfigDraft() = default;
+
+bool ConfigDraft::check(std::span<const std::string_view> keys,
+                        const std::function<void()>& check) {
+  for (const std::string_view key : keys)
+    if (reader_->has_mistake(key)) return false;
+  try {
+    check();
+    return true;
+  } catch (const UsageError& error) {
+    reader_->misfit(keys.front(), error.what());
+    return false;
+  }
+}
+
+bool ConfigDraft::has_mistakes() const { return reader_->has_mistakes(); }
+void ConfigDraft::finish() { reader_->finish(); }
+
 TrainConfig parse_config(std::string_view text, const ConfigSource& source) {
-  return read_config(text, source, NamedFiles::unknown);
+  ConfigDraft draft = draft_of(text, source, NamedFiles::unknown);
+  draft.finish();
+  return draft.config();
 }
 
 TrainConfig load_config(const std::filesystem::path& path,
+                        const std::vector<std::string>& overrides, NamedFiles files) {
+  ConfigDraft draft = read_config(path, overrides, files);
+  draft.finish();
+  return draft.config();
+}
+
+ConfigDraft read_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides, NamedFiles files) {
   std::error_code unknown;
   const auto kind = std::filesystem::status(path, unknown).type();
@@ -62,7 +111,7 @@ TrainConfig load_config(const std::filesystem::path& path,
                      path.string(), kind == Kind::directory ? "a folder" : "no plain file");
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-  return read_config(
+  return draft_of(
       text, {.name = path.string(), .folder = path.parent_path(), .overrides = overrides}, files);
 }
 

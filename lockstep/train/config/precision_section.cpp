@@ -56,7 +56,7 @@ bool read_fp16(JsonSection& top, optim::LossScaleOptions& scale) {
   section.allow(settings);
   refuse_without_masters(section);
   // What is in range by itself and does not go together.
-  if (enabled && !section.has_mistake()) {
+  if (enabled && section.sound({"loss_scale", "initial_scale_power", "min_loss_scale"})) {
     try {
       const optim::LossScale whole(scale);
     } catch (const UsageError& error) {
@@ -80,7 +80,7 @@ void read_precision(JsonSection& top, Sharding strategy, PrecisionSection& preci
 
   if (top.choice("communication_data_type", precision.gradients, kPrecisions) &&
       precision.gradients != Precision::fp32 && !cuts_gradients(strategy) &&
-      !top.has_mistake("sharding_strategy") && !top.has_mistake("zero_optimization.stage"))
+      top.sound(kStrategyKeys))
     top.mistake(
         "communication_data_type",
         fmt::format("is \"{}\", but with the sharding_strategy \"{}\" gradients travel in "

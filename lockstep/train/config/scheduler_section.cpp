@@ -120,26 +120,39 @@ class SchedulerReader {
   const TrainConfig& config_;
 };
 
-// Where the data will tell the number of steps, the rest can be checked with one that fits.
-ScheduleOptions with_a_total(ScheduleOptions options) {
-  const auto fill = [](auto& one) {
-    if (one.total_num_steps == 0) one.total_num_steps = kMostSteps;
-  };
-  if (auto* decay = std::get_if<optim::WarmupDecayLR>(&options)) fill(*decay);
-  if (auto* cosine = std::get_if<optim::WarmupCosineLR>(&options)) fill(*cosine);
+// What is wrong by itself, or what only the data will tell, in place of which a value stands that
+// the others fit.
+ScheduleOptions with_what_fits(ScheduleOptions options, JsonSection& params, bool lr_is_sound) {
+  std::visit(
+      [&](auto& one) {
+        if constexpr (requires { one.total_num_steps; })
+          if (one.total_num_steps == 0 || !params.sound({"total_num_steps"}))
+            one.total_num_steps = kMostSteps;
+        if constexpr (requires { one.warmup_num_steps; })
+          if (!params.sound({"warmup_num_steps"})) one.warmup_num_steps = 0;
+        if constexpr (requires { one.warmup_max_lr; })
+          if (!params.sound({"warmup_max_lr"}) ||
+              (!lr_is_sound && params.find("warmup_max_lr") == nullptr))
+            one.warmup_max_lr = kRate.highest;
+        if constexpr (requires { one.cycle_max_lr; }) {
+          if (!params.sound({"cycle_max_lr"})) one.cycle_max_lr = kRate.highest;
+          if (!params.sound({"decay_step_size"})) one.decay_step_size = 1;
+        }
+      },
+      options);
   return options;
 }
 
 // DeepSpeed's default is longer than many a run; who has not set it has to hear which key it is.
 std::string default_warmup_too_long(JsonSection& params, const TrainConfig& config) {
-  if (params.find("warmup_num_steps") != nullptr) return "";
+  if (params.find("warmup_num_steps") != nullptr || !params.sound({"total_num_steps"})) return "";
   return std::visit(
       [](const auto& options) -> std::string {
         if constexpr (requires { options.total_num_steps + options.warmup_num_steps; })
           if (options.total_num_steps > 0 && options.warmup_num_steps > options.total_num_steps)
-            return fmt::format("lack warmup_num_steps, and its default, {}, is more than all {} "
-                               "steps (total_num_steps, or else max_steps): set "
-                               "scheduler.params.warmup_num_steps, for example to {}",
+            return fmt::format("is left out, and its default, {}, is more than all {} "
+                               "steps (total_num_steps, or else max_steps): set it, for example "
+                               "to {}",
                                options.warmup_num_steps, options.total_num_steps,
                                std::max<std::int64_t>(1, options.total_num_steps / 10));
         return "";
@@ -161,13 +174,12 @@ void read_scheduler(JsonSection& top, TrainConfig& config) {
   }
   params.call(name_of(type, kSchedulers));
   config.scheduler = SchedulerReader(params, config).read(type);
-  if (section.has_mistake() || top.has_mistake("optimizer")) return;
-  if (const std::string wrong = default_warmup_too_long(params, config); !wrong.empty()) {
-    section.mistake("params", wrong);
-    return;
-  }
+  if (const std::string wrong = default_warmup_too_long(params, config); !wrong.empty())
+    section.mistake("params.warmup_num_steps", wrong);
   try {
-    optim::make_schedule(with_a_total(config.scheduler), config.optimizer.lr);
+    const bool lr_is_sound = top.sound({"optimizer.params.lr"});
+    optim::make_schedule(with_what_fits(config.scheduler, params, lr_is_sound),
+                         config.optimizer.lr);
   } catch (const UsageError& error) {
     section.mistake("params", fmt::format("do not fit together: {}", error.what()));
   }

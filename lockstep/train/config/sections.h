@@ -43,6 +43,9 @@ void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& sou
               TrainConfig& config);
 // parallel, but for the strategy that it may name.
 void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& parallel);
+// Where the strategy is said.
+inline constexpr std::string_view kStrategyKeys[] = {
+    "sharding_strategy", "parallel.sharding_strategy", "zero_optimization.stage"};
 // sharding_strategy, also in parallel, fsdp and zero_optimization.
 void read_sharding(JsonSection& top, ShardingSection& sharding);
 // What zero_optimization says of offload and ZeRO++, after its strategy.

@@ -55,7 +55,7 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
   JsonSection fsdp = top.section("fsdp");
   fsdp.integer("max_live_units", sharding.max_live_units, 1, kMostRanks);
   if (fsdp.integer("ranks_per_copy", sharding.ranks_per_copy, 1, kMostRanks) &&
-      sharding.strategy != Sharding::hybrid)
+      sharding.strategy != Sharding::hybrid && top.sound(kStrategyKeys))
     fsdp.mistake("ranks_per_copy",
                  fmt::format("is {}, but only the sharding_strategy \"HYBRID_SHARD\" has several "
                              "copies of the model: set that, or remove it",
@@ -74,8 +74,7 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
       sharding.strategy = asked;
   }
   // What else depends on a strategy that is not known is not judged.
-  if (!top.has_mistake("sharding_strategy") && !parallel.has_mistake("sharding_strategy") &&
-      !zero.has_mistake("stage")) {
+  if (top.sound(kStrategyKeys)) {
     read_offload(zero, sharding);
     read_zero_plus_plus(zero, sharding);
   } else {

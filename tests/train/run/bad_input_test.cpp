@@ -120,6 +120,20 @@ TEST(BadInput, Configs) {
   }
 }
 
+// Also by ranks that another launcher has started, which read the config themselves.
+TEST(BadInput, IsToldInOneRound) {
+  Training training;
+  std::vector<std::string> words = training.command();
+  words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2"});
+  for (const char* setting : {"seed=x", "parallel.tensor=3", "model.vocab_size=50"})
+    words.insert(words.end(), {"--set", setting});
+  Launched run(std::move(words));
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << run.error();
+  EXPECT_THAT(run.error(), AllOf(HasSubstr(" has 3 mistakes:"), HasSubstr("seed is \"x\""),
+                                 HasSubstr("cannot be shared by 3 ranks"),
+                                 HasSubstr("model.vocab_size is 50: token")));
+}
+
 // As where one host has an older config, or another file of the same name.
 TEST(BadInput, RanksThatWereToldDifferentThings) {
   struct Case {

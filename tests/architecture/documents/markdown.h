@@ -1,0 +1,37 @@
+// What a page of documentation names: its blocks of code, code within its lines, and links.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::documents {
+
+struct Piece {
+  std::string text;
+  int line = 0;  // of its first character, from 1
+};
+
+struct Block {
+  std::string language;  // empty for what is typed into a terminal
+  Piece code;
+};
+
+struct Page {
+  std::string name;  // relative to the tree's root
+  std::vector<Block> blocks;
+  // What stands between backticks, but for the columns of tables that hold other systems' names,
+  // and paragraphs after a line <!-- others' names -->.
+  std::vector<Piece> spans;
+  std::vector<Piece> links;  // their targets
+};
+
+Page parse_page(std::string name, std::string_view text);
+
+// README.md and all of docs/, in the order of their names.
+std::vector<Page> pages_of(const std::filesystem::path& root);
+
+std::string read_text(const std::filesystem::path& file);
+
+}  // namespace lockstep::documents

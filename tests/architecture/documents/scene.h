@@ -1,0 +1,62 @@
+// What the pages' examples take for granted: a model, a job, a batch. Nothing of it is defined, and
+// what an example declares itself hides what is here. It includes no header of Lockstep's: those
+// that docs/coming-from.md names come before, and have to do.
+#pragma once
+
+#include <iostream>
+#include <memory>
+#include <vector>
+
+#include <torch/nn.h>
+#include <torch/optim.h>
+#include <torch/torch.h>
+
+namespace scene {
+
+namespace plan = lockstep::plan;
+
+struct MyNetImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& input);
+};
+TORCH_MODULE(MyNet);
+
+// A function of the model's output and a target, or what it gave.
+struct Loss : torch::Tensor {
+  template <typename... Inputs>
+  torch::Tensor operator()(const Inputs&... inputs) const;
+};
+
+// The job.
+extern lockstep::DistributedManager dist;
+extern std::shared_ptr<lockstep::comm::Communicator> world, group;
+extern lockstep::mesh::DeviceMesh mesh;
+extern std::shared_ptr<lockstep::nn::TensorAxis> axis;
+extern int peer;
+
+// What is trained.
+extern torch::nn::Sequential model;
+extern std::shared_ptr<torch::nn::Module> mlp, module;
+extern MyNet net, block;
+extern lockstep::activations::Policy policy;
+extern torch::Tensor (*fn)(const torch::Tensor&);
+extern lockstep::tensor::ParallelizedModule cut;
+extern std::shared_ptr<lockstep::optim::Optimizer> optimizer, adamw;
+extern lockstep::GradScaler scaler;
+extern lockstep::pipeline::Pipeline pipe;
+extern std::int64_t hidden_size, num_heads;
+
+// What it is trained on.
+extern lockstep::data::DataLoader loader;
+extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
+extern torch::Tensor x, t, whole, input, target, loss_sum;
+extern Loss loss;
+extern std::int64_t count, n, epoch, step, length;
+extern lockstep::nn::SequencePart part;
+extern std::vector<lockstep::NamedTensor> state;
+extern double weight_decay, learning_rate;
+torch::Tensor make_batch();
+torch::Tensor heights_at(const torch::Tensor& points);
+int train(const lockstep::DistributedManager& dist);
+void warn(const std::string& text);
+
+}  // namespace scene
