@@ -54,6 +54,17 @@ void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept
     if (use.written) units_[unit_of(use.tensor)]->keep_edits();
 }
 
+void ParameterGatherer::on_save(const at::Tensor& tensor) const {
+  const std::size_t unit = unit_of(tensor);
+  if (units_[unit]->residence() == Residence::gathered) return;
+  const std::lock_guard lock(mutex_);
+  if (states_[unit].pins > 0) return;
+  throw UsageError("torch::save() was given a parameter of the unit '{}', which is cut among the "
+                   "ranks: write what full_state_dict() returns on the first rank, or save while "
+                   "what full_parameters() returned lives",
+                   units_[unit]->name());
+}
+
 std::size_t ParameterGatherer::unit_of(const at::Tensor& tensor) const {
   return by_memory_.at(tensor.storage().unsafeGetStorageImpl());
 }
