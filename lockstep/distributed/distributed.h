@@ -303,6 +303,7 @@ class DistributedManager {
                                      const std::vector<NamedTensor>& whole,
                                      ModelParts::Names names);
   bool is_first_of_data() const;
+  bool belongs_to_wrapped(const at::Tensor& parameter) const;
   void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);

@@ -225,6 +225,12 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
     cells.expect_usage_error([&] { dist.wrap_model(model->head); },
                              "belongs to a model that is wrapped already");
+    cells.expect_usage_error([&] { dist.convert_sync_batchnorm(model->head); },
+                             "convert_sync_batchnorm() before wrap_model()");
+    DistributedManager other = setup(ShardingStrategy::NO_SHARD);
+    cells.expect_usage_error([&] { other.wrap_model(model); },
+                             "belongs to a model that is wrapped already");
+    backward(dist, model, 0);
   });
   cells.cell("parameters that come later", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
