@@ -159,7 +159,10 @@ void DistributedManager::cut_layers(torch::nn::Module& module) {
   if (nn::cut_parallel_layers(module, axis) == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
                      "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
-                     "RowParallelLinear and VocabParallelEmbedding, or leave it at 1",
+                     "RowParallelLinear and VocabParallelEmbedding; or, in place of wrap_model(), "
+                     "cut its plain torch::nn layers by their names with "
+                     "lockstep::tensor::parallelize_module(*model, dist.mesh().axis(\"tp\"), plan) "
+                     "(docs/tensor.md); or leave it at 1",
                      state_->config.model_parallel.tensor, module.name());
 }
 

@@ -12,6 +12,7 @@
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include "chain.h"
@@ -77,6 +78,15 @@ void check_wrapping(Cells& cells) {
       expect_trains(cells, parallel, model);
     });
   }
+  cells.cell("a type that ranks do not send each other", [&] {
+    for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
+      Chain model(2);
+      model->layers[1]->register_parameter("phase", at::ones({3}, at::kComplexFloat));
+      cells.expect_usage_error(wrap(*model, {.cut = cut}), "'layers.1.phase' of the model");
+      cells.expect_usage_error([&] { replicate::DistributedDataParallel(*model, cells.group()); },
+                               "view_as_real()");
+    }
+  });
   cells.cell("no unit at all may be there", [&] {
     Chain model(2);
     cells.expect_usage_error(wrap(*model, {.max_live_units = 0}), "max_live_units is 0");
