@@ -37,7 +37,7 @@ void train() {
   const auto heights = heights_at(points);
 
   // 2. Every rank begins with the weights of rank 0, and backward() sums gradients over the ranks.
-  auto model = dist.wrap_model(Net());
+  auto model = dist.wrap_model<Net>();
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(5e-3));
 
   for (int epoch = 1; epoch <= 10; ++epoch) {

@@ -124,7 +124,7 @@ class ShardedTraining final : public OurTraining {
 class TorchTraining final : public Training {
  public:
   explicit TorchTraining(DistributedManager manager)
-      : model_(manager.wrap_model(TorchGpt())),
+      : model_(manager.wrap_model<TorchGpt>()),
         optimizer_(model_->parameters(), torch::optim::AdamWOptions(kLearningRate)
                                              .betas({kBeta1, kBeta2})
                                              .weight_decay(kWeightDecay)) {}

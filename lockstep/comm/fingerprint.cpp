@@ -19,7 +19,7 @@ std::string Fingerprint::text() const {
       break;
     default: text += fmt::format(" ({} {}", count, name(dtype)); break;
   }
-  if (root >= 0 && operation != Operation::broadcast) text += fmt::format(", subject {}", root);
+  if (root >= 0 && operation != Operation::broadcast) text += fmt::format(", tag {}", root);
   if (tensors != 1) text += fmt::format(" in {} tensors", tensors);
   if (sizes != 0) text += fmt::format(" of lengths [{:04x}]", sizes);
   if (algorithm != Algorithm::automatic) text += fmt::format(", {}", name(algorithm));

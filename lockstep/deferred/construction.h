@@ -50,11 +50,11 @@ class Materialised {
 // construction would have made it. Generators are moved on at once and are not touched later.
 //
 // A deferred tensor looks like any other of the CPU: shape, strides, type and a data pointer that
-// stays the same. But there is nothing at that pointer, and what goes there without an operator,
-// such as torch::save, finds zeros. Operators may be called at any time and on any thread; they
-// find the values they need, which are computed anew each time: materialise or keep a tensor before
-// it is used in earnest. A memory whose last tensor goes, as when set_data() puts a parameter
-// elsewhere, goes too.
+// stays the same. But there is nothing at that pointer, and what goes there without an operator, as
+// pickle_save, finds zeros; torch::save is refused. Operators may be called at any time and on any
+// thread; they find the values they need, which are computed anew each time: materialise or keep a
+// tensor before it is used in earnest. A memory whose last tensor goes, as when set_data() puts a
+// parameter elsewhere, goes too.
 //
 // What is made as ever: tensors of other devices (CUDA's), small ones, pinned ones, ones in memory
 // formats other than contiguous, those that other threads make than the one that constructs, and

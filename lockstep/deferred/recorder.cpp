@@ -4,7 +4,9 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <spdlog/fmt/ranges.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/deferred/operator_traits.h>
 #include <lockstep/deferred/shape_inference.h>
@@ -110,6 +112,15 @@ at::Tensor Recorder::make_deferred(at::IntArrayRef sizes, at::IntArrayRef stride
         "ulimit -v and mlockall): from here on, the model's tensors take memory as they are made");
   }
   return tensor;
+}
+
+void Recorder::on_save(const at::Tensor& tensor) const {
+  const std::lock_guard lock(mutex_);
+  const auto living = contents_.of(tensor);
+  if (!living || living->memory->blank || living->memory->holds_content()) return;
+  throw UsageError("torch::save() was given a tensor of shape [{}] whose values are put off until "
+                   "the model is there: save it after build_model(), or a clone() of it",
+                   fmt::join(tensor.sizes(), ", "));
 }
 
 void Recorder::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {

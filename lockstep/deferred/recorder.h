@@ -32,6 +32,7 @@ class Recorder final : public intercept::Owner,
 
   at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) override;
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  void on_save(const at::Tensor& tensor) const override;
 
   // Calls use(contents), which nobody else uses meanwhile.
   template <typename Use>
@@ -54,7 +55,7 @@ class Recorder final : public intercept::Owner,
   Run put_off_computation(intercept::Call& call, Record record);
 
   const std::size_t smallest_bytes_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Contents contents_{*this};
   RandomDraws draws_;
   bool addresses_ran_out_ = false;

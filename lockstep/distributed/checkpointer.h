@@ -182,3 +182,13 @@ checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
 }
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::CheckpointContents;
+using lockstep::Checkpointer;
+using lockstep::CheckpointerOptions;
+using lockstep::load_checkpoint;
+using lockstep::state_of;
+
+}  // namespace lockstep::names

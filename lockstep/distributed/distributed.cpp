@@ -113,17 +113,23 @@ int DistributedManager::data_size() const {
   return state_->mesh.shape().group_size(state_->axes.samples);
 }
 
+bool DistributedManager::belongs_to_wrapped(const at::Tensor& parameter) const {
+  return nn::is_wrapped(parameter) ||  // maybe by another manager
+         std::ranges::any_of(state_->models, [&](const State::Wrapped& one) {
+           return one.parallel->names().has(parameter);
+         });
+}
+
 void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& module) const {
   if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
   if (find(module.get()) != nullptr)
     throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
                      module->name());
   for (const auto& item : module->named_parameters())
-    for (const State::Wrapped& other : state_->models)
-      if (other.parallel->names().has(item.value()))
-        throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
-                         "whole model, once",
-                         item.key(), module->name());
+    if (belongs_to_wrapped(item.value()))
+      throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
+                       "whole model, once",
+                       item.key(), module->name());
   // Asked here, as a model without tensors does not say on which device ranks could agree.
   const bool empty = module->parameters().empty() && module->buffers().empty();
   if (const double num_empty = sum(empty ? 1 : 0); num_empty > 0)
@@ -153,7 +159,10 @@ void DistributedManager::cut_layers(torch::nn::Module& module) {
   if (nn::cut_parallel_layers(module, axis) == 0)
     throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
                      "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
-                     "RowParallelLinear and VocabParallelEmbedding, or leave it at 1",
+                     "RowParallelLinear and VocabParallelEmbedding; or, in place of wrap_model(), "
+                     "cut its plain torch::nn layers by their names with "
+                     "lockstep::tensor::parallelize_module(*model, dist.mesh().axis(\"tp\"), plan) "
+                     "(docs/tensor.md); or leave it at 1",
                      state_->config.model_parallel.tensor, module.name());
 }
 
@@ -197,10 +206,11 @@ void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
 int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {
   if (module == nullptr)
     throw UsageError("convert_sync_batchnorm() got no model: construct it first");
-  if (find(module.get()) != nullptr)
-    throw UsageError("this '{}' is wrapped already: call convert_sync_batchnorm() before "
-                     "wrap_model()",
-                     module->name());
+  for (const auto& item : module->named_parameters())
+    if (belongs_to_wrapped(item.value()))
+      throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: call "
+                       "convert_sync_batchnorm() before wrap_model()",
+                       item.key(), module->name());
   // Tagged where they will stay: moving them later would take the tag away.
   module->to(device());
   auto norms = std::make_unique<replicate::SyncBatchNorm>(*module, *state_->world);

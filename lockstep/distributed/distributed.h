@@ -1,13 +1,13 @@
 // The three lines that make a program train on many ranks:
 //
 //   auto dist  = lockstep::setup_distributed({.mode = lockstep::ParallelMode::DDP});
-//   auto model = dist.wrap_model(MyNet());   // any torch::nn::Module
-//   …  the training loop, with this rank's share of the data …
+//   auto model = dist.wrap_model<MyNet>();   // any torch::nn::Module, and its constructor's
+//   arguments …  the training loop, with this rank's share of the data …
 //
 // and for a model that is too large for one of them, FSDP and an optimizer that steps on parts:
 //
 //   auto dist  = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP});
-//   auto model = dist.wrap_model(MyNet());
+//   auto model = dist.wrap_model<MyNet>();
 //   auto adamw = dist.make_optimizer(model, lockstep::optim::AdamWOptions{});
 #pragma once
 
@@ -20,6 +20,7 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/deferred/construction.h>
 #include <lockstep/device/autocast.h>
@@ -66,15 +67,39 @@ class DistributedManager {
   const std::shared_ptr<comm::Communicator>& world() const;
   mesh::DeviceMesh& mesh() const;
 
-  // Spreads a model over the ranks, as the config says: moves it to the device, gives every rank
-  // the weights of rank 0 or its part of them, and from then on sums gradients over ranks in
-  // backward(). The model itself comes back, its type unchanged: a module holder (TORCH_MODULE), a
-  // shared_ptr, or a module by value, which becomes a shared_ptr.
-  template <typename Model>
-  auto wrap_model(Model model) {
-    auto shared = internal::share_model(std::move(model));
-    wrap(internal::module_of(shared));
-    return shared;
+  // Spreads a model over the ranks, as the config says: moves its tensors to the device, gives
+  // every rank the weights of rank 0 or its part of them, and from then on sums gradients over
+  // ranks in backward(). The model itself comes back, its type unchanged: a module holder
+  // (TORCH_MODULE) or a shared_ptr.
+  template <internal::SharedModel Model>
+  Model wrap_model(Model model) {
+    wrap(internal::module_of(model));
+    return model;
+  }
+  // The same of a model that is constructed here, from these arguments: a shared_ptr comes back, or
+  // the holder, where that is the type. Right for any module, as it is never moved.
+  //
+  //   auto model = dist.wrap_model<MyNet>(options);
+  template <typename Model, typename... Args>
+  requires internal::BuiltFrom<Model, Args...>
+  auto wrap_model(Args&&... args) {
+    if constexpr (internal::PlainModule<Model>)
+      return wrap_model(std::make_shared<Model>(std::forward<Args>(args)...));
+    else
+      return wrap_model(Model(std::forward<Args>(args)...));
+  }
+  // The same of what a function makes: dist.wrap_model([] { return MyNet(options); }).
+  template <internal::ModelFactory Make>
+  auto wrap_model(Make&& make) {
+    return wrap_model(internal::made_in_place(std::forward<Make>(make)));
+  }
+  // A module by value is moved into a shared_ptr. Where its constructor kept `this`, as for a
+  // callback, that leads to where the module was, and to a crash.
+  template <internal::PlainModule Model>
+  [[deprecated("this moves the module: write wrap_model<MyNet>(arguments...), which constructs it "
+               "where it stays")]] auto
+  wrap_model(Model model) {
+    return wrap_model(internal::share_model(std::move(model)));
   }
 
   // Builds a model and spreads it over the ranks as wrap_model() does, but where the strategy cuts
@@ -88,7 +113,8 @@ class DistributedManager {
   template <typename Make>
   auto build_model(Make&& make) {
     deferred::Construction construction;
-    auto shared = internal::share_model(construction.construct(std::forward<Make>(make)));
+    auto shared =
+        construction.construct([&] { return internal::made_in_place(std::forward<Make>(make)); });
     build(internal::module_of(shared), construction);
     return shared;
   }
@@ -194,9 +220,8 @@ class DistributedManager {
     return parallel(model).full_gradient(name);
   }
 
-  // Every parameter and buffer, whole, on the main rank (the options say otherwise), gathered unit
-  // by unit where they are cut; where they are not, these are the model's own tensors. Every rank
-  // calls it.
+  // A copy of every parameter and buffer, whole, on the main rank (the options say otherwise),
+  // gathered unit by unit where they are cut. Every rank calls it.
   template <typename Model>
   std::vector<NamedTensor> full_state_dict(const Model& model,
                                            const StateDictOptions& options = {}) {
@@ -303,6 +328,7 @@ class DistributedManager {
                                      const std::vector<NamedTensor>& whole,
                                      ModelParts::Names names);
   bool is_first_of_data() const;
+  bool belongs_to_wrapped(const at::Tensor& parameter) const;
   void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
@@ -323,3 +349,21 @@ class DistributedManager {
 DistributedManager setup_distributed(const DistributedConfig& config = {});
 
 }  // namespace lockstep
+
+// What a program writes most, without the namespaces of the parts: `using namespace lockstep`
+// brings lockstep::nn, optim and data, and leaves `nn` ambiguous beside `namespace nn = torch::nn`
+// or `using namespace torch`. `using namespace lockstep::names` goes with both. Other headers for
+// programs add theirs.
+namespace lockstep::names {
+
+using lockstep::CommError;
+using lockstep::DistributedConfig;
+using lockstep::DistributedManager;
+using lockstep::GradScaler;
+using lockstep::ParallelMode;
+using lockstep::setup_distributed;
+using lockstep::ShardingStrategy;
+using lockstep::StateDictOptions;
+using lockstep::UsageError;
+
+}  // namespace lockstep::names

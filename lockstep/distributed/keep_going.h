@@ -32,3 +32,10 @@ void keep_going(const std::function<void()>& body);
 bool asked_to_leave();
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::asked_to_leave;
+using lockstep::keep_going;
+
+}  // namespace lockstep::names

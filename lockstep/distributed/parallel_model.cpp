@@ -20,6 +20,20 @@ std::vector<mesh::HeldTensor> whole_tensors(const std::vector<NamedTensor>& tens
   return held;
 }
 
+// Copies, as those of tensors that are cut are.
+std::vector<NamedTensor> handed_out(const std::vector<NamedTensor>& tensors,
+                                    const StateDictOptions& options, bool is_first) {
+  const c10::NoGradGuard no_grad;
+  std::vector<NamedTensor> state;
+  if (options.rank0_only && !is_first) return state;
+  for (const auto& [name, tensor] : tensors) {
+    const c10::Device device = options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device();
+    state.push_back({name, tensor.detach().to(device, tensor.scalar_type(), /*non_blocking=*/false,
+                                              /*copy=*/true)});
+  }
+  return state;
+}
+
 // Every rank has everything.
 class Replicated : public ParallelModel {
  public:
@@ -57,9 +71,8 @@ class Replicated : public ParallelModel {
     return names_.parameter(name).grad();
   }
 
-  // The model's own tensors: no copies.
-  std::vector<NamedTensor> full_state_dict(const StateDictOptions&) override {
-    return names_.all();
+  std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) override {
+    return names_.with_every_name(handed_out(names_.distinct(), options, group_->rank() == 0));
   }
   void load_full_state_dict(const std::vector<NamedTensor>& state) override {
     const c10::NoGradGuard no_grad;
@@ -68,12 +81,12 @@ class Replicated : public ParallelModel {
     check_state("state", wanted, given);
     if (group_->rank() == 0)
       for (const auto& [name, tensor] : data_parallel::by_name(given))
-        if (const at::Tensor& mine = names_.tensor(name); !tensor.is_same(mine)) mine.copy_(tensor);
+        names_.tensor(name).copy_(tensor);
     data_parallel::broadcast_from_first(wanted, *group_);
   }
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
-                                                const StateDictOptions&) override {
-    return optimizer.state();
+                                                const StateDictOptions& options) override {
+    return handed_out(optimizer.state(), options, group_->rank() == 0);
   }
   void load_full_optimizer_state(optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state) override {

@@ -94,3 +94,10 @@ class PeerCopies {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::PeerCopies;
+using lockstep::PeerCopiesOptions;
+
+}  // namespace lockstep::names

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/free_key.h>
+#include <lockstep/intercept/memory_readers.h>
 #include <lockstep/intercept/owners.h>
 
 namespace lockstep::intercept {
@@ -154,6 +155,7 @@ void claim_key() {
   static const bool registered = [] {
     check_key_is_free(kKey, "shards parameters and synchronises batch norms");
     register_function();
+    hear_of_memory_readers();
     return true;
   }();
   static const bool works = [] {

@@ -16,9 +16,9 @@ namespace lockstep::intercept {
 // No backend of LibTorch's uses it.
 inline constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// Registers our function under the key: the one state of the process that we change. The first call
-// also proves that nobody else has the key, and that a tensor that carries it leads to its owner.
-// Every function below needs it to have been called.
+// Registers our function under the key, and what memory_readers.h has: the one state of the process
+// that we change. The first call also proves that nobody else has the key, and that a tensor that
+// carries it leads to its owner. Every function below needs it to have been called.
 //
 // Failure: UsageError saying who has the key, or what went wrong when it was tried.
 void claim_key();

@@ -32,6 +32,11 @@ class Owner {
   // once; or leaves the operator's results on call.stack() in place of its arguments. What it
   // throws comes out of the operator.
   virtual void on_call(Call& call, std::span<const Use> uses) = 0;
+
+  // torch::save(), which calls no operator, is about to copy a tensor's memory into an archive.
+  // An owner whose tensors do not always have their values there throws UsageError then, saying
+  // what to call instead.
+  virtual void on_save(const at::Tensor&) const {}
 };
 
 // An operator, its arguments, and who has yet to hear of it.

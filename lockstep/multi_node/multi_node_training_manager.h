@@ -86,3 +86,10 @@ class MultiNodeTrainingManager {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::MultiNodeOptions;
+using lockstep::MultiNodeTrainingManager;
+
+}  // namespace lockstep::names

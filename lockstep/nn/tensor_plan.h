@@ -24,9 +24,9 @@ using TensorPlan = std::vector<PlannedCut>;
 // the axis. Every rank of the axis calls it, on the same model with the same weights.
 //
 // UsageError, before anything is cut, for a pattern that no layer matches, a layer that two match,
-// that is cut already or cannot be cut, sizes that do not suit the axis, and two layers that share
-// a weight. A layer that is in the model under several names is cut once. With activations cut by
-// positions, one plan names all layers that are cut.
+// that is cut already or cannot be cut, sizes that do not suit the axis, two layers that share a
+// weight, and a model that is wrapped already. A layer that is in the model under several names is
+// cut once. With activations cut by positions, one plan names all layers that are cut.
 void apply_plan(torch::nn::Module& model, const TensorPlan& plan,
                 const std::shared_ptr<TensorAxis>& axis);
 

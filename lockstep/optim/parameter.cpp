@@ -36,7 +36,7 @@ at::Tensor gradient_of(const NamedParameter& parameter) {
     throw UsageError("the gradient of '{}' is {} on {}, but the parameter is {} on {}", name,
                      type_and_shape(gradient), gradient.device().str(), type_and_shape(tensor),
                      tensor.device().str());
-  if (gradient.numel() > 0 && gradient.storage().nbytes() == 0)
+  if (gradient.numel() > 0 && gradient.storage().data() == nullptr)
     throw UsageError(
         "the gradient of '{}' has no memory here, as where a model is sharded and each "
         "rank has a part of it: step with the optimizer of that model's "

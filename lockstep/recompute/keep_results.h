@@ -91,3 +91,9 @@ class KeepResults {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::KeepResults;
+
+}  // namespace lockstep::names

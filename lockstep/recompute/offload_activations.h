@@ -41,3 +41,10 @@ class OffloadActivations {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::OffloadActivations;
+using lockstep::OffloadOptions;
+
+}  // namespace lockstep::names

@@ -96,3 +96,9 @@ auto recompute(Fn fn, const Inputs&... inputs) {
 }
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::recompute;
+
+}  // namespace lockstep::names

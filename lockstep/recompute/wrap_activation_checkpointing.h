@@ -62,3 +62,10 @@ class SelectiveGradientCheckpointing {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::SelectiveGradientCheckpointing;
+using lockstep::wrap_activation_checkpointing;
+
+}  // namespace lockstep::names

@@ -1,7 +1,8 @@
 // Trains a model of one's own, loop included, on any number of ranks:
 //
 //   auto dist = lockstep::setup_distributed();
-//   lockstep::DistributedTrainer trainer(dist, MyNet(), torch::nn::MSELoss(), {.epochs = 10});
+//   lockstep::DistributedTrainer trainer(dist, [] { return MyNet(); }, torch::nn::MSELoss(),
+//                                        {.epochs = 10});
 //   trainer.fit(training_set, validation_set);
 //
 // and with a little more to say:
@@ -37,7 +38,9 @@ using train::TrainingResult;
 
 // Every rank makes one with the same arguments and calls the same functions.
 //
-// Model: what DistributedManager::wrap_model takes, with a forward(Tensor) that returns anything.
+// Model: what DistributedManager::wrap_model takes, or a function that makes it, with a
+// forward(Tensor) that returns anything. A module by value is moved: where its constructor keeps
+// `this`, hand over [] { return MyNet(); } or a shared_ptr.
 // Loss: called with what forward() returned and the targets; gives a scalar, which is a mean over
 // the samples of the batch or, where `reduction` says so, a sum; or an nn::LossSum, for those who
 // count something else than samples. Either way it becomes the mean over the batch of all ranks.
@@ -105,3 +108,13 @@ class DistributedTrainer {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::DistributedTrainer;
+using lockstep::LearningRateScaling;
+using lockstep::LossReduction;
+using lockstep::TrainerOptions;
+using lockstep::TrainingResult;
+
+}  // namespace lockstep::names

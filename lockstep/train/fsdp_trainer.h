@@ -1,12 +1,12 @@
 // Trains a model that is cut among the ranks, in one line where a DistributedTrainer needs two:
 //
-//   lockstep::FSDPTrainer trainer(MyNet(), torch::nn::MSELoss(), {.epochs = 10});
+//   lockstep::FSDPTrainer trainer([] { return MyNet(); }, torch::nn::MSELoss(), {.epochs = 10});
 //   trainer.fit(training_set, validation_set);
 //
 // and in bf16, with the optimizer's state in the host's memory:
 //
 //   lockstep::FSDPTrainer trainer(
-//       MyNet(), torch::nn::MSELoss(), {.epochs = 10},
+//       [] { return MyNet(); }, torch::nn::MSELoss(), {.epochs = 10},
 //       {.sharding_strategy = lockstep::ShardingStrategy::FULL_SHARD,
 //        .fsdp = {.mixed_precision = {.param_dtype = at::kBFloat16},
 //                 .cpu_offload = {.offload_optimizer = true}}});
@@ -52,3 +52,9 @@ class FSDPTrainer : public DistributedTrainer<Model> {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::names {
+
+using lockstep::FSDPTrainer;
+
+}  // namespace lockstep::names

@@ -90,7 +90,7 @@ SpreadLanguageModel make_language_model(
     made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
   if (config.model.from.empty()) return made;
   const auto& model = made.model;
-  // What is read goes into tensors that are there: the model's own, or whole ones beside its parts.
+  // What is read goes into whole tensors beside the model's own.
   const std::vector<NamedTensor> weights = dist.full_state_dict(model);
   on_main_rank(dist, [&] {
     load_weights(sizes, weights, config.model.from);

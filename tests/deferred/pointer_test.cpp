@@ -4,12 +4,14 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/serialize.h>
 #include <torch/types.h>
 
 #include <lockstep/deferred/construction.h>
@@ -277,7 +279,9 @@ TEST(Pointers, UsedOutsideOfAConstructorAreNotItsMistake) {
   torch::manual_seed(1);
   const at::Tensor tensor = construction.construct([] { return large(); });
   at::Tensor gone = construction.construct([] { return large(); });
-  EXPECT_EQ(first_of(tensor), 0);  // as torch::save would find it
+  EXPECT_EQ(first_of(tensor), 0);  // as pickle_save would find it
+  std::ostringstream stream;
+  EXPECT_THROW(torch::save(tensor, stream), UsageError);
   EXPECT_EQ(first_of(gone), 0);
   gone.reset();
   EXPECT_NO_THROW(construction.construct([] { return large(); }));

@@ -68,12 +68,6 @@ void train(DistributedManager& dist, Model& model, optim::Optimizer& optimizer, 
   }
 }
 
-std::vector<NamedTensor> copies(const std::vector<NamedTensor>& state) {
-  std::vector<NamedTensor> result;
-  for (const auto& [name, tensor] : state) result.push_back({name, tensor.detach().clone()});
-  return result;
-}
-
 // The weights of every rank, not only those that the first one hands out.
 template <typename Model>
 std::vector<NamedTensor> own_weights(DistributedManager& dist, Model& model) {
@@ -92,8 +86,9 @@ void check_state_between(Cells& cells, ShardingStrategy from, ShardingStrategy t
       EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
       const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{}, 0.1);
       train(dist, model, *optimizer, 0, 2);
-      model_state = copies(dist.full_state_dict(model));
-      optimizer_state = copies(dist.full_optimizer_state(model, *optimizer));
+      model_state = dist.full_state_dict(model);
+      optimizer_state = dist.full_optimizer_state(model, *optimizer);
+      // What was handed out does not change with the model.
       train(dist, model, *optimizer, 2, 2);
       expected = own_weights(dist, model);
     }
@@ -112,7 +107,7 @@ void check_other_state(Cells& cells, DistributedManager& dist) {
   cells.cell("state of another model", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
     const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
-    const auto given = copies(dist.full_state_dict(model, kEveryRank));
+    const auto given = dist.full_state_dict(model, kEveryRank);
     const auto refused = [&](std::vector<NamedTensor> state, const std::string& part) {
       cells.expect_usage_error([&] { dist.load_full_state_dict(model, state); }, part);
     };
@@ -125,7 +120,7 @@ void check_other_state(Cells& cells, DistributedManager& dist) {
     auto narrow = given;
     narrow.front().tensor = at::zeros({1});
     refused(narrow, "shape [1]");
-    auto optimizer_state = copies(dist.full_optimizer_state(model, *optimizer, kEveryRank));
+    auto optimizer_state = dist.full_optimizer_state(model, *optimizer, kEveryRank);
     optimizer_state.pop_back();
     cells.expect_usage_error(
         [&] { dist.load_full_optimizer_state(model, *optimizer, optimizer_state); }, "state");
@@ -225,6 +220,12 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
     cells.expect_usage_error([&] { dist.wrap_model(model->head); },
                              "belongs to a model that is wrapped already");
+    cells.expect_usage_error([&] { dist.convert_sync_batchnorm(model->head); },
+                             "convert_sync_batchnorm() before wrap_model()");
+    DistributedManager other = setup(ShardingStrategy::NO_SHARD);
+    cells.expect_usage_error([&] { other.wrap_model(model); },
+                             "belongs to a model that is wrapped already");
+    backward(dist, model, 0);
   });
   cells.cell("parameters that come later", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());

@@ -23,6 +23,39 @@ at::Tensor mean_gradient(const Cells& cells) {
   return at::full({2, 2}, (cells.num_ranks() + 1) / 2.0f);
 }
 
+// A module that must not move.
+struct KeepsThis : nn::Module {
+  explicit KeepsThis(std::int64_t width = 2)
+      : layer(register_module("layer", nn::Linear(width, width))),
+        run([this](const at::Tensor& x) { return layer(x); }),
+        made_at(this) {}
+
+  at::Tensor forward(const at::Tensor& x) { return run(x); }
+
+  nn::Linear layer;
+  std::function<at::Tensor(const at::Tensor&)> run;
+  const KeepsThis* made_at;
+};
+
+void check_making(DistributedManager& dist, Cells& cells) {
+  cells.cell("a model that is made where it stays", [&] {
+    const auto expect_whole = [&](const std::shared_ptr<KeepsThis>& model, std::int64_t width,
+                                  const char* how) {
+      cells.expect(model->made_at == model.get(), fmt::format("{}: it was moved", how));
+      cells.expect(dist.is_wrapped(model), fmt::format("{}: it is not wrapped", how));
+      model->forward(at::ones({1, width})).sum().backward();
+      cells.expect(model->layer->weight.grad().defined(), fmt::format("{}: no gradient", how));
+    };
+    expect_whole(dist.wrap_model<KeepsThis>(), 2, "without arguments");
+    expect_whole(dist.wrap_model<KeepsThis>(3), 3, "with an argument");
+    expect_whole(dist.wrap_model([] { return KeepsThis(4); }), 4, "by a function");
+    expect_whole(dist.wrap_model([] { return std::make_shared<KeepsThis>(); }), 2, "by a pointer");
+    expect_whole(dist.build_model([] { return KeepsThis(5); }), 5, "by build_model()");
+    const nn::Linear holder = dist.wrap_model<nn::Linear>(3, 2);
+    cells.expect(dist.is_wrapped(holder) && holder->weight.size(0) == 2, "a holder");
+  });
+}
+
 void check_wrapping(DistributedManager& dist, Cells& cells) {
   cells.cell("a model is wrapped once", [&] {
     const nn::Linear model(2, 2);
@@ -164,6 +197,7 @@ void check_numbers(const DistributedManager& dist, Cells& cells) {
 }  // namespace
 
 void check_manager(DistributedManager dist, Cells& cells) {
+  check_making(dist, cells);
   check_wrapping(dist, cells);
   check_batch_norms(dist, cells);
   check_numbers(dist, cells);

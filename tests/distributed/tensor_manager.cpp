@@ -130,6 +130,8 @@ void check_tensor_manager(DistributedManager dist, Cells& cells) {
   cells.cell("a model without such layers is refused", [&] {
     cells.expect_usage_error([&] { dist.wrap_model(torch::nn::Linear(4, 4)); },
                              "has no layer that can be cut");
+    cells.expect_usage_error([&] { dist.wrap_model(torch::nn::Linear(4, 4)); },
+                             "lockstep::tensor::parallelize_module(");
   });
   cells.cell("names that end alike", [&] { check_alike_names(dist, cells); });
   cells.cell("a model that is built by parts is refused", [&] {

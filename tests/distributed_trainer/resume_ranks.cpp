@@ -75,7 +75,8 @@ void check_same(const DistributedManager& dist, ranks::Cells& cells, const Data&
   std::optional<testing::TemporaryFolder> folder;
   if (dist.is_main()) folder.emplace();
   const std::filesystem::path path = dist.broadcast(folder ? folder->path().string() : "");
-  DistributedTrainer whole(dist, Dropping(), kMean, options(path / "whole", num_workers));
+  DistributedTrainer whole(
+      dist, [] { return Dropping(); }, kMean, options(path / "whole", num_workers));
   const TrainingResult result = whole.fit(data);
   cells.expect(result.step == 12, fmt::format("{} steps", result.step));
   const at::Tensor wanted = whole.model()->layer->weight.detach();

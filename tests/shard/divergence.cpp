@@ -66,7 +66,8 @@ void check_other_units(Cells& cells) {
       adamw(parallel, *model)->step(0.1);
     };
     expect_error(cells, step,
-                 {cells.rank() == 1 ? "the unit 'layers.1'" : "the unit 'layers.2'", "mismatch"});
+                 {cells.rank() == 1 ? "the unit 'layers.1'" : "the unit 'layers.2'", "mismatch",
+                  ", unit 'layers.1')", ", unit 'layers.2')", "put the branches into one unit"});
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -11,6 +12,7 @@
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include "chain.h"
@@ -76,6 +78,15 @@ void check_wrapping(Cells& cells) {
       expect_trains(cells, parallel, model);
     });
   }
+  cells.cell("a type that ranks do not send each other", [&] {
+    for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
+      Chain model(2);
+      model->layers[1]->register_parameter("phase", at::ones({3}, at::kComplexFloat));
+      cells.expect_usage_error(wrap(*model, {.cut = cut}), "'layers.1.phase' of the model");
+      cells.expect_usage_error([&] { replicate::DistributedDataParallel(*model, cells.group()); },
+                               "view_as_real()");
+    }
+  });
   cells.cell("no unit at all may be there", [&] {
     Chain model(2);
     cells.expect_usage_error(wrap(*model, {.max_live_units = 0}), "max_live_units is 0");
@@ -207,6 +218,69 @@ void check_optimizers(Cells& cells) {
   });
 }
 
+// That LibTorch's own error, of a reader that asks nobody, says how the values are read.
+void expect_advice(Cells& cells, const std::function<void()>& body, const std::string& what) {
+  try {
+    body();
+    cells.expect(false, what + ": no error");
+  } catch (const std::exception& error) {
+    cells.expect(std::string(error.what()).find("full_parameters()") != std::string::npos,
+                 what + ": " + error.what());
+  }
+}
+
+void expect_saved(Cells& cells, const std::vector<at::Tensor>& tensors,
+                  const std::vector<NamedTensor>& wanted) {
+  std::stringstream stream;
+  torch::save(tensors, stream);
+  std::vector<at::Tensor> loaded;
+  torch::load(loaded, stream);
+  cells.expect(loaded.size() == wanted.size(), "the number of tensors in the file");
+  for (std::size_t i = 0; i < loaded.size() && i < wanted.size(); ++i)
+    cells.expect_same(loaded[i].detach(), wanted[i].tensor, wanted[i].name);
+}
+
+void check_saved_tensors(Cells& cells) {
+  for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
+    Chain model(2);
+    FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
+    const auto whole = parallel.full_state_dict({.rank0_only = false});
+    mean_of(model).backward();
+    const at::Tensor parameter = model->layer(0).weight;
+    std::stringstream stream;
+    cells.expect_usage_error([&] { torch::save(parameter.grad(), stream); }, "full_gradient()");
+    expect_advice(
+        cells, [&] { torch::jit::pickle_save(parameter.grad()); }, "pickle_save of a gradient");
+    if (cut == Cut::gradients) {
+      expect_saved(cells, model->parameters(), whole);
+      continue;
+    }
+    // Before an operator brings the unit, which then stays for a while.
+    const auto pickle = [](const at::Tensor& tensor) { torch::jit::pickle_save(tensor); };
+    expect_advice(
+        cells, [&] { pickle(parameter); }, "pickle_save");
+    expect_advice(
+        cells, [&] { parameter.data_ptr<float>(); }, "data_ptr");
+    cells.expect_usage_error([&] { torch::save(model->parameters(), stream); },
+                             "full_state_dict()");
+    cells.expect_usage_error([&] { torch::save(parameter, stream); }, "full_parameters()");
+    cells.expect_usage_error([&] { torch::save(parameter.detach(), stream); }, "'layers.0'");
+    cells.expect_usage_error(
+        [&] {
+          torch::serialize::OutputArchive inner, archive;
+          inner.write("values", c10::IValue(std::vector<at::Tensor>{at::ones({1}), parameter}));
+          archive.write("inner", inner);
+          archive.save_to(stream);
+        },
+        "full_state_dict()");
+    {
+      const auto held = parallel.full_parameters();
+      expect_saved(cells, model->parameters(), whole);
+    }
+    expect_trains(cells, parallel, model);
+  }
+}
+
 void check_changes(Cells& cells) {
   cells.cell("to(), set_data() and the like after wrapping", [&] {
     for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters})
@@ -257,6 +331,7 @@ void check_changes(Cells& cells) {
       cells.expect_usage_error([&] { torch::load(wrapped, plain); }, "load_full_state_dict()");
     }
   });
+  cells.cell("torch::save of tensors that are cut", [&] { check_saved_tensors(cells); });
   cells.cell("what was frozen and is trained later", [&] {
     for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters}) {
       Chain model(2);

@@ -1,11 +1,15 @@
+#include <optional>
+
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
+#include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include "plain_modules.h"
 
@@ -157,12 +161,57 @@ void check_other_strategies(Cells& cells) {
   cells.expect(thrown, "a layer that is cut can be cloned");
 }
 
+// Before anything is changed: what is wrapped trains as it did.
+void check_wrapped(Cells& cells) {
+  const auto refused = [&](PlainMlp& model) {
+    const auto cut_plain = [&](torch::nn::Module& part, const Plan& plan) {
+      parallelize_module(part, cells.group(), plan);
+    };
+    cells.expect_usage_error([&] { cut_plain(model, kColumnThenRow); },
+                             "call it before wrap_model()");
+    torch::nn::Module larger("larger");
+    larger.register_module("inner", model.shared_from_this());
+    cells.expect_usage_error(
+        [&] {
+          cut_plain(larger, {{"inner.fc1", Cut::column}});
+        },
+        "'inner.fc1.weight' of a model that is wrapped");
+    cells.expect_usage_error([&] { cut_plain(*model.fc1, {{"", Cut::column}}); }, "wrap_model()");
+    cells.expect(!is_cut(model.fc1->weight) && model.fc1->children().size() <= 1,
+                 "something is cut all the same");
+    uneven_loss(model.forward(at::ones({2, 8}))).backward();
+    cells.expect(model.fc1->weight.grad().defined(), "it does not train any more");
+  };
+  const auto model = [] { return std::make_shared<PlainMlp>(relu_of); };
+  for (const bool optimizer_is_cut : {false, true}) {
+    const auto replicated = model();
+    std::optional<shard::OptimizerShards> shards;
+    if (optimizer_is_cut) shards.emplace(*replicated, cells.group());
+    const replicate::DistributedDataParallel parallel(*replicated, cells.group());
+    refused(*replicated);
+  }
+  for (const auto cut : {shard::Cut::gradients, shard::Cut::gradients_and_parameters}) {
+    const auto sharded = model();
+    const shard::FullyShardedDataParallel parallel(*sharded, shard::shard_over(cells.group()),
+                                                   {.cut = cut});
+    refused(*sharded);
+  }
+  // Layers that can be cut by themselves.
+  nn::ColumnParallelLinear layer(8, 12 * cells.num_ranks());
+  const replicate::DistributedDataParallel parallel(*layer, cells.group());
+  const auto axis = std::make_shared<nn::TensorAxis>(cells.group());
+  cells.expect_usage_error([&] { nn::cut_parallel_layers(*layer, axis); },
+                           "call it before wrap_model()");
+  cells.expect(layer->axis() == nullptr, "it is cut all the same");
+}
+
 }  // namespace
 
 void check_plain_mistakes(Cells& cells) {
   check_wrong_plans(cells);
   cells.cell("plans that differ", [&] { check_plans_that_differ(cells); });
   cells.cell("operators that are refused", [&] { check_refused_operators(cells); });
+  cells.cell("what is wrapped is not cut any more", [&] { check_wrapped(cells); });
   cells.cell("other strategies of what is cut", [&] { check_other_strategies(cells); });
 }
 

@@ -1,5 +1,6 @@
 #include <sstream>
 
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 
@@ -103,13 +104,16 @@ void check_no_memory(Cells& cells) {
   };
   cells.expect_usage_error([&] { saved(cut); }, "full_state_dict()");
   cells.expect_usage_error([&] { saved(cut->fc1); }, "cut by columns over");
-  expect_throws(
-      cells, [&] { saved(weight); }, "torch::save() of a parameter");
+  cells.expect_usage_error([&] { saved(weight); }, "'fc1.weight'");
+  cells.expect_usage_error([&] { saved(cut->parameters()); }, "full_state_dict()");
   cut->forward(at::ones({2, 8})).sum().backward();
+  cells.expect_usage_error([&] { saved(weight.grad()); }, "full_tensor()");
+  for (const at::Tensor& tensor : {weight, weight.grad()})
+    expect_throws(
+        cells, [&] { torch::jit::pickle_save(tensor); }, "pickle_save()");
   torch::optim::AdamW optimizer(cut->parameters());
   optimizer.step();
-  expect_throws(
-      cells, [&] { saved(optimizer); }, "torch::save() of an optimizer");
+  cells.expect_usage_error([&] { saved(optimizer); }, "full_tensor()");
   std::ostringstream file;
   torch::save(make_kept(5), file);
   cells.expect_usage_error(

@@ -35,8 +35,8 @@ Traffic traffic_of(comm::Communicator& group, const Body& body) {
     std::string text = entry.summary;
     if (const auto number = text.find(" #"); number != std::string::npos)
       text.erase(number, text.find(' ', number + 1) - number);
-    if (const auto subject = text.find(", subject"); subject != std::string::npos)
-      text.erase(subject, text.find(')', subject) - subject);
+    if (const auto tag = text.find(", tag"); tag != std::string::npos)
+      text.erase(tag, text.find(')', tag) - tag);
     traffic.calls.push_back(std::move(text));
   }
   return traffic;

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/scalar_type.h>
 #include <lockstep/parallel/data_parallel/difference.h>
 
 namespace lockstep::data_parallel {
@@ -23,12 +24,26 @@ std::vector<std::string> describe(std::span<const NamedTensor> tensors) {
   return lines;
 }
 
+// Before the first of them is sent, by its name.
+void check_can_be_sent(std::span<const NamedTensor> tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    try {
+      comm::dtype_of(tensor.scalar_type());
+    } catch (const UsageError& error) {
+      throw UsageError("'{}' of the model cannot be spread over ranks: {}{}", name, error.what(),
+                       tensor.is_complex() ? ". Register view_as_real() of it, and call "
+                                             "view_as_complex() in forward()"
+                                           : "");
+    }
+  }
+}
+
 }  // namespace
 
 void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator& group,
                         c10::Device device) {
   const auto found = first_difference(describe(tensors), group, device);
-  if (!found) return;
+  if (!found) return check_can_be_sent(tensors);
   throw UsageError(
       "the model of rank {} differs from that of rank 0, which has {} tensors where it has {}: "
       "tensor {} is {} on rank 0 and {} on rank {}. Build the same model on every rank",

@@ -75,4 +75,10 @@ void AbsentGradients::on_call(intercept::Call& call, std::span<const intercept::
   }
 }
 
+void AbsentGradients::on_save(const at::Tensor& tensor) const {
+  throw UsageError("torch::save() was given the gradient of '{}', which is cut among the ranks: "
+                   "write what full_gradient() returns",
+                   entries_[by_memory_.at(tensor.storage().unsafeGetStorageImpl())].name);
+}
+
 }  // namespace lockstep::shard

@@ -29,6 +29,7 @@ class AbsentGradients final : public intercept::Owner,
   void forget_zeroing(std::size_t index) { entries_[index].zeroed = false; }
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  void on_save(const at::Tensor& tensor) const override;
 
  private:
   struct Entry {

@@ -1,6 +1,7 @@
 #include <lockstep/parallel/shard/parameter_gatherer.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -26,6 +27,22 @@ void refuse_other_memory(const intercept::Call& call, std::span<const intercept:
       "a sharded parameter was to be given other memory, as to(device), to(dtype), set_data() and "
       "torch::load() do: convert the model, or load into it, before wrap_model(); afterwards there "
       "is load_full_state_dict()");
+}
+
+// The calls of the group carry the numbers of units (comm::Fingerprint::text()).
+std::string with_unit_names(std::string text, std::span<const std::unique_ptr<FlatUnit>> units) {
+  constexpr std::string_view kTag = ", tag ";
+  for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {
+    const std::size_t begin = at + kTag.size();
+    const std::size_t end = std::min(text.find_first_not_of("0123456789", begin), text.size());
+    std::size_t unit = units.size();
+    std::from_chars(text.data() + begin, text.data() + end, unit);
+    const std::string name = unit < units.size() ? fmt::format(", unit '{}'", units[unit]->name())
+                                                 : text.substr(at, end - at);
+    text.replace(at, end - at, name);
+    at += name.size();
+  }
+  return text;
 }
 
 }  // namespace
@@ -54,6 +71,17 @@ void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept
     if (use.written) units_[unit_of(use.tensor)]->keep_edits();
 }
 
+void ParameterGatherer::on_save(const at::Tensor& tensor) const {
+  const std::size_t unit = unit_of(tensor);
+  if (units_[unit]->residence() == Residence::gathered) return;
+  const std::lock_guard lock(mutex_);
+  if (states_[unit].pins > 0) return;
+  throw UsageError("torch::save() was given a parameter of the unit '{}', which is cut among the "
+                   "ranks: write what full_state_dict() returns on the first rank, or save while "
+                   "what full_parameters() returned lives",
+                   units_[unit]->name());
+}
+
 std::size_t ParameterGatherer::unit_of(const at::Tensor& tensor) const {
   return by_memory_.at(tensor.storage().unsafeGetStorageImpl());
 }
@@ -68,10 +96,14 @@ void ParameterGatherer::make_ready(std::size_t unit) {
     }
   } catch (const CommError& error) {
     CommError::Details details = error.details();
-    details.explanation +=
-        fmt::format(" This rank was about to use the unit '{}' (subject {}): every rank has to use "
-                    "the same units in the same order",
-                    units_[unit]->name(), unit);
+    details.explanation = with_unit_names(std::move(details.explanation), units_);
+    details.explanation += fmt::format(
+        " This rank was about to use the unit '{}': every rank has to use the same units "
+        "in the same order. Where ranks take different branches of a model, run all "
+        "branches on every rank and multiply what is not wanted by 0, or put the "
+        "branches into one unit (fsdp.units), or take SHARD_GRAD_OP, which keeps "
+        "parameters whole",
+        units_[unit]->name());
     throw CommError(std::move(details));
   }
   if (unit == last_used_) return;

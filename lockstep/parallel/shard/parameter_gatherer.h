@@ -37,6 +37,9 @@ class ParameterGatherer final : public intercept::Owner {
   ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> units, Limits limits);
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  // Refused unless somebody holds the unit, also where it happens to be there: whether a program
+  // can save must not depend on what it used last.
+  void on_save(const at::Tensor& tensor) const override;
 
   // Keeps units there for as long as it lives: while an operator runs, or for code that reads and
   // writes parameters behind LibTorch's back. Every rank makes the same. Outlived by the gatherer.

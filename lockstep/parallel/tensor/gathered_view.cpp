@@ -24,14 +24,19 @@ class GatheredView final : public intercept::Owner {
                          "copy: the tensor itself would not change. Write to a clone(), or to the "
                          "tensor",
                          called, op_);
+    check_current(called);
+    call.proceed();
+  }
+  void on_save(const at::Tensor&) const override { check_current("torch::save()"); }
+
+ private:
+  void check_current(const std::string& reader) const {
     if (part_._version() != version_)
       throw UsageError("{} uses what {} gave of a tensor that is cut over ranks, and is a copy, "
                        "after that tensor was written to: call {} again",
-                       called, op_, op_);
-    call.proceed();
+                       reader, op_, op_);
   }
 
- private:
   at::Tensor part_;
   std::int64_t version_;
   std::string op_;

@@ -87,7 +87,8 @@ class ParallelizedModule {
 //
 // Failure: UsageError on all ranks, before anything is cut, for a pattern that no layer matches, a
 // layer that two match, one that is no such layer or is cut already, sizes that do not divide,
-// parameters that another module shares, and plans or models that differ between ranks.
+// parameters that another module shares, a model that is wrapped already, and plans or models that
+// differ between ranks.
 ParallelizedModule parallelize_module(torch::nn::Module& module,
                                       std::shared_ptr<comm::Communicator> group, const Plan& plan);
 

@@ -10,6 +10,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
+#include <lockstep/nn/layer_cut.h>
 #include <lockstep/nn/planned_layers.h>
 
 namespace lockstep::tensor {
@@ -106,6 +107,7 @@ const char* name_of(Cut cut) { return cut == Cut::column ? "columns" : "rows"; }
 std::vector<PlannedLayer> checked_layers(torch::nn::Module& model, const Plan& plan,
                                          const comm::Communicator& group) {
   if (plan.empty()) throw UsageError("the plan names no layer to cut");
+  nn::refuse_wrapped(model, "parallelize_module()");
   std::vector<PlannedLayer> layers = planned_layers(model, plan);
   for (const PlannedLayer& layer : layers)
     for (const PlannedParameter& parameter : layer.parameters)

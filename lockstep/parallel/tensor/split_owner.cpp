@@ -83,6 +83,13 @@ void SplitOwner::on_call(intercept::Call& call, std::span<const intercept::Use> 
   run_gathered(call, *this);
 }
 
+void SplitOwner::on_save(const at::Tensor& tensor) const {
+  throw UsageError(
+      "torch::save() was given a tensor that is cut over {} ranks and comes from '{}': "
+      "write what full_tensor() gives of it, or full_state_dict()",
+      axis_.size(), *split_of(tensor)->source);
+}
+
 const Split* split_argument(const c10::IValue& argument, const SplitOwner& owner) {
   const Split* const split = argument.isTensor() ? split_of(argument.toTensor()) : nullptr;
   return split != nullptr && split->owner.get() == &owner ? split : nullptr;

@@ -23,6 +23,7 @@ class SplitOwner final : public intercept::Owner {
   explicit SplitOwner(std::shared_ptr<comm::Communicator> group);
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
+  void on_save(const at::Tensor& tensor) const override;
 
   const nn::TensorAxis& axis() const { return axis_; }
   GatherLog& gathers() { return gathers_; }

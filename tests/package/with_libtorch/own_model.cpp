@@ -1,10 +1,22 @@
-// Trains a model of the user's own.
+// Trains a model of the user's own, with the aliases and directives that such programs begin with.
 #include "own_model.h"
+
+#include <functional>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/loss.h>
+#include <torch/optim/sgd.h>
 
+#include <lockstep/recompute/recompute.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <lockstep/train/distributed_trainer.h>
+#include <lockstep/train/fsdp_trainer.h>
+
+using namespace torch;
+using namespace lockstep::names;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+namespace data = torch::data;
 
 namespace {
 
@@ -20,13 +32,25 @@ class Line : public lockstep::data::Dataset {
   }
 };
 
+// A module that must not move, as its constructor keeps `this`.
+struct Slope : nn::Module {
+  Slope()
+      : linear(register_module("linear", nn::Linear(nn::LinearOptions(1, 1).bias(false)))),
+        run([this](const Tensor& x) { return linear(x); }) {}
+
+  Tensor forward(const Tensor& x) { return run(x); }
+
+  nn::Linear linear;
+  std::function<Tensor(const Tensor&)> run;
+};
+
 }  // namespace
 
 double trained_slope() {
-  auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::DDP});
-  lockstep::DistributedTrainer trainer(
-      dist, torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)), torch::nn::MSELoss(),
+  auto dist = setup_distributed({.mode = ParallelMode::DDP});
+  DistributedTrainer trainer(
+      dist, dist.wrap_model<Slope>(), nn::MSELoss(),
       {.epochs = 100, .batch_size = 20, .learning_rate = 0.1, .progress_fd = -1});
   trainer.fit(std::make_shared<Line>());
-  return trainer.model()->weight.item<double>();
+  return trainer.model()->linear->weight.item<double>();
 }

@@ -1,0 +1,18 @@
+// Code of LibTorch's that reads a tensor's memory and calls no operator, so that the dispatch key
+// does not lead it to the tensor's owner: torch::save() and its kin, and data_ptr().
+#pragma once
+
+namespace lockstep::intercept {
+
+// From now on torch::save(), of whatever holds a tensor of ours, asks the owner first: it would
+// write next to nothing of one whose memory is not there.
+//
+// pickle_save() and data_ptr<T>() ask nobody, and fail with errors of LibTorch's where a storage
+// has a size and no memory. Those errors say from now on, before the stack that they show, how the
+// values are read.
+//
+// Both are functions that LibTorch has one of for the process (SetExportModuleExtraFilesHook,
+// SetStackTraceFetcher): they take the place of another that was set before.
+void hear_of_memory_readers();
+
+}  // namespace lockstep::intercept
