@@ -119,6 +119,7 @@ void read_torchrun(LaunchEnvironment& env) {
   env.num_nodes = optional_or("GROUP_WORLD_SIZE", 1, kMostRanks,
                               (env.world_size + env.local_world_size - 1) / env.local_world_size);
   env.restart_count = optional_or("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks, 0);
+  env.max_restarts = optional_or("TORCHELASTIC_MAX_RESTARTS", 0, kMostGenerations, 0);
   env.generation = optional_or("LOCKSTEP_GENERATION", 0, kMostGenerations, env.restart_count);
   env.run_id = environment_variable("TORCHELASTIC_RUN_ID").value_or("none");
   read_master(env);

@@ -49,6 +49,7 @@ struct LaunchEnvironment {
   std::string master_addr;  // empty where the launcher gives none
   int master_port = 0;      // 0 likewise
   int restart_count = 0;    // how often the launcher has restarted this job
+  int max_restarts = 0;     // how often it would
   // Which forming of the job this process is of: restarts and nodes that joined since the first.
   // Those of different generations cannot talk to each other.
   int generation = 0;

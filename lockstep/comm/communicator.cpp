@@ -21,6 +21,31 @@ std::string shape_text(at::IntArrayRef sizes) {
   return text + "]";
 }
 
+// Which rank has to make a call too before it can end on this one: what comes out of it here
+// depends on what that rank gives.
+std::int32_t needed_by(const Call& call, int rank) {
+  const auto empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
+  const auto& outputs = call.outputs;
+  switch (call.fingerprint.operation) {
+    case Operation::barrier: return flight::Record::kEveryone;
+    case Operation::all_reduce:
+      return std::all_of(outputs.begin(), outputs.end(), empty) ? flight::Record::kNobody
+                                                                : flight::Record::kEveryone;
+    case Operation::all_gather:
+    case Operation::reduce_scatter:
+    case Operation::all_to_all:
+      return std::any_of(outputs.begin(), outputs.end(), empty) ? flight::Record::kNobody
+                                                                : flight::Record::kEveryone;
+    case Operation::broadcast:
+      return call.fingerprint.root == rank || std::all_of(outputs.begin(), outputs.end(), empty)
+                 ? flight::Record::kNobody
+                 : call.fingerprint.root;
+    case Operation::exchange:
+    case Operation::split: break;
+  }
+  return flight::Record::kNobody;
+}
+
 // What every tensor must be, whatever the call.
 void check_tensor(const at::Tensor& tensor, const char* what, Operation operation) {
   if (!tensor.defined()) throw UsageError("{}: {} is undefined", name(operation), what);
@@ -155,7 +180,14 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
   record.file = where.file_name();
   record.line = where.line();
-  for (const Transfer& transfer : call.transfers) flight::add_peer(record, transfer.peer);
+  record.needs = needed_by(call, rank());
+  for (std::size_t i = 0; i < call.transfers.size(); ++i) {
+    const Transfer& transfer = call.transfers[i];
+    const bool sends = transfer.direction == Transfer::Direction::send;
+    const std::uint64_t number = call.transfer_sequences[i];
+    flight::add_peer(record, transfer.peer, sends || transfer.tensor.numel() == 0 ? 0 : number);
+    if (sends) recorder_->note_sent(transfer.peer, number);
+  }
   call.flight_entry = recorder_->record(record);
   return Work(do_start(std::move(call)));
 }

@@ -22,6 +22,8 @@ class Journal;
 
 namespace lockstep::comm {
 
+class WaitWatch;
+
 // Who is in a group and how it is called.
 struct GroupInfo {
   std::string name = "world";
@@ -31,6 +33,8 @@ struct GroupInfo {
   // Where the process writes what its groups did; null: a new one that writes nothing. A split's
   // groups have their parent's.
   std::shared_ptr<flight::Journal> journal = nullptr;
+  // Who looks for ranks that wait for each other in different groups; null: nobody. As the journal.
+  std::shared_ptr<WaitWatch> watch = nullptr;
 
   // An error of a call in this group, with the group's name and the job's numbers of its ranks.
   CommError error(CommError::Details details) const;

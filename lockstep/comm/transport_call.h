@@ -2,12 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/executor.h>
 #include <lockstep/comm/staging.h>
 #include <lockstep/comm/work.h>
+#include <lockstep/flight/recorder.h>
 
 namespace lockstep::comm {
 
@@ -26,8 +26,9 @@ class CallRunner {
 class TransportCall final : public Job, public PendingCall {
  public:
   // `runner` has to be there until the executor is done with the call, not until it is waited for.
-  TransportCall(CallRunner& runner, std::shared_ptr<Executor> executor, std::string group,
-                Call call, std::unique_ptr<Staging> staging);
+  TransportCall(CallRunner& runner, std::shared_ptr<Executor> executor,
+                std::shared_ptr<flight::Recorder> recorder, Call call,
+                std::unique_ptr<Staging> staging);
 
   bool done() const override;
   bool ready() const override;
@@ -43,7 +44,7 @@ class TransportCall final : public Job, public PendingCall {
 
   CallRunner& runner_;
   std::shared_ptr<Executor> executor_;
-  std::string group_;
+  std::shared_ptr<flight::Recorder> recorder_;
   Call call_;
   std::unique_ptr<Staging> staging_;
 };

@@ -7,6 +7,7 @@
 
 #include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/transport/wait_watch.h>
 #include <lockstep/comm/transport_call.h>
 #include <lockstep/flight/journal.h>
 
@@ -62,7 +63,11 @@ class TransportCommunicator final : public Communicator, public CallRunner {
                                   .addresses = addresses_},
                                  options.media, Deadline::after(options.timeout))),
         executor_(std::make_shared<Executor>(
-            [this](const std::exception_ptr& error) { tell_all(error); }, waits_of(info()))) {}
+            [this](const std::exception_ptr& error) { tell_all(error); }, waits_of(info()))) {
+    if (info().watch != nullptr && size() > 1)
+      watched_ = info().watch->watch(group_id_, shared_recorder(),
+                                     [this](const CommError::Details& error) { end_with(error); });
+  }
 
   // Jobs refer to this object: run them out before its members go.
   ~TransportCommunicator() override { executor_->finish(); }
@@ -92,6 +97,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   void all_reduce_tensors(const Call& call, Algorithm algorithm);
   void run_exchange(const Call& call);
   void tell_all(const std::exception_ptr& error);
+  void end_with(const CommError::Details& details);
   CommError complete(const CommError& error, const Fingerprint& call) const;
 
   std::shared_ptr<Endpoint> endpoint_;
@@ -102,6 +108,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   std::vector<std::byte> packed_;
   StagingStreams staging_streams_;
   std::shared_ptr<Executor> executor_;
+  std::unique_ptr<WaitWatch::Watched> watched_;  // last: refers to this object
 };
 
 void TransportCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
@@ -123,14 +130,15 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   if (sample.defined() && !sample.device().is_cpu())
     staging = std::make_unique<Staging>(staging_streams_.on(sample.device()));
   const Launch launch = call.launch;
-  auto pending = std::make_shared<TransportCall>(*this, executor_, name(), std::move(call),
-                                                 std::move(staging));
+  auto pending = std::make_shared<TransportCall>(*this, executor_, shared_recorder(),
+                                                 std::move(call), std::move(staging));
   executor_->submit(pending, launch);
   return pending;
 }
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
   auto details = error.details();
+  if (const auto verdict = watched_ ? watched_->verdict() : std::nullopt) details = *verdict;
   if (details.operation.empty()) details.operation = comm::name(call.operation);
   if (details.sequence == 0) details.sequence = call.sequence;
   return info().error(std::move(details));
@@ -324,11 +332,12 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
 }
 
 void TransportCommunicator::do_abort(const std::string& reason) {
-  const Notice notice{.fault = Fault::aborted,
-                      .found_by = rank(),
-                      .operation = "abort",
-                      .ranks = {rank()},
-                      .explanation = reason};
+  end_with(
+      {.fault = Fault::aborted, .operation = "abort", .ranks = {rank()}, .explanation = reason});
+}
+
+void TransportCommunicator::end_with(const CommError::Details& details) {
+  const Notice notice = Notice::from(CommError(details), rank());
   const auto error = std::make_exception_ptr(info().error(notice.error(name(), rank()).details()));
   transport_->interrupt(notice);
   executor_->fail(error, [&] { tell_all(error); });
@@ -352,7 +361,10 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
     if (rows[2 * other] == request.color) members.push_back(other);
   std::stable_sort(members.begin(), members.end(),
                    [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
-  GroupInfo group{.name = request.name, .generation = generation(), .journal = info().journal};
+  GroupInfo group{.name = request.name,
+                  .generation = generation(),
+                  .journal = info().journal,
+                  .watch = info().watch};
   group.global_ranks.clear();
   std::vector<EndpointAddress> addresses;
   for (const int member : members) {

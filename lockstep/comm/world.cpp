@@ -8,6 +8,7 @@
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/comm/torchrun_store.h>
+#include <lockstep/comm/transport/wait_watch.h>
 #include <lockstep/comm/transport_communicator.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/store/rank_store.h>
@@ -183,15 +184,7 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
   const std::string bind_host =
       options.bind_host.empty() ? net::local_host_toward(meeting.address) : options.bind_host;
   const auto media = own_media(options.backend);
-  if (!media) {
-    auto engine = engines::make_engine(
-        options.backend, world,
-        {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
-    note_open_group(engine);
-    return engine;
-  }
-
-  auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
+  const auto endpoint = std::make_shared<Endpoint>(bind_host, meeting.secret);
   std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.generation));
   std::vector<EndpointAddress> addresses = {endpoint->address()};
   if (launch.world_size > 1) {
@@ -201,7 +194,16 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
     group_id += fmt::format("/{}", join);
     addresses = exchange_addresses(*meeting.store, "lockstep/" + group_id, endpoint->address(),
                                    world, deadline);
+    world.watch = std::make_shared<WaitWatch>(endpoint, launch.rank, addresses);
   }
+  if (!media) {
+    auto engine = engines::make_engine(
+        options.backend, world,
+        {.store = meeting.store, .timeout = options.timeout, .bind_address = bind_host});
+    note_open_group(engine);
+    return engine;
+  }
+
   auto communicator = make_transport_communicator(
       endpoint, world, group_id, std::move(addresses),
       {.media = *media, .algorithm = options.algorithm, .timeout = options.timeout});

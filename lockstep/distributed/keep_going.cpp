@@ -4,14 +4,17 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <thread>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/launcher_line.h>
+#include <lockstep/base/log.h>
 #include <lockstep/comm/open_groups.h>
 
 namespace lockstep {
@@ -19,8 +22,20 @@ namespace lockstep {
 namespace {
 
 // A call that failed because another rank is gone is thrown before, or soon after, the launchers
-// know: they hear of a host that is cut off by its silence.
+// know: they hear of a host that is cut off by its silence, and see that a rank is stopped when it
+// has been for a while.
 constexpr milliseconds kNewsComes(10'000);
+// So long that nobody needs to be told what is waited for.
+constexpr milliseconds kQuietly(500);
+
+// How long the launcher's word is worth waiting for after such an error. There is none where ranks
+// that are all there made different calls, nor of a rank that stands still where no restart is
+// left.
+milliseconds news_may_take(Fault fault) {
+  if (fault == Fault::mismatch) return milliseconds(0);
+  const LaunchEnvironment job = read_launch_environment();
+  return fault == Fault::timeout && job.restart_count >= job.max_restarts ? kQuietly : kNewsComes;
+}
 
 std::atomic<bool> asked{false};
 
@@ -92,8 +107,14 @@ bool left_generation(const LauncherLine& line, const std::function<void()>& body
   try {
     body();
     return asked || listener.over(milliseconds(0));
-  } catch (const CommError&) {
-    if (!listener.over(kNewsComes)) throw;
+  } catch (const CommError& error) {
+    const milliseconds longest = news_may_take(error.fault());
+    const milliseconds quietly = std::min(longest, kQuietly);
+    if (listener.over(quietly)) return true;
+    if (longest == quietly) throw;
+    log::warn("{} Waiting up to {:.1f} s for the launcher, which may form the job anew.",
+              error.what(), std::chrono::duration<double>(longest).count());
+    if (!listener.over(longest - quietly)) throw;
   } catch (...) {
     if (!listener.over(milliseconds(0))) throw;
   }

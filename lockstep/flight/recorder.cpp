@@ -73,16 +73,23 @@ std::int64_t now_ns() {
       .count();
 }
 
-void add_peer(Record& record, int rank) {
+void add_peer(Record& record, int rank, std::uint64_t receives) {
   if (rank < 0 || static_cast<std::uint64_t>(rank) >= kPeerMask) return;
   const auto word = static_cast<std::uint64_t>(rank) + 1;
-  for (unsigned shift = 0; shift < 64; shift += kPeerBits) {
+  for (unsigned place = 0; place < 4; ++place) {
+    const unsigned shift = place * kPeerBits;
     const std::uint64_t there = record.peers >> shift & kPeerMask;
-    if (there == word) return;
-    if (there != 0) continue;
-    record.peers |= word << shift;
+    if (there != 0 && there != word) continue;
+    if (there == 0) record.peers |= word << shift;
+    record.receives[place] = std::max(record.receives[place], receives);
     return;
   }
+}
+
+std::uint64_t this_thread_number() {
+  static std::atomic<std::uint64_t> next{1};
+  thread_local const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
+  return number;
 }
 
 Recorder::Recorder(std::string group, int rank, std::vector<int> global_ranks, Summarize summarize,
@@ -94,13 +101,16 @@ Recorder::Recorder(std::string group, int rank, std::vector<int> global_ranks, S
       generation_(generation),
       mask_(std::bit_ceil(std::clamp<std::size_t>(capacity, 1, kLargestCapacity)) - 1),
       shift_(static_cast<unsigned>(std::countr_one(mask_))),
-      slots_(new Slot[mask_ + 1]) {
+      slots_(new Slot[mask_ + 1]),
+      caller_(this_thread_number()),
+      sent_(new std::atomic<std::uint64_t>[global_ranks_.size()] {}) {
   if (rank_ < 0 || static_cast<std::size_t>(rank_) >= global_ranks_.size())
     throw UsageError("flight recorder of group '{}': rank {} is none of its {} ranks", group_,
                      rank_, global_ranks_.size());
 }
 
 std::uint64_t Recorder::record(const Record& record) {
+  caller_.store(this_thread_number(), std::memory_order_relaxed);
   std::uint64_t last = last_sequence_.load(std::memory_order_relaxed);
   while (last < record.sequence &&
          !last_sequence_.compare_exchange_weak(last, record.sequence, std::memory_order_relaxed)) {
@@ -129,6 +139,8 @@ std::uint64_t Recorder::record(const Record& record) {
   slot.file.store(record.file, order);
   slot.line.store(record.line, order);
   slot.peers.store(record.peers, order);
+  for (std::size_t i = 0; i < 4; ++i) slot.receives[i].store(record.receives[i], order);
+  slot.needs.store(record.needs, order);
   slot.version.store(2 * number, order);
   return number;
 }
@@ -160,6 +172,8 @@ bool Recorder::read(const Slot& slot, Entry& entry) const {
   record.file = slot.file.load(order);
   record.line = slot.line.load(order);
   record.peers = slot.peers.load(order);
+  for (std::size_t i = 0; i < 4; ++i) record.receives[i] = slot.receives[i].load(order);
+  record.needs = slot.needs.load(order);
   if (slot.version.load(std::memory_order_relaxed) != version) return false;
 
   entry.number = version / 2;
@@ -169,8 +183,11 @@ bool Recorder::read(const Slot& slot, Entry& entry) const {
   entry.operation = record.operation;
   entry.summary = summarize_(record);
   entry.call_site = file_and_line(record.file, record.line);
-  for (std::uint64_t rest = record.peers; rest != 0; rest >>= kPeerBits)
+  for (std::uint64_t rest = record.peers; rest != 0; rest >>= kPeerBits) {
+    entry.receives.push_back(record.receives[entry.peers.size()]);
     entry.peers.push_back(static_cast<int>(rest & kPeerMask) - 1);
+  }
+  entry.needs = record.needs;
   entry.queued_ns = queued_ns;
   const auto time_of = [&](std::uint64_t word) -> std::int64_t {
     const std::uint64_t time = word & kTimeMask;
@@ -194,6 +211,53 @@ std::vector<Entry> Recorder::entries() const {
   std::sort(result.begin(), result.end(),
             [](const Entry& a, const Entry& b) { return a.number < b.number; });
   return result;
+}
+
+std::optional<Entry> Recorder::entry(std::uint64_t number) const {
+  Entry entry;
+  if (number == 0 || !read(slot_of(number), entry) || entry.number != number) return std::nullopt;
+  return entry;
+}
+
+Recorder::Block::Block(Recorder& recorder, std::uint64_t entry) {
+  for (Waiter& waiter : recorder.waiters_) {
+    std::uint64_t nobody = 0;
+    if (!waiter.thread.compare_exchange_strong(nobody, kBeingWritten, std::memory_order_acquire,
+                                               std::memory_order_relaxed))
+      continue;
+    waiter.entry.store(entry, std::memory_order_relaxed);
+    waiter.since_ns.store(now_ns(), std::memory_order_relaxed);
+    waiter.thread.store(this_thread_number(), std::memory_order_release);
+    thread_ = &waiter.thread;
+    return;
+  }
+}
+
+Recorder::Block::~Block() {
+  if (thread_ != nullptr) thread_->store(0, std::memory_order_release);
+}
+
+std::vector<BlockedThread> Recorder::blocked() const {
+  std::vector<BlockedThread> result;
+  for (const Waiter& waiter : waiters_) {
+    const std::uint64_t thread = waiter.thread.load(std::memory_order_acquire);
+    if (thread == 0 || thread == kBeingWritten) continue;
+    const BlockedThread one{.thread = thread,
+                            .entry = waiter.entry.load(std::memory_order_acquire),
+                            .since_ns = waiter.since_ns.load(std::memory_order_acquire)};
+    // Another wait may have taken its place meanwhile; one of the same thread has a later time.
+    if (waiter.thread.load(std::memory_order_relaxed) == thread) result.push_back(one);
+  }
+  return result;
+}
+
+void Recorder::note_sent(int rank, std::uint64_t number) {
+  sent_[static_cast<std::size_t>(rank)].store(number, std::memory_order_relaxed);
+}
+
+std::uint64_t Recorder::sent_to(int rank) const {
+  if (rank < 0 || static_cast<std::size_t>(rank) >= global_ranks_.size()) return 0;
+  return sent_[static_cast<std::size_t>(rank)].load(std::memory_order_relaxed);
 }
 
 }  // namespace lockstep::flight

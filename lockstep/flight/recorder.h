@@ -2,9 +2,11 @@
 // something goes wrong.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,8 @@ struct Entry {
   std::string summary;         // "all_reduce #7 (sum of 1024 float32)"
   std::string call_site;       // "train.cpp:42"
   std::vector<int> peers;      // of a call that is not numbered: whom it is with, four at most
+  std::vector<std::uint64_t> receives;  // by peer: the last message it takes from it; 0: none
+  std::int32_t needs = 0;               // of a numbered call: Record::needs; not in dumps
   State state = State::queued;
   std::int64_t queued_ns = 0;
   std::int64_t started_ns = 0;
@@ -40,11 +44,28 @@ struct Record {
   const char* file = "";                   // static lifetime (CallSite)
   std::uint32_t line = 0;
   std::uint64_t peers = 0;  // of a call that is not numbered: add_peer() for each
+  std::uint64_t receives[4] = {0, 0, 0, 0};
+  // Of a numbered call: which rank has to make it too before it can end on this one.
+  static constexpr std::int32_t kEveryone = -1;
+  static constexpr std::int32_t kNobody = -2;
+  std::int32_t needs = kNobody;
 };
 
-// Notes that a call is with this rank of the group. Four of them are kept, each once; ranks too
-// high for their 16 bits are not.
-void add_peer(Record& record, int rank);
+// Notes that a call is with this rank of the group, and takes its messages up to number `receives`
+// (0: it takes none). Four ranks are kept, each once; ranks too high for their 16 bits are not.
+void add_peer(Record& record, int rank, std::uint64_t receives = 0);
+
+// A number for the calling thread that no other thread of this process ever has; not 0.
+std::uint64_t this_thread_number();
+
+// A thread that can do nothing else until a call is over.
+struct BlockedThread {
+  std::uint64_t thread = 0;  // this_thread_number()
+  std::uint64_t entry = 0;   // number of the call's entry
+  std::int64_t since_ns = 0;
+
+  bool operator==(const BlockedThread&) const = default;
+};
 
 // A ring of entries. Lock-free and allocation-free to write: any threads may call record() and
 // mark() at any time. Readers get a consistent copy of each entry or skip it. An entry that the
@@ -76,6 +97,30 @@ class Recorder {
 
   // Oldest first.
   std::vector<Entry> entries() const;
+  // One of them; nothing where the ring has overwritten it.
+  std::optional<Entry> entry(std::uint64_t number) const;
+
+  // The thread that made the newest call, or that made the group where there was no call yet.
+  std::uint64_t caller() const { return caller_.load(std::memory_order_relaxed); }
+
+  // Says, while it lives, that the calling thread can do nothing else until a call is over. More
+  // threads than there is room for are not noted.
+  class Block {
+   public:
+    Block(Recorder& recorder, std::uint64_t entry);
+    ~Block();
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+   private:
+    std::atomic<std::uint64_t>* thread_ = nullptr;
+  };
+  std::vector<BlockedThread> blocked() const;
+
+  // How many messages this rank has given, or begun to give, to another rank of the group in calls
+  // that are not numbered.
+  void note_sent(int rank, std::uint64_t number);
+  std::uint64_t sent_to(int rank) const;
 
   // The highest call number seen, also where point-to-point calls have pushed it out of the ring.
   std::uint64_t last_sequence() const { return last_sequence_.load(std::memory_order_relaxed); }
@@ -97,7 +142,17 @@ class Recorder {
     std::atomic<const char*> file{""};
     std::atomic<std::uint32_t> line{0};
     std::atomic<std::uint64_t> peers{0};
+    std::atomic<std::uint64_t> receives[4]{};
+    std::atomic<std::int32_t> needs{0};
   };
+
+  // A thread that waits, 0 where none does. The rest is written before and read after it.
+  struct Waiter {
+    std::atomic<std::uint64_t> thread{0};
+    std::atomic<std::uint64_t> entry{0};
+    std::atomic<std::int64_t> since_ns{0};
+  };
+  static constexpr std::uint64_t kBeingWritten = ~std::uint64_t{0};
 
   Slot& slot_of(std::uint64_t number) const { return slots_[(number - 1) & mask_]; }
   std::uint64_t lap_of(std::uint64_t number) const { return (number - 1) >> shift_; }
@@ -113,6 +168,9 @@ class Recorder {
   std::unique_ptr<Slot[]> slots_;
   std::atomic<std::uint64_t> next_{1};
   std::atomic<std::uint64_t> last_sequence_{0};
+  std::atomic<std::uint64_t> caller_;
+  std::array<Waiter, 8> waiters_;
+  std::unique_ptr<std::atomic<std::uint64_t>[]> sent_;
 };
 
 }  // namespace lockstep::flight

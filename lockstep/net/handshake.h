@@ -23,7 +23,7 @@
 namespace lockstep::net {
 
 // Longest text a connector may send to say what the connection is for.
-inline constexpr std::size_t kLongestPurpose = 512;
+inline constexpr std::size_t kLongestPurpose = 4096;
 
 // The connector's side. CommError: refused where the other side's proof is wrong, peer_lost where
 // it hangs up before the end (it may be ending, or have shed a connection too many: its own proof
@@ -36,7 +36,7 @@ void introduce(const Fd& socket, const Secret& secret, const std::string& purpos
 std::string welcome(const Fd& socket, const Secret& secret, const Deadline& deadline);
 
 // The acceptor's side for a server of one thread: never blocks, never touches a socket, holds
-// less than a kilobyte. Keeps a reference to the secret. Not thread-safe.
+// a few kilobytes. Keeps a reference to the secret. Not thread-safe.
 class Acceptor {
  public:
   enum class State : std::uint8_t { reading, welcomed, refused };

@@ -1,7 +1,7 @@
 // The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
 // with --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp,
 // with --tensor that of tensor_manager.cpp, with --stages that of stages_manager.cpp, with --scaled
-// and a strategy that of scaled_loss.cpp.
+// and a strategy that of scaled_loss.cpp, with --waits that of waits.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include "sharded_manager.h"
 #include "stages_manager.h"
 #include "tensor_manager.h"
+#include "waits.h"
 
 namespace {
 
@@ -54,6 +55,8 @@ int main(int argc, char** argv) {
   }
   if (argc == 2 && std::strcmp(argv[1], "--every-strategy") == 0)
     return lockstep::ranks::run_cells(lockstep::check_every_strategy);
+  if (argc == 2 && std::strcmp(argv[1], "--waits") == 0)
+    return lockstep::ranks::run_cells(lockstep::check_waits);
   if (argc == 3 && std::strcmp(argv[1], "--scaled") == 0) {
     const auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
                                                    .sharding_strategy = strategy_named(argv[2]),

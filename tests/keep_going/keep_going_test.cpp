@@ -106,6 +106,23 @@ TEST(KeepGoing, EndsAsBeforeWithoutARestart) {
   EXPECT_TRUE(job.all_gone(milliseconds(0)));
 }
 
+// Where no restart is left the launcher has no news of a rank that stands still: the error is out
+// at once.
+TEST(KeepGoing, DoesNotWaitForNewsOfAStoppedRank) {
+  Launched job = Launched::run({"--nproc-per-node", "3", KEPT_RANK, "stopped"});
+  EXPECT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+    return job.error().find("gave up after ") != std::string::npos;
+  })) << job.error();
+  double seconds = 0;
+  const std::string error = job.error();
+  ASSERT_EQ(
+      std::sscanf(error.c_str() + error.find("gave up after "), "gave up after %lf s: ", &seconds),
+      1)
+      << error;
+  EXPECT_LT(seconds, 5) << error;
+  EXPECT_THAT(error, HasSubstr("No answer from rank 2: stopped, or unreachable."));
+}
+
 TEST(KeepGoing, ASpareIsNobodyUntilItIsNeeded) {
   Launched job =
       Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "--spares", "1", KEPT_RANK});

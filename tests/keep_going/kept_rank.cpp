@@ -1,8 +1,8 @@
 // A rank in keep_going(). In each generation it says who it is; in the first it then waits for
-// others in the way that its argument names, and rank 2 is lost. With a second argument the process
-// that takes its place is lost as well: "early", before it has come to the others, or "late", in
-// its first call with them. With "joining" as its first argument nobody is lost: in the first
-// generation, rank 1 has a lot to load before it says that it stays.
+// others in the way that its argument names, and rank 2 is lost, or stopped. With a second argument
+// the process that takes its place is lost as well: "early", before it has come to the others, or
+// "late", in its first call with them. With "joining" as its first argument nobody is lost: in the
+// first generation, rank 1 has a lot to load before it says that it stays.
 #include <signal.h>
 #include <unistd.h>
 
@@ -54,6 +54,19 @@ void compute(const Group& world) {
   sum_of(world);
 }
 
+Clock::time_point failed_at;
+
+// Nobody is lost: a rank stands still for longer than the others' deadline.
+void wait_for_the_stopped(const Group& world) {
+  if (world->rank() == kLost) ::kill(::getpid(), SIGSTOP);
+  try {
+    world->barrier({.timeout = milliseconds(1000)}).wait_on_host();
+  } catch (const CommError&) {
+    failed_at = Clock::now();
+    throw;
+  }
+}
+
 // A rank throws what has nothing to do with others: it has failed by itself.
 void fail_by_itself(const Group& world) {
   if (world->rank() == kLost) throw std::runtime_error("out of ideas");
@@ -72,8 +85,12 @@ void wrap_what_is_thrown(const Group& world) {
 
 const std::map<std::string, std::function<void(const Group&)>>& ways() {
   static const std::map<std::string, std::function<void(const Group&)>> all = {
-      {"waiting", wait_for_the_lost}, {"apart", go_on_without_the_lost}, {"computing", compute},
-      {"failing", fail_by_itself},    {"wrapping", wrap_what_is_thrown},
+      {"waiting", wait_for_the_lost},
+      {"apart", go_on_without_the_lost},
+      {"computing", compute},
+      {"failing", fail_by_itself},
+      {"wrapping", wrap_what_is_thrown},
+      {"stopped", wait_for_the_stopped},
   };
   return all;
 }
@@ -113,7 +130,8 @@ int main(int argc, char** argv) {
     lockstep::keep_going([&] { lockstep::body(way, argc > 2 ? argv[2] : ""); });
     return 0;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "gave up: %s\n", error.what());
+    const std::chrono::duration<double> since = lockstep::Clock::now() - lockstep::failed_at;
+    std::fprintf(stderr, "gave up after %.3f s: %s\n", since.count(), error.what());
     return 1;
   }
 }

@@ -55,6 +55,10 @@ void EngineCall::wait_on_host(Deadline deadline) {
   const auto begin = done_ ? Clock::time_point() : Clock::now();
   const bool callers_comes_first = deadline.at() < call_.deadline.at();
   const auto until = std::min(deadline.at(), call_.deadline.at());
+  // Who stops waiting before the call must end is not blocked: it may do something else then.
+  std::optional<flight::Recorder::Block> block;
+  if (!callers_comes_first && !done_ && call_.flight_entry != 0)
+    block.emplace(group_->recorder(), call_.flight_entry);
   if (!changed_.wait_until(lock, until, [this] { return done_; })) {
     lock.unlock();
     group_->time_out(*this,
@@ -122,6 +126,9 @@ void EngineGroup::open(const EngineOptions& options, const std::string& prefix,
             check_deadlines();
           },
   });
+  if (info_.watch != nullptr)
+    watched_ = info_.watch->watch(prefix, recorder_,
+                                  [this](CommError::Details fault) { fail(std::move(fault)); });
 }
 
 void EngineGroup::close() {
@@ -137,6 +144,10 @@ void EngineGroup::close() {
       .explanation =
           fmt::format("rank {} destroyed its communicator with calls in flight", info_.rank)};
   if (busy) fail(gone);
+  lock.lock();
+  auto watched = std::move(watched_);
+  lock.unlock();
+  watched.reset();
   if (ledger_) ledger_->close(dead() ? Ledger::Leave::at_once : Ledger::Leave::together);
   lock.lock();
   if (!fault_) fault_ = gone;
@@ -312,6 +323,12 @@ void EngineGroup::time_out(const EngineCall& call, double seconds) {
 
 void EngineGroup::fail(CommError::Details fault) {
   if (dead()) return;
+  if (auto verdict = this->verdict()) {
+    verdict->operation = std::move(fault.operation);
+    verdict->group = info_.name;
+    verdict->sequence = fault.sequence;
+    fault = std::move(*verdict);
+  }
   if (ledger_) {
     try {
       fault = ledger_->report(fault);
@@ -321,6 +338,11 @@ void EngineGroup::fail(CommError::Details fault) {
     }
   }
   die(fault);
+}
+
+std::optional<CommError::Details> EngineGroup::verdict() const {
+  std::lock_guard lock(mutex_);
+  return watched_ ? watched_->verdict() : std::nullopt;
 }
 
 void EngineGroup::die(const CommError::Details& fault) {

@@ -16,6 +16,7 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/engines/engine_options.h>
 #include <lockstep/comm/engines/ledger.h>
+#include <lockstep/comm/transport/wait_watch.h>
 
 namespace lockstep::comm::engines {
 
@@ -90,6 +91,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   // The group fails with this, unless it has failed before.
   void fail(CommError::Details fault);
 
+  flight::Recorder& recorder() { return *recorder_; }
   void mark(const Call& call, flight::State state) {
     if (call.flight_entry != 0) recorder_->mark(call.flight_entry, state);
   }
@@ -99,6 +101,8 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   CommError::Details describe(const Call& call, Fault fault) const;
   void die(const CommError::Details& fault);
   void check_deadlines();
+  // What the watch has found, if it has.
+  std::optional<CommError::Details> verdict() const;
 
   const GroupInfo info_;
   const std::string backend_;
@@ -109,6 +113,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
 
   mutable std::mutex mutex_;
   std::optional<CommError::Details> fault_;
+  std::unique_ptr<WaitWatch::Watched> watched_;
   std::list<std::shared_ptr<EngineCall>> in_flight_;
   std::atomic<std::uint64_t> position_{0};
 };

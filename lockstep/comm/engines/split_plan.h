@@ -19,7 +19,10 @@ inline GroupInfo plan_split(const GroupInfo& parent, const SplitRequest& request
   std::stable_sort(members.begin(), members.end(),
                    [&](int a, int b) { return wishes[2 * a + 1] < wishes[2 * b + 1]; });
 
-  GroupInfo child{.name = request.name, .generation = parent.generation, .journal = parent.journal};
+  GroupInfo child{.name = request.name,
+                  .generation = parent.generation,
+                  .journal = parent.journal,
+                  .watch = parent.watch};
   child.global_ranks.clear();
   for (const int member : members) {
     if (member == parent.rank) child.rank = static_cast<int>(child.global_ranks.size());

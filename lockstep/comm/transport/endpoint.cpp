@@ -35,8 +35,10 @@ constexpr int kMostAttempts = 20;
 constexpr milliseconds kLongestPause(100);
 
 // What a connection is for.
-constexpr std::string_view kJoin = "group ";  // and "<from> <group id>"
-constexpr std::string_view kAsk = "ask ";     // and "<group id>"
+constexpr std::string_view kJoin = "group ";       // and "<from> <group id>"
+constexpr std::string_view kAsk = "ask ";          // and "<group id>"
+constexpr std::string_view kInquire = "inquire ";  // and the question
+constexpr std::uint32_t kLongestReply = 1u << 20;
 
 struct AnswerHeader {
   std::uint64_t sequence = 0;
@@ -167,6 +169,40 @@ Endpoint::Answer Endpoint::ask(const net::Fd& connection, const std::string& gro
   return {.open = false, .sequence = header.sequence, .notice = Notice::decode(text)};
 }
 
+std::string Endpoint::inquire(const EndpointAddress& to, const std::string& question,
+                              Deadline deadline) const {
+  const net::Fd connection = to.host == address_.host
+                                 ? net::connect_unix(to.unix_name, deadline)
+                                 : net::connect_tcp(to.tcp, deadline, net::IfRefused::give_up);
+  net::introduce(connection, secret_, std::string(kInquire) + question, deadline);
+  std::uint32_t bytes = 0;
+  net::read_all(connection, std::as_writable_bytes(std::span(&bytes, 1)), deadline);
+  if (bytes > kLongestReply)
+    throw CommError({.fault = Fault::corrupted, .operation = "ask a rank"});
+  std::string reply(bytes, '\0');
+  net::read_all(connection, std::as_writable_bytes(std::span(reply)), deadline);
+  return reply;
+}
+
+void Endpoint::set_answers(Answers answers) {
+  const std::lock_guard lock(answers_mutex_);
+  answers_ = std::move(answers);
+}
+
+void Endpoint::answer_inquiry(const std::string& question, const net::Fd& connection) {
+  std::string reply;
+  {
+    const std::lock_guard lock(answers_mutex_);
+    if (!answers_) return;
+    reply = answers_(question);
+  }
+  const auto bytes = static_cast<std::uint32_t>(reply.size());
+  reply.insert(0, reinterpret_cast<const char*>(&bytes), sizeof(bytes));
+  // What a fresh connection's buffer does not take is lost, and with it the answer.
+  [[maybe_unused]] const auto sent =
+      ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
+}
+
 void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
   const GroupState state = mailroom_.state(group_id);
   std::vector<std::byte> text;
@@ -270,6 +306,8 @@ bool Endpoint::advance(Greeting& greeting) {
 
 void Endpoint::deliver(const std::string& purpose, net::Fd connection) {
   if (purpose.starts_with(kAsk)) return answer(purpose.substr(kAsk.size()), connection);
+  if (purpose.starts_with(kInquire))
+    return answer_inquiry(purpose.substr(kInquire.size()), connection);
   if (!purpose.starts_with(kJoin)) return;
   int from = -1;
   const char* begin = purpose.data() + kJoin.size();

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,6 +54,15 @@ class Endpoint {
   using Answer = GroupState;
   Answer ask(const net::Fd& connection, const std::string& group_id, Deadline deadline) const;
 
+  // Asks another endpoint's rank something; what `answers` there says to it. CommError where it
+  // does not answer, or has nobody to.
+  std::string inquire(const EndpointAddress& to, const std::string& question,
+                      Deadline deadline) const;
+  // Who answers such questions here, from the endpoint's thread: it must not block. Null: nobody,
+  // from when this returns.
+  using Answers = std::function<std::string(const std::string& question)>;
+  void set_answers(Answers answers);
+
   // The group has failed here: from now on, who asks is told why.
   void close(const std::string& group_id, const Notice& notice) {
     mailroom_.close(group_id, notice);
@@ -67,6 +78,7 @@ class Endpoint {
   bool advance(Greeting& greeting);
   void deliver(const std::string& purpose, net::Fd connection);
   void answer(const std::string& group_id, const net::Fd& connection);
+  void answer_inquiry(const std::string& question, const net::Fd& connection);
 
   net::Secret secret_;
   EndpointAddress address_;
@@ -74,6 +86,8 @@ class Endpoint {
   net::Fd tcp_listener_;
   net::Fd stop_event_;
   Mailroom mailroom_;
+  std::mutex answers_mutex_;
+  Answers answers_;
   std::thread thread_;
 };
 

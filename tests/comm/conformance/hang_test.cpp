@@ -1,9 +1,12 @@
 // Jobs that hang on purpose: what their ranks leave behind, and what is said of it.
 #include <filesystem>
+#include <map>
+#include <regex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world.h>
 #include <lockstep/flight/report.h>
 
 #include "../../elastic/launched.h"
@@ -71,6 +74,48 @@ TEST(Hang, ARunningJobCanBeAsked) {
   EXPECT_FALSE(job.alive().empty());
   job.kill(SIGTERM);
   job.wait();
+}
+
+// Ranks that wait for each other in different groups hear of it while they wait, whatever carries
+// their calls and whoever started them; and not while one of them is only slow.
+void expect_circle_found(Launched& job, const std::string& backend) {
+  SCOPED_TRACE(backend);
+  EXPECT_NE(job.wait(milliseconds(50'000)), -1) << job.output() << job.error();
+  EXPECT_EQ(elastic::testing::count_of("in step\n", job.output()), 3) << job.output();
+  const std::regex told("ended by all_reduce \\(call #[0-9]+\\) in group 'pair [0-2]' failed: "
+                        "mismatch of ranks 0 and 1.*"
+                        "rank 0 waits in all_reduce #[0-9]+ \\(sum of 1000 float32\\) of group "
+                        "'pair 0' \\(scenarios.cpp:[0-9]+\\) for rank 1; "
+                        "rank 1 waits in all_reduce #[0-9]+ .* of group 'pair 1' .* for rank 2; "
+                        "rank 2 waits in all_reduce #[0-9]+ .* of group 'pair 2' .* for rank 0\\.");
+  int num_told = 0;
+  for (const std::string& line : elastic::testing::lines_of(job.output()))
+    if (std::regex_search(line, told)) ++num_told;
+  EXPECT_EQ(num_told, 3) << job.output() << job.error();
+}
+
+TEST(Hang, ACircleIsFoundWhileRanksWait) {
+  const Folder flight;
+  std::map<std::string, Launched> jobs;  // they wait more than they work: all at once
+  for (const std::string& backend : available_backends())
+    if (backend == "auto" || backend == "tcp" || backend == "gloo")
+      jobs.emplace(backend, start_hanging("circle-" + backend, 3, flight));
+  if (!std::string(LOCKSTEP_MPIRUN).empty())
+    for (const std::string backend : {"auto", "mpi"})
+      jobs.emplace(backend + " under mpirun",
+                   Launched({LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "3",
+                             std::filesystem::read_symlink("/proc/self/exe").string(), "--scenario",
+                             "circle-" + backend},
+                            {"OMPI_MCA_btl_vader_single_copy_mechanism=none"}));
+  for (auto& [name, job] : jobs) expect_circle_found(job, name);
+}
+
+TEST(Hang, ARankThatHasEndedIsNoCircle) {
+  const Folder flight;
+  Launched job = start_hanging("early", 3, flight);
+  EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
+  EXPECT_THAT(job.output(), HasSubstr("has left the group in good order without making this call"));
+  EXPECT_THAT(job.output(), ::testing::Not(HasSubstr("wait for each other")));
 }
 
 TEST(Hang, AStoppedRankLeavesNoDump) {

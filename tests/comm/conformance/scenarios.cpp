@@ -140,6 +140,34 @@ void throw_alone(Communicator& world) {
   world.all_reduce(at::ones({1000})).wait();
 }
 
+// Three pairs, and each rank waits in another one: first for a rank that is only slow, with a call
+// of every pair in flight, then for good.
+void wait_in_a_circle(Communicator& world) {
+  std::vector<std::shared_ptr<Communicator>> pairs;  // {0, 1}, {1, 2}, {2, 0}
+  for (int first = 0; first < 3; ++first) {
+    const bool in = world.rank() == first || world.rank() == (first + 1) % 3;
+    pairs.push_back(world.split(in ? 0 : -1, world.rank(), fmt::format("pair {}", first)));
+  }
+  const int mine = world.rank();
+  const int other = (world.rank() + 2) % 3;
+  at::Tensor one = at::ones({1000});
+  at::Tensor two = at::ones({1000});
+  Work last = pairs[static_cast<std::size_t>(other)]->all_reduce(one);
+  if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(2000));
+  pairs[static_cast<std::size_t>(mine)]->all_reduce(two).wait();
+  last.wait();
+  say("in step");
+  pairs[static_cast<std::size_t>(mine)]->all_reduce(two).wait();
+}
+
+// Rank 1 waits for rank 0 in one group, which waits for rank 2 in another; that has ended.
+void end_early(Communicator& world) {
+  const auto apart = world.split(world.rank() == 1 ? 1 : 0, world.rank(), "apart");
+  world.barrier().wait();
+  if (world.rank() == 2) return;
+  (world.rank() == 0 ? *apart : world).barrier().wait();
+}
+
 // One calls it off while the others wait.
 void call_off(Communicator& world) {
   world.barrier().wait();
@@ -160,6 +188,11 @@ int run_scenario(const std::string& name) {
       std::this_thread::sleep_for(milliseconds(2500));
       return 0;
     }
+    if (name.starts_with("circle-")) {
+      const std::string backend = name.substr(name.find('-') + 1);
+      wait_in_a_circle(*join_world({.backend = backend, .timeout = milliseconds(60'000)}));
+      return 0;
+    }
     const auto world = join_world({.timeout = milliseconds(name == "absent" ? 1000 : 20'000)});
     if (name == "behind") stay_behind(*world);
     if (name == "mismatch") mismatch(*world);
@@ -172,6 +205,7 @@ int run_scenario(const std::string& name) {
     if (name == "slow") train_with_a_slow_rank(*world);
     if (name == "abort") call_off(*world);
     if (name == "throw") throw_alone(*world);
+    if (name == "early") end_early(*world);
     say("nothing happened");
     return 0;
   } catch (const CommError& error) {

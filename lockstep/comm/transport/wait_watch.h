@@ -1,0 +1,134 @@
+// Finds ranks that wait for each other in calls of different groups while they wait, and ends those
+// calls with an error that names all of them.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include <lockstep/base/error.h>
+#include <lockstep/comm/transport/endpoint.h>
+#include <lockstep/flight/circle.h>
+
+namespace lockstep::comm {
+
+// Within one group, the first message of a call shows that ranks are in different calls. Between
+// groups no message does: each rank waits for messages of its own group. So every rank of a job has
+// a thread that looks at what the rank's threads are blocked in. For a call that takes longer than
+// a second it asks the ranks that have not come to it, through their endpoints, what keeps them,
+// and follows the answers (flight/circle.h, which also says why there are no false alarms). Where
+// they come back in a circle, and do so again a moment later, the rank that found it tells all
+// ranks of the groups of those calls. Only when all have heard of it, those in the circle end the
+// calls they are in, and the groups fail on all of their ranks: whoever leaves first takes
+// connections along, and what others then see is not the reason.
+//
+// What it sees are threads that wait on the host: waits that only order a device's stream, as
+// those of NCCL, block nobody, and the deadline stays the only guard there.
+//
+// Shared by the groups of a rank, which end before it. Thread-safe. Nothing here throws but the
+// constructor: ranks that do not answer are at large.
+class WaitWatch {
+ public:
+  struct Times {
+    // How long a call may take before anybody is asked about it.
+    milliseconds grace{1000};
+    // How often waits are looked at.
+    milliseconds interval{500};
+    // Between the two looks at a circle.
+    milliseconds second_look{300};
+  };
+
+  // `addresses` are those of the job's ranks, in order.
+  WaitWatch(std::shared_ptr<Endpoint> endpoint, int rank, std::vector<EndpointAddress> addresses)
+      : WaitWatch(std::move(endpoint), rank, std::move(addresses), Times{}) {}
+  WaitWatch(std::shared_ptr<Endpoint> endpoint, int rank, std::vector<EndpointAddress> addresses,
+            Times times);
+  ~WaitWatch();
+  WaitWatch(const WaitWatch&) = delete;
+  WaitWatch& operator=(const WaitWatch&) = delete;
+
+  // Makes the group fail with this error. Called from the watch's thread.
+  using End = std::function<void(CommError::Details error)>;
+
+  // A group is watched while this lives. Its destructor returns once no End runs.
+  class Watched {
+   public:
+    Watched(WaitWatch& watch, std::string id) : watch_(watch), id_(std::move(id)) {}
+    ~Watched() { watch_.forget(id_); }
+    Watched(const Watched&) = delete;
+    Watched& operator=(const Watched&) = delete;
+
+    // Why the group fails, where that is a circle: whatever a call of it throws from then on. The
+    // operation and its number are the call's.
+    std::optional<CommError::Details> verdict() const { return watch_.verdict(id_); }
+
+   private:
+    WaitWatch& watch_;
+    const std::string id_;
+  };
+  // `id` is the same on all ranks of the group, and no other group's.
+  std::unique_ptr<Watched> watch(const std::string& id,
+                                 std::shared_ptr<const flight::Recorder> recorder, End end);
+
+ private:
+  struct Group {
+    std::shared_ptr<const flight::Recorder> recorder;
+    std::optional<CommError::Details> verdict;  // guarded by the watch's mutex
+    std::mutex mutex;
+    End end;  // null once the group is gone
+  };
+  // That a call of a group is in a circle.
+  struct News {
+    std::string group;
+    std::vector<int> ranks;  // of the circle, as the job numbers them
+    std::string text;
+
+    std::string encode() const;
+    static std::optional<News> decode(std::string_view text);
+  };
+  // The call of this rank that is to end.
+  struct Ending {
+    std::string group;
+    std::uint64_t thread = 0;
+    std::uint64_t entry = 0;
+
+    std::string encode() const;
+    static std::optional<Ending> decode(std::string_view text);
+  };
+  using WaitKey = std::tuple<std::string, std::uint64_t, std::uint64_t>;  // group, thread, entry
+
+  void forget(const std::string& id);
+  std::optional<CommError::Details> verdict(const std::string& id);
+  std::string answer(const std::string& question);
+  void run();
+  // False where the watch ends.
+  bool pause(milliseconds span);
+  void end_calls();
+  void look();
+  void tell(const flight::Circle& circle);
+  bool send(int rank, const std::string& message);
+  void take(const News& news);
+  void end_call(const Ending& ending);
+
+  const std::shared_ptr<Endpoint> endpoint_;
+  const int rank_;
+  const std::vector<EndpointAddress> addresses_;
+  const Times times_;
+  flight::OpenCalls open_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::shared_ptr<Group>> groups_;
+  std::vector<Ending> endings_;
+  bool stopping_ = false;
+  std::map<WaitKey, Clock::time_point> next_look_;  // the thread's own
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,245 @@
+#include <lockstep/flight/circle.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <spdlog/fmt/fmt.h>
+#include <nlohmann/json.hpp>
+
+namespace lockstep::flight {
+
+namespace {
+
+using nlohmann::json;
+
+// Longer ways than any program has groups; they bound the work of a search, not its answer.
+constexpr std::size_t kLongestWay = 64;
+constexpr std::size_t kMostVisited = 4096;
+
+std::string dump_text(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Question question_of(const BlockedCall& call, const BlockedCall::Need& need) {
+  return {.group = call.group,
+          .sequence = call.sequence,
+          .asker = call.rank_in_group,
+          .message = need.message};
+}
+
+class CircleSearch {
+ public:
+  explicit CircleSearch(const Ask& ask) : ask_(ask) {}
+
+  std::optional<Circle> run(const BlockedCall& from) {
+    for (const BlockedCall::Need& need : from.needs) {
+      const Answer answer = ask_(need.rank, question_of(from, need));
+      if (answer.state == Answer::State::came_and_in && comes_first(need.rank, from))
+        return std::nullopt;
+      first_answers_.push_back(answer);
+    }
+    if (!visit(from)) return std::nullopt;
+    return std::move(circle_);
+  }
+
+ private:
+  // Needs are in the group's order, with this rank left out.
+  static bool comes_first(int other, const BlockedCall& from) {
+    const auto found = std::find_if(from.needs.begin(), from.needs.end(),
+                                    [&](const auto& need) { return need.rank == other; });
+    return found - from.needs.begin() < from.rank_in_group;
+  }
+
+  // True once a circle is found.
+  bool visit(const BlockedCall& call) {
+    for (std::size_t i = 0; i < way_.size(); ++i)
+      if (way_[i].same_wait(call)) {
+        circle_.calls.assign(way_.begin() + static_cast<std::ptrdiff_t>(i), way_.end());
+        std::rotate(circle_.calls.begin(),
+                    std::min_element(circle_.calls.begin(), circle_.calls.end(),
+                                     [](const auto& a, const auto& b) { return a.rank < b.rank; }),
+                    circle_.calls.end());
+        return true;
+      }
+    if (!visited_.emplace(call.rank, call.thread).second) return false;
+    if (way_.size() == kLongestWay || visited_.size() > kMostVisited) return false;
+    way_.push_back(call);
+    for (std::size_t i = 0; i < call.needs.size(); ++i) {
+      const BlockedCall::Need& need = call.needs[i];
+      const Answer answer =
+          way_.size() == 1 ? first_answers_[i] : ask_(need.rank, question_of(call, need));
+      if (answer.state == Answer::State::blocked && answer.call.rank == need.rank &&
+          visit(answer.call))
+        return true;
+    }
+    way_.pop_back();
+    return false;
+  }
+
+  const Ask& ask_;
+  std::vector<Answer> first_answers_;
+  std::vector<BlockedCall> way_;
+  std::set<std::pair<int, std::uint64_t>> visited_;
+  Circle circle_;
+};
+
+}  // namespace
+
+std::string Question::encode() const { return dump_text({group, sequence, asker, message}); }
+
+std::optional<Question> Question::decode(std::string_view text) {
+  const json value = json::parse(text, nullptr, false);
+  if (!value.is_array() || value.size() != 4 || !value[0].is_string() ||
+      !value[1].is_number_unsigned() || !value[2].is_number_integer() ||
+      !value[3].is_number_unsigned())
+    return std::nullopt;
+  return Question{value[0].get<std::string>(), value[1].get<std::uint64_t>(), value[2].get<int>(),
+                  value[3].get<std::uint64_t>()};
+}
+
+std::string Answer::encode() const {
+  if (state != State::blocked) return dump_text({static_cast<int>(state)});
+  json needs = json::array();
+  for (const BlockedCall::Need& need : call.needs) {
+    needs.push_back(need.rank);
+    needs.push_back(need.message);
+  }
+  return dump_text({static_cast<int>(state), call.rank, call.thread, call.group, call.rank_in_group,
+                    call.entry, call.sequence, call.text, needs});
+}
+
+Answer Answer::decode(std::string_view text) {
+  try {
+    const json value = json::parse(text);
+    Answer answer;
+    const int state = value.at(0).get<int>();
+    if (state < 0 || state > static_cast<int>(State::blocked)) return {};
+    answer.state = static_cast<State>(state);
+    if (answer.state != State::blocked) return answer;
+    BlockedCall& call = answer.call;
+    value.at(1).get_to(call.rank);
+    value.at(2).get_to(call.thread);
+    value.at(3).get_to(call.group);
+    value.at(4).get_to(call.rank_in_group);
+    value.at(5).get_to(call.entry);
+    value.at(6).get_to(call.sequence);
+    value.at(7).get_to(call.text);
+    const json& needs = value.at(8);
+    for (std::size_t i = 0; i + 1 < needs.size(); i += 2)
+      call.needs.push_back({needs.at(i).get<int>(), needs.at(i + 1).get<std::uint64_t>()});
+    return answer;
+  } catch (const json::exception&) {
+    return {};
+  }
+}
+
+void OpenCalls::add(const std::string& group, std::shared_ptr<const Recorder> recorder) {
+  const std::lock_guard lock(mutex_);
+  groups_[group] = std::move(recorder);
+}
+
+void OpenCalls::remove(const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  groups_.erase(group);
+}
+
+OpenCalls::Groups OpenCalls::groups() const {
+  const std::lock_guard lock(mutex_);
+  return groups_;
+}
+
+// Nothing of a call that is over, that the ring has lost, or that needs nobody to come.
+std::optional<BlockedCall> OpenCalls::describe(const std::string& group, const Recorder& recorder,
+                                               const BlockedThread& blocked) const {
+  const auto entry = recorder.entry(blocked.entry);
+  if (!entry || entry->state == State::finished || entry->state == State::failed)
+    return std::nullopt;
+  BlockedCall call{.rank = rank_,
+                   .thread = blocked.thread,
+                   .group = group,
+                   .rank_in_group = recorder.rank(),
+                   .entry = blocked.entry,
+                   .sequence = entry->sequence};
+  const std::vector<int>& members = recorder.global_ranks();
+  if (entry->sequence == 0) {
+    for (std::size_t i = 0; i < entry->peers.size(); ++i)
+      if (const auto peer = static_cast<std::size_t>(entry->peers[i]);
+          entry->receives[i] != 0 && peer < members.size())
+        call.needs.push_back({members[peer], entry->receives[i]});
+  } else if (entry->needs == Record::kEveryone) {
+    for (const int member : members)
+      if (member != recorder.global_rank()) call.needs.push_back({member, 0});
+  } else if (entry->needs >= 0 && static_cast<std::size_t>(entry->needs) < members.size()) {
+    call.needs.push_back({members[static_cast<std::size_t>(entry->needs)], 0});
+  }
+  if (call.needs.empty()) return std::nullopt;
+  call.text = fmt::format("{} of group '{}'{}", entry->summary, recorder.group(),
+                          entry->call_site.empty() ? "" : " (" + entry->call_site + ")");
+  return call;
+}
+
+std::vector<OpenCalls::Wait> OpenCalls::waits() const {
+  std::vector<Wait> result;
+  for (const auto& [group, recorder] : groups())
+    for (const BlockedThread& blocked : recorder->blocked())
+      if (auto call = describe(group, *recorder, blocked))
+        result.push_back({std::move(*call), blocked.since_ns});
+  return result;
+}
+
+Answer OpenCalls::answer(const Question& question) const {
+  const Groups all = groups();
+  const auto asked = all.find(question.group);
+  if (asked == all.end()) return {};
+  const Recorder& recorder = *asked->second;
+  const bool came = question.sequence != 0 ? recorder.last_sequence() >= question.sequence
+                                           : recorder.sent_to(question.asker) >= question.message;
+  std::map<std::uint64_t, std::pair<const Groups::value_type*, BlockedThread>> blocked;
+  for (const auto& group : all)
+    for (const BlockedThread& one : group.second->blocked()) blocked[one.thread] = {&group, one};
+  if (came) {
+    for (const auto& [thread, where] : blocked) {
+      if (where.first->first != question.group || question.sequence == 0) continue;
+      const auto entry = recorder.entry(where.second.entry);
+      if (entry && entry->sequence == question.sequence) return {Answer::State::came_and_in, {}};
+    }
+    return {Answer::State::came, {}};
+  }
+  for (const auto& [group, one] : all)
+    if (!blocked.contains(one->caller())) return {};
+  const auto& [where, thread] = blocked.at(recorder.caller());
+  auto call = describe(where->first, *where->second, thread);
+  if (!call) return {};
+  return {Answer::State::blocked, std::move(*call)};
+}
+
+std::string Circle::text() const {
+  std::string text = "Ranks wait for each other in different calls, which none of them can leave: ";
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    text += fmt::format("{}rank {} waits in {} for rank {}", i == 0 ? "" : "; ", calls[i].rank,
+                        calls[i].text, calls[(i + 1) % calls.size()].rank);
+  return text + ".";
+}
+
+std::optional<Circle> find_circle(const BlockedCall& from, const Ask& ask) {
+  return CircleSearch(ask).run(from);
+}
+
+bool still_waits(const Circle& circle, std::size_t call, const Ask& ask) {
+  const BlockedCall& awaited = circle.calls[call];
+  const BlockedCall& before = circle.calls[call == 0 ? circle.calls.size() - 1 : call - 1];
+  const auto need = std::find_if(before.needs.begin(), before.needs.end(),
+                                 [&](const auto& each) { return each.rank == awaited.rank; });
+  if (need == before.needs.end()) return false;
+  const Answer answer = ask(awaited.rank, question_of(before, *need));
+  return answer.state == Answer::State::blocked && answer.call.same_wait(awaited);
+}
+
+bool still_there(const Circle& circle, const Ask& ask) {
+  for (std::size_t call = 0; call < circle.calls.size(); ++call)
+    if (!still_waits(circle, call, ask)) return false;
+  return !circle.calls.empty();
+}
+
+}  // namespace lockstep::flight
