@@ -78,7 +78,8 @@ std::vector<std::string> lines_of(const DistributedConfig& config) {
       fmt::format("model_parallel is tensor {} × pipeline {} × context {}", tensor, pipeline,
                   context),
       fmt::format("between_layers is {}",
-                  config.between_layers == nn::BetweenLayers::whole ? "whole" : "by_positions")};
+                  config.between_layers == nn::BetweenLayers::whole ? "whole" : "by_positions"),
+      fmt::format("consistency_check_interval is {}", config.consistency_check_interval)};
   for (std::size_t i = 0; i < config.mesh.size(); ++i)
     lines.push_back(fmt::format("axis {} of mesh is {} of size {}", i, config.mesh[i].name,
                                 config.mesh[i].size));
@@ -102,6 +103,10 @@ void check(const DistributedConfig& config) {
     throw UsageError("the mode is {}, and model_parallel has tensor {} × pipeline {} × context {}: "
                      "set .mode = ParallelMode::HYBRID, which takes all of them",
                      mode_name(config.mode), sizes.tensor, sizes.pipeline, sizes.context);
+  if (config.consistency_check_interval < 0)
+    throw UsageError("consistency_check_interval is {}: give the number of gradient exchanges "
+                     "between two checks, or 0 for none",
+                     config.consistency_check_interval);
   const MixedPrecision& precision = config.fsdp.mixed_precision;
   const CPUOffload& offload = config.fsdp.cpu_offload;
   const ZeroPlusPlusConfig& zero = config.fsdp.zero_plus_plus;

@@ -1,6 +1,7 @@
 // How a program's training is spread over its ranks.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/nn/tensor_axis.h>
+#include <lockstep/parallel/data_parallel/same_values.h>
 #include <lockstep/parallel/replicate/options.h>
 #include <lockstep/parallel/shard/options.h>
 #include <lockstep/parallel/shard/strategy.h>
@@ -55,6 +57,9 @@ struct DistributedConfig {
   std::optional<c10::DeviceType> device_type = {};
   // More ranks than GPUs share them, with a warning; or that is an error.
   device::GpuUse gpu_use = device::GpuUse::shared;
+  // Every so many exchanges of gradients, and at the first, ranks that hold the same parameters
+  // compare them; where they differ, backward() throws on all of them. 0: never.
+  std::int64_t consistency_check_interval = data_parallel::kConsistencyCheckInterval;
   replicate::Options ddp = {};
   // Of FSDP; what is cut is the strategy's to say. Mixed precision, offload and ZeRO++ are of the
   // strategies that cut gradients.

@@ -233,7 +233,7 @@ ParallelModel* DistributedManager::find(const torch::nn::Module* module) const {
 }
 
 const ModelParts& DistributedManager::parts(const std::shared_ptr<torch::nn::Module>& module) {
-  const ParallelModel& parallel = this->parallel(module);
+  const ParallelModel& parallel = unchecked(module);
   return std::ranges::find_if(
              state_->models,
              [&](const auto& wrapped) { return wrapped.parallel.get() == &parallel; })
@@ -279,11 +279,15 @@ bool DistributedManager::is_first_of_data() const {
 }
 
 ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Module>& module) {
+  ParallelModel& found = unchecked(module);
+  found.check_model();
+  return found;
+}
+
+ParallelModel& DistributedManager::unchecked(
+    const std::shared_ptr<torch::nn::Module>& module) const {
   if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
-  if (auto* const found = find(module.get())) {
-    found->names().check_unchanged(*module);
-    return *found;
-  }
+  if (auto* const found = find(module.get())) return *found;
   throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
                    module->name());
 }

@@ -41,7 +41,8 @@ using optim::GradScaler;
 using autocast = device::Autocast;
 
 // One rank's view of the job. Copies refer to the same one; models stay spread over the ranks for
-// as long as one of the copies lives, and one whose parameters are cut cannot be used after that.
+// as long as one of the copies lives. After that they cannot be trained, as each rank would train
+// its own: backward() throws, and one whose parameters are cut cannot be used at all.
 //
 // Threading: one thread at a time. Failure: UsageError for what the caller can mend, before
 // training starts; CommError naming the ranks where one is lost or late.
@@ -150,20 +151,20 @@ class DistributedManager {
   // every_rank_computes().
   template <typename Model>
   void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
-    parallel(model).backward(loss_sum, count);
+    unchecked(internal::module_of(model)).backward(loss_sum, count);
   }
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses. For pipelines.
   template <typename Model>
   void backward_passes(const Model& model, const std::function<at::Tensor()>& passes,
                        std::int64_t count) {
-    parallel(model).backward_passes(passes, count);
+    unchecked(internal::module_of(model)).backward_passes(passes, count);
   }
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
   template <typename Model>
   const data_parallel::StepTotals& totals(const Model& model) {
-    return parallel(model).totals();
+    return unchecked(internal::module_of(model)).totals();
   }
 
   // Whether parameters are cut among ranks. All of them then run the model whenever one does, in
@@ -171,7 +172,7 @@ class DistributedManager {
   // times 0 and a count of 0.
   template <typename Model>
   bool every_rank_computes(const Model& model) {
-    return parallel(model).every_rank_computes();
+    return unchecked(internal::module_of(model)).every_rank_computes();
   }
 
   // An optimizer for the model's parameters, wherever they lie: with parts of them on each rank, it
@@ -217,7 +218,7 @@ class DistributedManager {
   // tensor axis cuts, this rank's part. Every rank that has the parameter calls it.
   template <typename Model>
   at::Tensor full_gradient(const Model& model, const std::string& name) {
-    return parallel(model).full_gradient(name);
+    return unchecked(internal::module_of(model)).full_gradient(name);
   }
 
   // A copy of every parameter and buffer, whole, on the main rank (the options say otherwise),
@@ -335,7 +336,12 @@ class DistributedManager {
   bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
   c10::Device device_for_numbers() const;
   ParallelModel* find(const torch::nn::Module* module) const;
+  // UsageError where it is not wrapped, or where something was done to it that would train it on
+  // each rank by itself.
   ParallelModel& parallel(const std::shared_ptr<torch::nn::Module>& module);
+  // Without the look at what was done to it, which takes a while where it has many parameters: for
+  // what looks itself, or asks for one number.
+  ParallelModel& unchecked(const std::shared_ptr<torch::nn::Module>& module) const;
   template <typename Model>
   ParallelModel& parallel(const Model& model) {
     return parallel(internal::module_of(model));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/checked_optimizer.h>
 #include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/state_match.h>
@@ -39,11 +40,21 @@ class Replicated : public ParallelModel {
  public:
   Replicated(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group,
              const replicate::Options& options, const data_parallel::CountedPass& counted_pass,
-             optim::NormScope scope)
+             optim::NormScope scope, std::function<void()> take_back = {})
       : names_(module),
         group_(group),
         scope_(std::move(scope)),
-        parallel_(module, group, options, counted_pass) {}
+        parallel_(module, group, options, counted_pass, std::move(take_back)) {}
+
+  void check_model() override { parallel_.reducer().check_model(); }
+  void check_consistency_every(std::int64_t exchanges) override {
+    parallel_.reducer().check_consistency_every(exchanges);
+  }
+  // Before an optimizer steps.
+  void check_step() {
+    check_model();
+    parallel_.reducer().check_exchanged();
+  }
 
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     parallel_.backward(loss_sum, count);
@@ -56,18 +67,23 @@ class Replicated : public ParallelModel {
 
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
-                          optimizer_bytes_);
+    return optim::checked(
+        optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
+                       optimizer_bytes_),
+        [this] { check_step(); });
   }
   optim::ClipResult clip_gradients(double max_norm) override {
+    parallel_.reducer().check_exchanged();
     return optim::clip_gradients(names_.trained(), max_norm, scope_);
   }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
+    parallel_.reducer().check_exchanged();
     at::Tensor overflow = scaler.unscale(names_.trained());
     group_->all_reduce(overflow, comm::ReduceOp::max).wait();
     return overflow;
   }
   at::Tensor full_gradient(const std::string& name) override {
+    parallel_.reducer().check_exchanged();
     return names_.parameter(name).grad();
   }
 
@@ -83,6 +99,7 @@ class Replicated : public ParallelModel {
       for (const auto& [name, tensor] : data_parallel::by_name(given))
         names_.tensor(name).copy_(tensor);
     data_parallel::broadcast_from_first(wanted, *group_);
+    parallel_.reducer().parameters_written();
   }
   std::vector<NamedTensor> full_optimizer_state(const optim::Optimizer& optimizer,
                                                 const StateDictOptions& options) override {
@@ -102,7 +119,7 @@ class Replicated : public ParallelModel {
   }
 
   std::vector<mesh::HeldTensor> held_state() override { return whole_tensors(names_.distinct()); }
-  void held_state_written() override {}
+  void held_state_written() override { parallel_.reducer().parameters_written(); }
   std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) override {
     return whole_tensors(optimizer.state());
   }
@@ -162,8 +179,13 @@ class OptimizerSharded final : public ParallelModel {
                    const DistributedConfig& config, const data_parallel::CountedPass& counted_pass,
                    const optim::NormScope& scope)
       : shards_(module, group, config.fsdp.units),
-        replicas_(module, group, config.ddp, counted_pass, scope) {}
+        replicas_(module, group, config.ddp, counted_pass, scope, [this] { shards_.take_back(); }) {
+  }
 
+  void check_model() override { replicas_.check_model(); }
+  void check_consistency_every(std::int64_t exchanges) override {
+    replicas_.check_consistency_every(exchanges);
+  }
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     replicas_.backward(loss_sum, count);
   }
@@ -174,7 +196,8 @@ class OptimizerSharded final : public ParallelModel {
   const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return shards_.make_optimizer(options, names().renamed(std::move(groups)));
+    return optim::checked(shards_.make_optimizer(options, names().renamed(std::move(groups))),
+                          [this] { replicas_.check_step(); });
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);
@@ -228,6 +251,10 @@ class Sharded final : public ParallelModel {
         scope_(std::move(scope)),
         sharded_(module, std::move(groups), options, counted_pass, origin) {}
 
+  void check_model() override { sharded_.gradients().check_model(); }
+  void check_consistency_every(std::int64_t exchanges) override {
+    sharded_.gradients().check_consistency_every(exchanges);
+  }
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     sharded_.backward(loss_sum, count);
   }
@@ -287,9 +314,7 @@ class Sharded final : public ParallelModel {
   shard::FullyShardedDataParallel sharded_;
 };
 
-}  // namespace
-
-std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
+std::unique_ptr<ParallelModel> make_strategy(torch::nn::Module& module, mesh::DeviceMesh& mesh,
                                              const JobAxes& axes, const DistributedConfig& config,
                                              const data_parallel::CountedPass& counted_pass,
                                              const optim::NormScope& scope,
@@ -314,6 +339,18 @@ std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::De
           options, counted_pass, scope, origin);
   }
   LOCKSTEP_CHECK(false, "a strategy without a name");
+}
+
+}  // namespace
+
+std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
+                                             const JobAxes& axes, const DistributedConfig& config,
+                                             const data_parallel::CountedPass& counted_pass,
+                                             const optim::NormScope& scope,
+                                             const shard::Origin& origin) {
+  auto made = make_strategy(module, mesh, axes, config, counted_pass, scope, origin);
+  made->check_consistency_every(config.consistency_check_interval);
+  return made;
 }
 
 }  // namespace lockstep

@@ -34,6 +34,12 @@ class ParallelModel {
  public:
   virtual ~ParallelModel() = default;
 
+  // Follows what was done to the model since it was looked at last. UsageError where it would be
+  // trained on each rank by itself: parameters that were registered later, memory that is nobody's.
+  virtual void check_model() = 0;
+  // Every so many exchanges of gradients ranks compare what they hold; never where it is 0.
+  virtual void check_consistency_every(std::int64_t exchanges) = 0;
+
   virtual void backward(const at::Tensor& loss_sum, std::int64_t count) = 0;
   virtual void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) = 0;
   virtual data_parallel::NoSync no_sync() = 0;

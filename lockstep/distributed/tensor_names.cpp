@@ -84,20 +84,4 @@ std::vector<optim::ParameterGroup> TensorNames::renamed(
   return groups;
 }
 
-void TensorNames::check_unchanged(const torch::nn::Module& module) const {
-  const std::vector<at::Tensor> now = module.parameters();
-  bool same = now.size() == num_parameters_;
-  for (std::size_t i = 0; same && i < now.size(); ++i) same = now[i].is_same(all_[i].tensor);
-  if (same) return;
-  for (const auto& item : module.named_parameters())
-    if (!by_tensor_.contains(item.value().unsafeGetTensorImpl()))
-      throw UsageError(
-          "'{}' was registered after wrap_model(), or replaced what was there, so that "
-          "it would be trained on each rank by itself: make the model whole before",
-          item.key());
-  throw UsageError("the model has {} parameters, and had {} when wrap_model() got it: make the "
-                   "model whole before",
-                   now.size(), num_parameters_);
-}
-
 }  // namespace lockstep

@@ -42,8 +42,6 @@ class TensorNames {
   bool has(const at::Tensor& tensor) const {
     return by_tensor_.contains(tensor.unsafeGetTensorImpl());
   }
-  // UsageError where the module has other parameters now: those would stay on each rank.
-  void check_unchanged(const torch::nn::Module& module) const;
 
  private:
   bool is_first(std::size_t index) const { return firsts_[index] == index; }

@@ -54,7 +54,7 @@ class SavedOnHost : public torch::autograd::SavedVariableHooks {
 
 }  // namespace
 
-class OffloadActivations::Hooks : public activations::SavedTensorHooks {
+class OffloadActivations::Hooks : public intercept::SavedTensorHooks {
  public:
   explicit Hooks(const OffloadOptions& options) : options_(options) {}
   std::unique_ptr<torch::autograd::SavedVariableHooks> make() override {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include <lockstep/recompute/saved_tensor_hooks.h>
+#include <lockstep/intercept/engine.h>
 
 namespace lockstep {
 
@@ -37,7 +37,7 @@ class OffloadActivations {
   class Hooks;
 
   std::unique_ptr<Hooks> hooks_;
-  activations::HookScope scope_;
+  intercept::HookScope scope_;
 };
 
 }  // namespace lockstep

@@ -50,7 +50,7 @@ class Region::Number : public torch::autograd::SavedVariableHooks {
 
 // An operation whose result is kept is one step of the first run: what it saves of its arguments
 // will be taken from those again, and what it made for itself is kept with its result.
-class Region::FirstRun::Hooks : public SavedTensorHooks, public ResultKeeper {
+class Region::FirstRun::Hooks : public intercept::SavedTensorHooks, public ResultKeeper {
  public:
   explicit Hooks(std::shared_ptr<Region> region) : region_(std::move(region)) {}
 

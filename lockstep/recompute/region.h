@@ -10,11 +10,11 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <lockstep/intercept/engine.h>
 #include <lockstep/recompute/autocast_state.h>
 #include <lockstep/recompute/buffer_values.h>
 #include <lockstep/recompute/generator_states.h>
 #include <lockstep/recompute/keep_results.h>
-#include <lockstep/recompute/saved_tensor_hooks.h>
 #include <lockstep/recompute/slots.h>
 
 namespace lockstep::activations {
@@ -70,7 +70,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
     std::shared_ptr<Region> region_;
     std::unique_ptr<Hooks> hooks_;
-    HookScope scope_;
+    intercept::HookScope scope_;
     KeeperScope keeper_;
     bool finished_ = false;
   };

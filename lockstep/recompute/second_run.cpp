@@ -76,7 +76,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> SecondRun::make() {
 
 void SecondRun::run(const std::function<void()>& function) {
   try {
-    const HookScope hooks(*this);
+    const intercept::HookScope hooks(*this);
     const KeeperScope keeper(kinds_.empty() ? nullptr : this);
     function();
   } catch (const NothingMoreWanted& end) {

@@ -5,15 +5,15 @@
 #include <memory>
 #include <vector>
 
+#include <lockstep/intercept/engine.h>
 #include <lockstep/recompute/keep_results.h>
-#include <lockstep/recompute/saved_tensor_hooks.h>
 #include <lockstep/recompute/slots.h>
 
 namespace lockstep::activations {
 
 // Fills the slots that are wanted, in the order of the first run, and takes the results that the
 // first run kept. Refers to both. Threading: one thread.
-class SecondRun : public SavedTensorHooks, public ResultKeeper {
+class SecondRun : public intercept::SavedTensorHooks, public ResultKeeper {
  public:
   SecondRun(std::vector<Slot>& slots, const std::vector<KeptResult>& results,
             const OperationKinds& kinds);

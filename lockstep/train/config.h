@@ -220,6 +220,8 @@ struct TrainConfig {
   double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;
   std::int64_t timeout_seconds = 600;
+  // Steps between comparisons of what ranks hold alike; 0: none.
+  std::int64_t consistency_check_interval = 1000;
   std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host
 };
 

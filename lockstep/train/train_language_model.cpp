@@ -63,6 +63,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
   result.timeout = std::chrono::seconds(config.timeout_seconds);
+  result.consistency_check_interval = config.consistency_check_interval;
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
   return result;
 }

@@ -19,5 +19,19 @@ TEST(HashText, IsTheSameEverywhereAndTellsTextsApart) {
   EXPECT_EQ(std::adjacent_find(seen.begin(), seen.end()), seen.end());
 }
 
+TEST(HashMemory, ChangesWithEveryBitAndTheLength) {
+  for (std::size_t size = 0; size < 150; ++size) {
+    std::vector<std::byte> memory(size, std::byte{0x5a});
+    const std::uint64_t hash = hash_memory(memory);
+    for (std::size_t bit = 0; bit < 8 * size; ++bit) {
+      memory[bit / 8] ^= std::byte(1u << bit % 8);
+      EXPECT_NE(hash_memory(memory), hash) << "bit " << bit << " of " << size << " bytes";
+      memory[bit / 8] ^= std::byte(1u << bit % 8);
+    }
+    memory.push_back(std::byte{0});
+    EXPECT_NE(hash_memory(memory), hash) << "one more byte than " << size;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

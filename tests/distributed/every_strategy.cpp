@@ -235,6 +235,28 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
     other->replace_module("head", nn::Linear(kWidth, kWidth));
     cells.expect_usage_error([&] { dist.full_state_dict(other); }, "'head.weight' was registered");
   });
+  cells.cell("what comes later, in a plain backward pass", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    for (const at::Tensor& parameter : model->parameters()) parameter.requires_grad_(false);
+    const at::Tensor late = model->register_parameter("late", at::ones({3}));
+    cells.expect_usage_error([&] { late.sum().backward(); }, "'late' was registered");
+  });
+  cells.cell("a step after passes that exchanged nothing", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
+    train(dist, model, *optimizer, 0, 1);
+    optimizer->zero_grad();
+    const std::string alone = "is this rank's alone";
+    {
+      const auto local = dist.no_sync(model);
+      backward(dist, model, 1);
+      cells.expect_usage_error([&] { optimizer->step(0.1); }, alone);
+      cells.expect_usage_error([&] { dist.clip_gradients(model, 1); }, alone);
+      cells.expect_usage_error([&] { dist.full_gradient(model, "head.weight"); }, alone);
+    }
+    backward(dist, model, 1);
+    optimizer->step(0.01);
+  });
   cells.cell("other users of a parameter's memory", [&] {
     const auto accepted = [&](EqualLayers model, const std::string& part) {
       if (moves_memory)
@@ -261,6 +283,98 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
       packed->layers[0]->as<nn::Linear>()->bias.set_data(memory[1]);
     }
     dist.wrap_model(packed);
+  });
+}
+
+// A model that its manager does not outlive.
+EqualLayers made_by_nobody(ShardingStrategy strategy) {
+  return setup(strategy).wrap_model(seeded<EqualLayers>());
+}
+
+void check_without_manager(Cells& cells, ShardingStrategy strategy) {
+  cells.cell("a model whose manager is gone", [&] {
+    EqualLayers model = made_by_nobody(strategy);
+    cells.expect_usage_error(
+        [&] {
+          model->forward(at::ones({1, kWidth})).sum().backward();
+        },
+        "by a manager that is gone");
+    // Others have cut the model, or put it into memory that this pass's graph still refers to.
+    if (strategy != ShardingStrategy::NO_SHARD) return;
+    DistributedManager dist = setup(strategy);
+    dist.wrap_model(model);
+    model->zero_grad();
+    (model->head->bias.sum() * (dist.rank() + 1)).backward();
+    cells.expect_same(model->head->bias.grad(), at::full({kWidth}, 1.5f), "with another one");
+  });
+}
+
+// Loaded after it was wrapped, by whichever optimizer it is trained.
+void check_loading(Cells& cells, DistributedManager& dist, ShardingStrategy strategy) {
+  cells.cell("a model that is loaded and converted after it was wrapped", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
+    train(dist, model, *optimizer, 0, 1);
+    std::stringstream file;
+    torch::save(seeded<EqualLayers>(5), file);
+    torch::load(model, file);
+    EqualLayers expected = dist.wrap_model(seeded<EqualLayers>());
+    const auto steps = dist.make_optimizer(expected, optim::AdamWOptions{});
+    train(dist, expected, *steps, 0, 1);
+    {
+      const c10::NoGradGuard no_grad;
+      const auto other = seeded<EqualLayers>(5)->named_parameters();
+      for (const auto& item : expected->named_parameters()) item.value().copy_(other[item.key()]);
+    }
+    train(dist, model, *optimizer, 1, 2);
+    train(dist, expected, *steps, 1, 2);
+    expect_same_state(cells, own_weights(dist, model), own_weights(dist, expected));
+    // Loaded between the pass and the step: what is stepped on is what was loaded.
+    std::stringstream again;
+    torch::save(seeded<EqualLayers>(6), again);
+    torch::load(model, again);
+    optimizer->step(0);
+    cells.expect_same(model->head->weight, seeded<EqualLayers>(6)->head->weight, "the weight");
+    // Its state is of the other type.
+    model->to(at::kDouble);
+    if (strategy == ShardingStrategy::SHARD_OPTIMIZER)
+      cells.expect_usage_error([&] { dist.make_optimizer(model, optim::AdamWOptions{}); },
+                               "convert the model before wrap_model()");
+    else
+      cells.expect_usage_error([&] { optimizer->step(0.01); }, "Double");
+  });
+}
+
+// One rank's memory changes by itself.
+void check_consistency(Cells& cells, ShardingStrategy strategy) {
+  cells.cell("ranks compare what they hold alike", [&] {
+    const bool hybrid = strategy == ShardingStrategy::HYBRID_SHARD;
+    DistributedConfig config{.mode = ParallelMode::FSDP,
+                             .sharding_strategy = strategy,
+                             .timeout = milliseconds(30'000),
+                             .device_type = c10::DeviceType::CPU,
+                             .consistency_check_interval = 2};
+    if (hybrid) config.mesh = {{"dp_replicate", cells.num_ranks()}, {"dp_shard", 1}};
+    DistributedManager dist = setup_distributed(config);
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto step = [&](int number) {
+      model->zero_grad();
+      backward(dist, model, number);
+    };
+    step(0);
+    const auto held = dist.held_state(model);
+    if (dist.rank() == 1)
+      for (const mesh::HeldTensor& one : held)
+        if (one.name == "layers.1.weight") {
+          const c10::NoGradGuard no_grad;
+          one.values.view({-1})[0] += 1;
+        }
+    dist.held_state_written(model);
+    step(1);
+    cells.expect_usage_error([&] { step(2); },
+                             "1 of 8 parameters are not the same on all ranks that should hold the "
+                             "same: 'layers.1.weight' has other values on rank 1 than on the "
+                             "other 1");
   });
 }
 
@@ -314,8 +428,14 @@ void check_every_strategy(Cells& cells) {
     check_memory(cells, dist, strategy);
     check_pointers(cells, dist);
     check_refused(cells, dist, strategy != NO_SHARD);
-    if (strategy == SHARD_GRAD_OP || strategy == FULL_SHARD) check_saving(cells, dist);
+    if (strategy == SHARD_GRAD_OP || strategy == FULL_SHARD)
+      check_saving(cells, dist);
+    else
+      check_loading(cells, dist, strategy);
+    check_without_manager(cells, strategy);
   }
+  for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD})
+    check_consistency(cells, strategy);
   check_copies(cells);
 }
 

@@ -1,10 +1,14 @@
 #include "behaviour.h"
 
+#include <sstream>
+
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
@@ -44,6 +48,13 @@ struct Again : torch::autograd::Function<Again> {
     return {input.grad(), at::Tensor()};
   }
 };
+
+// Of this thread, on which backward passes on the CPU run.
+thread_local int num_operators = 0;
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction&) {
+  ++num_operators;
+  return nullptr;
+}
 
 void check_agreement(Cells& cells) {
   cells.cell("a shape that differs is named on every rank", [&] {
@@ -217,16 +228,6 @@ void check_gradients(Cells& cells) {
     cells.expect_usage_error([&] { loss().backward(); }, "'second.weight' was frozen");
     cells.expect_usage_error([&] { parallel.backward(loss(), 1); }, "'second.weight' was frozen");
   });
-  cells.cell("a model that is converted later is refused", [&] {
-    Two model;
-    DistributedDataParallel parallel(*model, cells.group());
-    model->to(at::kDouble);
-    cells.expect_usage_error(
-        [&] {
-          parallel.backward(model->first(at::ones({1, 4}, at::kDouble)).sum(), 1);
-        },
-        "move the model first");
-  });
   cells.cell("more samples than 16 bits can count", [&] {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       Two model;
@@ -329,12 +330,166 @@ void check_order(Cells& cells) {
     cells.expect_same(model->second->bias.grad(), at::full({4}, 2.0, at::kDouble),
                       "the gradient in float64");
   });
-  cells.cell("gradients stay local once it is gone", [&] {
+}
+
+// What is done to a model after it was made data parallel, with plain backward passes.
+void check_changed_models(Cells& cells) {
+  // A gradient of rank + 1 for each bias, which is 2 on the mean.
+  const auto backward = [&](Two& model) {
+    model->zero_grad();
+    ((model->first->bias.sum() + model->second->bias.sum()) * (cells.rank() + 1)).backward();
+  };
+  const auto expect_means = [&](Two& model, at::ScalarType dtype) {
+    for (const nn::Linear& layer : {model->first, model->second})
+      cells.expect_same(layer->bias.grad(), at::full({4}, 2.0, dtype), "the mean of 1, 2 and 3");
+  };
+  cells.cell("a model that is converted goes on", [&] {
+    for (const bool has_stepped : {false, true}) {
+      Two model;
+      DistributedDataParallel parallel(*model, cells.group());
+      if (has_stepped) backward(model);
+      model->to(at::kDouble);
+      for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+      for (int step = 0; step < 2; ++step) {
+        backward(model);
+        expect_means(model, at::kDouble);
+      }
+      for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+      parallel.backward((model->first->bias * (cells.rank() + 1)).sum(), 1);
+      cells.expect_same(model->first->bias.grad(), at::full({4}, 2.0, at::kDouble),
+                        "a counted gradient");
+      // One parameter alone, whose gradient of before is of the other type.
+      backward(model);
+      model->first->bias.set_data(model->first->bias.to(at::kFloat));
+      model->first->bias.mutable_grad().reset();
+      backward(model);
+      cells.expect_same(model->first->bias.grad(), at::full({4}, 2.0f), "of two types");
+    }
+  });
+  cells.cell("a model that is loaded goes on", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    backward(model);
+    torch::manual_seed(5);
+    Two other;
+    std::stringstream file;
+    torch::save(other, file);
+    torch::load(model, file);
+    backward(model);
+    expect_means(model, at::kFloat);
+    cells.expect_same(model->first->weight, other->first->weight, "what was loaded");
+  });
+  cells.cell("a model that one rank alone has loaded is noticed in the next pass", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    backward(model);
+    if (cells.rank() == 1) {
+      std::stringstream file;
+      torch::save(Two(), file);
+      torch::load(model, file);
+    }
+    cells.expect_usage_error([&] { backward(model); },
+                             "4 of 4 parameters are not the same on all ranks that should hold the "
+                             "same: 'first.weight' has other values on rank 1 than on the other 2");
+  });
+  cells.cell("ranks compare what they hold, as often as they are told", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    parallel.reducer().check_consistency_every(3);
+    // A bit of one rank's memory, after the first comparison.
+    backward(model);
+    if (cells.rank() == 2) *static_cast<std::uint8_t*>(model->second->weight.data_ptr()) ^= 1;
+    backward(model);
+    backward(model);
+    cells.expect_usage_error(
+        [&] { backward(model); },
+        "1 of 4 parameters are not the same on all ranks that should hold the same: "
+        "'second.weight' has other values on rank 2 than on the other 2");
+    cells.expect(parallel.reducer().num_exchanges() == 4, "it came in another exchange");
+    parallel.reducer().check_consistency_every(0);
+    for (int step = 0; step < 4; ++step) backward(model);
+    // What one rank alone has written before the first pass.
+    Two written;
+    DistributedDataParallel fresh(*written, cells.group());
+    const c10::NoGradGuard no_grad;
+    if (cells.rank() == 0) written->first->bias.add_(1);
+    const c10::AutoGradMode grad(true);
+    cells.expect_usage_error([&] { backward(written); },
+                             "'first.bias' has other values on rank 0 than on the other 2");
+  });
+  cells.cell("parameters that are registered later are refused", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    // The rest is frozen, so that no gradient comes that anybody waits for.
+    for (const at::Tensor& parameter : model->parameters()) parameter.requires_grad_(false);
+    nn::Linear head(4, 2);
+    model->register_module("head", head);
+    const at::Tensor loss = head(model->first(at::ones({1, 4}))).sum();
+    cells.expect_usage_error([&] { loss.backward(); }, "'head.weight' was registered after");
+    Two other;
+    DistributedDataParallel another(*other, cells.group());
+    model->unregister_module("head");
+    other->replace_module("first", nn::Linear(4, 4));
+    cells.expect_usage_error([&] { backward(other); }, "'first.weight' was registered after");
+    other->unregister_module("first");
+    cells.expect_usage_error([&] { backward(other); }, "has 2 parameters, and others when");
+  });
+  cells.cell("steps on gradients that were never sent are noticed", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    backward(model);
+    const auto local = parallel.no_sync();
+    backward(model);
+    backward(model);
+    cells.expect_usage_error([&] { parallel.reducer().check_exchanged(); },
+                             "the gradient of 'first.bias' is this rank's alone");
+    // As torch::optim::SGD does, behind autograd's back.
+    for (const at::Tensor& parameter : model->parameters())
+      if (parameter.grad().defined()) parameter.data().sub_(parameter.grad(), 0.1);
+    cells.expect_usage_error([&] { backward(model); }, "an optimizer has stepped on this rank's");
+  });
+  cells.cell("a model whose data parallelism is gone is not trained on each rank by itself", [&] {
     Two model;
     { const DistributedDataParallel parallel(*model, cells.group()); }
-    (model->first->bias.sum() * cells.rank()).backward();
-    cells.expect_same(model->first->bias.grad(), at::full({4}, static_cast<float>(cells.rank())),
-                      "the gradient");
+    cells.expect_usage_error([&] { backward(model); }, "by a manager that is gone");
+    model->to(at::kDouble);
+    cells.expect_usage_error([&] { backward(model); }, "by a manager that is gone");
+    const DistributedDataParallel again(*model, cells.group());
+    backward(model);
+    expect_means(model, at::kDouble);
+    at::Tensor kept;
+    {
+      Two gone;
+      kept = gone->first->bias;
+      const auto parallel = std::make_unique<DistributedDataParallel>(*gone, cells.group());
+      gone = nullptr;
+    }
+    (kept.sum() * cells.rank()).backward();
+    cells.expect_same(kept.grad(), at::full({4}, static_cast<float>(cells.rank())),
+                      "the gradient of a tensor that outlives its model");
+  });
+  cells.cell("many small parameters cost few operators", [&] {
+    constexpr int kLayers = 100;
+    nn::Sequential model;
+    for (int i = 0; i < kLayers; ++i) model->push_back(nn::Linear(4, 4));
+    const auto count = [&] {
+      model->zero_grad();
+      const at::Tensor loss = model->forward(at::ones({1, 4})).sum();
+      num_operators = 0;
+      const auto handle = at::addThreadLocalCallback(
+          at::RecordFunctionCallback(&count_operator).scopes({at::RecordScope::FUNCTION}));
+      loss.backward();
+      at::removeCallback(handle);
+      return num_operators;
+    };
+    count();
+    const int alone = count();
+    DistributedDataParallel parallel(*model, cells.group());
+    count();
+    const int together = count();
+    cells.expect(alone >= 2 * kLayers, fmt::format("{} operators of a pass alone", alone));
+    cells.expect(together - alone < kLayers / 4,
+                 fmt::format("{} operators, and {} alone", together, alone));
   });
 }
 
@@ -344,6 +499,7 @@ void check_behaviour(Cells& cells) {
   check_agreement(cells);
   check_gradients(cells);
   check_order(cells);
+  check_changed_models(cells);
 }
 
 void check_refusal(Cells& cells) {

@@ -2,15 +2,20 @@
 
 #include <utility>
 
+#include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
 
 namespace lockstep::data_parallel {
 
-GradientExchange::GradientExchange(std::shared_ptr<comm::Communicator> group, c10::Device device,
+GradientExchange::GradientExchange(const RegisteredParameters& registered,
+                                   std::shared_ptr<comm::Communicator> group, c10::Device device,
                                    CountedPass counted_pass)
-    : group_(std::move(group)), device_(device), counted_pass_(std::move(counted_pass)) {}
+    : registered_(registered),
+      group_(std::move(group)),
+      device_(device),
+      counted_pass_(std::move(counted_pass)) {}
 
 std::unique_ptr<GradientHook> GradientExchange::hear_of(const at::Tensor& parameter,
                                                         std::size_t index) {
@@ -28,12 +33,35 @@ void GradientExchange::set_exchange(bool on) {
   exchange_ = on;
 }
 
+void GradientExchange::leave(const at::Tensor& parameter) const {
+  if (!registered_.module_lives()) return;
+  GradientHook::refuse_gradients(
+      parameter,
+      fmt::format(
+          "the module '{}' was spread over the ranks by a manager that is gone, so that its "
+          "gradients would stay on each rank: keep what setup_distributed() returned for "
+          "as long as the model is trained",
+          registered_.module_name()));
+}
+
+void GradientExchange::check_model() {
+  const std::lock_guard lock(mutex_);
+  registered_.check_unchanged();
+  check_parameters();
+}
+
+// In a backward() here the model has been looked at.
+void GradientExchange::before_pass() {
+  if (!is_counted_pass() && registered_.module_lives()) check_model();
+}
+
 void GradientExchange::check_before() {
   if (broken_)
     throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
                      "samples are counted and its gradients are not: start the ranks anew from a "
                      "checkpoint");
-  check_model();
+  registered_.check_unchanged();
+  check_parameters();
   if (divides_by_count()) return;
   check_zeroed();
   has_plain_gradients_ = false;
@@ -91,7 +119,6 @@ void GradientExchange::begin() {
 
 void GradientExchange::enter_pass() {
   if (in_backward_) return;
-  if (!is_counted_pass()) check_model();
   in_backward_ = true;
   if (is_counted_pass()) return;
   begin();

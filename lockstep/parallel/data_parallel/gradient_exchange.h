@@ -11,8 +11,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/intercept/engine.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/gradient_hook.h>
+#include <lockstep/parallel/data_parallel/registered_parameters.h>
+#include <lockstep/parallel/data_parallel/same_values.h>
 
 namespace lockstep::data_parallel {
 
@@ -21,12 +24,15 @@ namespace lockstep::data_parallel {
 // (reentrant checkpoints) exchanges once in the second, and at the end of each in the first. What
 // the ranks send each other is for those to say that derive from this.
 //
-// Ownership: its hooks do nothing once it is gone. Threading: backward passes one at a time, on any
-// threads of autograd. Failure: UsageError and CommError come out of the backward() during which
-// they happen.
-class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
+// Before every backward pass of the process, whichever model's it is, it looks at its own: nothing
+// that was done to a model may leave its gradients on each rank unnoticed.
+//
+// Ownership: not the model. Once this is gone and the model is not, a backward pass that reaches
+// the model's parameters throws. Threading: backward passes one at a time, on any threads of
+// autograd. Failure: UsageError and CommError come out of the backward() during which they happen.
+class GradientExchange : public intercept::PassListener,
+                         public std::enable_shared_from_this<GradientExchange> {
  public:
-  virtual ~GradientExchange() = default;
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
 
@@ -47,19 +53,33 @@ class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
   const StepTotals& totals() const { return loss_.totals(); }
   std::int64_t num_exchanges() const { return num_exchanges_; }
 
-  // UsageError for what was done to the model that would train it on each rank by itself,
-  // unnoticed.
-  virtual void check_model() const = 0;
+  // Follows what was done to the model since it was looked at last; UsageError for what would train
+  // it on each rank by itself, unnoticed. Between passes.
+  void check_model();
+
+  // Ranks that hold the same parameters compare them at the first exchange and every `exchanges`
+  // after it; never where that is 0.
+  void check_consistency_every(std::int64_t exchanges) { consistency_interval_ = exchanges; }
+
+  void before_pass() override;
 
  protected:
   // All ranks' group, and where the parameters are.
-  GradientExchange(std::shared_ptr<comm::Communicator> group, c10::Device device,
+  GradientExchange(const RegisteredParameters& registered,
+                   std::shared_ptr<comm::Communicator> group, c10::Device device,
                    CountedPass counted_pass);
+
+  // Begins to look at the model before every pass.
+  void listen() { intercept::add_pass_listener(shared_from_this()); }
+  // What becomes of a parameter when this goes.
+  void leave(const at::Tensor& parameter) const;
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
   std::unique_ptr<GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
 
   // What follows is called with the mutex locked.
+  // As check_model(), which has looked at what is registered.
+  virtual void check_parameters() = 0;
   virtual void on_gradient(std::size_t index, const at::Tensor& arrived) = 0;
   // Ends an exchange; calls end_step().
   virtual void finish() = 0;
@@ -82,6 +102,12 @@ class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
 
   comm::Communicator& group() const { return *group_; }
   c10::Device device() const { return device_; }
+  void set_device(c10::Device device) { device_ = device; }
+  bool checks_consistency() const { return consistency_interval_ > 0; }
+  // Whether ranks compare their parameters at this exchange, as far as its number says.
+  bool consistency_check_is_due() const {
+    return checks_consistency() && num_exchanges_ % consistency_interval_ == 0;
+  }
 
   std::mutex mutex_;
   CountedLoss loss_;                  // of backward() since the last exchange
@@ -93,9 +119,11 @@ class GradientExchange : public std::enable_shared_from_this<GradientExchange> {
   // Before the first pass of a backward().
   void check_before();
 
+  RegisteredParameters registered_;
   std::shared_ptr<comm::Communicator> group_;
   c10::Device device_;
   CountedPass counted_pass_;
+  std::int64_t consistency_interval_ = kConsistencyCheckInterval;
   bool exchange_ = true;
   bool broken_ = false;  // a backward() here ended in an exception
   std::int64_t num_exchanges_ = 0;

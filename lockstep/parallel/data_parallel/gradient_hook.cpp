@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <lockstep/base/error.h>
+
 namespace lockstep::data_parallel {
 
 namespace {
@@ -24,9 +26,32 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   GradientHook::Callback callback_;
 };
 
+// A tensor's own hook, which stays with it whatever becomes of the accumulator.
+class Refusal final : public torch::autograd::FunctionPreHook {
+ public:
+  // That of a tensor, or null.
+  static Refusal* of(const at::Tensor& tensor) {
+    for (const auto& hook : torch::autograd::impl::hooks(tensor))
+      if (auto* const found = dynamic_cast<Refusal*>(hook.get())) return found;
+    return nullptr;
+  }
+
+  void set_reason(std::string reason) { reason_ = std::move(reason); }
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    if (!reason_.empty()) throw UsageError("{}", reason_);
+    return gradients;
+  }
+
+ private:
+  std::string reason_;  // empty: nothing is refused
+};
+
 }  // namespace
 
 GradientHook::GradientHook(const at::Tensor& parameter, Callback callback) : parameter_(parameter) {
+  if (Refusal* const before = Refusal::of(parameter_)) before->set_reason({});
   const c10::AutoGradMode grad(true);
   accumulator_ = torch::autograd::impl::grad_accumulator(parameter_);
   key_ = accumulator_->add_post_hook(std::make_unique<PostHook>(std::move(callback)));
@@ -36,6 +61,12 @@ GradientHook::~GradientHook() { accumulator_->del_post_hook(key_); }
 
 bool GradientHook::hears() const {
   return torch::autograd::impl::try_get_grad_accumulator(parameter_) == accumulator_;
+}
+
+void GradientHook::refuse_gradients(const at::Tensor& parameter, const std::string& reason) {
+  if (Refusal::of(parameter) == nullptr)
+    torch::autograd::impl::add_hook(parameter, std::make_unique<Refusal>());
+  Refusal::of(parameter)->set_reason(reason);
 }
 
 bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,10 @@ class GradientHook {
   // False once the parameter was moved to another device or dtype: LibTorch then drops the
   // accumulator, and the hook with it.
   bool hears() const;
+
+  // From now on a backward pass that reaches the parameter throws a UsageError with this text,
+  // until a hook is made for it again: nobody sums its gradient over the ranks.
+  static void refuse_gradients(const at::Tensor& parameter, const std::string& reason);
 
  private:
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));

@@ -10,11 +10,13 @@ namespace lockstep::replicate {
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module,
                                                  std::shared_ptr<comm::Communicator> group,
-                                                 Options options, CountedPass counted_pass) {
+                                                 Options options, CountedPass counted_pass,
+                                                 std::function<void()> take_back) {
   GradientReducer::Tensors tensors{
       .trained = {},
       .frozen = {},
-      .buffers = data_parallel::distinct_tensors(module.named_buffers())};
+      .buffers = data_parallel::distinct_tensors(module.named_buffers()),
+      .take_back = std::move(take_back)};
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
   for (const NamedTensor& parameter : all)
     (parameter.tensor.requires_grad() ? tensors.trained : tensors.frozen).push_back(parameter);
@@ -27,8 +29,8 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module,
                      "register_module",
                      module.name(), module.parameters().size());
   data_parallel::broadcast_from_first(all, *group);
-  reducer_ = GradientReducer::make(std::move(tensors), std::move(group), std::move(options),
-                                   std::move(counted_pass));
+  reducer_ = GradientReducer::make(data_parallel::RegisteredParameters(module), std::move(tensors),
+                                   std::move(group), std::move(options), std::move(counted_pass));
 }
 
 void DistributedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {

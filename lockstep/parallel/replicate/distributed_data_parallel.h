@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <torch/nn/module.h>
@@ -17,18 +18,21 @@ namespace lockstep::replicate {
 // Makes any module data parallel, in place and without a wrapper: its forward, its parameters and
 // the optimizers over them stay what they are. Weights and buffers become those of rank 0.
 //
+// The module may be loaded and converted meanwhile (torch::load(), to()), on every rank alike;
+// parameters that are registered later are refused by the next backward pass.
+//
 // Ownership: shares the module's tensors and the group, not the module. The module stays data
-// parallel for as long as this lives. Do not move it to another device or dtype meanwhile: LibTorch
-// then drops what backward() hooks into.
+// parallel for as long as this lives; after that, backward passes through it throw.
 // Threading: as GradientReducer. Failure: UsageError, the same on all ranks, where the module has
 // nothing to train or differs between ranks, naming the parameter.
 class DistributedDataParallel {
  public:
   // Models that may meet in one graph share `counted_pass`, so that a loss over samples of the one
-  // that reaches the other is noticed.
+  // that reaches the other is noticed. `take_back` is GradientReducer's.
   DistributedDataParallel(
       torch::nn::Module& module, std::shared_ptr<comm::Communicator> group, Options options = {},
-      CountedPass counted_pass = std::make_shared<CountedPass::element_type>(nullptr));
+      CountedPass counted_pass = std::make_shared<CountedPass::element_type>(nullptr),
+      std::function<void()> take_back = {});
 
   // Gradient accumulation: while what it returns lives, gradients stay on the rank.
   data_parallel::NoSync no_sync() { return data_parallel::NoSync(reducer_); }
@@ -48,6 +52,7 @@ class DistributedDataParallel {
   const StepTotals& totals() const { return reducer_->totals(); }
 
   const GradientReducer& reducer() const { return *reducer_; }
+  GradientReducer& reducer() { return *reducer_; }
 
  private:
   std::shared_ptr<GradientReducer> reducer_;

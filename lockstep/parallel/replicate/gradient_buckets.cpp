@@ -27,8 +27,12 @@ std::vector<GradientSize> sizes_of(const std::vector<at::Tensor>& parameters) {
 
 // A gradient's layout, on every rank: the parameter's own where it fills its memory, so that the
 // update runs through both in one order.
+bool has_own_strides(const at::Tensor& parameter) {
+  return parameter.is_contiguous() || parameter.is_non_overlapping_and_dense();
+}
+
 std::vector<std::int64_t> gradient_strides(const at::Tensor& parameter) {
-  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  if (has_own_strides(parameter)) return parameter.strides().vec();
   std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
   for (std::size_t dim = strides.size(); dim-- > 1;)
     strides[dim - 1] = strides[dim] * parameter.size(static_cast<std::int64_t>(dim));
@@ -43,8 +47,20 @@ at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& 
       .as_strided(parameter.sizes(), gradient_strides(parameter));
 }
 
-// A gradient's memory from end to end, in its own order.
+// Whether a gradient can leave from where it is: laid out as on every rank, and of the parameter's
+// type, which a gradient that is left from before to(dtype) is not.
+bool can_leave(const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (gradient.scalar_type() != parameter.scalar_type() || gradient.device() != parameter.device())
+    return false;
+  return has_own_strides(parameter)
+             ? gradient.strides() == parameter.strides()
+             : gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
+}
+
+// A gradient's memory from end to end, in its own order. Mostly the gradient itself: a view of it
+// takes longer to make than a small gradient to send.
 at::Tensor flat_alias(const at::Tensor& gradient) {
+  if (gradient.is_contiguous()) return gradient;
   const at::AutoDispatchBelowADInplaceOrView not_tracked;
   return gradient.as_strided({gradient.numel()}, {1});
 }
@@ -75,8 +91,12 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
     std::int64_t total = 0;
     for (const std::size_t index : members) total += slots_[index].parameter.numel();
     const at::Tensor& first = slots_[members.front()].parameter;
-    for (const std::size_t index : members) slots_[index].bucket = bucket.content.index;
-    if (!needs_memory(first)) continue;
+    const bool has_memory = needs_memory(first);
+    for (const std::size_t index : members) {
+      slots_[index].bucket = bucket.content.index;
+      if (!has_memory) slots_[index].view = at::Tensor();
+    }
+    if (!has_memory) continue;
     bucket.content.flat = first.is_cpu() ? group().allocate({total}, first.scalar_type())
                                          : at::empty({total}, first.options());
     std::int64_t offset = 0;
@@ -115,10 +135,9 @@ void GradientReducer::place(Slot& slot) {
       gradient = slot.view;
     }
   } else {
-    const auto strides = gradient_strides(slot.parameter);
-    if (!gradient.defined() || gradient.strides() != at::IntArrayRef(strides)) {
-      const at::Tensor own =
-          at::empty_strided(slot.parameter.sizes(), strides, slot.parameter.options());
+    if (!gradient.defined() || !can_leave(gradient, slot.parameter)) {
+      const at::Tensor own = at::empty_strided(
+          slot.parameter.sizes(), gradient_strides(slot.parameter), slot.parameter.options());
       if (gradient.defined())
         gradient = own.copy_(gradient);
       else
@@ -204,27 +223,47 @@ void GradientReducer::finish() {
   for (Slot& slot : slots_) slot.ready = slot.used = false;
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
+  moved_ = unexchanged_ = false;
   has_plain_gradients_ = false;
+  const bool compares = compares_parameters(used_by);
   const bool had_gradients = end_step();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
   for (Slot& slot : slots_) {
     const at::Tensor& gradient = slot.parameter.grad();
-    slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
+    if (slot.handed_out._unsafe_get_target() != gradient.unsafeGetTensorImpl())
+      slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
     if (gradient.defined()) slot.version = gradient._version();
   }
+  if (compares) compare_parameters();
 }
 
-// On how many ranks each parameter was used: one small message. Undefined where nobody asks.
+// On how many ranks each parameter was used, and on how many any has other memory than before: one
+// small message. Undefined where nobody asks.
 at::Tensor GradientReducer::exchange_usage() {
   if (!options_.find_unused_parameters) return {};
-  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size())}, at::kInt);
+  const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1}, at::kInt);
   auto used = host.accessor<std::int32_t, 1>();
   for (std::size_t index = 0; index < slots_.size(); ++index)
     used[static_cast<std::int64_t>(index)] = slots_[index].used ? 1 : 0;
+  used[static_cast<std::int64_t>(slots_.size())] = moved_ ? 1 : 0;
   const at::Tensor used_by = host.to(device());
   group().all_reduce(used_by).wait();
   return used_by;
+}
+
+// Also after parameters were loaded, on one rank alone perhaps. Of other devices the answer is not
+// asked for at once: the host would wait for it in every step.
+bool GradientReducer::compares_parameters(const at::Tensor& used_by) const {
+  if (consistency_check_is_due()) return true;
+  if (!checks_consistency() || !used_by.defined() || !used_by.is_cpu()) return false;
+  return used_by[static_cast<std::int64_t>(slots_.size())].item<std::int32_t>() > 0;
+}
+
+void GradientReducer::compare_parameters() {
+  std::vector<NamedTensor> parameters = frozen_;
+  for (const Slot& slot : slots_) parameters.push_back({slot.name, slot.parameter});
+  data_parallel::check_same_values(parameters, group(), device());
 }
 
 void GradientReducer::complete_buckets() {

@@ -1,51 +1,132 @@
 #include <lockstep/parallel/replicate/gradient_reducer.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
+#include <lockstep/base/log.h>
 
 namespace lockstep::replicate {
 
-std::shared_ptr<GradientReducer> GradientReducer::make(Tensors tensors,
-                                                       std::shared_ptr<comm::Communicator> group,
-                                                       Options options, CountedPass counted_pass) {
+namespace {
+
+const void* memory_of_parameter(const at::Tensor& parameter) {
+  return parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+}  // namespace
+
+std::shared_ptr<GradientReducer> GradientReducer::make(
+    const data_parallel::RegisteredParameters& module, Tensors tensors,
+    std::shared_ptr<comm::Communicator> group, Options options, CountedPass counted_pass) {
   std::shared_ptr<GradientReducer> reducer(new GradientReducer(
-      std::move(tensors), std::move(group), std::move(options), std::move(counted_pass)));
+      module, std::move(tensors), std::move(group), std::move(options), std::move(counted_pass)));
   for (std::size_t index = 0; index < reducer->slots_.size(); ++index)
     reducer->slots_[index].hook = reducer->hear_of(reducer->slots_[index].parameter, index);
+  reducer->listen();
   return reducer;
 }
 
-GradientReducer::GradientReducer(Tensors tensors, std::shared_ptr<comm::Communicator> group,
-                                 Options options, CountedPass counted_pass)
-    : GradientExchange(std::move(group), tensors.trained.front().tensor.device(),
+GradientReducer::GradientReducer(const data_parallel::RegisteredParameters& module, Tensors tensors,
+                                 std::shared_ptr<comm::Communicator> group, Options options,
+                                 CountedPass counted_pass)
+    : GradientExchange(module, std::move(group), tensors.trained.front().tensor.device(),
                        std::move(counted_pass)),
       options_(std::move(options)),
+      take_back_(std::move(tensors.take_back)),
       frozen_(std::move(tensors.frozen)),
       buffers_(std::move(tensors.buffers)) {
   for (auto& [name, parameter] : tensors.trained)
-    slots_.push_back({.name = std::move(name), .parameter = std::move(parameter)});
+    slots_.push_back({.name = std::move(name),
+                      .parameter = parameter,
+                      .memory = memory_of_parameter(parameter)});
   // Backward meets the last layers first.
   std::vector<std::size_t> order(slots_.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build_buckets(order);
 }
 
-void GradientReducer::check_model() const {
+GradientReducer::~GradientReducer() {
+  for (const Slot& slot : slots_) leave(slot.parameter);
+}
+
+GradientReducer::Glimpse GradientReducer::glimpse(const at::Tensor& parameter) {
+  Glimpse result{.version = static_cast<std::uint32_t>(parameter._version())};
+  if (!parameter.is_cpu() || parameter.numel() == 0) return result;
+  constexpr std::size_t kBytes = 64;
+  const std::size_t there =
+      parameter.is_non_overlapping_and_dense() ? parameter.nbytes() : parameter.element_size();
+  result.first_bytes = hash_memory(
+      std::span(static_cast<const std::byte*>(parameter.data_ptr()), std::min(there, kBytes)));
+  return result;
+}
+
+void GradientReducer::check_parameters() {
   for (const auto& [name, parameter] : frozen_)
     if (parameter.requires_grad())
       throw UsageError("'{}' was frozen when the model was made data parallel and is not any more, "
                        "so that its gradients would stay on each rank: set requires_grad before, "
                        "and freeze it afterwards",
                        name);
-  for (const Slot& slot : slots_)
-    if (slot.parameter.requires_grad() && !slot.hook->hears())
-      throw UsageError("'{}' was moved to another device or dtype after the model was made data "
-                       "parallel, so that its gradients would stay on each rank: move the model "
-                       "first",
+  bool moved = false;
+  for (const Slot& slot : slots_) {
+    if (slot.memory != memory_of_parameter(slot.parameter))
+      moved = true;
+    else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
+      throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
+                       "rank has sent: an optimizer has stepped on this rank's alone. The last "
+                       "backward pass before a step must exchange gradients, so not be under "
+                       "no_sync(); start the ranks anew from a checkpoint",
                        slot.name);
+  }
+  if (moved) follow_moved();
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    if (slot.parameter.requires_grad() && !slot.hook->hears())
+      slot.hook = hear_of(slot.parameter, index);
+  }
+}
+
+// Parameters lie elsewhere, or are of another type: LibTorch has then dropped what backward() hooks
+// into, and buckets are no longer of one kind.
+void GradientReducer::follow_moved() {
+  if (take_back_) take_back_();
+  std::size_t num_moved = 0;
+  std::string first;
+  std::vector<std::size_t> order;
+  for (const Bucket& bucket : buckets_)
+    order.insert(order.end(), bucket.members.begin(), bucket.members.end());
+  for (Slot& slot : slots_) {
+    const void* const memory = memory_of_parameter(slot.parameter);
+    slot.before = glimpse(slot.parameter);
+    if (memory == slot.memory) continue;
+    if (num_moved++ == 0) first = slot.name;
+    slot.memory = memory;
+  }
+  moved_ = true;
+  if (num_moved == 0) return;
+  set_device(slots_.front().parameter.device());
+  build_buckets(order);
+  log::info("'{}'{} given other memory after the model was made data parallel, as torch::load() "
+            "and to() do: gradients are summed over the ranks as before",
+            first, num_moved == 1 ? " was" : fmt::format(" and {} more were", num_moved - 1));
+}
+
+void GradientReducer::check_exchanged() const {
+  if (!unexchanged_) return;
+  for (const Slot& slot : slots_)
+    if (slot.used && slot.parameter.grad().defined())
+      throw UsageError("the gradient of '{}' is this rank's alone: the last backward pass before a "
+                       "step must exchange gradients, so not be under no_sync()",
+                       slot.name);
+}
+
+void GradientReducer::parameters_written() {
+  const std::lock_guard lock(mutex_);
+  for (Slot& slot : slots_) slot.before = glimpse(slot.parameter);
 }
 
 // What is left of the step before would be divided a second time, and gradients of mean losses as
@@ -65,6 +146,10 @@ void GradientReducer::check_zeroed() const {
 
 void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) {
   Slot& slot = slots_[index];
+  if (!exchange()) {
+    if (!slot.used) slot.before = glimpse(slot.parameter);
+    unexchanged_ = true;
+  }
   slot.used = true;
   check_gradient(slot.name, slot.parameter.grad());
   if (exchange() && slot.parameter.grad().requires_grad())

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,9 @@ using data_parallel::StepTotals;
 // where autograd put them; on other devices, and for a hook, they become views of a bucket's
 // memory.
 //
+// Parameters may be given other memory, types and devices, as torch::load() and to() do: before the
+// next pass the hooks and buckets follow them.
+//
 // A rank without samples calls backward() with an undefined loss.
 //
 // Ownership: shares the parameters, keeps their accumulators alive.
@@ -33,25 +37,42 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::vector<NamedTensor> trained;  // distinct parameters that require gradients
     std::vector<NamedTensor> frozen;   // distinct parameters that do not, and must not later
     std::vector<NamedTensor> buffers;  // broadcast from rank 0 after each exchange
+    // Called where parameters were given other memory, by whoever wants them back in theirs.
+    std::function<void()> take_back = {};
   };
-  static std::shared_ptr<GradientReducer> make(Tensors tensors,
+  static std::shared_ptr<GradientReducer> make(const data_parallel::RegisteredParameters& module,
+                                               Tensors tensors,
                                                std::shared_ptr<comm::Communicator> group,
                                                Options options, CountedPass counted_pass);
+  ~GradientReducer() override;
 
-  void check_model() const override;
+  // UsageError that names a parameter whose gradient is this rank's alone, as the passes since the
+  // last exchange were under no_sync(): before a step.
+  void check_exchanged() const;
+  // The caller has written to the parameters, on all ranks alike.
+  void parameters_written();
 
   std::size_t num_buckets() const { return buckets_.size(); }
 
  private:
+  // What shows, at no cost, that a parameter was written to: its version, which writes through
+  // data() leave as it is, and on the CPU the first of its bytes.
+  struct Glimpse {
+    std::uint32_t version = 0;
+    std::uint64_t first_bytes = 0;
+    bool operator==(const Glimpse&) const = default;
+  };
   struct Slot {
     std::string name;
     at::Tensor parameter;
+    const void* memory = nullptr;  // the parameter's, when it was looked at last
     std::unique_ptr<data_parallel::GradientHook> hook;
     std::size_t bucket = 0;
     at::Tensor view;      // of its bucket's memory, where that has any
     at::Tensor stand_in;  // zeros, where this rank has no gradient to add
     bool ready = false;   // in this backward pass
     bool used = false;    // in any pass since the last exchange
+    Glimpse before;       // of the parameter, at the first of those passes
     // The gradient as it was handed out: zeroing it makes its version another.
     c10::weak_intrusive_ptr<c10::TensorImpl> handed_out{c10::intrusive_ptr<c10::TensorImpl>()};
     std::int64_t version = 0;
@@ -64,11 +85,15 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::function<void()> complete;  // of a hook
   };
 
-  GradientReducer(Tensors tensors, std::shared_ptr<comm::Communicator> group, Options options,
+  GradientReducer(const data_parallel::RegisteredParameters& module, Tensors tensors,
+                  std::shared_ptr<comm::Communicator> group, Options options,
                   CountedPass counted_pass);
 
   void on_gradient(std::size_t index, const at::Tensor& arrived) override;
+  void check_parameters() override;
   void check_zeroed() const override;
+  void follow_moved();
+  static Glimpse glimpse(const at::Tensor& parameter);
 
   // gradient_buckets.cpp
   void build_buckets(const std::vector<std::size_t>& order);
@@ -81,11 +106,16 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool divided_in_flight() const;
   void refuse_unused(const std::vector<std::size_t>& unused);
   at::Tensor exchange_usage();
+  bool compares_parameters(const at::Tensor& used_by) const;
+  void compare_parameters();
   void complete_buckets();
   void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
   void learn_order(bool had_gradients);
 
   Options options_;
+  std::function<void()> take_back_;
+  bool moved_ = false;        // parameters were, since the last exchange
+  bool unexchanged_ = false;  // gradients are there of passes under no_sync()
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
   std::vector<Slot> slots_;

@@ -128,6 +128,27 @@ void FlatUnit::adopt(comm::Communicator& first_among, const Origin& origin) {
   part_changed();
 }
 
+std::size_t FlatUnit::take_back() {
+  const c10::NoGradGuard no_grad;
+  std::size_t num_taken = 0;
+  for (std::size_t member = 0; member < parameters_.size(); ++member) {
+    const auto& [name, parameter] = parameters_[member];
+    if (parameter.storage().is_alias_of(flat_.storage())) continue;
+    if (parameter.scalar_type() != format_.gathered || parameter.device() != device() ||
+        parameter.numel() != layout_.range(member).size())
+      throw UsageError("'{}' is of another type, shape or device than when the model was wrapped, "
+                       "as after to(device), to(dtype) and set_data(), so that its optimizer would "
+                       "step on nothing: convert the model before wrap_model()",
+                       name);
+    const mesh::Interval range = layout_.range(member);
+    flat_.narrow(0, range.begin, range.size()).copy_(parameter.detach().reshape({-1}));
+    place_parameter(member);
+    ++num_taken;
+  }
+  if (num_taken > 0) part_changed();
+  return num_taken;
+}
+
 at::Tensor FlatUnit::piece(std::size_t member) const {
   const int rank = group_->rank();
   return part_.narrow(0, layout_.piece_offset(member, rank), layout_.piece(member, rank).size());

@@ -76,6 +76,11 @@ class FlatUnit {
   // it.
   void adopt(comm::Communicator& first_among, const Origin& origin = {});
 
+  // Parameters of a unit that is always there may have been given other memory, as torch::load()
+  // does: their values come into this memory, and they with them. Returns how many they were.
+  // UsageError for one of another type, shape or device.
+  std::size_t take_back();
+
   // All of the parameters, [num_padded]; only to be used while is_there().
   const at::Tensor& flat() const { return flat_; }
   // This rank's part as the optimizer steps on it, [part_size].

@@ -128,6 +128,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
     unit->give_memory_back(options_.scrub_freed_memory);
     units_.push_back(std::move(unit));
   }
+  for (std::size_t unit = 0; unit < units_.size(); ++unit)
+    for (std::size_t member = 0; member < units_[unit]->parameters().size(); ++member)
+      places_[units_[unit]->parameters()[member].name] = {unit, member};
   for (const NamedTensor& parameter : data_parallel::trained_parameters(module))
     in_model_order_.push_back(find(parameter.name));
   if (in_16_bits) convert_buffers(module, options_.mixed_precision.buffer_dtype);
@@ -151,6 +154,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
                                        module_name_, unit->name()));
   }
   sharder_ = GradientSharder::make(
+      data_parallel::RegisteredParameters(module),
       {.units = units_,
        .gatherer = gatherer_.get(),
        .buffers = options_.broadcast_buffers ? buffers_ : std::vector<NamedTensor>(),
@@ -206,7 +210,7 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
   return optim::counted(std::move(optimizer), optimizer_bytes_);
 }
 
-void FullyShardedDataParallel::check_step() const {
+void FullyShardedDataParallel::check_step() {
   sharder_->check_model();
   if (gatherer_->is_held())
     throw UsageError("step() while full_parameters() holds the parameters of '{}', which would "
@@ -282,11 +286,7 @@ std::unique_ptr<ParameterGatherer::Hold> FullyShardedDataParallel::full_paramete
 }
 
 FullyShardedDataParallel::Place FullyShardedDataParallel::find(const std::string& name) const {
-  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    const auto& parameters = units_[unit]->parameters();
-    for (std::size_t member = 0; member < parameters.size(); ++member)
-      if (parameters[member].name == name) return {unit, member};
-  }
+  if (const auto found = places_.find(name); found != places_.end()) return found->second;
   throw UsageError("the module '{}' has no parameter '{}'; describe() lists its units",
                    module_name_, name);
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -114,6 +115,7 @@ class FullyShardedDataParallel {
   const Nodes& nodes() const { return nodes_; }
   const ParameterGatherer& gatherer() const { return *gatherer_; }
   const GradientSharder& gradients() const { return *sharder_; }
+  GradientSharder& gradients() { return *sharder_; }
 
  private:
   struct Place {
@@ -122,7 +124,7 @@ class FullyShardedDataParallel {
   };
 
   Place find(const std::string& name) const;
-  void check_step() const;
+  void check_step();
   void after_step();
 
   Groups groups_;
@@ -132,7 +134,8 @@ class FullyShardedDataParallel {
   std::vector<NamedTensor> buffers_;
   std::shared_ptr<BufferPool> gathered_memory_;
   std::vector<std::unique_ptr<FlatUnit>> units_;
-  std::vector<Place> in_model_order_;  // of the trained parameters
+  std::unordered_map<std::string, Place> places_;  // of all parameters
+  std::vector<Place> in_model_order_;              // of the trained ones
   std::shared_ptr<ParameterGatherer> gatherer_;
   std::shared_ptr<LowPrecisionOperators> low_precision_;  // where operators compute in 16 bits
   std::shared_ptr<GradientSharder> sharder_;

@@ -250,6 +250,7 @@ void GradientSharder::finish() {
 
   for (const std::size_t unit : order_) states_[unit].pending = states_[unit].slots.size();
   next_ = 0;
+  const bool compares = consistency_check_is_due();
   const bool had_gradients = end_step();
   if (!order_known_) {
     if (const auto agreed =
@@ -259,6 +260,24 @@ void GradientSharder::finish() {
     }
   }
   ready_order_.clear();
+  if (compares) compare_replicas();
+}
+
+// What several ranks hold: copies of parts where there are several of the model, and units that are
+// whole on every rank.
+void GradientSharder::compare_replicas() {
+  std::vector<NamedTensor> parts, whole;
+  for (const auto& unit : model_.units)
+    for (std::size_t member = 0; member < unit->parameters().size(); ++member) {
+      const NamedTensor& parameter = unit->parameters()[member];
+      parts.push_back({parameter.name, unit->piece(member)});
+      if (unit->residence() != Residence::gathered) continue;
+      const mesh::Interval range = unit->layout().range(member);
+      whole.push_back({parameter.name, unit->flat().narrow(0, range.begin, range.size())});
+    }
+  data_parallel::check_same_values(whole, *groups_.gather, device());
+  if (groups_.replicas != nullptr)
+    data_parallel::check_same_values(parts, *groups_.replicas, device());
 }
 
 // Says of each parameter whether it has a gradient now: where a rank used it, or it had one before.

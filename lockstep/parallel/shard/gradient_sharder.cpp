@@ -30,18 +30,24 @@ std::int64_t largest_bytes(std::span<const std::unique_ptr<FlatUnit>> units) {
 
 }  // namespace
 
-std::shared_ptr<GradientSharder> GradientSharder::make(Model model, Groups groups,
-                                                       data_parallel::CountedPass counted_pass) {
+std::shared_ptr<GradientSharder> GradientSharder::make(
+    const data_parallel::RegisteredParameters& module, Model model, Groups groups,
+    data_parallel::CountedPass counted_pass) {
   std::shared_ptr<GradientSharder> sharder(
-      new GradientSharder(std::move(model), std::move(groups), std::move(counted_pass)));
+      new GradientSharder(module, std::move(model), std::move(groups), std::move(counted_pass)));
   for (std::size_t index = 0; index < sharder->slots_.size(); ++index)
     sharder->slots_[index].hook = sharder->hear_of(sharder->slots_[index].parameter, index);
+  sharder->listen();
   return sharder;
 }
 
-GradientSharder::GradientSharder(Model model, Groups groups,
-                                 data_parallel::CountedPass counted_pass)
-    : GradientExchange(groups.all, model.units.front()->device(), std::move(counted_pass)),
+GradientSharder::~GradientSharder() {
+  for (const Slot& slot : slots_) leave(slot.parameter);
+}
+
+GradientSharder::GradientSharder(const data_parallel::RegisteredParameters& module, Model model,
+                                 Groups groups, data_parallel::CountedPass counted_pass)
+    : GradientExchange(module, groups.all, model.units.front()->device(), std::move(counted_pass)),
       model_(std::move(model)),
       groups_(std::move(groups)),
       buffers_of_gradients_(
@@ -71,7 +77,7 @@ GradientSharder::GradientSharder(Model model, Groups groups,
   }
 }
 
-void GradientSharder::check_model() const {
+void GradientSharder::check_parameters() {
   for (const auto& unit : model_.units)
     for (const auto& [name, parameter] : unit->parameters()) {
       if (!parameter.storage().is_alias_of(unit->flat().storage()))

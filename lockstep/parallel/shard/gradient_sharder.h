@@ -37,16 +37,16 @@ class GradientSharder final : public data_parallel::GradientExchange {
     bool quantize_gradients = false;
     comm::NodeGroups nodes = {};  // that they are summed in first, where they are quantized
   };
-  static std::shared_ptr<GradientSharder> make(Model model, Groups groups,
+  static std::shared_ptr<GradientSharder> make(const data_parallel::RegisteredParameters& module,
+                                               Model model, Groups groups,
                                                data_parallel::CountedPass counted_pass);
+  ~GradientSharder() override;
 
   // This rank's part of a parameter's gradient, as the optimizer wants it; undefined where it has
   // none. UsageError where it has yet to be exchanged.
   at::Tensor piece(std::size_t unit, std::size_t member) const;
   // Leaves these gradients undefined.
   void drop_gradients(std::span<const SteppedModel::Member> members);
-
-  void check_model() const override;
 
   std::int64_t gradient_bytes() const;
   // Whether they lie in the host's memory, and the parameters do not.
@@ -75,9 +75,11 @@ class GradientSharder final : public data_parallel::GradientExchange {
     std::optional<comm::Work> over_replicas;                // once it has started
   };
 
-  GradientSharder(Model model, Groups groups, data_parallel::CountedPass counted_pass);
+  GradientSharder(const data_parallel::RegisteredParameters& module, Model model, Groups groups,
+                  data_parallel::CountedPass counted_pass);
 
   void on_gradient(std::size_t index, const at::Tensor& arrived) override;
+  void check_parameters() override;
   void check_zeroed() const override;
   void check_not_counted() const;
 
@@ -95,6 +97,7 @@ class GradientSharder final : public data_parallel::GradientExchange {
   void settle(std::size_t unit);
   void keep_incoming(UnitState& state, const FlatUnit& unit);
   void hand_out(const at::Tensor& used_by);
+  void compare_replicas();
 
   Model model_;
   Groups groups_;

@@ -1,6 +1,7 @@
 #include <lockstep/parallel/shard/optimizer_shards.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 #include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
@@ -33,7 +34,7 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
-       .check = [this] { check(); },
+       .check = [this] { take_back(); },
        .gradient = [this](std::size_t unit, std::size_t member) -> at::Tensor {
          const at::Tensor& gradient = units_[unit]->parameters()[member].tensor.grad();
          if (!gradient.defined()) return {};
@@ -60,15 +61,13 @@ void OptimizerShards::load_full_optimizer_state(optim::Optimizer& optimizer,
   scatter_state(optimizer, state, units_, *group_, group_->rank());
 }
 
-void OptimizerShards::check() const {
-  for (const auto& unit : units_)
-    for (const auto& [name, parameter] : unit->parameters())
-      if (!parameter.storage().is_alias_of(unit->flat().storage()))
-        throw UsageError(
-            "'{}' was given other memory after the model was wrapped, as to(device), "
-            "to(dtype) and set_data() do, so that its optimizer would step on nothing: "
-            "convert the model before wrap_model()",
-            name);
+void OptimizerShards::take_back() {
+  std::size_t num_taken = 0;
+  for (const auto& unit : units_) num_taken += unit->take_back();
+  if (num_taken > 0)
+    log::info("{} parameters were given other memory after the model was wrapped, as torch::load() "
+              "does: their values were taken into the memory that the optimizer steps on",
+              num_taken);
 }
 
 MemoryReport OptimizerShards::memory_report() const {

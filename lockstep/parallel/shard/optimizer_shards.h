@@ -36,13 +36,15 @@ class OptimizerShards {
   void load_full_optimizer_state(optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state);
 
+  // Parameters that were given other memory, as torch::load() does, come back into this one, where
+  // the optimizer steps on them. UsageError for what it could not step on.
+  void take_back();
+
   const std::vector<std::unique_ptr<FlatUnit>>& units() const { return units_; }
   MemoryReport memory_report() const;
   std::string describe() const;
 
  private:
-  void check() const;
-
   std::shared_ptr<comm::Communicator> group_;
   std::string module_name_;
   std::vector<std::unique_ptr<FlatUnit>> units_;

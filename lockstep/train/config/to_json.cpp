@@ -224,6 +224,7 @@ std::string to_json(const TrainConfig& config) {
       {"activation_checkpointing", {{"ratio", config.recomputed_blocks}}},
       {"device", name_of(config.device, kDevices)},
       {"timeout_seconds", config.timeout_seconds},
+      {"consistency_check_interval", config.consistency_check_interval},
       {"threads_per_rank", or_auto(config.threads_per_rank)}};
   // A folder's name may be no UTF-8; that must not cost us the rest.
   return root.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

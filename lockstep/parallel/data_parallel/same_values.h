@@ -1,0 +1,27 @@
+// Do ranks that should hold the same values still hold them?
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/mesh/named_tensor.h>
+
+namespace lockstep::data_parallel {
+
+// Every so many exchanges of gradients ranks compare what they hold, unless they are told another
+// number: rarely enough that it costs less than a thousandth of any training, and often enough that
+// what it finds has not cost a day.
+inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
+
+// Compares these tensors between the ranks of a group, which have the same ones: one number of each
+// rank travels, and one of each tensor where they differ. Every rank calls it. UsageError, the same
+// on all of them, that names a tensor and the ranks whose values are not those of most. `device` is
+// where the group's messages live.
+//
+// On the CPU any change is found. On other devices the sum of all bits as numbers is compared: two
+// changes of which one undoes the other in that sum are not.
+void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
+                       c10::Device device);
+
+}  // namespace lockstep::data_parallel
