@@ -12,6 +12,7 @@
 #include <lockstep/distributed/peer_copies.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/train/out_of_memory.h>
+#include <lockstep/train/plan.h>
 #include <lockstep/train/train_language_model.h>
 
 #include <cli/train_flags.h>
