@@ -15,6 +15,11 @@ namespace lockstep::elastic::testing {
 // Waits until `condition` holds; false where it does not by then.
 bool eventually(milliseconds longest, const std::function<bool()>& condition);
 
+// The test program itself, which may be the ranks of a job, too.
+inline std::string this_program() {
+  return std::filesystem::read_symlink("/proc/self/exe").string();
+}
+
 // A program started with its output going to files of its own. The destructor kills what is left
 // of it. All its processes carry a mark in their environment by which they can be found.
 class Launched {

@@ -19,6 +19,7 @@ namespace {
 using elastic::testing::Folder;
 using elastic::testing::Launched;
 using elastic::testing::Network;
+using elastic::testing::this_program;
 using ::testing::HasSubstr;
 
 struct Job {
@@ -32,8 +33,6 @@ void PrintTo(const Job& job, std::ostream* out) {
 }
 
 int num_gpus() { return at::hasCUDA() ? c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() : 0; }
-
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 bool available(const std::string& backend) {
   const auto backends = available_backends();

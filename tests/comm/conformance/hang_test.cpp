@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 Launched start_hanging(const std::string& scenario, int num_ranks, const Folder& flight) {
   return Launched::run(
       {"--standalone", "--grace", "1", "--nproc-per-node", std::to_string(num_ranks),
-       std::filesystem::read_symlink("/proc/self/exe").string(), "--scenario", scenario},
+       elastic::testing::this_program(), "--scenario", scenario},
       {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
 }
 
@@ -104,8 +104,7 @@ TEST(Hang, ACircleIsFoundWhileRanksWait) {
     for (const std::string backend : {"auto", "mpi"})
       jobs.emplace(backend + " under mpirun",
                    Launched({LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "3",
-                             std::filesystem::read_symlink("/proc/self/exe").string(), "--scenario",
-                             "circle-" + backend},
+                             elastic::testing::this_program(), "--scenario", "circle-" + backend},
                             {"OMPI_MCA_btl_vader_single_copy_mechanism=none"}));
   for (auto& [name, job] : jobs) expect_circle_found(job, name);
 }

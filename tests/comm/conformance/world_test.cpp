@@ -17,10 +17,9 @@ namespace {
 
 using elastic::testing::Folder;
 using elastic::testing::Launched;
+using elastic::testing::this_program;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 Launched start(const std::string& scenario, const Folder& flight) {
   return Launched::run(
