@@ -3,8 +3,9 @@
 //
 //   lockstep run --nproc-per-node 2 build/dev/bench/many_parameters [WIDTH [STEPS]]
 //
-// Prints milliseconds of CPU time of a rank: the median of the passes, and full_gradient() of every
-// parameter.
+// Prints milliseconds, of the clock, of the thread and of all threads of a rank: medians of passes
+// alone and spread over the ranks and of their ratios, and full_gradient() of every parameter. On a
+// busy machine the clock's say little.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -31,32 +32,45 @@ torch::nn::Sequential make(std::int64_t width) {
   return model;
 }
 
-double median_ms(int times, const std::function<double()>& measure) {
-  std::vector<double> results;
-  for (int i = 0; i < times; ++i) results.push_back(measure());
-  std::nth_element(results.begin(), results.begin() + times / 2, results.end());
-  return results[static_cast<std::size_t>(times) / 2];
+struct Times {
+  double clock = 0, thread = 0, process = 0;
+};
+
+double now_ms(clockid_t which) {
+  timespec time{};
+  clock_gettime(which, &time);
+  return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
 }
 
-// Of this process's threads together: what a busy machine does not change.
-double cpu_ms(const std::function<void()>& work) {
-  const auto now = [] {
-    timespec time{};
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-    return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
-  };
-  const double start = now();
+Times now() {
+  return {now_ms(CLOCK_MONOTONIC), now_ms(CLOCK_THREAD_CPUTIME_ID),
+          now_ms(CLOCK_PROCESS_CPUTIME_ID)};
+}
+
+Times times_of(const std::function<void()>& work) {
+  const Times start = now();
   work();
-  return now() - start;
+  const Times end = now();
+  return {end.clock - start.clock, end.thread - start.thread, end.process - start.process};
 }
 
-double backward_ms(torch::nn::Sequential& model, std::int64_t width, int steps) {
-  const at::Tensor input = at::ones({4, width});
-  return median_ms(steps, [&] {
-    model->zero_grad();
-    const at::Tensor loss = model->forward(input).sum();
-    return cpu_ms([&] { loss.backward(); });
-  });
+double median(const std::vector<Times>& times, double Times::*which) {
+  std::vector<double> values;
+  for (const Times& one : times) values.push_back(one.*which);
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Times backward_times(torch::nn::Sequential& model, std::int64_t width) {
+  model->zero_grad();
+  const at::Tensor loss = model->forward(at::ones({4, width})).sum();
+  return times_of([&] { loss.backward(); });
+}
+
+void print(const char* name, const std::vector<Times>& times) {
+  std::printf("%-16s %8.2f %8.2f %8.2f\n", name, median(times, &Times::clock),
+              median(times, &Times::thread), median(times, &Times::process));
 }
 
 }  // namespace
@@ -66,10 +80,6 @@ int main(int argc, char** argv) {
   const std::int64_t width = argc > 1 ? std::atoll(argv[1]) : 32;
   const int steps = argc > 2 ? std::atoi(argv[2]) : 20;
   at::set_num_threads(1);
-  const auto print = [&](const lockstep::DistributedManager& dist, const char* name, double ms) {
-    if (dist.is_main()) std::printf("%-16s %7.2f ms\n", name, ms);
-  };
-  auto plain = make(width);
   const std::pair<const char*, ShardingStrategy> kStrategies[] = {
       {"NO_SHARD", ShardingStrategy::NO_SHARD},
       {"SHARD_OPTIMIZER", ShardingStrategy::SHARD_OPTIMIZER},
@@ -78,12 +88,25 @@ int main(int argc, char** argv) {
     auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
                                              .sharding_strategy = strategy,
                                              .device_type = c10::DeviceType::CPU});
-    print(dist, "plain", backward_ms(plain, width, steps));
+    auto alone = make(width);
     auto model = dist.wrap_model(make(width));
-    print(dist, name, backward_ms(model, width, steps));
+    // By turns, so that what else the machine does costs both the same.
+    std::vector<Times> plain, spread, ratios;
+    for (int i = 0; i < steps; ++i) {
+      plain.push_back(backward_times(alone, width));
+      spread.push_back(backward_times(model, width));
+      ratios.push_back({spread.back().clock / plain.back().clock,
+                        spread.back().thread / plain.back().thread,
+                        spread.back().process / plain.back().process});
+    }
     const auto names = model->named_parameters().keys();
-    print(dist, "full_gradient", cpu_ms([&] {
-            for (const std::string& one : names) dist.full_gradient(model, one);
-          }));
+    const Times gradients = times_of([&] {
+      for (const std::string& one : names) dist.full_gradient(model, one);
+    });
+    if (!dist.is_main()) continue;
+    print("plain", plain);
+    print(name, spread);
+    print("  ratio", ratios);
+    print("  full_gradient", {gradients});
   }
 }

@@ -1,4 +1,5 @@
 // What a reducer's ranks send each other in a step: buckets of gradients, who used what, buffers.
+#include <cstring>
 #include <numeric>
 
 #include <ATen/ATen.h>
@@ -96,6 +97,14 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
       slots_[index].bucket = bucket.content.index;
       if (!has_memory) slots_[index].view = at::Tensor();
     }
+    if (needs_pack(members)) {
+      bucket.pack = group().allocate({total}, first.scalar_type());
+      std::size_t place = 0;
+      for (const std::size_t index : members) {
+        slots_[index].place_in_pack = place;
+        place += slots_[index].parameter.nbytes();
+      }
+    }
     if (!has_memory) continue;
     bucket.content.flat = first.is_cpu() ? group().allocate({total}, first.scalar_type())
                                          : at::empty({total}, first.options());
@@ -123,6 +132,22 @@ bool GradientReducer::needs_memory(const at::Tensor& parameter) const {
   return options_.comm_hook || !parameter.is_cpu();
 }
 
+// Small gradients cost more one by one than their copies: each is checked and looked up on its way.
+bool GradientReducer::needs_pack(std::span<const std::size_t> members) const {
+  if (needs_memory(slots_[members.front()].parameter)) return false;
+  constexpr std::size_t kSmallBytes = std::size_t{16} << 10;
+  std::size_t bytes = 0;
+  for (const std::size_t index : members) bytes += slots_[index].parameter.nbytes();
+  return members.size() > 1 && bytes <= members.size() * kSmallBytes;
+}
+
+void GradientReducer::note_handed_out(Slot& slot) {
+  const at::Tensor& gradient = slot.parameter.grad();
+  if (slot.handed_out._unsafe_get_target() != gradient.unsafeGetTensorImpl())
+    slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
+  if (gradient.defined()) slot.version = gradient._version();
+}
+
 // Makes a gradient ready to leave: in its bucket's memory, where it stays, or where it is.
 void GradientReducer::place(Slot& slot) {
   const c10::NoGradGuard no_grad;
@@ -143,6 +168,14 @@ void GradientReducer::place(Slot& slot) {
       else
         slot.stand_in = own.zero_();
     }
+    if (Bucket& bucket = buckets_[slot.bucket]; bucket.pack.defined()) {
+      slot.packed = gradient.defined() ? gradient : slot.stand_in;
+      if (slot.packed.numel() > 0)
+        std::memcpy(static_cast<std::byte*>(bucket.pack.data_ptr()) + slot.place_in_pack,
+                    slot.packed.data_ptr(), slot.packed.nbytes());
+    }
+    // Sums come where it is, unseen by its version.
+    note_handed_out(slot);
   }
   slot.ready = true;
   --buckets_[slot.bucket].pending;
@@ -168,6 +201,7 @@ void GradientReducer::launch(Bucket& bucket) {
 // Where a bucket's sums come to be.
 std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
   if (bucket.content.flat.defined()) return {bucket.content.flat};
+  if (bucket.pack.defined()) return {bucket.pack};
   std::vector<at::Tensor> gradients;
   for (const std::size_t index : bucket.members) {
     const Slot& slot = slots_[index];
@@ -229,12 +263,8 @@ void GradientReducer::finish() {
   const bool had_gradients = end_step();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
-  for (Slot& slot : slots_) {
-    const at::Tensor& gradient = slot.parameter.grad();
-    if (slot.handed_out._unsafe_get_target() != gradient.unsafeGetTensorImpl())
-      slot.handed_out = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr());
-    if (gradient.defined()) slot.version = gradient._version();
-  }
+  for (Slot& slot : slots_)
+    if (slot.view.defined()) note_handed_out(slot);
   if (compares) compare_parameters();
 }
 
@@ -276,13 +306,24 @@ void GradientReducer::complete_buckets() {
       bucket.work = comm::Work();
     }
     // One division of the whole sum.
-    if (divided_in_flight()) continue;
-    for (at::Tensor& sums : memory_of(bucket)) {
-      if (divides_by_count())
-        loss_.divide(sums);
-      else
-        sums.div_(group().size());
-    }
+    if (!divided_in_flight())
+      for (at::Tensor& sums : memory_of(bucket)) {
+        if (divides_by_count())
+          loss_.divide(sums);
+        else
+          sums.div_(group().size());
+      }
+    if (bucket.pack.defined()) unpack(bucket);
+  }
+}
+
+void GradientReducer::unpack(const Bucket& bucket) {
+  const auto* const sums = static_cast<const std::byte*>(bucket.pack.data_ptr());
+  for (const std::size_t index : bucket.members) {
+    Slot& slot = slots_[index];
+    if (slot.packed.numel() > 0)
+      std::memcpy(slot.packed.data_ptr(), sums + slot.place_in_pack, slot.packed.nbytes());
+    slot.packed = at::Tensor();
   }
 }
 
@@ -297,6 +338,7 @@ void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
     const at::Tensor stand_in = std::exchange(slot.stand_in, at::Tensor());
     if (!counts.defined() || counts[static_cast<std::int64_t>(index)].item<std::int32_t>() > 0)
       slot.parameter.mutable_grad() = slot.view.defined() ? slot.view : stand_in;
+    note_handed_out(slot);
   }
 }
 

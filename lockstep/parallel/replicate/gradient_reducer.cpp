@@ -11,14 +11,6 @@
 
 namespace lockstep::replicate {
 
-namespace {
-
-const void* memory_of_parameter(const at::Tensor& parameter) {
-  return parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-}  // namespace
-
 std::shared_ptr<GradientReducer> GradientReducer::make(
     const data_parallel::RegisteredParameters& module, Tensors tensors,
     std::shared_ptr<comm::Communicator> group, Options options, CountedPass counted_pass) {
@@ -40,13 +32,22 @@ GradientReducer::GradientReducer(const data_parallel::RegisteredParameters& modu
       frozen_(std::move(tensors.frozen)),
       buffers_(std::move(tensors.buffers)) {
   for (auto& [name, parameter] : tensors.trained)
-    slots_.push_back({.name = std::move(name),
-                      .parameter = parameter,
-                      .memory = memory_of_parameter(parameter)});
+    note_place(slots_.emplace_back(Slot{.name = std::move(name), .parameter = parameter}));
   // Backward meets the last layers first.
   std::vector<std::size_t> order(slots_.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build_buckets(order);
+}
+
+bool GradientReducer::has_moved(const Slot& slot) {
+  return slot.memory._unsafe_get_target() !=
+             slot.parameter.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() ||
+         slot.type != slot.parameter.scalar_type();
+}
+
+void GradientReducer::note_place(Slot& slot) {
+  slot.memory = slot.parameter.storage().getWeakStorageImpl();
+  slot.type = slot.parameter.scalar_type();
 }
 
 GradientReducer::~GradientReducer() {
@@ -73,7 +74,7 @@ void GradientReducer::check_parameters() {
                        name);
   bool moved = false;
   for (const Slot& slot : slots_) {
-    if (slot.memory != memory_of_parameter(slot.parameter))
+    if (has_moved(slot))
       moved = true;
     else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
       throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
@@ -83,10 +84,15 @@ void GradientReducer::check_parameters() {
                        slot.name);
   }
   if (moved) follow_moved();
+  if (all_heard_) return;
+  all_heard_ = true;
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
-    if (slot.parameter.requires_grad() && !slot.hook->hears())
-      slot.hook = hear_of(slot.parameter, index);
+    if (slot.heard) continue;
+    // One that is frozen has nothing to hook into.
+    slot.heard = slot.parameter.requires_grad();
+    all_heard_ = all_heard_ && slot.heard;
+    if (slot.heard && !slot.hook->hears()) slot.hook = hear_of(slot.parameter, index);
   }
 }
 
@@ -100,11 +106,11 @@ void GradientReducer::follow_moved() {
   for (const Bucket& bucket : buckets_)
     order.insert(order.end(), bucket.members.begin(), bucket.members.end());
   for (Slot& slot : slots_) {
-    const void* const memory = memory_of_parameter(slot.parameter);
     slot.before = glimpse(slot.parameter);
-    if (memory == slot.memory) continue;
+    if (!has_moved(slot)) continue;
     if (num_moved++ == 0) first = slot.name;
-    slot.memory = memory;
+    note_place(slot);
+    slot.heard = all_heard_ = false;
   }
   moved_ = true;
   if (num_moved == 0) return;
@@ -166,7 +172,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
   enter_pass();
   if (slot.ready) refuse_second(slot.name);
   place(slot);
-  ready_order_.push_back(index);
+  if (!order_known_) ready_order_.push_back(index);
   launch_ready();
 }
 

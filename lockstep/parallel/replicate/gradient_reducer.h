@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -65,14 +66,20 @@ class GradientReducer final : public data_parallel::GradientExchange {
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    const void* memory = nullptr;  // the parameter's, when it was looked at last
+    // The parameter's memory and type when it was looked at last. Held weakly, so that no other
+    // memory comes to have its address.
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
+    at::ScalarType type = at::kFloat;
+    bool heard = true;  // by the hook, as far as is known
     std::unique_ptr<data_parallel::GradientHook> hook;
     std::size_t bucket = 0;
-    at::Tensor view;      // of its bucket's memory, where that has any
-    at::Tensor stand_in;  // zeros, where this rank has no gradient to add
-    bool ready = false;   // in this backward pass
-    bool used = false;    // in any pass since the last exchange
-    Glimpse before;       // of the parameter, at the first of those passes
+    at::Tensor view;                // of its bucket's memory, where that has any
+    std::size_t place_in_pack = 0;  // bytes from its begin, where its bucket has one
+    at::Tensor packed;              // the gradient of which a copy is there
+    at::Tensor stand_in;            // zeros, where this rank has no gradient to add
+    bool ready = false;             // in this backward pass
+    bool used = false;              // in any pass since the last exchange
+    Glimpse before;                 // of the parameter, at the first of those passes
     // The gradient as it was handed out: zeroing it makes its version another.
     c10::weak_intrusive_ptr<c10::TensorImpl> handed_out{c10::intrusive_ptr<c10::TensorImpl>()};
     std::int64_t version = 0;
@@ -80,6 +87,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   struct Bucket {
     GradientBucket content;
     std::vector<std::size_t> members;  // slots
+    at::Tensor pack;  // copies of small gradients, one after the other, that travel in their place
     std::size_t pending = 0;
     comm::Work work;
     std::function<void()> complete;  // of a hook
@@ -94,12 +102,16 @@ class GradientReducer final : public data_parallel::GradientExchange {
   void check_zeroed() const override;
   void follow_moved();
   static Glimpse glimpse(const at::Tensor& parameter);
+  static bool has_moved(const Slot& slot);
+  static void note_place(Slot& slot);
 
   // gradient_buckets.cpp
   void build_buckets(const std::vector<std::size_t>& order);
   void finish() override;
   bool needs_memory(const at::Tensor& parameter) const;
+  bool needs_pack(std::span<const std::size_t> members) const;
   void place(Slot& slot);
+  static void note_handed_out(Slot& slot);
   void launch_ready();
   void launch(Bucket& bucket);
   std::vector<at::Tensor> memory_of(const Bucket& bucket) const;
@@ -109,12 +121,14 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool compares_parameters(const at::Tensor& used_by) const;
   void compare_parameters();
   void complete_buckets();
+  void unpack(const Bucket& bucket);
   void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
   void learn_order(bool had_gradients);
 
   Options options_;
   std::function<void()> take_back_;
-  bool moved_ = false;        // parameters were, since the last exchange
+  bool moved_ = false;  // parameters were, since the last exchange
+  bool all_heard_ = true;
   bool unexchanged_ = false;  // gradients are there of passes under no_sync()
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
