@@ -165,6 +165,7 @@ int sample(Arguments arguments) {
     models::generate(*model, prompt, options, write);
     put(text.finish() + "\n");
   } catch (const ReaderGone&) {
+    std::clearerr(stdout);  // it is known, and nothing to complain of at the end
     return 128 + SIGPIPE;
   }
   return 0;

@@ -27,8 +27,7 @@ torch::jit::ExtraFilesMap ask_owners(const torch::jit::Module& archive) {
 }
 
 // Functions in which LibTorch finds that there is no memory, by parts of their names.
-constexpr std::array<std::string_view, 3> kReaders = {
-    "data_ptr<", "PyTorchStreamWriter::writeRecord", "throw_storage_access_error"};
+constexpr std::array<std::string_view, 2> kReaders = {"data_ptr<", "throw_storage_access_error"};
 
 std::string stack_with_advice() {
   // Without this function and what calls it.

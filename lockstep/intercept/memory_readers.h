@@ -7,9 +7,9 @@ namespace lockstep::intercept {
 // From now on torch::save(), of whatever holds a tensor of ours, asks the owner first: it would
 // write next to nothing of one whose memory is not there.
 //
-// pickle_save() and data_ptr<T>() ask nobody, and fail with errors of LibTorch's where a storage
-// has a size and no memory. Those errors say from now on, before the stack that they show, how the
-// values are read.
+// data_ptr<T>() asks nobody, and fails with an error of LibTorch's where there is no memory. That
+// error says from now on, before the stack that it shows, how the values are read. pickle_save()
+// asks nobody either, and writes nothing of such a tensor.
 //
 // Both are functions that LibTorch has one of for the process (SetExportModuleExtraFilesHook,
 // SetStackTraceFetcher): they take the place of another that was set before.

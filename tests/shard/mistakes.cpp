@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -249,16 +248,11 @@ void check_saved_tensors(Cells& cells) {
     const at::Tensor parameter = model->layer(0).weight;
     std::stringstream stream;
     cells.expect_usage_error([&] { torch::save(parameter.grad(), stream); }, "full_gradient()");
-    expect_advice(
-        cells, [&] { torch::jit::pickle_save(parameter.grad()); }, "pickle_save of a gradient");
     if (cut == Cut::gradients) {
       expect_saved(cells, model->parameters(), whole);
       continue;
     }
     // Before an operator brings the unit, which then stays for a while.
-    const auto pickle = [](const at::Tensor& tensor) { torch::jit::pickle_save(tensor); };
-    expect_advice(
-        cells, [&] { pickle(parameter); }, "pickle_save");
     expect_advice(
         cells, [&] { parameter.data_ptr<float>(); }, "data_ptr");
     cells.expect_usage_error([&] { torch::save(model->parameters(), stream); },

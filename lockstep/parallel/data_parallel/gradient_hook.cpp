@@ -1,5 +1,6 @@
 #include <lockstep/parallel/data_parallel/gradient_hook.h>
 
+#include <algorithm>
 #include <memory>
 
 #include <ATen/ATen.h>
@@ -26,32 +27,19 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   GradientHook::Callback callback_;
 };
 
-// A tensor's own hook, which stays with it whatever becomes of the accumulator.
-class Refusal final : public torch::autograd::FunctionPreHook {
- public:
-  // That of a tensor, or null.
-  static Refusal* of(const at::Tensor& tensor) {
-    for (const auto& hook : torch::autograd::impl::hooks(tensor))
-      if (auto* const found = dynamic_cast<Refusal*>(hook.get())) return found;
-    return nullptr;
-  }
-
-  void set_reason(std::string reason) { reason_ = std::move(reason); }
-
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& gradients) override {
-    if (!reason_.empty()) throw UsageError("{}", reason_);
-    return gradients;
-  }
-
- private:
-  std::string reason_;  // empty: nothing is refused
-};
+// Whether somebody sums a parameter's gradients now.
+bool is_heard(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (accumulator == nullptr) return false;
+  const auto& hooks = accumulator->post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const PostHook*>(hook.get()) != nullptr;
+  });
+}
 
 }  // namespace
 
 GradientHook::GradientHook(const at::Tensor& parameter, Callback callback) : parameter_(parameter) {
-  if (Refusal* const before = Refusal::of(parameter_)) before->set_reason({});
   const c10::AutoGradMode grad(true);
   accumulator_ = torch::autograd::impl::grad_accumulator(parameter_);
   key_ = accumulator_->add_post_hook(std::make_unique<PostHook>(std::move(callback)));
@@ -64,9 +52,16 @@ bool GradientHook::hears() const {
 }
 
 void GradientHook::refuse_gradients(const at::Tensor& parameter, const std::string& reason) {
-  if (Refusal::of(parameter) == nullptr)
-    torch::autograd::impl::add_hook(parameter, std::make_unique<Refusal>());
-  Refusal::of(parameter)->set_reason(reason);
+  // A frozen parameter takes no hook, and may be trained again later.
+  const bool is_trained = parameter.requires_grad();
+  parameter.set_requires_grad(true);
+  // A tensor's own hook stays with it whatever becomes of the accumulator.
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(parameter.getIntrusivePtr());
+  parameter.register_hook([weak, reason](const at::Tensor&) {
+    auto held = weak.lock();
+    if (held && !is_heard(at::Tensor(std::move(held)))) throw UsageError("{}", reason);
+  });
+  parameter.set_requires_grad(is_trained);
 }
 
 bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {

@@ -163,6 +163,7 @@ void FlatUnit::take_memory() {
   LOCKSTEP_CHECK(!is_there_, "the memory of {} is taken twice", name_);
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(gathered_memory_->take(gathered_bytes()));
+  memory->set_nbytes(static_cast<std::size_t>(gathered_bytes()));
   is_there_ = true;
 }
 
@@ -174,6 +175,8 @@ void FlatUnit::give_memory_back(bool scrub) {
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
   as_edited_ = at::Tensor();
+  // With no bytes a stray access throws instead of reading what is not there.
+  memory->set_nbytes(0);
   is_there_ = false;
 }
 

@@ -72,9 +72,8 @@ at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   const std::vector<std::int64_t> strides =
       given_strides ? given_strides->vec() : whole_strides(part.strides(), split.dim, parts);
   const std::shared_ptr<SplitOwner> owner = split.owner;
-  // A size without memory: who copies from there without asking gets an error.
   c10::Storage storage(
-      c10::Storage::use_byte_size_t(), part.nbytes() * static_cast<std::size_t>(parts),
+      c10::Storage::use_byte_size_t(), 0,
       c10::DataPtr(nullptr, new Split(std::move(split)), &delete_split, part.device()),
       /*allocator=*/nullptr, /*resizable=*/false);
   auto impl = c10::make_intrusive<c10::TensorImpl>(

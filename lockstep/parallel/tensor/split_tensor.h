@@ -13,9 +13,8 @@ namespace lockstep::tensor {
 
 class SplitOwner;
 
-// What is behind such a tensor. It lies in the context of the tensor's storage, which has no
-// memory, so it is there for as long as the tensor and whatever LibTorch makes of it without
-// asking.
+// What is behind such a tensor. It lies in the context of the tensor's storage, which has no bytes,
+// so it is there for as long as the tensor and whatever LibTorch makes of it without asking.
 struct Split {
   std::shared_ptr<SplitOwner> owner;
   // This rank's part: an ordinary tensor, with a graph of its own where one is recorded.
