@@ -139,9 +139,11 @@ TEST(Stream, ReadsAndWritesEndAtTheirDeadline) {
   const auto [near, far] = socket_pair();
   std::array<std::byte, 4> bytes{};
   write_all(far, std::span(bytes).first(3), soon());
-  EXPECT_EQ(comm_error([&] { read_all(near, bytes, in(50)); }).first, Fault::timeout);
+  EXPECT_EQ(comm_error([&near = near, &bytes] { read_all(near, bytes, in(50)); }).first,
+            Fault::timeout);
   const std::vector<std::byte> flood(16 << 20);
-  EXPECT_EQ(comm_error([&] { write_all(near, flood, in(50)); }).first, Fault::timeout);
+  EXPECT_EQ(comm_error([&near = near, &flood] { write_all(near, flood, in(50)); }).first,
+            Fault::timeout);
 }
 
 TEST(Stream, ReadsAndWritesNoticeThatThePeerIsGone) {
@@ -149,8 +151,10 @@ TEST(Stream, ReadsAndWritesNoticeThatThePeerIsGone) {
   std::array<std::byte, 4> bytes{};
   write_all(far, std::span(bytes).first(3), soon());
   far.reset();
-  EXPECT_EQ(comm_error([&] { read_all(near, bytes, soon()); }).first, Fault::peer_lost);
-  EXPECT_EQ(comm_error([&] { write_all(near, bytes, soon()); }).first, Fault::peer_lost);
+  EXPECT_EQ(comm_error([&near = near, &bytes] { read_all(near, bytes, soon()); }).first,
+            Fault::peer_lost);
+  EXPECT_EQ(comm_error([&near = near, &bytes] { write_all(near, bytes, soon()); }).first,
+            Fault::peer_lost);
 }
 
 TEST(Stream, NothingIsAlwaysThere) {
@@ -216,8 +220,9 @@ TEST(Descriptors, AWrongNumberIsAnErrorAndLeaksNothing) {
     ASSERT_EQ(::pipe(ends), 0);
     send_descriptors(near, std::vector<int>(static_cast<std::size_t>(sent), ends[1]), soon());
     ::close(ends[1]);
-    const auto [fault, text] =
-        comm_error([&] { receive_descriptors(far, static_cast<std::size_t>(wanted), soon()); });
+    const auto [fault, text] = comm_error([&far = far, wanted = wanted] {
+      receive_descriptors(far, static_cast<std::size_t>(wanted), soon());
+    });
     EXPECT_EQ(fault, Fault::corrupted);
     char got = 0;
     EXPECT_EQ(::read(ends[0], &got, 1), 0) << "a copy is still open";
@@ -229,15 +234,19 @@ TEST(Descriptors, APlainByteCarriesNone) {
   const auto [near, far] = socket_pair();
   const std::byte byte{};
   write_all(near, std::span(&byte, 1), soon());
-  EXPECT_EQ(comm_error([&] { receive_descriptors(far, 1, soon()); }).first, Fault::corrupted);
-  EXPECT_EQ(comm_error([&] { receive_descriptors(far, 1, in(50)); }).first, Fault::timeout);
+  EXPECT_EQ(comm_error([&far = far] { receive_descriptors(far, 1, soon()); }).first,
+            Fault::corrupted);
+  EXPECT_EQ(comm_error([&far = far] { receive_descriptors(far, 1, in(50)); }).first,
+            Fault::timeout);
 }
 
 TEST(Descriptors, APeerThatIsGoneIsNoticed) {
   auto [near, far] = socket_pair();
   near.reset();
-  EXPECT_EQ(comm_error([&] { receive_descriptors(far, 1, soon()); }).first, Fault::peer_lost);
-  EXPECT_EQ(comm_error([&] { send_descriptors(far, {0}, soon()); }).first, Fault::peer_lost);
+  EXPECT_EQ(comm_error([&far = far] { receive_descriptors(far, 1, soon()); }).first,
+            Fault::peer_lost);
+  EXPECT_EQ(comm_error([&far = far] { send_descriptors(far, {0}, soon()); }).first,
+            Fault::peer_lost);
 }
 
 }  // namespace
