@@ -57,6 +57,12 @@ TEST(Config, AStrategyNeedsItsMode) {
   EXPECT_EQ(strategy_of({.mode = ParallelMode::FSDP}), ShardingStrategy::FULL_SHARD);
 }
 
+TEST(Config, ChecksOfConsistencyAreSoManyExchangesApart) {
+  EXPECT_THAT(usage_error([] { check({.consistency_check_interval = -1}); }),
+              HasSubstr("consistency_check_interval is -1"));
+  check({.consistency_check_interval = 0});
+}
+
 TEST(Config, IsCheckedBeforeTheJobIsJoined) {
   DistributedConfig ddp;
   ddp.fsdp = kHalf;

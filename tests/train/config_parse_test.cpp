@@ -162,6 +162,9 @@ TEST(Config, names_the_path_the_value_and_what_it_must_be) {
             "gpt.json:1: max_steps is 2.5: it must be a whole number from 1 to 1000000000000");
   EXPECT_EQ(mistake_with({{"/ddp/find_unused_parameters", "yes"}}),
             "gpt.json:1: ddp.find_unused_parameters is \"yes\": it must be true or false");
+  EXPECT_EQ(mistake_with({{"/consistency_check_interval", -1}}),
+            "gpt.json:1: consistency_check_interval is -1: it must be a whole number from 0 to "
+            "1000000000000");
   EXPECT_EQ(mistake_with({{"/device", "gpu"}}),
             "gpt.json:1: device is \"gpu\": it must be 'auto', 'cpu' or 'cuda'");
   EXPECT_EQ(mistake_with({{"/model", json::array({1})}}),

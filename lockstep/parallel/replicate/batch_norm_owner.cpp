@@ -1,5 +1,7 @@
 #include <lockstep/parallel/replicate/batch_norm_owner.h>
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/version.h>
@@ -110,13 +112,18 @@ void lead_to(const at::Tensor& tensor, const std::shared_ptr<BatchNormOwner>& ow
   intercept::add_owner(tensor.storage(), owner);
 }
 
+// The tensor that is passed to every call.
+template <typename BatchNorm>
+const at::Tensor& passed_tensor(const BatchNorm& norm) {
+  return norm.running_mean.defined() ? norm.running_mean : norm.weight;
+}
+
 template <typename BatchNorm>
 bool lead_if(torch::nn::Module& module, const std::string& name,
              const std::shared_ptr<BatchNormOwner>& owner) {
   auto* const norm = dynamic_cast<BatchNorm*>(&module);
   if (norm == nullptr) return false;
-  // The tensor that is passed to every call.
-  const at::Tensor& passed = norm->running_mean.defined() ? norm->running_mean : norm->weight;
+  const at::Tensor& passed = passed_tensor(*norm);
   if (!passed.defined())
     throw UsageError("the batch norm '{}' has neither weights nor running statistics, so it cannot "
                      "be recognised when it runs: give it one of them",
@@ -125,6 +132,16 @@ bool lead_if(torch::nn::Module& module, const std::string& name,
   if (norm->num_batches_tracked.defined()) lead_to(norm->num_batches_tracked, owner);
   owner->recognise(passed, norm->num_batches_tracked);
   return true;
+}
+
+template <typename BatchNorm>
+bool leads_if(const torch::nn::Module& module, const intercept::Owner& owner) {
+  const auto* const norm = dynamic_cast<const BatchNorm*>(&module);
+  if (norm == nullptr) return false;
+  const at::Tensor& passed = passed_tensor(*norm);
+  if (!intercept::is_tagged(passed)) return false;
+  const auto owners = intercept::owners_of(passed);
+  return std::ranges::any_of(owners, [&](const auto& one) { return one.get() == &owner; });
 }
 
 // One sample, beside which another rank seems to have the same: what LibTorch alone refuses.
@@ -170,6 +187,12 @@ std::shared_ptr<intercept::Owner> redirect_batch_norm(
                              lead_if<torch::nn::BatchNorm2dImpl>(*module, name, owner) ||
                              lead_if<torch::nn::BatchNorm3dImpl>(*module, name, owner);
   return is_batch_norm ? owner : nullptr;
+}
+
+bool leads_to(const torch::nn::Module& module, const intercept::Owner& owner) {
+  return leads_if<torch::nn::BatchNorm1dImpl>(module, owner) ||
+         leads_if<torch::nn::BatchNorm2dImpl>(module, owner) ||
+         leads_if<torch::nn::BatchNorm3dImpl>(module, owner);
 }
 
 }  // namespace lockstep::replicate

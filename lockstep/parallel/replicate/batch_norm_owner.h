@@ -25,4 +25,7 @@ std::shared_ptr<intercept::Owner> redirect_batch_norm(
     const std::shared_ptr<torch::nn::Module>& module, const std::string& name,
     const std::shared_ptr<const SumOverRanks>& sum);
 
+// Whether a batch norm still leads to that owner: not once it was loaded or converted.
+bool leads_to(const torch::nn::Module& module, const intercept::Owner& owner);
+
 }  // namespace lockstep::replicate

@@ -99,6 +99,9 @@ void GradientReducer::check_parameters() {
 // Parameters lie elsewhere, or are of another type: LibTorch has then dropped what backward() hooks
 // into, and buckets are no longer of one kind.
 void GradientReducer::follow_moved() {
+  // Also of what is taken back: the accumulator is gone all the same.
+  for (Slot& slot : slots_) slot.heard = slot.heard && !has_moved(slot);
+  all_heard_ = false;
   if (take_back_) take_back_();
   std::size_t num_moved = 0;
   std::string first;
@@ -110,7 +113,6 @@ void GradientReducer::follow_moved() {
     if (!has_moved(slot)) continue;
     if (num_moved++ == 0) first = slot.name;
     note_place(slot);
-    slot.heard = all_heard_ = false;
   }
   moved_ = true;
   if (num_moved == 0) return;

@@ -2,9 +2,21 @@
 
 #include <algorithm>
 
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/engine.h>
 #include <lockstep/parallel/replicate/batch_norm_owner.h>
 
 namespace lockstep::replicate {
+
+// Before every backward pass.
+class SyncBatchNorm::Watch final : public intercept::PassListener {
+ public:
+  explicit Watch(const SyncBatchNorm& norms) : norms_(norms) {}
+  void before_pass() override { norms_.check_redirected(); }
+
+ private:
+  const SyncBatchNorm& norms_;
+};
 
 SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group) {
   check_batch_norms_can_be_redirected();
@@ -17,6 +29,19 @@ SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& grou
     if (auto owner = redirect_batch_norm(item.value(), item.key(), sum_))
       norms_.push_back({item.value(), item.key(), std::move(owner)});
   }
+  watch_ = std::make_shared<Watch>(*this);
+  intercept::add_pass_listener(watch_);
+}
+
+void SyncBatchNorm::check_redirected() const {
+  for (const Converted& norm : norms_)
+    if (const auto module = norm.module.lock();
+        module != nullptr && module->is_training() && !leads_to(*module, *norm.owner))
+      throw UsageError(
+          "the batch norm '{}' was loaded or converted after convert_sync_batchnorm(), "
+          "as torch::load() and to() do, so that its statistics are those of this "
+          "rank's samples alone: load and convert the model before wrap_model()",
+          norm.name);
 }
 
 bool SyncBatchNorm::converted(const torch::nn::Module& norm) const {

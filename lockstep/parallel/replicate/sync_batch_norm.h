@@ -14,8 +14,9 @@ namespace lockstep::replicate {
 
 // Makes every BatchNorm1d, 2d and 3d inside a module take its mean and variance over the samples of
 // all ranks of a group while it trains. The modules stay what they are: tensors of each carry a
-// dispatch key that leads LibTorch's batch_norm to us. Moving a module to another device or dtype
-// takes the key away, until renew().
+// dispatch key that leads LibTorch's batch_norm to us. Loading a module, or moving it to another
+// device or dtype, takes the key away, until renew(): the next backward pass of the process throws
+// where the module trains.
 //
 // Every rank makes one of these, before the module becomes data parallel, and then runs the same
 // batch norms in the same order, forward and backward. One value per channel on a rank is enough
@@ -46,7 +47,10 @@ class SyncBatchNorm {
   bool expired() const;
 
  private:
+  class Watch;
+
   bool converted(const torch::nn::Module& norm) const;
+  void check_redirected() const;
 
   std::shared_ptr<const SumOverRanks> sum_;
   struct Converted {
@@ -55,6 +59,7 @@ class SyncBatchNorm {
     std::shared_ptr<intercept::Owner> owner;
   };
   std::vector<Converted> norms_;
+  std::shared_ptr<Watch> watch_;
 };
 
 }  // namespace lockstep::replicate

@@ -2,11 +2,13 @@
 
 #include <numeric>
 #include <optional>
+#include <sstream>
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/serialize.h>
 #include <torch/utils.h>
 
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
@@ -186,6 +188,21 @@ void check_mistakes(Cells& cells) {
     cells.expect(net[0]->is_training(), "the module forgot that it trains");
     // The group lives: the next batch may be larger.
     cells.expect(net->forward(at::ones({1, 4})).abs().max().item<float>() == 0, "is not normal");
+  });
+  cells.cell("a model that is loaded afterwards", [&] {
+    nn::Sequential net(nn::BatchNorm1d(4));
+    SyncBatchNorm synced(*net, *cells.group());
+    const auto loss = [&] { return net->forward(at::randn({3, 4})).sum(); };
+    loss().backward();
+    std::stringstream file;
+    torch::save(nn::Sequential(nn::BatchNorm1d(4)), file);
+    torch::load(net, file);
+    cells.expect_usage_error([&] { loss().backward(); }, "the batch norm '0' was loaded");
+    net->eval();
+    loss().backward();
+    net->train();
+    synced.renew();
+    loss().backward();
   });
   cells.cell("nothing to recognise it by", [&] {
     nn::Sequential net(
