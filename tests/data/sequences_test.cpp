@@ -86,7 +86,7 @@ TEST_F(Sequences, ValidationIsTheTail) {
   }
   // The last thing trained to be said comes before the first that is judged.
   EXPECT_EQ(target(train, 6).back() + 1, target(validation, 0).front());
-  EXPECT_THAT(usage_error([&] { input(train, 7); }), HasSubstr("sequence 7 of 7"));
+  EXPECT_THAT(usage_error([&train = train] { input(train, 7); }), HasSubstr("sequence 7 of 7"));
   // A part can be divided again.
   EXPECT_EQ(input(validation.split(0.5).validation, 0), input(set, 8));
 }

@@ -414,7 +414,7 @@ TEST_F(StayingNodes, ANodeThatIsLostOrComesLeavesTheProcessesOfTheOthers) {
   for (const auto& later : {without, with})
     for (const auto& [rank, pid] : later)
       EXPECT_TRUE(std::any_of(before.begin(), before.end(),
-                              [&](const auto& one) { return one.second == pid; }));
+                              [pid = pid](const auto& one) { return one.second == pid; }));
   EXPECT_THAT(jobs[0].output(), HasSubstr("told to leave soon"));
   finish();
   for (const std::size_t host : {0u, 1u}) EXPECT_EQ(jobs[host].wait(), 0) << jobs[host].error();

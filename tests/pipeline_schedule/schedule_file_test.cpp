@@ -93,7 +93,7 @@ TEST(ScheduleFile, NamesTheFileTheRankAndThePlace) {
            {with("RA1.0 F1.0", "RA1.0 RA1.0 F1.0"), "rank 1, action 1 (RA1.0): it stands there a"},
            {with("SG1.0", "SG1.0 F1.1"), "rank 1, action 4 (F1.1): there is no micro-batch 1"},
            {with("F1.0 B1.0", "B1.0 F1.0"), "rank 1, action 1 (B1.0): it stands before F1.0"}}) {
-    const std::string told = usage_error([&] { parse_schedule(text, "plan.json"); });
+    const std::string told = usage_error([&text = text] { parse_schedule(text, "plan.json"); });
     EXPECT_THAT(told, StartsWith("plan.json"));
     EXPECT_THAT(told, HasSubstr(part));
   }
