@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,9 +25,10 @@ constexpr std::uint64_t hash_text(std::string_view text) {
 }
 
 // A 64-bit hash of memory, the same on every machine of one byte order, at about the speed at which
-// memory is read. Any change of one 8-byte word changes it.
+// memory is read. Any change of one 8-byte word changes it. Not against an adversary.
 inline std::uint64_t hash_memory(std::span<const std::byte> memory) {
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15ull;  // odd, so that no bit is lost
+  constexpr int kTurn = 29;
   constexpr std::size_t kLanes = 8;  // each waits for itself alone: a product takes a few cycles
   std::array<std::uint64_t, kLanes> lanes{};
   std::size_t at = 0;
@@ -34,14 +36,15 @@ inline std::uint64_t hash_memory(std::span<const std::byte> memory) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       std::uint64_t word = 0;
       std::memcpy(&word, memory.data() + at + lane * sizeof(word), sizeof(word));
-      lanes[lane] = (lanes[lane] ^ word) * kFactor;
+      // A product moves bits up only: turned round, the highest ones reach the others, too.
+      lanes[lane] = std::rotl((lanes[lane] ^ word) * kFactor, kTurn);
     }
   std::uint64_t hash = memory.size();
   for (const std::uint64_t lane : lanes) hash = (hash ^ lane ^ (lane >> 32)) * kFactor;
   for (; at < memory.size(); at += sizeof(std::uint64_t)) {
     std::uint64_t word = 0;
     std::memcpy(&word, memory.data() + at, std::min(sizeof(word), memory.size() - at));
-    hash = (hash ^ word) * kFactor;
+    hash = std::rotl((hash ^ word) * kFactor, kTurn);
   }
   return hash ^ (hash >> 32);
 }

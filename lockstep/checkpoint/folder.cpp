@@ -146,6 +146,12 @@ void remove_leftovers(const fs::path& run_folder) {
   }
 }
 
+// A model in Hugging Face's form may lie in a folder that has the name of a checkpoint of ours.
+bool is_exported(const fs::path& folder) {
+  return !is_there(folder / kManifestFile) && (is_there(folder / "model.safetensors") ||
+                                               is_there(folder / "model.safetensors.index.json"));
+}
+
 }  // namespace
 
 std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", kStep, step); }
@@ -153,6 +159,7 @@ std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{:08}", k
 bool is_checkpoint(const fs::path& folder) {
   if (is_there(folder / kManifestFile)) return true;
   if (std::error_code ignored; !fs::is_directory(folder, ignored)) return false;
+  if (is_exported(folder)) return false;
   const auto name = parse_name((folder / "").parent_path().filename().string());
   // What a killed writer left was never complete.
   if (name) return name->kind != FolderName::Kind::part && name->kind != FolderName::Kind::gone;
@@ -165,7 +172,7 @@ std::vector<Checkpoint> list_checkpoints(const fs::path& run_folder) {
   for (auto& [name, path] : scan(run_folder)) {
     const bool candidate =
         name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::old;
-    if (!candidate || !fs::is_directory(path, ignored)) continue;
+    if (!candidate || !fs::is_directory(path, ignored) || is_exported(path)) continue;
     // One that was about to be replaced counts where its successor did not get the name.
     if (name.kind == FolderName::Kind::complete)
       complete[name.step] = std::move(path);

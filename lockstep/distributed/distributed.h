@@ -1,8 +1,8 @@
 // The three lines that make a program train on many ranks:
 //
 //   auto dist  = lockstep::setup_distributed({.mode = lockstep::ParallelMode::DDP});
-//   auto model = dist.wrap_model<MyNet>();   // any torch::nn::Module, and its constructor's
-//   arguments …  the training loop, with this rank's share of the data …
+//   auto model = dist.wrap_model<MyNet>();   // any torch::nn::Module; its constructor's arguments
+//   …                                        // the training loop, on this rank's share of the data
 //
 // and for a model that is too large for one of them, FSDP and an optimizer that steps on parts:
 //

@@ -399,8 +399,10 @@ void Agent::find_first_failure() {
   Failure first = suspects_[first_of(suspects_)];
   if (cause_may_turn_up(first)) return;
   std::vector<int> well;
-  for (const int rank : first.blame.ranks)
-    if (processes_.ended_well(rank - layout_.first_rank())) well.push_back(rank);
+  for (const int rank : first.blame.ranks) {
+    const int local_rank = rank - layout_.first_rank();
+    if (local_rank >= 0 && processes_.ended_well(local_rank)) well.push_back(rank);
+  }
   if (!well.empty())
     first.detail = fmt::format("{} had ended before, with exit code 0", list_ranks(well));
   suspects_.clear();

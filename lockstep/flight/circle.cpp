@@ -206,9 +206,12 @@ Answer OpenCalls::answer(const Question& question) const {
     }
     return {Answer::State::came, {}};
   }
+  // Read once: another thread may make a call meanwhile.
+  const auto awaited = blocked.find(recorder.caller());
+  if (awaited == blocked.end()) return {};
   for (const auto& [group, one] : all)
     if (!blocked.contains(one->caller())) return {};
-  const auto& [where, thread] = blocked.at(recorder.caller());
+  const auto& [where, thread] = awaited->second;
   auto call = describe(where->first, *where->second, thread);
   if (!call) return {};
   return {Answer::State::blocked, std::move(*call)};

@@ -33,5 +33,21 @@ TEST(HashMemory, ChangesWithEveryBitAndTheLength) {
   }
 }
 
+// As when a float64 parameter is negated on one rank.
+TEST(HashMemory, ChangesWithTheHighestBitsOfSeveralWords) {
+  std::vector<std::byte> memory(1024, std::byte{0x5a});
+  const std::uint64_t hash = hash_memory(memory);
+  const auto flip_sign = [&memory](std::size_t word) { memory[8 * word + 7] ^= std::byte{0x80}; };
+  for (std::size_t other = 1; other < memory.size() / 8; ++other) {
+    flip_sign(0);
+    flip_sign(other);
+    EXPECT_NE(hash_memory(memory), hash) << "words 0 and " << other;
+    flip_sign(0);
+    flip_sign(other);
+  }
+  for (std::size_t word = 0; word < memory.size() / 8; ++word) flip_sign(word);
+  EXPECT_NE(hash_memory(memory), hash);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -94,10 +94,12 @@ TEST(CheckpointFolder, OneThatLostItsManifestIsListed) {
   make_folder(folder / ".step-00006000.part-1", {"shard-00000.safetensors"});
   make_folder(folder / "copy", {"shard-00000.safetensors"});
   make_folder(folder / "other", {"data"});
+  make_folder(folder / "step-00007000", {"model.safetensors"});  // Hugging Face's form
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 5000));
   for (const char* name : {"step-00000003", "step-00005000", "step-00005000/", "copy"})
     EXPECT_TRUE(is_checkpoint(folder / name)) << name;
-  for (const char* name : {".step-00006000.part-1", "other", "none", "step-00000003/data"})
+  for (const char* name :
+       {".step-00006000.part-1", "other", "none", "step-00000003/data", "step-00007000"})
     EXPECT_FALSE(is_checkpoint(folder / name)) << name;
 }
 

@@ -366,6 +366,20 @@ void check_changed_models(Cells& cells) {
       cells.expect_same(model->first->bias.grad(), at::full({4}, 2.0f), "of two types");
     }
   });
+  cells.cell("a model that was of another type for a while goes on", [&] {
+    Two model;
+    DistributedDataParallel parallel(*model, cells.group());
+    backward(model);
+    // As for an evaluation in 16 bits: the memory of before comes back, the accumulator does not.
+    for (const at::Tensor& parameter : model->parameters()) {
+      const at::Tensor before = parameter.data();
+      parameter.mutable_grad().reset();
+      parameter.set_data(before.to(at::kHalf));
+      parameter.set_data(before);
+    }
+    backward(model);
+    expect_means(model, at::kFloat);
+  });
   cells.cell("a model that is loaded goes on", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
@@ -452,6 +466,14 @@ void check_changed_models(Cells& cells) {
     Two model;
     { const DistributedDataParallel parallel(*model, cells.group()); }
     cells.expect_usage_error([&] { backward(model); }, "by a manager that is gone");
+    {
+      // One that cannot be trained any more is no reason to end the process.
+      Two whole_numbers;
+      const DistributedDataParallel parallel(*whole_numbers, cells.group());
+      for (const at::Tensor& parameter : whole_numbers->parameters())
+        parameter.set_requires_grad(false);
+      whole_numbers->to(at::kChar);
+    }
     model->to(at::kDouble);
     cells.expect_usage_error([&] { backward(model); }, "by a manager that is gone");
     const DistributedDataParallel again(*model, cells.group());

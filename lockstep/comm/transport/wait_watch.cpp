@@ -63,9 +63,14 @@ WaitWatch::WaitWatch(std::shared_ptr<Endpoint> endpoint, int rank,
       rank_(rank),
       addresses_(std::move(addresses)),
       times_(times),
-      open_(rank),
-      thread_([this] { run(); }) {
+      open_(rank) {
   endpoint_->set_answers([this](const std::string& question) { return answer(question); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    endpoint_->set_answers(nullptr);
+    throw;
+  }
 }
 
 WaitWatch::~WaitWatch() {

@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/log.h>
 
 namespace lockstep::data_parallel {
 
@@ -33,26 +35,42 @@ void GradientExchange::set_exchange(bool on) {
   exchange_ = on;
 }
 
-void GradientExchange::leave(const at::Tensor& parameter) const {
-  if (!registered_.module_lives()) return;
-  GradientHook::refuse_gradients(
-      parameter,
-      fmt::format(
-          "the module '{}' was spread over the ranks by a manager that is gone, so that its "
-          "gradients would stay on each rank: keep what setup_distributed() returned for "
-          "as long as the model is trained",
-          registered_.module_name()));
+void GradientExchange::leave(const at::Tensor& parameter) const noexcept {
+  if (group_->size() == 1 || !registered_.module_lives()) return;
+  // A parameter of another kind of numbers by now cannot be trained.
+  if (!at::isDifferentiableType(parameter.scalar_type())) return;
+  try {
+    GradientHook::refuse_gradients(
+        parameter,
+        fmt::format(
+            "the module '{}' was spread over the ranks by a manager that is gone, so that its "
+            "gradients would stay on each rank: keep what setup_distributed() returned for "
+            "as long as the model is trained",
+            registered_.module_name()));
+  } catch (const std::exception& error) {
+    log::warn(
+        "gradients of the module '{}' stay on each rank from now on, and a backward pass will "
+        "not say so: {}",
+        registered_.module_name(), error.what());
+  }
 }
 
 void GradientExchange::check_model() {
   const std::lock_guard lock(mutex_);
+  look_at_model();
+}
+
+void GradientExchange::look_at_model() {
   registered_.check_unchanged();
   check_parameters();
 }
 
-// In a backward() here the model has been looked at.
+// In a backward() here the model has been looked at, and so it has where one of its passes is under
+// way: another model's pass must not wait for what that one waits for.
 void GradientExchange::before_pass() {
-  if (!is_counted_pass() && registered_.module_lives()) check_model();
+  if (is_counted_pass() || !registered_.module_lives()) return;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) look_at_model();
 }
 
 void GradientExchange::check_before() {

@@ -72,7 +72,7 @@ class GradientExchange : public intercept::PassListener,
   // Begins to look at the model before every pass.
   void listen() { intercept::add_pass_listener(shared_from_this()); }
   // What becomes of a parameter when this goes.
-  void leave(const at::Tensor& parameter) const;
+  void leave(const at::Tensor& parameter) const noexcept;
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
   std::unique_ptr<GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
@@ -115,6 +115,7 @@ class GradientExchange : public intercept::PassListener,
   bool has_plain_gradients_ = false;  // of a caller's own backward(), not zeroed since
 
  private:
+  void look_at_model();
   void begin();
   // Before the first pass of a backward().
   void check_before();

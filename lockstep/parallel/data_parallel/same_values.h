@@ -19,8 +19,9 @@ inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
 // on all of them, that names a tensor and the ranks whose values are not those of most. `device` is
 // where the group's messages live.
 //
-// On the CPU any change is found. On other devices the sum of all bits as numbers is compared: two
-// changes of which one undoes the other in that sum are not.
+// On the CPU a 64-bit hash is compared, which any change of one word changes. On other devices it
+// is the sum of all bits as numbers: two changes of which one undoes the other in that sum are not
+// seen.
 void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
                        c10::Device device);
 

@@ -84,24 +84,18 @@ void GradientReducer::check_parameters() {
                        slot.name);
   }
   if (moved) follow_moved();
-  if (all_heard_) return;
-  all_heard_ = true;
+  // A parameter that was of another type for a while has lost its hook, though it lies where it
+  // lay. One that is frozen has nothing to hook into.
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
-    if (slot.heard) continue;
-    // One that is frozen has nothing to hook into.
-    slot.heard = slot.parameter.requires_grad();
-    all_heard_ = all_heard_ && slot.heard;
-    if (slot.heard && !slot.hook->hears()) slot.hook = hear_of(slot.parameter, index);
+    if (slot.parameter.requires_grad() && !slot.hook->hears())
+      slot.hook = hear_of(slot.parameter, index);
   }
 }
 
 // Parameters lie elsewhere, or are of another type: LibTorch has then dropped what backward() hooks
 // into, and buckets are no longer of one kind.
 void GradientReducer::follow_moved() {
-  // Also of what is taken back: the accumulator is gone all the same.
-  for (Slot& slot : slots_) slot.heard = slot.heard && !has_moved(slot);
-  all_heard_ = false;
   if (take_back_) take_back_();
   std::size_t num_moved = 0;
   std::string first;
@@ -123,7 +117,8 @@ void GradientReducer::follow_moved() {
             first, num_moved == 1 ? " was" : fmt::format(" and {} more were", num_moved - 1));
 }
 
-void GradientReducer::check_exchanged() const {
+void GradientReducer::check_exchanged() {
+  const std::lock_guard lock(mutex_);
   if (!unexchanged_) return;
   for (const Slot& slot : slots_)
     if (slot.used && slot.parameter.grad().defined())

@@ -49,7 +49,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
 
   // UsageError that names a parameter whose gradient is this rank's alone, as the passes since the
   // last exchange were under no_sync(): before a step.
-  void check_exchanged() const;
+  void check_exchanged();
   // The caller has written to the parameters, on all ranks alike.
   void parameters_written();
 
@@ -70,7 +70,6 @@ class GradientReducer final : public data_parallel::GradientExchange {
     // memory comes to have its address.
     c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
     at::ScalarType type = at::kFloat;
-    bool heard = true;  // by the hook, as far as is known
     std::unique_ptr<data_parallel::GradientHook> hook;
     std::size_t bucket = 0;
     at::Tensor view;                // of its bucket's memory, where that has any
@@ -127,8 +126,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
 
   Options options_;
   std::function<void()> take_back_;
-  bool moved_ = false;  // parameters were, since the last exchange
-  bool all_heard_ = true;
+  bool moved_ = false;        // parameters were, since the last exchange
   bool unexchanged_ = false;  // gradients are there of passes under no_sync()
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
