@@ -37,8 +37,8 @@ void GradientExchange::set_exchange(bool on) {
 
 void GradientExchange::leave(const at::Tensor& parameter) const noexcept {
   if (group_->size() == 1 || !registered_.module_lives()) return;
-  // A parameter of another kind of numbers by now cannot be trained.
-  if (!at::isDifferentiableType(parameter.scalar_type())) return;
+  // A parameter that holds whole numbers by now cannot be trained.
+  if (!c10::isFloatingType(parameter.scalar_type())) return;
   try {
     GradientHook::refuse_gradients(
         parameter,
