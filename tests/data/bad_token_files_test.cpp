@@ -28,7 +28,7 @@ TEST(BadTokenFile, MissingEmptyOrNoFile) {
   EXPECT_THAT(opening(folder / "nowhere.txt"),
               AllOf(HasSubstr("no token file '" + (folder / "nowhere.txt").string()),
                     HasSubstr("give a text file")));
-  EXPECT_THAT(opening(folder.path()), HasSubstr("it is a folder"));
+  EXPECT_THAT(opening(folder.path()), HasSubstr("is a folder"));
   for (const char* name : {"empty.txt", "empty.bin"}) {
     write_file(folder / name, "");
     for (const TokenFormat format :
