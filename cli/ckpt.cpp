@@ -105,7 +105,7 @@ int verify(const std::vector<std::string>& paths, const CkptFlags&) {
   return damaged ? kFound : 0;
 }
 
-// Of a tensor that both have.
+// Describes how a tensor that both checkpoints have differs.
 std::string difference_text(const checkpoint::TensorDifference& difference,
                             const CheckpointReader& first, const CheckpointReader& second) {
   using Kind = checkpoint::TensorDifference::Kind;
@@ -123,7 +123,7 @@ std::string difference_text(const checkpoint::TensorDifference& difference,
   return text;
 }
 
-// What came of the comparison for the tensors of one kind: model, optimizer, generators.
+// The result of the comparison for one kind of tensors: model, optimizer, generators.
 struct KindOfTensors {
   std::size_t in_both = 0;
   std::size_t differing = 0;
@@ -157,8 +157,8 @@ std::string summary_text(const std::string& kind, const KindOfTensors& found) {
          only_text(kind, only_in_second, "second", in_both == 0);
 }
 
-// What differs in both a line each; what one alone has, as an imported model has no optimizer, in
-// one line for each kind.
+// Prints a line for each tensor that differs, and one line for each kind of tensors that only one
+// checkpoint has: an imported model has no optimizer.
 int diff(const std::vector<std::string>& paths, const CkptFlags&) {
   using Kind = checkpoint::TensorDifference::Kind;
   CheckpointReader first(checkpoint_at(paths[0])), second(checkpoint_at(paths[1]));

@@ -53,9 +53,10 @@ RegularFile open_secret_file(const std::string& path) {
   try {
     return RegularFile(path);
   } catch (const UsageError& error) {
-    throw UsageError("the secret file: {}; '(umask 077; head -c 32 /dev/urandom > FILE)' makes one, "
-                     "and every host needs the same",
-                     error.what());
+    throw UsageError(
+        "the secret file: {}; '(umask 077; head -c 32 /dev/urandom > FILE)' makes one, "
+        "and every host needs the same",
+        error.what());
   }
 }
 
