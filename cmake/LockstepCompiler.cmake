@@ -43,7 +43,5 @@ if(LOCKSTEP_FUZZ)
     message(FATAL_ERROR "LOCKSTEP_FUZZ needs clang (libFuzzer): configure with "
                         "-DCMAKE_CXX_COMPILER=clang++, in a build folder of its own")
   endif()
-  # Everything is to be seen by the fuzzer, not only the targets.
-  target_compile_options(lockstep_compiler INTERFACE -fsanitize=fuzzer-no-link)
   target_link_options(lockstep_compiler INTERFACE -fsanitize=fuzzer-no-link)
 endif()

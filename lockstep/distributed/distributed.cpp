@@ -16,6 +16,7 @@
 #include <lockstep/distributed/stages_differ.h>
 #include <lockstep/distributed/tensor_axis_warning.h>
 #include <lockstep/distributed/told_the_same.h>
+#include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
@@ -114,7 +115,7 @@ int DistributedManager::data_size() const {
 }
 
 bool DistributedManager::belongs_to_wrapped(const at::Tensor& parameter) const {
-  return nn::is_wrapped(parameter) ||  // maybe by another manager
+  return intercept::GradientHook::is_heard(parameter) ||  // maybe by another manager
          std::ranges::any_of(state_->models, [&](const State::Wrapped& one) {
            return one.parallel->names().has(parameter);
          });

@@ -125,6 +125,7 @@ void Processes::find_process(int local_rank, const Generation& generation, Begun
 Processes::Begun Processes::begin(const Generation& generation) {
   Begun begun;
   std::vector<RankStart> starts;
+  for (RankProcess& one : slots_) one.ended_well = false;
   for (int rank = 0; rank < options_.num_ranks; ++rank)
     find_process(rank, generation, begun, starts);
   if (!starts.empty()) guardian_.start(starts);

@@ -1,7 +1,9 @@
 #include <lockstep/flight/circle.h>
 
 #include <algorithm>
+#include <concepts>
 #include <set>
+#include <stdexcept>
 #include <utility>
 
 #include <spdlog/fmt/fmt.h>
@@ -19,6 +21,30 @@ constexpr std::size_t kMostVisited = 4096;
 
 std::string dump_text(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// The library's own conversions make something of fractions and of numbers that do not fit.
+template <std::integral Number>
+Number whole_number(const json& value) {
+  const bool fits =
+      value.is_number_unsigned()
+          ? std::in_range<Number>(value.get<std::uint64_t>())
+          : value.is_number_integer() && std::in_range<Number>(value.get<std::int64_t>());
+  if (!fits) throw std::out_of_range("not a whole number of this type");
+  return value.get<Number>();
+}
+
+// What `read` makes of a text; nothing where the text is not JSON, or `read` misses something.
+template <typename Read>
+auto decoded(std::string_view text, const Read& read)
+    -> std::optional<decltype(read(std::declval<const json&>()))> {
+  try {
+    return read(json::parse(text));
+  } catch (const json::exception&) {
+    return std::nullopt;
+  } catch (const std::out_of_range&) {
+    return std::nullopt;
+  }
 }
 
 Question question_of(const BlockedCall& call, const BlockedCall::Need& need) {
@@ -89,13 +115,12 @@ class CircleSearch {
 std::string Question::encode() const { return dump_text({group, sequence, asker, message}); }
 
 std::optional<Question> Question::decode(std::string_view text) {
-  const json value = json::parse(text, nullptr, false);
-  if (!value.is_array() || value.size() != 4 || !value[0].is_string() ||
-      !value[1].is_number_unsigned() || !value[2].is_number_integer() ||
-      !value[3].is_number_unsigned())
-    return std::nullopt;
-  return Question{value[0].get<std::string>(), value[1].get<std::uint64_t>(), value[2].get<int>(),
-                  value[3].get<std::uint64_t>()};
+  return decoded(text, [](const json& value) {
+    return Question{.group = value.at(0).get<std::string>(),
+                    .sequence = whole_number<std::uint64_t>(value.at(1)),
+                    .asker = whole_number<int>(value.at(2)),
+                    .message = whole_number<std::uint64_t>(value.at(3))};
+  });
 }
 
 std::string Answer::encode() const {
@@ -110,28 +135,48 @@ std::string Answer::encode() const {
 }
 
 Answer Answer::decode(std::string_view text) {
-  try {
-    const json value = json::parse(text);
-    Answer answer;
-    const int state = value.at(0).get<int>();
-    if (state < 0 || state > static_cast<int>(State::blocked)) return {};
-    answer.state = static_cast<State>(state);
-    if (answer.state != State::blocked) return answer;
-    BlockedCall& call = answer.call;
-    value.at(1).get_to(call.rank);
-    value.at(2).get_to(call.thread);
-    value.at(3).get_to(call.group);
-    value.at(4).get_to(call.rank_in_group);
-    value.at(5).get_to(call.entry);
-    value.at(6).get_to(call.sequence);
-    value.at(7).get_to(call.text);
+  const auto answer = decoded(text, [](const json& value) {
+    const int state = whole_number<int>(value.at(0));
+    if (state < 0 || state > static_cast<int>(State::blocked)) return Answer{};
+    Answer read{.state = static_cast<State>(state), .call = {}};
+    if (read.state != State::blocked) return read;
+    read.call = {.rank = whole_number<int>(value.at(1)),
+                 .thread = whole_number<std::uint64_t>(value.at(2)),
+                 .group = value.at(3).get<std::string>(),
+                 .rank_in_group = whole_number<int>(value.at(4)),
+                 .entry = whole_number<std::uint64_t>(value.at(5)),
+                 .sequence = whole_number<std::uint64_t>(value.at(6)),
+                 .text = value.at(7).get<std::string>(),
+                 .needs = {}};
     const json& needs = value.at(8);
     for (std::size_t i = 0; i + 1 < needs.size(); i += 2)
-      call.needs.push_back({needs.at(i).get<int>(), needs.at(i + 1).get<std::uint64_t>()});
-    return answer;
-  } catch (const json::exception&) {
-    return {};
-  }
+      read.call.needs.push_back(
+          {whole_number<int>(needs.at(i)), whole_number<std::uint64_t>(needs.at(i + 1))});
+    return read;
+  });
+  return answer.value_or(Answer{});
+}
+
+std::string CircleNews::encode() const { return dump_text({group, ranks, text}); }
+
+std::optional<CircleNews> CircleNews::decode(std::string_view text) {
+  return decoded(text, [](const json& value) {
+    CircleNews news{.group = value.at(0).get<std::string>(),
+                    .ranks = {},
+                    .text = value.at(2).get<std::string>()};
+    for (const json& rank : value.at(1)) news.ranks.push_back(whole_number<int>(rank));
+    return news;
+  });
+}
+
+std::string CallToEnd::encode() const { return dump_text({group, thread, entry}); }
+
+std::optional<CallToEnd> CallToEnd::decode(std::string_view text) {
+  return decoded(text, [](const json& value) {
+    return CallToEnd{.group = value.at(0).get<std::string>(),
+                     .thread = whole_number<std::uint64_t>(value.at(1)),
+                     .entry = whole_number<std::uint64_t>(value.at(2))};
+  });
 }
 
 void OpenCalls::add(const std::string& group, std::shared_ptr<const Recorder> recorder) {

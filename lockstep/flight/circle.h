@@ -115,6 +115,28 @@ struct Circle {
   std::string text() const;
 };
 
+// What the rank that found a circle tells every rank of the groups of its calls.
+struct CircleNews {
+  std::string group;
+  std::vector<int> ranks;  // of the circle, as the job numbers them
+  std::string text;
+
+  std::string encode() const;
+  // Nothing where it is none.
+  static std::optional<CircleNews> decode(std::string_view text);
+};
+
+// And then the ranks of the circle: the call of theirs that is to end.
+struct CallToEnd {
+  std::string group;
+  std::uint64_t thread = 0;
+  std::uint64_t entry = 0;
+
+  std::string encode() const;
+  // Nothing where it is none.
+  static std::optional<CallToEnd> decode(std::string_view text);
+};
+
 // Asks a rank of the job; at_large where it does not answer.
 using Ask = std::function<Answer(int rank, const Question& question)>;
 

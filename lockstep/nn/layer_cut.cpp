@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/mesh/tensor_part.h>
 
 namespace lockstep::nn {
@@ -24,15 +25,9 @@ std::vector<CutParameter> cut_parameters(const torch::nn::Module& model) {
   return all;
 }
 
-bool is_wrapped(const at::Tensor& parameter) {
-  if (!parameter.is_leaf()) return false;
-  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
-  return accumulator != nullptr && !accumulator->post_hooks().empty();
-}
-
 void refuse_wrapped(const torch::nn::Module& model, const std::string& function) {
   for (const auto& item : model.named_parameters())
-    if (is_wrapped(item.value()))
+    if (intercept::GradientHook::is_heard(item.value()))
       throw UsageError("{} was given '{}' of a model that is wrapped already, whose gradients "
                        "are exchanged as it is: call it before wrap_model()",
                        function, item.key());

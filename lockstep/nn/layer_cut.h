@@ -67,10 +67,9 @@ class CuttableLayer {
 // Of all layers of a model, by their names there.
 std::vector<CutParameter> cut_parameters(const torch::nn::Module& model);
 
-// Whether somebody waits for this parameter's gradients, as DDP and every kind of sharding do once
-// a model is wrapped: other memory behind it would leave them without.
-bool is_wrapped(const at::Tensor& parameter);
-// UsageError that names a parameter of the model which is. `function` is what the user has called.
+// UsageError that names a parameter of the model whose gradients somebody waits for, as DDP and
+// every kind of sharding do once a model is wrapped: other memory behind it would leave them
+// without. `function` is what the user has called.
 void refuse_wrapped(const torch::nn::Module& model, const std::string& function);
 
 namespace internal {

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <string>
 
+#include <spdlog/fmt/fmt.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/base/is_there.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/safetensors/strict_json.h>
@@ -27,14 +30,19 @@ std::filesystem::path saved_file(const std::filesystem::path& output) {
   return output / "saved.json";
 }
 
+std::uint64_t hash_of(const FolderHolder& begun_by, const std::string& state_text) {
+  return hash_text(fmt::format("{}\n{}\n{}", begun_by.job, begun_by.generation, state_text));
+}
+
 }  // namespace
 
 void write_start(const std::filesystem::path& output, const FolderHolder& begun_by,
                  const checkpoint::TrainingState& state) {
-  const nlohmann::ordered_json root = {
-      {"job", begun_by.job},
-      {"generation", begun_by.generation},
-      {"state", nlohmann::ordered_json::parse(checkpoint::to_text(state))}};
+  const std::string state_text = checkpoint::to_text(state);
+  const nlohmann::ordered_json root = {{"job", begun_by.job},
+                                       {"generation", begun_by.generation},
+                                       {"state", nlohmann::ordered_json::parse(state_text)},
+                                       {"hash", hash_of(begun_by, state_text)}};
   write_durably(start_file(output), root.dump());
 }
 
@@ -46,9 +54,16 @@ std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::pat
   const nlohmann::json root =
       checkpoint::parse_strictly(checkpoint::read_text(path, kLargestStart), name, kStartDepth);
   const checkpoint::JsonPlace top(name, root);
-  if (top.at("job").text() != now.job || top.at("generation").integer<int>(0) > now.generation)
-    return std::nullopt;
-  return checkpoint::state_at(top.at("state"));
+  const FolderHolder begun_by{.job = top.at("job").text(),
+                              .generation = top.at("generation").integer<int>(0)};
+  checkpoint::TrainingState state = checkpoint::state_at(top.at("state"));
+  if (top.at("hash").integer<std::uint64_t>() != hash_of(begun_by, checkpoint::to_text(state)))
+    throw UsageError(
+        "'{}' is damaged: its hash is that of another text. It says how the run began; "
+        "remove it to go on from the newest checkpoint as a run of its own",
+        name);
+  if (begun_by.job != now.job || begun_by.generation > now.generation) return std::nullopt;
+  return state;
 }
 
 void note_saved(const std::filesystem::path& output, std::int64_t step) {

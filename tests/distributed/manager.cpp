@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -35,6 +37,16 @@ struct KeepsThis : nn::Module {
   nn::Linear layer;
   std::function<at::Tensor(const at::Tensor&)> run;
   const KeepsThis* made_at;
+};
+
+struct CountingHook : torch::autograd::FunctionPostHook {
+  explicit CountingHook(int& count) : count(count) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    ++count;
+    return outputs;
+  }
+  int& count;
 };
 
 void check_making(DistributedManager& dist, Cells& cells) {
@@ -87,6 +99,16 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
     nn::Sequential model;
     if (cells.rank() == 0) model->push_back(nn::Linear(2, 2));
     cells.expect_usage_error([&] { dist.wrap_model(model); }, "on 1 of 2 ranks");
+  });
+  cells.cell("a model with hooks of one's own", [&] {
+    nn::Linear model(2, 2);
+    const auto accumulator = torch::autograd::impl::grad_accumulator(model->weight);
+    int heard = 0;
+    accumulator->add_post_hook(std::make_unique<CountingHook>(heard));
+    dist.wrap_model(model);
+    backward(cells, model);
+    cells.expect_same(model->weight.grad(), mean_gradient(cells), "the gradient");
+    cells.expect(heard == 1, "the user's own hook was not called once");
   });
   cells.cell("two models", [&] {
     nn::Linear first = dist.wrap_model(nn::Linear(2, 2));

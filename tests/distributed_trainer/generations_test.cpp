@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using lockstep::testing::read_file;
 using lockstep::testing::TemporaryFolder;
+using lockstep::testing::write_file;
 using ::testing::HasSubstr;
 
 // What this process learns from now on: it is the only rank of a job of that name.
@@ -227,6 +228,24 @@ TEST(Generations, OnlyTheBatchOfTheSameJobIsKept) {
   };
   EXPECT_EQ(samples_of_a_step("job"), 8);
   EXPECT_EQ(samples_of_a_step("another"), 4);
+}
+
+TEST(Generations, EveryBitOfHowTheRunBeganIsChecked) {
+  const TemporaryFolder folder;
+  const FolderHolder job{.job = "job", .generation = 1};
+  checkpoint::TrainingState state;
+  state.step = 40;
+  state.last_loss = 2.5;
+  train::put({.global = 8, .micro = 4, .num_ranks = 2, .of_a_rank = 4}, state.values);
+  train::write_start(folder.path(), job, state);
+  ASSERT_EQ(train::begun_before(folder.path(), job)->step, 40);
+  const std::string whole = read_file(folder / "start.json");
+  for (std::size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    write_file(folder / "start.json", flipped);
+    EXPECT_THROW(train::begun_before(folder.path(), job), UsageError) << flipped;
+  }
 }
 
 // What was in its folder before it began is older, and not what it goes on from.

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include <lockstep/base/log.h>
 
 namespace lockstep::comm {
@@ -27,35 +25,7 @@ constexpr const char* kUsualCauses =
     "dist.backward(model, 0 * loss_sum, 0)); an input or a parameter that requires a gradient on "
     "some ranks only; a sum, mean or barrier in a branch that not all ranks take.";
 
-std::string text_of(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 }  // namespace
-
-std::string WaitWatch::News::encode() const { return text_of({group, ranks, text}); }
-
-std::optional<WaitWatch::News> WaitWatch::News::decode(std::string_view text) {
-  try {
-    const auto value = nlohmann::json::parse(text);
-    return News{value.at(0).get<std::string>(), value.at(1).get<std::vector<int>>(),
-                value.at(2).get<std::string>()};
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  }
-}
-
-std::string WaitWatch::Ending::encode() const { return text_of({group, thread, entry}); }
-
-std::optional<WaitWatch::Ending> WaitWatch::Ending::decode(std::string_view text) {
-  try {
-    const auto value = nlohmann::json::parse(text);
-    return Ending{value.at(0).get<std::string>(), value.at(1).get<std::uint64_t>(),
-                  value.at(2).get<std::uint64_t>()};
-  } catch (const nlohmann::json::exception&) {
-    return std::nullopt;
-  }
-}
 
 WaitWatch::WaitWatch(std::shared_ptr<Endpoint> endpoint, int rank,
                      std::vector<EndpointAddress> addresses, Times times)
@@ -119,9 +89,9 @@ std::string WaitWatch::answer(const std::string& question) {
     return asked ? open_.answer(*asked).encode() : "";
   }
   if (question.front() == kNews) {
-    if (const auto news = News::decode(rest)) take(*news);
+    if (const auto news = flight::CircleNews::decode(rest)) take(*news);
   } else if (question.front() == kEnd) {
-    if (auto ending = Ending::decode(rest)) {
+    if (auto ending = flight::CallToEnd::decode(rest)) {
       const std::lock_guard lock(mutex_);
       endings_.push_back(std::move(*ending));
       changed_.notify_all();
@@ -136,7 +106,7 @@ std::optional<CommError::Details> WaitWatch::verdict(const std::string& id) {
   return found == groups_.end() ? std::nullopt : found->second->verdict;
 }
 
-void WaitWatch::take(const News& news) {
+void WaitWatch::take(const flight::CircleNews& news) {
   const std::lock_guard lock(mutex_);
   const auto found = groups_.find(news.group);
   if (found == groups_.end() || found->second->verdict) return;
@@ -166,12 +136,12 @@ bool WaitWatch::pause(milliseconds span) {
 }
 
 void WaitWatch::end_calls() {
-  std::vector<Ending> all;
+  std::vector<flight::CallToEnd> all;
   {
     const std::lock_guard lock(mutex_);
     all.swap(endings_);
   }
-  for (const Ending& ending : all) end_call(ending);
+  for (const flight::CallToEnd& ending : all) end_call(ending);
 }
 
 void WaitWatch::look() {
@@ -227,7 +197,7 @@ bool WaitWatch::send(int rank, const std::string& message) {
 }
 
 void WaitWatch::tell(const flight::Circle& circle) {
-  News news;
+  flight::CircleNews news;
   news.text = circle.text() + kUsualCauses;
   if (news.text.size() > kLongestText) news.text.resize(kLongestText);
   for (const flight::BlockedCall& call : circle.calls) news.ranks.push_back(call.rank);
@@ -244,7 +214,7 @@ void WaitWatch::tell(const flight::Circle& circle) {
     }
   }
   for (const flight::BlockedCall& call : circle.calls) {
-    const Ending ending{.group = call.group, .thread = call.thread, .entry = call.entry};
+    const flight::CallToEnd ending{.group = call.group, .thread = call.thread, .entry = call.entry};
     if (call.rank == rank_)
       end_call(ending);
     else
@@ -252,7 +222,7 @@ void WaitWatch::tell(const flight::Circle& circle) {
   }
 }
 
-void WaitWatch::end_call(const Ending& ending) {
+void WaitWatch::end_call(const flight::CallToEnd& ending) {
   std::shared_ptr<Group> group;
   {
     const std::lock_guard lock(mutex_);

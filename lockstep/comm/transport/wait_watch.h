@@ -84,24 +84,6 @@ class WaitWatch {
     std::mutex mutex;
     End end;  // null once the group is gone
   };
-  // That a call of a group is in a circle.
-  struct News {
-    std::string group;
-    std::vector<int> ranks;  // of the circle, as the job numbers them
-    std::string text;
-
-    std::string encode() const;
-    static std::optional<News> decode(std::string_view text);
-  };
-  // The call of this rank that is to end.
-  struct Ending {
-    std::string group;
-    std::uint64_t thread = 0;
-    std::uint64_t entry = 0;
-
-    std::string encode() const;
-    static std::optional<Ending> decode(std::string_view text);
-  };
   using WaitKey = std::tuple<std::string, std::uint64_t, std::uint64_t>;  // group, thread, entry
 
   void forget(const std::string& id);
@@ -114,8 +96,8 @@ class WaitWatch {
   void look();
   void tell(const flight::Circle& circle);
   bool send(int rank, const std::string& message);
-  void take(const News& news);
-  void end_call(const Ending& ending);
+  void take(const flight::CircleNews& news);
+  void end_call(const flight::CallToEnd& ending);
 
   const std::shared_ptr<Endpoint> endpoint_;
   const int rank_;
@@ -125,7 +107,7 @@ class WaitWatch {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::shared_ptr<Group>> groups_;
-  std::vector<Ending> endings_;
+  std::vector<flight::CallToEnd> endings_;
   bool stopping_ = false;
   std::map<WaitKey, Clock::time_point> next_look_;  // the thread's own
   std::thread thread_;

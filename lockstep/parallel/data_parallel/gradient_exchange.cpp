@@ -19,9 +19,9 @@ GradientExchange::GradientExchange(const RegisteredParameters& registered,
       device_(device),
       counted_pass_(std::move(counted_pass)) {}
 
-std::unique_ptr<GradientHook> GradientExchange::hear_of(const at::Tensor& parameter,
-                                                        std::size_t index) {
-  return std::make_unique<GradientHook>(
+std::unique_ptr<intercept::GradientHook> GradientExchange::hear_of(const at::Tensor& parameter,
+                                                                   std::size_t index) {
+  return std::make_unique<intercept::GradientHook>(
       parameter, [weak = weak_from_this(), index](const at::Tensor& arrived) {
         if (const auto self = weak.lock()) {
           const std::lock_guard lock(self->mutex_);
@@ -40,7 +40,7 @@ void GradientExchange::leave(const at::Tensor& parameter) const noexcept {
   // A parameter that holds whole numbers by now cannot be trained.
   if (!c10::isFloatingType(parameter.scalar_type())) return;
   try {
-    GradientHook::refuse_gradients(
+    intercept::GradientHook::refuse_gradients(
         parameter,
         fmt::format(
             "the module '{}' was spread over the ranks by a manager that is gone, so that its "

@@ -12,8 +12,8 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
-#include <lockstep/parallel/data_parallel/gradient_hook.h>
 #include <lockstep/parallel/data_parallel/registered_parameters.h>
 #include <lockstep/parallel/data_parallel/same_values.h>
 
@@ -75,7 +75,7 @@ class GradientExchange : public intercept::PassListener,
   void leave(const at::Tensor& parameter) const noexcept;
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
-  std::unique_ptr<GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
+  std::unique_ptr<intercept::GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
 
   // What follows is called with the mutex locked.
   // As check_model(), which has looked at what is registered.

@@ -126,8 +126,8 @@ void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator&
       "values on rank{} {} than on the other {}. Something changed it on some ranks alone "
       "(load the same file and write the same values on every rank, and let every rank take every "
       "step), or a rank's memory is damaged: start the ranks anew from a checkpoint. Where ranks "
-      "run on different processors that round differently, consistency_check_interval = 0 turns "
-      "this check off",
+      "differ on purpose (a comm_hook that exchanges only now and then, processors that round "
+      "differently), consistency_check_interval = 0 turns this check off",
       differs.sum().item<std::int64_t>(), num_tensors,
       tensors[static_cast<std::size_t>(first)].name, odd.size() == 1 ? "" : "s",
       fmt::join(odd, ", "), group.size() - static_cast<int>(odd.size()));

@@ -163,7 +163,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
   // What leaves through a bucket's memory is copied there.
   const bool in_bucket =
       slot.view.defined() && (exchange() || slot.parameter.grad().is_alias_of(slot.view));
-  if (!in_bucket && !data_parallel::is_sole_user(slot.parameter.grad(), arrived))
+  if (!in_bucket && !intercept::is_sole_user(slot.parameter.grad(), arrived))
     slot.parameter.mutable_grad() = slot.parameter.grad().clone();
   if (!exchange()) return;
   enter_pass();

@@ -70,7 +70,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
     // memory comes to have its address.
     c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
     at::ScalarType type = at::kFloat;
-    std::unique_ptr<data_parallel::GradientHook> hook;
+    std::unique_ptr<intercept::GradientHook> hook;
     std::size_t bucket = 0;
     at::Tensor view;                // of its bucket's memory, where that has any
     std::size_t place_in_pack = 0;  // bytes from its begin, where its bucket has one

@@ -22,7 +22,8 @@ struct GradientBucket {
 
 // Replaces the exchange of a bucket, for example by one that compresses. It starts the exchange and
 // returns what completes it; after that `flat` must hold the sum of all ranks' gradients. Both are
-// called for the same buckets in the same order on every rank, from within backward().
+// called for the same buckets in the same order on every rank, from within backward(). One that
+// leaves ranks with different sums (local SGD) needs consistency_check_interval = 0.
 using CommHook =
     std::function<std::function<void()>(GradientBucket& bucket, comm::Communicator& group)>;
 

@@ -140,7 +140,7 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
       gradient = arrived.to(summed, /*non_blocking=*/false, /*copy=*/true);
     else if (gradient.scalar_type() != summed)
       gradient = gradient.to(summed);
-    else if (!data_parallel::is_sole_user(gradient, arrived))
+    else if (!intercept::is_sole_user(gradient, arrived))
       gradient = gradient.clone();
     return;
   }

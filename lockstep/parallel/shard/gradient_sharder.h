@@ -59,7 +59,7 @@ class GradientSharder final : public data_parallel::GradientExchange {
     std::size_t member;
     std::string name;
     at::Tensor parameter;
-    std::unique_ptr<data_parallel::GradientHook> hook;
+    std::unique_ptr<intercept::GradientHook> hook;
     bool ready = false;  // in this backward pass
     bool used = false;   // in any pass since the last exchange
     bool adds = false;   // to what was exchanged before

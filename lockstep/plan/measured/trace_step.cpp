@@ -10,9 +10,9 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/live_bytes.h>
+#include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
-#include <lockstep/parallel/data_parallel/gradient_hook.h>
 
 namespace lockstep::plan {
 
@@ -146,11 +146,11 @@ StepTrace trace_step(torch::nn::Module& module, const std::function<at::Tensor()
   device::LiveBytes live(parameters.front().tensor.device());
   Writer writer(live);
   const ReadScope reads(parameters, std::make_shared<Reader>(parameters, writer));
-  std::vector<std::unique_ptr<data_parallel::GradientHook>> hooks;
+  std::vector<std::unique_ptr<intercept::GradientHook>> hooks;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i].tensor;
     if (!parameter.requires_grad()) continue;
-    hooks.push_back(std::make_unique<data_parallel::GradientHook>(
+    hooks.push_back(std::make_unique<intercept::GradientHook>(
         parameter, [&writer, i, parameter](const at::Tensor&) {
           writer.gradient(i, static_cast<std::int64_t>(parameter.grad().nbytes()));
         }));

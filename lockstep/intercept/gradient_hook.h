@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
-namespace lockstep::data_parallel {
+namespace lockstep::intercept {
 
 // Calls back whenever a backward pass has added to a parameter's gradient: once a pass, however
 // often the parameter was used.
@@ -35,6 +35,10 @@ class GradientHook {
   // until a hook is made for it again: nobody sums its gradient over the ranks.
   static void refuse_gradients(const at::Tensor& parameter, const std::string& reason);
 
+  // Whether a hook of anybody's hears of the parameter's gradients now. Hooks that users put on a
+  // tensor themselves are others.
+  static bool is_heard(const at::Tensor& parameter);
+
  private:
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
@@ -48,4 +52,4 @@ class GradientHook {
 // be read by what backward still has to do. `arrived` is what the hook was told.
 bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived);
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::intercept

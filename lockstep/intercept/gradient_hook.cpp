@@ -1,4 +1,4 @@
-#include <lockstep/parallel/data_parallel/gradient_hook.h>
+#include <lockstep/intercept/gradient_hook.h>
 
 #include <algorithm>
 #include <memory>
@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 
-namespace lockstep::data_parallel {
+namespace lockstep::intercept {
 
 namespace {
 
@@ -27,16 +27,6 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   GradientHook::Callback callback_;
 };
 
-// Whether somebody sums a parameter's gradients now.
-bool is_heard(const at::Tensor& parameter) {
-  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
-  if (accumulator == nullptr) return false;
-  const auto& hooks = accumulator->post_hooks();
-  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
-    return dynamic_cast<const PostHook*>(hook.get()) != nullptr;
-  });
-}
-
 }  // namespace
 
 GradientHook::GradientHook(const at::Tensor& parameter, Callback callback) : parameter_(parameter) {
@@ -49,6 +39,16 @@ GradientHook::~GradientHook() { accumulator_->del_post_hook(key_); }
 
 bool GradientHook::hears() const {
   return torch::autograd::impl::try_get_grad_accumulator(parameter_) == accumulator_;
+}
+
+bool GradientHook::is_heard(const at::Tensor& parameter) {
+  if (!parameter.is_leaf()) return false;
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (accumulator == nullptr) return false;
+  const auto& hooks = accumulator->post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const PostHook*>(hook.get()) != nullptr;
+  });
 }
 
 void GradientHook::refuse_gradients(const at::Tensor& parameter, const std::string& reason) {
@@ -85,4 +85,4 @@ bool is_sole_user(const at::Tensor& gradient, const at::Tensor& arrived) {
   return static_cast<std::size_t>(gradient.storage().use_count()) <= known;
 }
 
-}  // namespace lockstep::data_parallel
+}  // namespace lockstep::intercept
