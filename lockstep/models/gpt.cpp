@@ -11,6 +11,7 @@
 #include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/dropout.h>
 #include <lockstep/nn/gelu.h>
+#include <lockstep/nn/norms.h>
 
 namespace lockstep::models {
 
@@ -92,8 +93,9 @@ class GptBlock : public torch::nn::Module {
         mlp_(register_module("mlp", std::make_shared<GptMlp>(config, name + ".mlp", random))) {}
 
   at::Tensor forward(const at::Tensor& x, KeyValueCache* cache) {
-    const auto y = x + attn_->forward(ln_1_(x), cache);
-    return y + mlp_->forward(ln_2_(y));
+    const at::Tensor attended = attn_->forward(nn::layer_norm(x, nn::weights_of(*ln_1_)), cache);
+    const auto [y, normed] = nn::add_layer_norm(x, attended, nn::weights_of(*ln_2_));
+    return y + mlp_->forward(normed);
   }
 
  private:
@@ -130,7 +132,7 @@ class Gpt::Transformer : public torch::nn::Module {
   at::Tensor run_block(std::size_t block, const at::Tensor& x, KeyValueCache* cache) {
     return h_->call<GptBlock>(block, x, cache);
   }
-  at::Tensor last_norm(const at::Tensor& x) { return ln_f_(x); }
+  at::Tensor last_norm(const at::Tensor& x) { return nn::layer_norm(x, nn::weights_of(*ln_f_)); }
 
   nn::Embedding wte;
 

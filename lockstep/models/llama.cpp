@@ -99,8 +99,10 @@ class LlamaLayer : public torch::nn::Module {
                                      nn::Dropout(config.dropout, name + ".mlp_dropout", random))) {}
 
   at::Tensor forward(const at::Tensor& x, const Intervals& positions, KeyValueCache* cache) {
-    const auto y = x + attn_dropout_(self_attn_->forward(input_layernorm_(x), positions, cache));
-    return y + mlp_dropout_(mlp_->forward(post_attention_layernorm_(y)));
+    const at::Tensor attended =
+        attn_dropout_(self_attn_->forward(input_layernorm_(x), positions, cache));
+    const auto [y, normed] = nn::add_rms_norm(x, attended, post_attention_layernorm_->weights());
+    return y + mlp_dropout_(mlp_->forward(normed));
   }
 
  private:

@@ -46,18 +46,42 @@ bool ours(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat;
 }
 
+// A mask of the keys that each query sees, where queries are the last of as many.
+at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& k) {
+  return at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril(k.size(2) - q.size(2));
+}
+
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
+#define LOCKSTEP_GROUPED_ATTENTION 1
+
+// Takes cuDNN's kernels or others, whichever are there and faster, and keys that several heads of
+// queries share as they are. Its own causal mask is aligned at the first key.
+at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             bool masked, double scale) {
+  const bool square = q.size(2) == k.size(2);
+  c10::optional<at::Tensor> seen;
+  if (masked && !square) seen = seen_keys(q, k);
+  return at::scaled_dot_product_attention(q, k, v, seen, 0.0, masked && square, scale,
+                                          /*enable_gqa=*/q.size(1) != k.size(1));
+}
+#endif
+
 // What the other dtypes and devices get.
 at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              bool causal, double scale) {
+  // A single query sees every key.
+  const bool masked = causal && q.size(2) > 1;
+  const auto tokens_together = [](const at::Tensor& output) {
+    return output.transpose(1, 2).contiguous().transpose(1, 2);
+  };
+#ifdef LOCKSTEP_GROUPED_ATTENTION
+  // Of floats, LibTorch's kernels know no shared keys.
+  if (q.is_cuda() && q.element_size() == 2)
+    return tokens_together(grouped_attention(q, k, v, masked, scale));
+#endif
   const auto group = k.size(1) == 0 ? 1 : q.size(1) / k.size(1);
   const auto keys = group == 1 ? k : k.repeat_interleave(group, 1);
   const auto values = group == 1 ? v : v.repeat_interleave(group, 1);
-  // A single query sees every key.
-  const bool masked = causal && q.size(2) > 1;
-  at::Tensor seen;
-  if (masked)
-    seen =
-        at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril(k.size(2) - q.size(2));
 #if TORCH_VERSION_MAJOR >= 2
   // Its own causal mask is aligned at the first key, and takes faster kernels where that is the
   // same.
@@ -66,15 +90,16 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const double factor = scale * std::sqrt(static_cast<double>(q.size(3)));
   const auto scaled = std::abs(factor - 1.0) < 1e-12 ? q : q * factor;
   const auto output = masked && !square
-                          ? at::scaled_dot_product_attention(scaled, keys, values, seen)
+                          ? at::scaled_dot_product_attention(scaled, keys, values, seen_keys(q, k))
                           : at::scaled_dot_product_attention(scaled, keys, values, {}, 0.0, square);
 #else
   auto scores = at::matmul(q, keys.transpose(2, 3)) * scale;
   if (masked)
-    scores = scores.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+    scores =
+        scores.masked_fill(seen_keys(q, k).logical_not(), -std::numeric_limits<double>::infinity());
   const auto output = at::matmul(scores.softmax(-1), values);
 #endif
-  return output.transpose(1, 2).contiguous().transpose(1, 2);
+  return tokens_together(output);
 }
 
 }  // namespace

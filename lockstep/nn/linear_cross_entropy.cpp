@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <optional>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -7,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/autocast.h>
 #include <lockstep/device/parallel_pieces.h>
 #include <lockstep/mesh/placement.h>
 #include <lockstep/nn/cross_entropy.h>
@@ -14,6 +17,11 @@
 #include <lockstep/nn/softmax_kernels.h>
 #include <lockstep/nn/targets.h>
 #include <lockstep/nn/tensor_axis.h>
+
+#ifdef LOCKSTEP_HAVE_CUDA
+#include <lockstep/nn/kernels/cuda/cross_entropy.h>
+#include <lockstep/nn/kernels/cuda/on_tensors.h>
+#endif
 
 namespace lockstep::nn {
 
@@ -25,7 +33,9 @@ using torch::autograd::variable_list;
 // Logits that are there at once, at least a row of them. On a CPU about what its caches hold, with
 // rows enough to read the weight seldom; a GPU needs more at a time to be busy.
 constexpr std::int64_t kBlockBytesCpu = 16 << 20;
-constexpr std::int64_t kBlockBytesGpu = 256 << 20;
+constexpr std::int64_t kBlockBytesGpu = 1 << 30;
+// What a GPU's products divide rows into.
+constexpr std::int64_t kRowsOfAProduct = 256;
 
 struct Wanted {
   bool hidden = false;
@@ -34,9 +44,29 @@ struct Wanted {
   bool any() const { return hidden || weight; }
 };
 
+at::Tensor in_full_precision(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+}
+
 // Losses of a block of rows; where gradients are wanted, turns its logits into their gradient.
 at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
                         Wanted wanted) {
+#ifdef LOCKSTEP_HAVE_CUDA
+  if (cuda::takes(logits)) {
+    auto losses = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat));
+    cuda::launch_on(logits, [&](CUstream_st* stream) {
+      cuda::softmax_cross_entropy({.logits = logits.data_ptr(),
+                                   .type = cuda::element_of(logits.scalar_type()),
+                                   .targets = targets.data_ptr<std::int64_t>(),
+                                   .rows = logits.size(0),
+                                   .vocabulary = logits.size(1),
+                                   .ignore_index = ignore_index},
+                                  losses.data_ptr<float>(), wanted.any(), stream);
+    });
+    return losses;
+  }
+#endif
+  logits = in_full_precision(logits);
   if (logits.device().is_cpu() && logits.scalar_type() == at::kFloat) {
     const auto vocabulary = logits.size(1);
     auto losses = at::zeros({logits.size(0)}, logits.options());
@@ -106,6 +136,7 @@ PartialRows exponentiate(at::Tensor& logits, const at::Tensor& largest, const at
 at::Tensor split_block_losses(at::Tensor& logits, const at::Tensor& targets,
                               std::int64_t ignore_index, Wanted wanted, std::int64_t begin,
                               comm::Communicator& group) {
+  logits = in_full_precision(logits);
   const at::Tensor ignored = targets.eq(ignore_index);
   const at::Tensor columns_of_all = targets - begin;
   const at::Tensor elsewhere =
@@ -137,6 +168,21 @@ struct Rows {
   std::int64_t most() const { return (vocabulary + group->size() - 1) / group->size(); }
 };
 
+// How many rows' logits are computed together: of an even share of all rows, on a GPU.
+std::int64_t rows_at_once(const at::Tensor& inputs, std::int64_t vocabulary) {
+  const bool on_cpu = inputs.device().is_cpu();
+  // In memory they become floats.
+  const auto bytes = static_cast<std::int64_t>(
+      on_cpu ? std::max<std::size_t>(inputs.element_size(), sizeof(float)) : inputs.element_size());
+  const auto most = std::max<std::int64_t>(1, (on_cpu ? kBlockBytesCpu : kBlockBytesGpu) /
+                                                  std::max<std::int64_t>(1, vocabulary * bytes));
+  const auto rows = inputs.size(0);
+  if (on_cpu || rows <= most) return most;
+  const auto num_blocks = (rows + most - 1) / most;
+  const auto share = (rows + num_blocks - 1) / num_blocks;
+  return std::min(most, (share + kRowsOfAProduct - 1) / kRowsOfAProduct * kRowsOfAProduct);
+}
+
 // The gradients are computed in forward, from the block of logits at hand, and only scaled in
 // backward: computing the logits again would make four products of this size out of three (with a
 // vocabulary of 50257 they are nearly all of the time), and save no memory, as backward needs room
@@ -145,39 +191,36 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets,
-                            std::int64_t ignore_index, Wanted wanted, const Rows& part) {
+                            std::int64_t ignore_index, Wanted wanted, const Rows& part,
+                            at::ScalarType type) {
     const auto rows = hidden.size(0), vocabulary = weight.size(0);
-    const auto type = hidden.scalar_type();
+    const at::Tensor all_inputs = hidden.to(type), factors = weight.to(type);
     const auto exact = type == at::kDouble ? at::kDouble : at::kFloat;
     const auto wide = hidden.options().dtype(exact);
-    const auto block_bytes = hidden.device().is_cpu() ? kBlockBytesCpu : kBlockBytesGpu;
     // The same on every rank.
     const auto widest = part.group == nullptr ? vocabulary : part.most();
-    const auto block = std::max<std::int64_t>(
-        1, block_bytes / std::max<std::int64_t>(
-                             1, widest * static_cast<std::int64_t>(c10::elementSize(exact))));
+    const auto block = rows_at_once(all_inputs, widest);
     at::Tensor hidden_grad, weight_grad;
-    if (wanted.hidden) hidden_grad = at::empty_like(hidden, at::MemoryFormat::Contiguous);
+    if (wanted.hidden) hidden_grad = at::empty_like(all_inputs, at::MemoryFormat::Contiguous);
     if (wanted.weight) weight_grad = at::zeros(weight.sizes(), wide);
     auto losses = at::empty({rows}, wide);
     // One block's memory for all of them.
-    const auto memory = at::empty({std::min(block, rows), vocabulary}, hidden.options());
+    const auto memory = at::empty({std::min(block, rows), vocabulary}, all_inputs.options());
     for (std::int64_t first = 0; first < rows; first += block) {
       const auto count = std::min(block, rows - first);
-      const auto inputs = hidden.narrow(0, first, count);
-      auto product = memory.narrow(0, 0, count);
-      at::mm_out(product, inputs, weight.t());
-      auto logits = product.to(exact);
+      const auto inputs = all_inputs.narrow(0, first, count);
+      const auto block_targets = targets.narrow(0, first, count);
+      auto logits = memory.narrow(0, 0, count);
+      at::mm_out(logits, inputs, factors.t());
       losses.narrow(0, first, count)
-          .copy_(part.group == nullptr
-                     ? block_losses(logits, targets.narrow(0, first, count), ignore_index, wanted)
-                     : split_block_losses(logits, targets.narrow(0, first, count), ignore_index,
-                                          wanted, part.begin, *part.group));
+          .copy_(part.group == nullptr ? block_losses(logits, block_targets, ignore_index, wanted)
+                                       : split_block_losses(logits, block_targets, ignore_index,
+                                                            wanted, part.begin, *part.group));
       if (!wanted.any()) continue;
       const auto slopes = logits.to(type);
       if (wanted.hidden) {
         auto to = hidden_grad.narrow(0, first, count);
-        at::mm_out(to, slopes, weight);
+        at::mm_out(to, slopes, factors);
       }
       if (wanted.weight) {
         if (type == exact)
@@ -187,6 +230,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       }
     }
     context->save_for_backward({hidden_grad, weight_grad});
+    context->saved_data["hidden_type"] = static_cast<std::int64_t>(hidden.scalar_type());
     context->saved_data["weight_type"] = static_cast<std::int64_t>(weight.scalar_type());
     // In the order of rows, whatever the number of threads; a GPU's sum has an order of its own.
     if (!losses.device().is_cpu()) return losses.sum(at::kDouble).to(exact);
@@ -199,13 +243,21 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     internal::refuse_double_backward("linear_cross_entropy");
     const auto saved = context->get_saved_variables();
-    const auto type = static_cast<at::ScalarType>(context->saved_data["weight_type"].toInt());
-    variable_list results(6);
+    const std::array types = {context->saved_data["hidden_type"].toInt(),
+                              context->saved_data["weight_type"].toInt()};
+    variable_list results(7);
     for (std::size_t i = 0; i < 2; ++i)
-      if (saved[i].defined()) results[i] = (saved[i] * grads[0]).to(type);
+      if (saved[i].defined())
+        results[i] = (saved[i] * grads[0]).to(static_cast<at::ScalarType>(types[i]));
     return results;
   }
 };
+
+// What the products are computed in. A function of our own sees tensors before autocast does, so it
+// asks; on CPUs, where LibTorch's products of 16 bits are slow, it does not.
+std::optional<at::ScalarType> autocast_of(const at::Tensor& hidden) {
+  return hidden.device().is_cpu() ? std::nullopt : device::Autocast::active(hidden.device().type());
+}
 
 void check_operands(const char* function, const at::Tensor& hidden, const at::Tensor& weight,
                     const at::Tensor& targets) {
@@ -213,8 +265,8 @@ void check_operands(const char* function, const at::Tensor& hidden, const at::Te
     throw UsageError("{}: hidden has the shape [{}] and weight [{}]: they must be [rows, width] "
                      "and [vocabulary, width]",
                      function, fmt::join(hidden.sizes(), ", "), fmt::join(weight.sizes(), ", "));
-  if (hidden.scalar_type() != weight.scalar_type() || hidden.device() != weight.device() ||
-      hidden.device() != targets.device())
+  const bool one_type = hidden.scalar_type() == weight.scalar_type() || autocast_of(hidden);
+  if (!one_type || hidden.device() != weight.device() || hidden.device() != targets.device())
     throw UsageError("{}: hidden is {} on {}, weight {} on {}, targets on {}: the first two must "
                      "be of one type, and all on one device",
                      function, c10::toString(hidden.scalar_type()), hidden.device().str(),
@@ -232,9 +284,9 @@ LossSum loss_of(const char* function, const at::Tensor& hidden, const at::Tensor
   const bool recorded = at::GradMode::is_enabled();
   const Wanted wanted{.hidden = recorded && hidden.requires_grad(),
                       .weight = recorded && weight.requires_grad()};
-  return {
-      LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index, wanted, part),
-      count};
+  return {LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index, wanted,
+                                    part, autocast_of(hidden).value_or(hidden.scalar_type())),
+          count};
 }
 
 }  // namespace

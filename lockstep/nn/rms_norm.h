@@ -7,6 +7,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <lockstep/nn/norms.h>
+
 namespace lockstep::nn {
 
 // x / sqrt(mean(x²) + eps) · weight, over the last dim. 16-bit inputs are normalised in float.
@@ -16,6 +18,8 @@ class RMSNormImpl : public torch::nn::Module {
   RMSNormImpl(std::int64_t width, double eps);
 
   at::Tensor forward(const at::Tensor& x);  // [..., width], as the result
+
+  NormWeights weights() const { return {.weight = weight, .eps = eps_}; }
 
   at::Tensor weight;  // [width]
 

@@ -8,30 +8,83 @@
 
 #include <lockstep/base/error.h>
 
+#ifdef LOCKSTEP_HAVE_CUDA
+#include <lockstep/nn/kernels/cuda/on_tensors.h>
+#include <lockstep/nn/kernels/cuda/rotary.h>
+#endif
+
 namespace lockstep::nn {
 
 namespace {
 
-at::Tensor turned(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
+at::Tensor turned_by_operators(const at::Tensor& x, const at::Tensor& cosines,
+                               const at::Tensor& sines) {
   const auto half = x.size(-1) / 2;
   const auto a = x.narrow(-1, 0, half);
   const auto b = x.narrow(-1, half, half);
   return at::cat({a * cosines - b * sines, b * cosines + a * sines}, -1).to(x.scalar_type());
 }
 
+#ifdef LOCKSTEP_HAVE_CUDA
+
+// Whether the kernel takes x as it lies in memory.
+bool lies_well(const at::Tensor& x) {
+  const auto well = [](std::int64_t elements) { return elements % 4 == 0; };
+  return x.dim() == 4 && x.stride(-1) == 1 && well(x.size(-1) / 2) && well(x.stride(0)) &&
+         well(x.stride(1)) && well(x.stride(2)) &&
+         reinterpret_cast<std::uintptr_t>(x.data_ptr()) % (4 * x.element_size()) == 0;
+}
+
+// The tokens' heads lie next to each other in the result, as attention likes them.
+at::Tensor turned_by_kernel(const at::Tensor& given, const at::Tensor& cosines,
+                            const at::Tensor& sines, double direction) {
+  const at::Tensor x = lies_well(given) ? given : cuda::dense(given);
+  const at::Tensor result = at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options());
+  cuda::launch_on(x, [&](CUstream_st* stream) {
+    cuda::turn({.type = cuda::element_of(x.scalar_type()),
+                .batch = x.size(0),
+                .heads = x.size(1),
+                .length = x.size(2),
+                .half = x.size(3) / 2,
+                .batch_stride = x.stride(0),
+                .head_stride = x.stride(1),
+                .token_stride = x.stride(2)},
+               x.data_ptr(), cosines.data_ptr<float>(), sines.data_ptr<float>(),
+               static_cast<float>(direction), result.data_ptr(), stream);
+  });
+  return result.transpose(1, 2);
+}
+
+#endif
+
+// By their angles, or back by them with direction = -1.
+at::Tensor turned(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
+                  double direction) {
+#ifdef LOCKSTEP_HAVE_CUDA
+  if (cuda::takes(x) && x.dim() == 4 && x.size(-1) % 8 == 0)
+    return turned_by_kernel(x, cosines, sines, direction);
+#endif
+  return turned_by_operators(x, cosines, direction < 0 ? -sines : sines);
+}
+
 // Backward turns the other way; nothing but the tables is kept for it.
 class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& cosines, const at::Tensor& sines) {
+                            const at::Tensor& cosines, const at::Tensor& sines, double direction) {
     ctx->save_for_backward({cosines, sines});
-    return turned(x, cosines, sines);
+    ctx->saved_data["direction"] = direction;
+    return turned(x, cosines, sines, direction);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
     const auto tables = ctx->get_saved_variables();
-    return {RotaryFunction::apply(gradients.at(0), tables.at(0), -tables.at(1)), {}, {}};
+    return {RotaryFunction::apply(gradients.at(0), tables.at(0), tables.at(1),
+                                  -ctx->saved_data["direction"].toDouble()),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -67,8 +120,9 @@ at::Tensor Rotary::apply(const at::Tensor& x, const std::vector<mesh::Interval>&
     cosines.push_back(cosines_.narrow(0, held.begin, held.size()));
     sines.push_back(sines_.narrow(0, held.begin, held.size()));
   }
-  return positions.size() == 1 ? RotaryFunction::apply(x, cosines.front(), sines.front())
-                               : RotaryFunction::apply(x, at::cat(cosines), at::cat(sines));
+  const bool one = positions.size() == 1;
+  return RotaryFunction::apply(x, one ? cosines.front() : at::cat(cosines),
+                               one ? sines.front() : at::cat(sines), 1.0);
 }
 
 void Rotary::need(std::int64_t positions, const at::Device& device) {

@@ -10,6 +10,11 @@
 #include <lockstep/nn/activation_kernels.h>
 #include <lockstep/nn/once_differentiable.h>
 
+#ifdef LOCKSTEP_HAVE_CUDA
+#include <lockstep/nn/kernels/cuda/on_tensors.h>
+#include <lockstep/nn/kernels/cuda/silu_multiply.h>
+#endif
+
 namespace lockstep::nn {
 
 namespace {
@@ -23,6 +28,15 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
                             const at::Tensor& up) {
     context->save_for_backward({gate, up});
     auto y = at::empty_like(gate);
+#ifdef LOCKSTEP_HAVE_CUDA
+    if (gate.is_cuda()) {
+      cuda::launch_on(gate, [&](CUstream_st* stream) {
+        cuda::silu_multiply(cuda::element_of(gate.scalar_type()), gate.numel(), gate.data_ptr(),
+                            up.data_ptr(), y.data_ptr(), stream);
+      });
+      return y;
+    }
+#endif
     const float* gates = gate.data_ptr<float>();
     const float* ups = up.data_ptr<float>();
     auto* to = y.data_ptr<float>();
@@ -39,6 +53,16 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
     const auto grad = grads[0].contiguous();
     auto grad_gate = at::empty_like(saved[0]);
     auto grad_up = at::empty_like(saved[1]);
+#ifdef LOCKSTEP_HAVE_CUDA
+    if (grad.is_cuda()) {
+      cuda::launch_on(grad, [&](CUstream_st* stream) {
+        cuda::silu_multiply_backward(cuda::element_of(grad.scalar_type()), grad.numel(),
+                                     saved[0].data_ptr(), saved[1].data_ptr(), grad.data_ptr(),
+                                     grad_gate.data_ptr(), grad_up.data_ptr(), stream);
+      });
+      return {grad_gate, grad_up};
+    }
+#endif
     const float* gates = saved[0].data_ptr<float>();
     const float* ups = saved[1].data_ptr<float>();
     const float* from = grad.data_ptr<float>();
@@ -54,7 +78,11 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
 };
 
 bool ours_and_dense(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
+  if (!tensor.is_contiguous()) return false;
+#ifdef LOCKSTEP_HAVE_CUDA
+  if (cuda::takes(tensor)) return true;
+#endif
+  return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat;
 }
 
 }  // namespace
@@ -63,7 +91,8 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   if (gate.sizes() != up.sizes())
     throw UsageError("silu_multiply: gate has the shape {} and up {}: they must be the same",
                      fmt::join(gate.sizes(), "x"), fmt::join(up.sizes(), "x"));
-  if (ours_and_dense(gate) && ours_and_dense(up)) return SiluMultiply::apply(gate, up);
+  if (ours_and_dense(gate) && ours_and_dense(up) && gate.scalar_type() == up.scalar_type())
+    return SiluMultiply::apply(gate, up);
   return at::silu(gate) * up;
 }
 

@@ -1,11 +1,20 @@
 #include <lockstep/optim/adamw.h>
 
 #include <cmath>
+#include <map>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/kernels/adam.h>
+
+#ifdef LOCKSTEP_HAVE_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/optim/kernels/cuda/adam.h>
+#endif
 
 namespace lockstep::optim {
 
@@ -51,6 +60,55 @@ void update_stretch(const AdamStep<double>& step, const Stretch<T>& stretch) {
               stretch.state[1]);
 }
 
+void update_by_operators(const AdamStep<double>& step, const DeviceUpdate& tensors) {
+  const auto& [numbers, weight, gradient, state] = tensors;
+  const at::Tensor &exp_avg = state->at(0), &exp_avg_sq = state->at(1);
+  const at::Tensor g =
+      step.coupled_decay == 0 ? gradient : at::add(gradient, weight, step.coupled_decay);
+  exp_avg.mul_(step.beta1).add_(g, step.one_minus_beta1);
+  exp_avg_sq.mul_(step.beta2).addcmul_(g, g, step.one_minus_beta2);
+  const at::Tensor denominator = exp_avg_sq.sqrt().mul_(step.root_correction).add_(step.eps);
+  weight.mul_(step.keep).addcdiv_(exp_avg, denominator, -step.step_size);
+}
+
+#ifdef LOCKSTEP_HAVE_CUDA
+
+// The tensors of one type that our kernel updates together, a launch for each device.
+template <typename T>
+class KernelTensors {
+ public:
+  // False where they are not such.
+  bool take(const DeviceUpdate& one, const AdamStep<double>& step) {
+    const at::Tensor &exp_avg = one.state->at(0), &exp_avg_sq = one.state->at(1);
+    for (const at::Tensor& tensor : {one.weight, one.gradient, exp_avg, exp_avg_sq})
+      if (!tensor.is_cuda() || !tensor.is_contiguous() ||
+          tensor.scalar_type() != c10::CppTypeToScalarType<T>::value)
+        return false;
+    by_device_[one.weight.device().index()].push_back({.count = one.weight.numel(),
+                                                       .weight = one.weight.data_ptr<T>(),
+                                                       .gradient = one.gradient.data_ptr<T>(),
+                                                       .exp_avg = exp_avg.data_ptr<T>(),
+                                                       .exp_avg_sq = exp_avg_sq.data_ptr<T>(),
+                                                       .step = rounded<T>(step)});
+    // So that autograd notices a backward that comes too late.
+    one.weight.unsafeGetTensorImpl()->bump_version();
+    return true;
+  }
+
+  void launch() const {
+    for (const auto& [device, tensors] : by_device_) {
+      const c10::cuda::CUDAGuard on_device(device);
+      cuda::adam_update(tensors.data(), tensors.size(), c10::cuda::getCurrentCUDAStream().stream());
+      C10_CUDA_KERNEL_LAUNCH_CHECK();
+    }
+  }
+
+ private:
+  std::map<c10::DeviceIndex, std::vector<cuda::AdamTensor<T>>> by_device_;
+};
+
+#endif
+
 }  // namespace
 
 AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
@@ -69,15 +127,22 @@ void AdamW::update(const StepNumbers& numbers, const Stretch<double>& stretch) c
   update_stretch(step_of(options_, numbers), stretch);
 }
 
-void AdamW::update(const StepNumbers& numbers, const at::Tensor& weight, const at::Tensor& gradient,
-                   const std::vector<at::Tensor>& state) const {
-  const AdamStep<double> step = step_of(options_, numbers);
-  const at::Tensor g =
-      step.coupled_decay == 0 ? gradient : at::add(gradient, weight, step.coupled_decay);
-  state[0].mul_(step.beta1).add_(g, step.one_minus_beta1);
-  state[1].mul_(step.beta2).addcmul_(g, g, step.one_minus_beta2);
-  const at::Tensor denominator = state[1].sqrt().mul_(step.root_correction).add_(step.eps);
-  weight.mul_(step.keep).addcdiv_(state[0], denominator, -step.step_size);
+void AdamW::update(const std::vector<DeviceUpdate>& tensors) const {
+#ifdef LOCKSTEP_HAVE_CUDA
+  KernelTensors<float> floats;
+  KernelTensors<double> doubles;
+#endif
+  for (const DeviceUpdate& one : tensors) {
+    const AdamStep<double> step = step_of(options_, one.numbers);
+#ifdef LOCKSTEP_HAVE_CUDA
+    if (floats.take(one, step) || doubles.take(one, step)) continue;
+#endif
+    update_by_operators(step, one);
+  }
+#ifdef LOCKSTEP_HAVE_CUDA
+  floats.launch();
+  doubles.launch();
+#endif
 }
 
 }  // namespace lockstep::optim

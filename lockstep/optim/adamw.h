@@ -14,8 +14,7 @@ class AdamW final : public ElementwiseOptimizer {
  private:
   void update(const StepNumbers& numbers, const Stretch<float>& stretch) const override;
   void update(const StepNumbers& numbers, const Stretch<double>& stretch) const override;
-  void update(const StepNumbers& numbers, const at::Tensor& weight, const at::Tensor& gradient,
-              const std::vector<at::Tensor>& state) const override;
+  void update(const std::vector<DeviceUpdate>& tensors) const override;
 
   AdamWOptions options_;
 };

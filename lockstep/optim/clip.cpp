@@ -60,7 +60,8 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
   const double c = (norm + 1e-6) / max_norm;
   if (c <= 1) return result;
   const c10::NoGradGuard no_grad;
-  for (const at::Tensor& gradient : gradients) gradient.mul_(1 / c);
+  // Together where they are on a GPU; one after the other they are for LibTorch elsewhere.
+  at::_foreach_mul_(gradients, 1 / c);
   result.clipped = true;
   return result;
 }

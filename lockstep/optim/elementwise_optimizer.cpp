@@ -122,17 +122,19 @@ void ElementwiseOptimizer::step(double learning_rate) {
   parallel_blocks(counts, kUpdateBlock, [&](const Block& block) {
     update_block(parts[block.range], block.begin, block.count);
   });
+  std::vector<DeviceUpdate> elsewhere;
   for (const Update& part : parts) {
     const at::Tensor& parameter = part.parameter->named.tensor;
     ++part.parameter->step;
     if (!part.weight.device().is_cpu())
-      update(part.numbers, part.weight, part.gradient, part.parameter->state);
+      elsewhere.push_back({part.numbers, part.weight, part.gradient, &part.parameter->state});
     else if (part.weight.is_same(parameter))
       // So that autograd notices a backward that comes too late.
       parameter.unsafeGetTensorImpl()->bump_version();
     else
       parameter.copy_(part.weight);
   }
+  if (!elsewhere.empty()) update(elsewhere);
 }
 
 void ElementwiseOptimizer::zero_grad() {

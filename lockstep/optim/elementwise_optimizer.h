@@ -26,8 +26,16 @@ struct Stretch {
   std::vector<T*> state;  // in the order of the state's names
 };
 
-// Derived classes have the formula: over memory, where the parameter is in this process's, and in
-// LibTorch's operators elsewhere. Both are called with no autograd recording.
+// A parameter on another device, with its gradient and its state in the order of the state's names.
+struct DeviceUpdate {
+  StepNumbers numbers;
+  at::Tensor weight;
+  at::Tensor gradient;
+  const std::vector<at::Tensor>* state = nullptr;
+};
+
+// Derived classes have the formula: over memory, where the parameter is in this process's, and for
+// tensors elsewhere, all of a step at once. Both are called with no autograd recording.
 class ElementwiseOptimizer : public Optimizer {
  public:
   void step(double learning_rate) final;
@@ -51,8 +59,7 @@ class ElementwiseOptimizer : public Optimizer {
 
   virtual void update(const StepNumbers& numbers, const Stretch<float>& stretch) const = 0;
   virtual void update(const StepNumbers& numbers, const Stretch<double>& stretch) const = 0;
-  virtual void update(const StepNumbers& numbers, const at::Tensor& weight,
-                      const at::Tensor& gradient, const std::vector<at::Tensor>& state) const = 0;
+  virtual void update(const std::vector<DeviceUpdate>& tensors) const = 0;
 
   void add(NamedParameter parameter, const ParameterGroup& group);
   std::vector<Update> updates(double learning_rate);

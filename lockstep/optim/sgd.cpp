@@ -57,18 +57,19 @@ void SGD::update(const StepNumbers& numbers, const Stretch<double>& stretch) con
   update_stretch(options_, numbers, stretch);
 }
 
-void SGD::update(const StepNumbers& numbers, const at::Tensor& weight, const at::Tensor& gradient,
-                 const std::vector<at::Tensor>& state) const {
-  const at::Tensor g =
-      numbers.weight_decay == 0 ? gradient : at::add(gradient, weight, numbers.weight_decay);
-  if (state.empty()) {
-    weight.add_(g, -numbers.learning_rate);
-    return;
+void SGD::update(const std::vector<DeviceUpdate>& tensors) const {
+  for (const auto& [numbers, weight, gradient, state] : tensors) {
+    const at::Tensor g =
+        numbers.weight_decay == 0 ? gradient : at::add(gradient, weight, numbers.weight_decay);
+    if (state->empty()) {
+      weight.add_(g, -numbers.learning_rate);
+      continue;
+    }
+    const at::Tensor& momentum = state->front();
+    momentum.mul_(options_.momentum).add_(g, gradient_share(options_, numbers));
+    const at::Tensor push = options_.nesterov ? at::add(g, momentum, options_.momentum) : momentum;
+    weight.add_(push, -numbers.learning_rate);
   }
-  const at::Tensor& momentum = state[0];
-  momentum.mul_(options_.momentum).add_(g, gradient_share(options_, numbers));
-  const at::Tensor push = options_.nesterov ? at::add(g, momentum, options_.momentum) : momentum;
-  weight.add_(push, -numbers.learning_rate);
 }
 
 }  // namespace lockstep::optim

@@ -8,12 +8,17 @@
 #include <lockstep/base/error.h>
 #include <lockstep/optim/parallel_blocks.h>
 
+#ifdef LOCKSTEP_HAVE_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/optim/kernels/cuda/sum_of_squares.h>
+#endif
+
 namespace lockstep::optim {
 
 namespace {
-
-// As many at once as keep a GPU busy and its memory free: 64 MiB of doubles.
-constexpr std::int64_t kBlocksAtOnce = 2048;
 
 // One-dimensional, contiguous, and in the process's memory or on a CUDA device: there are devices
 // that have no doubles. In the process's memory, of a type that the kernel knows.
@@ -27,21 +32,45 @@ at::Tensor prepared(const at::Tensor& values) {
   return flat.to(at::kCPU, type == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// The kernel's order of additions in LibTorch's operators, one double for each block.
-at::Tensor folded(const at::Tensor& flat) {
-  std::vector<at::Tensor> sums;
-  const std::int64_t at_once = kBlocksAtOnce * kNormBlock;
-  for (std::int64_t begin = 0; begin < flat.numel(); begin += at_once) {
-    const std::int64_t count = std::min(at_once, flat.numel() - begin);
-    at::Tensor x = flat.narrow(0, begin, count).to(at::kDouble);
-    if (count % kNormBlock != 0) x = at::constant_pad_nd(x, {0, kNormBlock - count % kNormBlock});
-    x = at::mul(x, x).view({-1, kNormBlock});
-    for (std::int64_t width = kNormBlock / 2; width > 0; width /= 2)
-      x = at::add(x.narrow(1, 0, width), x.narrow(1, width, width));
-    sums.push_back(x.view({-1}));
+#ifdef LOCKSTEP_HAVE_CUDA
+
+cuda::Element element_of(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return cuda::Element::float64;
+    case at::kHalf: return cuda::Element::float16;
+    case at::kBFloat16: return cuda::Element::bfloat16;
+    default: return cuda::Element::float32;
   }
-  return sums.empty() ? at::empty({0}, flat.options().dtype(at::kDouble)) : at::cat(sums);
 }
+
+// One double for each block of tensors on one device.
+at::Tensor sums_on_device(const std::vector<at::Tensor>& tensors) {
+  std::int64_t num_blocks = 0;
+  for (const at::Tensor& flat : tensors) num_blocks += num_norm_blocks(flat);
+  const at::Tensor sums = at::empty({num_blocks}, tensors.front().options().dtype(at::kDouble));
+  std::vector<cuda::NormTensor> table;
+  double* next = sums.data_ptr<double>();
+  for (const at::Tensor& flat : tensors) {
+    table.push_back({.count = flat.numel(),
+                     .values = flat.data_ptr(),
+                     .sums = next,
+                     .type = element_of(flat.scalar_type())});
+    next += num_norm_blocks(flat);
+  }
+  const c10::cuda::CUDAGuard on_device(sums.device());
+  cuda::sum_of_squares(table.data(), table.size(), c10::cuda::getCurrentCUDAStream().stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return sums;
+}
+
+#else
+
+// No tensor is on a GPU that LibTorch does not know.
+at::Tensor sums_on_device(const std::vector<at::Tensor>& tensors) {
+  LOCKSTEP_CHECK(false, "{} tensors on CUDA", tensors.size());
+}
+
+#endif
 
 void sum_in_memory(const std::vector<at::Tensor>& tensors, std::vector<double>& sums) {
   // A device's tensors are counted, so that blocks keep their numbers, and left out.
@@ -96,10 +125,10 @@ std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors
     for (std::size_t i = first; i < flat.size(); ++i)
       if (flat[i].device() == flat[first].device()) {
         members.push_back(i);
-        parts.push_back(folded(flat[i]));
+        parts.push_back(flat[i]);
         done[i] = true;
       }
-    const at::Tensor host = at::cat(parts).cpu();
+    const at::Tensor host = sums_on_device(parts).cpu();
     const double* next = host.data_ptr<double>();
     for (const std::size_t i : members) {
       std::copy_n(next, num_norm_blocks(flat[i]), sums.begin() + offsets[i]);

@@ -175,7 +175,9 @@ DescribedModel describe(const models::ModelConfig& given, const LanguageModelSte
   check(step);
   Layers layers({.num_tokens = step.micro_batch * step.sequence_length,
                  .element_bytes = bytes_of(step.precision),
-                 .ours = step.device == Device::cpu && step.precision == Precision::fp32});
+                 .kernels = step.device == Device::gpu          ? Kernels::gpu
+                            : step.precision == Precision::fp32 ? Kernels::cpu
+                                                                : Kernels::libtorch});
   // The tokens, and what is to come after each.
   const Value batch = layers.tape().input(2 * layers.num_tokens() * 8);
   Value loss = config.family == models::Family::gpt2 ? gpt(layers, config, step)

@@ -28,11 +28,15 @@ struct Embedding {
 
 enum class HasBias : std::uint8_t { no, yes };
 
-// Whose kernels run, and on how much.
+// Whose kernels run: lockstep::nn's own for floats of the CPU, or for a GPU; LibTorch's for what is
+// neither.
+enum class Kernels : std::uint8_t { cpu, gpu, libtorch };
+
+// Which kernels, and on how much.
 struct LayerTerms {
   std::int64_t num_tokens = 0;
   std::int64_t element_bytes = 4;
-  bool ours = true;  // lockstep::nn's own kernels for floats of the CPU; LibTorch's otherwise
+  Kernels kernels = Kernels::cpu;
 };
 
 // Each function does to the Tape what the module or function of its name does to memory. Its
@@ -67,7 +71,8 @@ class Layers {
 
  private:
   std::size_t parameter(std::int64_t num_elements);
-  Tape::Value rms(const Norm& layer, const Tape::Value& x);
+  Tape::Value rms_of_operators(const Norm& layer, const Tape::Value& x);
+  std::int64_t logits_at_once(std::int64_t vocabulary) const;
   Tape::Value to_type(const Tape::Value& x, std::int64_t element_bytes);
 
   LayerTerms terms_;

@@ -75,7 +75,7 @@ TEST(GradientNorm, CudaHasTheSameBits) {
   std::vector<NamedParameter> there;
   std::vector<NamedParameter> mixed;
   std::uint64_t key = 1;
-  // The first is more than is folded at once; others end within a block.
+  // Whole blocks, and others that end within one.
   for (const std::int64_t count : {9000001, 4096, 4097, 1, 0, 100000}) {
     const at::Tensor gradient = numbers({count}, key++);
     const std::string name = std::to_string(count);

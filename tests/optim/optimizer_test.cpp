@@ -182,6 +182,36 @@ TEST_P(EveryOptimizer, CudaAgreesWithTheCpu) {
   EXPECT_LE((here - there.cpu()).abs().max().item<double>(), 1e-6);
 }
 
+// More tensors than one launch takes, of sizes that fit its pieces well and badly.
+TEST(AdamW, CudaHasTheCpusBits) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    std::vector<NamedParameter> here, there;
+    for (int i = 0; i < 150; ++i) {
+      const std::int64_t count = i % 5 == 0 ? 4096 * (1 + i % 3) : 1 + 37 * i;
+      const at::Tensor values = numbers({count}, static_cast<std::uint64_t>(i + 1)).to(type);
+      here.push_back({std::to_string(i), values.clone().set_requires_grad(true)});
+      there.push_back({std::to_string(i), values.cuda().set_requires_grad(true)});
+    }
+    const auto on_cpu = make_optimizer(AdamWOptions{}, {{.parameters = here, .weight_decay = 0.1}});
+    const auto on_gpu =
+        make_optimizer(AdamWOptions{}, {{.parameters = there, .weight_decay = 0.1}});
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      for (std::size_t i = 0; i < here.size(); ++i) {
+        // One without a gradient in the first step, whose count of steps is another from then on.
+        if (step == 0 && i == 7) continue;
+        const at::Tensor gradient = numbers(here[i].tensor.sizes(), 1000 * step + i).to(type);
+        set_gradient(here[i].tensor, gradient);
+        set_gradient(there[i].tensor, gradient.cuda());
+      }
+      on_cpu->step(kLearningRate);
+      on_gpu->step(kLearningRate);
+    }
+    for (std::size_t i = 0; i < here.size(); ++i)
+      EXPECT_TRUE(same_bits(here[i].tensor, there[i].tensor.cpu())) << here[i].name;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 

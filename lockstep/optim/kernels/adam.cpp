@@ -1,8 +1,7 @@
 #include <lockstep/optim/kernels/adam.h>
 
-#include <cmath>
-
 #include <lockstep/base/simd.h>
+#include <lockstep/optim/kernels/adam_element.h>
 
 namespace lockstep::optim {
 
@@ -12,15 +11,8 @@ template <typename T>
 [[gnu::always_inline]] inline void update(const AdamStep<T> step, std::int64_t count,
                                           T* __restrict weight, const T* __restrict gradient,
                                           T* __restrict exp_avg, T* __restrict exp_avg_sq) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const T g = gradient[i] + step.coupled_decay * weight[i];
-    const T m = step.beta1 * exp_avg[i] + step.one_minus_beta1 * g;
-    const T v = step.beta2 * exp_avg_sq[i] + step.one_minus_beta2 * (g * g);
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
-    const T denominator = std::sqrt(v) * step.root_correction + step.eps;
-    weight[i] = step.keep * weight[i] - step.step_size * (m / denominator);
-  }
+  for (std::int64_t i = 0; i < count; ++i)
+    adam_element(step, gradient[i], weight[i], exp_avg[i], exp_avg_sq[i]);
 }
 
 }  // namespace

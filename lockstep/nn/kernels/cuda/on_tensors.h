@@ -1,0 +1,44 @@
+// The CUDA kernels and LibTorch's tensors. Only our .cpp files include this, in builds whose
+// LibTorch has CUDA.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/nn/kernels/cuda/element.h>
+
+namespace lockstep::nn::cuda {
+
+// Whether a tensor is one that the kernels know.
+inline bool takes(const at::Tensor& tensor) {
+  const auto type = tensor.scalar_type();
+  return tensor.is_cuda() && (type == at::kFloat || type == at::kHalf || type == at::kBFloat16);
+}
+
+inline Element element_of(at::ScalarType type) {
+  if (type == at::kHalf) return Element::float16;
+  if (type == at::kBFloat16) return Element::bfloat16;
+  LOCKSTEP_CHECK(type == at::kFloat);
+  return Element::float32;
+}
+
+// One element after the other, from a multiple of 16 bytes on, as LibTorch's allocators have it;
+// views may begin anywhere.
+inline at::Tensor dense(const at::Tensor& tensor) {
+  at::Tensor packed = tensor.contiguous();
+  return reinterpret_cast<std::uintptr_t>(packed.data_ptr()) % 16 == 0 ? packed : packed.clone();
+}
+
+// Calls launch(stream) with the tensor's device as the current one. Throws what CUDA says of a
+// kernel that could not be started.
+template <typename Launch>
+void launch_on(const at::Tensor& tensor, const Launch& launch) {
+  const c10::cuda::CUDAGuard on_device(tensor.device());
+  launch(c10::cuda::getCurrentCUDAStream().stream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+}  // namespace lockstep::nn::cuda

@@ -1,0 +1,38 @@
+// Layer norm and RMS norm, alone and after the sum of a residual connection.
+//
+// On CUDA a kernel of our own reads what is normalised once: under autocast its result is in
+// autocast's type already, and the sum is made on the way. Elsewhere these are LibTorch's
+// operators.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/normalization.h>
+
+namespace lockstep::nn {
+
+// What the norms are of.
+struct NormWeights {
+  at::Tensor weight;     // [width]
+  at::Tensor bias = {};  // of a layer norm
+  double eps = 0;
+};
+
+// (x - mean) / sqrt(variance + eps) · weight + bias, over the last dim.
+at::Tensor layer_norm(const at::Tensor& x, const NormWeights& norm);
+// x / sqrt(mean of squares + eps) · weight, over the last dim. 16-bit inputs are normalised in
+// float.
+at::Tensor rms_norm(const at::Tensor& x, const NormWeights& norm);
+
+struct SumAndNorm {
+  at::Tensor sum;   // x + update, in x's type
+  at::Tensor norm;  // of the sum
+};
+SumAndNorm add_layer_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm);
+SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm);
+
+// Of a module's own weights.
+NormWeights weights_of(const torch::nn::LayerNormImpl& norm);
+
+}  // namespace lockstep::nn
