@@ -70,7 +70,18 @@ class Replicated : public ParallelModel {
     return optim::checked(
         optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
                        optimizer_bytes_),
-        [this] { check_step(); });
+        step_check());
+  }
+  // For optimizers, which may be used after this is gone.
+  std::function<void()> step_check() const {
+    return [weak = std::weak_ptr<Replicated*>(self_)] {
+      const auto self = weak.lock();
+      if (self == nullptr)
+        throw UsageError("the model of this optimizer is gone, or the manager that spread it over "
+                         "the ranks: keep both, the latter as setup_distributed() returned it, for "
+                         "as long as the optimizer steps");
+      (*self)->check_step();
+    };
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     parallel_.reducer().check_exchanged();
@@ -170,6 +181,7 @@ class Replicated : public ParallelModel {
   optim::NormScope scope_;
   std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
   replicate::DistributedDataParallel parallel_;
+  std::shared_ptr<Replicated*> self_ = std::make_shared<Replicated*>(this);
 };
 
 // Every rank has the model and its gradients, and the optimizer's state of a part.
@@ -197,7 +209,7 @@ class OptimizerSharded final : public ParallelModel {
   std::unique_ptr<optim::Optimizer> make_optimizer(
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
     return optim::checked(shards_.make_optimizer(options, names().renamed(std::move(groups))),
-                          [this] { replicas_.check_step(); });
+                          replicas_.step_check());
   }
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);

@@ -121,6 +121,30 @@ std::vector<std::pair<const checkpoint::StoredTensor*, FoundTensor>> parameters_
   return found;
 }
 
+// A model whose output layer is its embedding has no other: files may repeat the embedding, and
+// nothing else, under that layer's name.
+void check_tied(const fs::path& folder, const checkpoint::SafetensorsFolder& files,
+                const ModelConfig& config) {
+  if (!config.tie_embeddings) return;
+  const checkpoint::StoredTensor *head = nullptr, *embedding = nullptr;
+  const std::string embedding_name =
+      config.family == Family::gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+  for (const checkpoint::StoredTensor& stored : files.tensors()) {
+    if (stored.name() == "lm_head.weight") head = &stored;
+    if (parameter_of(config, stored.name()) == embedding_name) embedding = &stored;
+  }
+  if (head == nullptr || embedding == nullptr) return;
+  if (head->entry->dtype == embedding->entry->dtype &&
+      head->entry->shape == embedding->entry->shape &&
+      std::ranges::equal(head->bytes(), embedding->bytes()))
+    return;
+  throw UsageError(
+      "'{}' has an output layer of its own, 'lm_head.weight', that is not '{}', and its "
+      "config.json says that they are one (tie_word_embeddings, true where it is left "
+      "out): set that to false if the layer is the model's",
+      folder.string(), embedding->name());
+}
+
 // Of a folder of Hugging Face's.
 ModelConfig checked_config(const fs::path& folder, const checkpoint::SafetensorsFolder& files) {
   const fs::path file = folder / kConfig;
@@ -129,6 +153,7 @@ ModelConfig checked_config(const fs::path& folder, const checkpoint::Safetensors
   std::vector<FoundTensor> found;
   for (auto& [stored, tensor] : parameters_in(files, config)) found.push_back(std::move(tensor));
   check_tensors(folder, config, found);
+  check_tied(folder, files, config);
   return config;
 }
 

@@ -44,8 +44,8 @@ struct Wanted {
   bool any() const { return hidden || weight; }
 };
 
-at::Tensor in_full_precision(const at::Tensor& logits) {
-  return logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+at::Tensor in_full_precision(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
 // Losses of a block of rows; where gradients are wanted, turns its logits into their gradient.
@@ -223,8 +223,9 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
         at::mm_out(to, slopes, factors);
       }
       if (wanted.weight) {
-        if (type == exact)
-          weight_grad.addmm_(slopes.t(), inputs);
+        // A sum over so many rows may be more than Half holds, whatever the loss's scale is.
+        if (type == exact || type == at::kHalf)
+          weight_grad.addmm_(slopes.to(exact).t(), inputs.to(exact));
         else
           weight_grad.add_(at::mm(slopes.t(), inputs));
       }
@@ -247,16 +248,22 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                               context->saved_data["weight_type"].toInt()};
     variable_list results(7);
     for (std::size_t i = 0; i < 2; ++i)
+      // In float: the factor may be one that 16 bits do not have.
       if (saved[i].defined())
-        results[i] = (saved[i] * grads[0]).to(static_cast<at::ScalarType>(types[i]));
+        results[i] =
+            (in_full_precision(saved[i]) * grads[0]).to(static_cast<at::ScalarType>(types[i]));
     return results;
   }
 };
 
 // What the products are computed in. A function of our own sees tensors before autocast does, so it
 // asks; on CPUs, where LibTorch's products of 16 bits are slow, it does not.
-std::optional<at::ScalarType> autocast_of(const at::Tensor& hidden) {
-  return hidden.device().is_cpu() ? std::nullopt : device::Autocast::active(hidden.device().type());
+std::optional<at::ScalarType> autocast_of(const at::Tensor& hidden, const at::Tensor& weight) {
+  // Doubles are what autocast leaves alone.
+  if (hidden.device().is_cpu() || hidden.scalar_type() == at::kDouble ||
+      weight.scalar_type() == at::kDouble)
+    return std::nullopt;
+  return device::Autocast::active(hidden.device().type());
 }
 
 void check_operands(const char* function, const at::Tensor& hidden, const at::Tensor& weight,
@@ -265,7 +272,7 @@ void check_operands(const char* function, const at::Tensor& hidden, const at::Te
     throw UsageError("{}: hidden has the shape [{}] and weight [{}]: they must be [rows, width] "
                      "and [vocabulary, width]",
                      function, fmt::join(hidden.sizes(), ", "), fmt::join(weight.sizes(), ", "));
-  const bool one_type = hidden.scalar_type() == weight.scalar_type() || autocast_of(hidden);
+  const bool one_type = hidden.scalar_type() == weight.scalar_type() || autocast_of(hidden, weight);
   if (!one_type || hidden.device() != weight.device() || hidden.device() != targets.device())
     throw UsageError("{}: hidden is {} on {}, weight {} on {}, targets on {}: the first two must "
                      "be of one type, and all on one device",
@@ -284,9 +291,10 @@ LossSum loss_of(const char* function, const at::Tensor& hidden, const at::Tensor
   const bool recorded = at::GradMode::is_enabled();
   const Wanted wanted{.hidden = recorded && hidden.requires_grad(),
                       .weight = recorded && weight.requires_grad()};
-  return {LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index, wanted,
-                                    part, autocast_of(hidden).value_or(hidden.scalar_type())),
-          count};
+  return {
+      LinearCrossEntropy::apply(hidden, weight, targets.contiguous(), ignore_index, wanted, part,
+                                autocast_of(hidden, weight).value_or(hidden.scalar_type())),
+      count};
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include <lockstep/nn/norms.h>
 
+#include <limits>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -44,6 +46,7 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
                                const MaybeTensor& update, const at::Tensor& weight,
                                const MaybeTensor& bias, double eps, std::int64_t kind,
                                at::ScalarType type) {
+    context->set_materialize_grads(false);
     const at::Tensor input = cuda::dense(x);
     const cuda::NormShape shape = shape_of(input, kind, eps);
     const at::Tensor factors = cuda::dense(weight.to(at::kFloat));
@@ -78,7 +81,9 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    internal::refuse_double_backward("norm");
+    const auto kind = context->saved_data["kind"].toInt();
+    internal::refuse_double_backward(
+        static_cast<cuda::NormKind>(kind) == cuda::NormKind::layer ? "layer_norm" : "rms_norm");
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
     const auto type_of = [&](const char* name) {
@@ -87,7 +92,7 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
     const auto type = type_of("type");
     const bool has_bias = context->saved_data["has_bias"].toBool();
     const bool has_update = context->saved_data["has_update"].toBool();
-    const cuda::NormShape shape = shape_of(x, context->saved_data["kind"].toInt(), 0);
+    const cuda::NormShape shape = shape_of(x, kind, 0);
     const at::Tensor y_gradient = gradients[0].defined()
                                       ? cuda::dense(gradients[0])
                                       : at::zeros(x.sizes(), x.options().dtype(type));
@@ -134,6 +139,7 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
  private:
   static cuda::NormShape shape_of(const at::Tensor& x, std::int64_t kind, double eps) {
     const std::int64_t width = x.size(-1);
+    LOCKSTEP_CHECK(x.numel() / width <= std::numeric_limits<std::int32_t>::max());
     return {.kind = static_cast<cuda::NormKind>(kind),
             .rows = x.numel() / width,
             .width = width,
@@ -143,9 +149,12 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
 
 // What the kernel's result is in; nothing where the kernel does not take the tensors.
 std::optional<at::ScalarType> fused_type(const at::Tensor& x, const NormWeights& norm) {
-  if (!cuda::takes(x) || x.dim() == 0 || norm.weight.dim() != 1 ||
-      norm.weight.size(0) != x.size(-1) || !cuda::norm_takes(x.size(-1)) ||
-      !cuda::takes(norm.weight))
+  const auto of_its_width = [&](const at::Tensor& tensor) {
+    return cuda::takes(tensor) && tensor.device() == x.device() && tensor.dim() == 1 &&
+           tensor.size(0) == x.size(-1);
+  };
+  if (!cuda::takes(x) || x.dim() == 0 || !cuda::norm_takes(x.size(-1)) ||
+      !of_its_width(norm.weight) || (norm.bias.defined() && !of_its_width(norm.bias)))
     return std::nullopt;
   // Of floats, as it is of operators that autocast wants in float, and would then cast.
   if (x.scalar_type() != at::kFloat) return x.scalar_type();
@@ -155,7 +164,8 @@ std::optional<at::ScalarType> fused_type(const at::Tensor& x, const NormWeights&
 // The sum is in x's type, as LibTorch's would be.
 bool takes_update(std::optional<at::ScalarType> type, const at::Tensor& x,
                   const at::Tensor& update) {
-  return type && update.is_cuda() && update.scalar_type() == *type && update.sizes() == x.sizes();
+  return type && update.device() == x.device() && update.scalar_type() == *type &&
+         update.sizes() == x.sizes();
 }
 
 variable_list fused_norm(const at::Tensor& x, const MaybeTensor& update, const NormWeights& norm,
@@ -193,7 +203,7 @@ SumAndNorm add_layer_norm(const at::Tensor& x, const at::Tensor& update, const N
   }
 #endif
   const at::Tensor sum = x + update;
-  return {.sum = sum, .norm = layer_norm_of_operators(sum, norm)};
+  return {.sum = sum, .norm = layer_norm(sum, norm)};
 }
 
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm) {
@@ -204,7 +214,7 @@ SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& update, const Nor
   }
 #endif
   const at::Tensor sum = x + update;
-  return {.sum = sum, .norm = rms_norm_of_operators(sum, norm)};
+  return {.sum = sum, .norm = rms_norm(sum, norm)};
 }
 
 NormWeights weights_of(const torch::nn::LayerNormImpl& norm) {

@@ -1,8 +1,8 @@
 // Layer norm and RMS norm, alone and after the sum of a residual connection.
 //
-// On CUDA a kernel of our own reads what is normalised once: under autocast its result is in
-// autocast's type already, and the sum is made on the way. Elsewhere these are LibTorch's
-// operators.
+// On CUDA a kernel of our own reads what is normalised once, and the sum is made on the way. Its
+// result is in x's type, and of floats under autocast in autocast's; it has no second derivative.
+// Elsewhere, and for widths that the kernel does not take, these are LibTorch's operators.
 #pragma once
 
 #include <optional>

@@ -35,24 +35,27 @@ bool lies_well(const at::Tensor& x) {
          reinterpret_cast<std::uintptr_t>(x.data_ptr()) % (4 * x.element_size()) == 0;
 }
 
-// The tokens' heads lie next to each other in the result, as attention likes them.
+// A token's heads lie next to each other in the result, as attention likes them. It is no view:
+// recomputation takes a view of what needs no gradient for a part of a parameter.
 at::Tensor turned_by_kernel(const at::Tensor& given, const at::Tensor& cosines,
                             const at::Tensor& sines, double direction) {
   const at::Tensor x = lies_well(given) ? given : cuda::dense(given);
-  const at::Tensor result = at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options());
+  const std::int64_t heads = x.size(1), length = x.size(2), width = x.size(3);
+  const at::Tensor result =
+      at::empty_strided(x.sizes(), {length * heads * width, width, heads * width, 1}, x.options());
   cuda::launch_on(x, [&](CUstream_st* stream) {
     cuda::turn({.type = cuda::element_of(x.scalar_type()),
                 .batch = x.size(0),
-                .heads = x.size(1),
-                .length = x.size(2),
-                .half = x.size(3) / 2,
+                .heads = heads,
+                .length = length,
+                .half = width / 2,
                 .batch_stride = x.stride(0),
                 .head_stride = x.stride(1),
                 .token_stride = x.stride(2)},
                x.data_ptr(), cosines.data_ptr<float>(), sines.data_ptr<float>(),
                static_cast<float>(direction), result.data_ptr(), stream);
   });
-  return result.transpose(1, 2);
+  return result;
 }
 
 #endif

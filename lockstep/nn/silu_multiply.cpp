@@ -91,7 +91,8 @@ at::Tensor silu_multiply(const at::Tensor& gate, const at::Tensor& up) {
   if (gate.sizes() != up.sizes())
     throw UsageError("silu_multiply: gate has the shape {} and up {}: they must be the same",
                      fmt::join(gate.sizes(), "x"), fmt::join(up.sizes(), "x"));
-  if (ours_and_dense(gate) && ours_and_dense(up) && gate.scalar_type() == up.scalar_type())
+  if (ours_and_dense(gate) && ours_and_dense(up) && gate.scalar_type() == up.scalar_type() &&
+      gate.device() == up.device())
     return SiluMultiply::apply(gate, up);
   return at::silu(gate) * up;
 }

@@ -60,8 +60,11 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
   const double c = (norm + 1e-6) / max_norm;
   if (c <= 1) return result;
   const c10::NoGradGuard no_grad;
-  // Together where they are on a GPU; one after the other they are for LibTorch elsewhere.
-  at::_foreach_mul_(gradients, 1 / c);
+  // The operator refuses an empty list, and older versions of it trip over empty tensors.
+  std::vector<at::Tensor> present;
+  for (const at::Tensor& gradient : gradients)
+    if (gradient.numel() > 0) present.push_back(gradient);
+  if (!present.empty()) at::_foreach_mul_(present, 1 / c);
   result.clipped = true;
   return result;
 }

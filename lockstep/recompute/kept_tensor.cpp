@@ -8,7 +8,9 @@ namespace lockstep::activations {
 
 bool is_parameter(const at::Tensor& tensor) {
   if (!tensor.requires_grad()) return false;
-  return tensor.is_view() ? tensor._base().is_leaf() : tensor.is_leaf();
+  if (!tensor.is_view()) return tensor.is_leaf();
+  // A function of one's own may return a view of memory that it took, which needs no gradient.
+  return tensor._base().is_leaf() && tensor._base().requires_grad();
 }
 
 KeptTensor::KeptTensor(const at::Tensor& tensor)

@@ -1,5 +1,7 @@
 #include <lockstep/device/device_manager.h>
 
+#include <cstdlib>
+
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -14,6 +16,12 @@ namespace lockstep::device {
 namespace {
 
 using testing::HasSubstr;
+
+// Tests of what needs a GPU leave themselves out where there is none: ./dev test gpu is to know.
+TEST(Gpu, IsThereWhereItIsNeeded) {
+  if (std::getenv("LOCKSTEP_TEST_NEEDS_GPU") == nullptr) GTEST_SKIP() << "nobody needs one";
+  EXPECT_TRUE(at::hasCUDA() && at::ones({2}, at::kCUDA).sum().item<float>() == 2.0f);
+}
 
 TEST(PickGpu, OneEach) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(pick_gpu(rank, 4, 8, GpuUse::one_rank_each), rank);

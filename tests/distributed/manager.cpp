@@ -134,8 +134,10 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
   cells.cell("a model that is gone before its manager", [&] {
     at::Tensor weight;
     std::weak_ptr<nn::Module> seen;
+    std::unique_ptr<optim::Optimizer> optimizer;
     {
       nn::Linear model = dist.wrap_model(nn::Linear(2, 2));
+      optimizer = dist.make_optimizer(model, optim::SGDOptions{});
       backward(cells, model);
       weight = model->weight;
       seen = model.ptr();
@@ -144,6 +146,7 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
     // The next question about any model gives back what it had; its gradients are the rank's own.
     nn::Linear next(2, 2);
     cells.expect(!dist.is_wrapped(next), "a new model at the same place is taken for it");
+    cells.expect_usage_error([&] { optimizer->step(0.1); }, "the model of this optimizer is gone");
     weight.mutable_grad() = at::Tensor();
     (weight.sum() * (cells.rank() + 1)).backward();
     cells.expect_same(weight.grad(), at::full({2, 2}, cells.rank() + 1.0f), "the gradient");

@@ -264,6 +264,23 @@ TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
   }
 }
 
+// An output layer under its own name is the embedding once more, or a model of another kind.
+TEST(HuggingFaceFolder, AnOutputLayerOfItsOwnIsNotTakenForTheEmbedding) {
+  for (const std::int64_t rows : {11, 12}) {
+    const testing::TemporaryFolder folder;
+    write_model(folder.path(), kGpt, [&](auto& tensors) {
+      tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {rows, 4}});
+    });
+    // Its last number is another one; all others are 0.
+    std::string bytes = testing::read_file(folder / checkpoint::kModelFile);
+    bytes.back() = 1;
+    testing::write_file(folder / checkpoint::kModelFile, bytes);
+    EXPECT_THAT(refused(folder.path()),
+                AllOf(HasSubstr("'lm_head.weight', that is not 'transformer.wte.weight'"),
+                      HasSubstr("tie_word_embeddings")));
+  }
+}
+
 TEST(HuggingFaceFolder, TensorsThatAreNotThoseOfTheConfigAreNamed) {
   const auto told = [](ModelConfig config, const auto& change) {
     const testing::TemporaryFolder folder;

@@ -158,6 +158,19 @@ TEST(ClipGradients, WhatIsNotFiniteIsSaidAndLeftAlone) {
   }
 }
 
+// The norm is that of all ranks, and this one has nothing, or empty parts.
+TEST(ClipGradients, OfARankThatHasNone) {
+  const NormScope scope{.sum = [](double) { return 100.0; }};
+  const ClipResult none = clip_gradients({{"a", parameter({3}, 1)}}, 1.0, scope);
+  EXPECT_EQ(none.norm, 10);
+  const at::Tensor kept = numbers({5}, 1);
+  const std::vector<NamedParameter> some = {with_gradient("first", at::empty({0})),
+                                            with_gradient("kept", kept.clone()),
+                                            with_gradient("last", at::empty({0, 3}))};
+  EXPECT_TRUE(clip_gradients(some, 1.0, scope).clipped);
+  EXPECT_TRUE(at::allclose(some[1].tensor.grad(), kept / 10.0, 1e-5));
+}
+
 TEST(ClipGradients, Nothing) {
   const ClipResult result = clip_gradients({}, 1);
   EXPECT_EQ(result.norm, 0);

@@ -30,10 +30,12 @@ int main(int argc, char** argv) {
   const std::string second = argc > 2 ? argv[2] : "";
   if (const auto table = tables.find(first); table != tables.end())
     return ranks::run_cells(table->second, second);
-  if (first == "--sharded-over")
-    return ranks::run_cells(
-        comm::join_world({.backend = second, .timeout = milliseconds(60'000)}),
-        second == "nccl" ? parity::check_sharded_on_gpu : parity::check_some_sharded);
+  if (first == "--sharded-over" || first == "--few-sharded-over") {
+    const Table some =
+        first == "--sharded-over" ? parity::check_some_sharded : parity::check_few_sharded;
+    return ranks::run_cells(comm::join_world({.backend = second, .timeout = milliseconds(60'000)}),
+                            second == "nccl" ? parity::check_sharded_on_gpu : some);
+  }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

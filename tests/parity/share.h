@@ -3,7 +3,7 @@
 
 namespace lockstep::parity {
 
-// What CI has time for, and all of it.
-enum class Share { everyday, whole };
+// What CI has time for, a third of that, and all of it.
+enum class Share { everyday, few, whole };
 
 }  // namespace lockstep::parity

@@ -33,7 +33,7 @@ __device__ const Pack<T>& pack_at(const T* memory) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) update(const __grid_constant__ Table<T> table) {
+__global__ void __launch_bounds__(kThreads) update(const LOCKSTEP_GRID_CONSTANT Table<T> table) {
   const auto [tensor, begin, count] = table.piece();
   const AdamStep<T> step = tensor.step;
   T* const weight = tensor.weight + begin;

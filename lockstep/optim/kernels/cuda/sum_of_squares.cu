@@ -52,7 +52,7 @@ __device__ void sum_block(const T* values, std::int64_t count, double* sum) {
   if (threadIdx.x == 0) *sum = mine;
 }
 
-__global__ void __launch_bounds__(kThreads) sum_blocks(const __grid_constant__ Table table) {
+__global__ void __launch_bounds__(kThreads) sum_blocks(const LOCKSTEP_GRID_CONSTANT Table table) {
   const auto [tensor, begin, count] = table.piece();
   double* const sum = tensor.sums + begin / kNormBlock;
   switch (tensor.type) {

@@ -5,6 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
+// Keeps an argument where it is, in place of a copy for each thread that looks things up in it.
+// Older compilers and devices do without the word.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700 && CUDART_VERSION >= 11070
+#define LOCKSTEP_GRID_CONSTANT __grid_constant__
+#else
+#define LOCKSTEP_GRID_CONSTANT
+#endif
+
 namespace lockstep::optim::cuda {
 
 // Arguments of a kernel have 4 KiB.

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Trains the same language models on one GPU in PyTorch, eager and compiled, and with `lockstep
+train`, whole and sharded on its one rank, in turns; prints tokens/s and memory, in Markdown.
+
+Each figure is the median over the rounds of a program's median step, its first steps left out.
+Memory is what nvidia-smi shows at most, beyond what was in use before.
+"""
+import argparse
+import array
+import csv
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+WARM_UP = 5  # steps
+MODELS = {
+    "gpt2": ("GPT-2 124M, 64 × 1024 tokens",
+             {"family": "gpt2", "hidden_size": 768, "num_layers": 12, "num_heads": 12,
+              "vocab_size": 50304}, 64, 1024),
+    "llama": ("Llama 0.95B, 8 × 4096 tokens",
+              {"family": "llama", "hidden_size": 2048, "num_layers": 16, "num_heads": 16,
+               "intermediate_size": 5632, "vocab_size": 32000}, 8, 4096),
+}
+PROGRAMS = {
+    "eager": "PyTorch, eager",
+    "compile": "PyTorch, torch.compile",
+    "stage 0": "lockstep train",
+    "stage 3": "lockstep train, ZeRO-3",
+}
+
+
+def memory_in_use():
+    shown = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                           capture_output=True, text=True, check=True).stdout
+    return int(shown.splitlines()[0])  # MiB
+
+
+class PeakMemory:
+    """The most that the GPU holds while this is entered, beyond what it held before."""
+
+    def __enter__(self):
+        self.before = self.most = memory_in_use()
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self):
+        while not self.done.wait(0.1):
+            self.most = max(self.most, memory_in_use())
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        self.mib = self.most - self.before
+
+
+def run(command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False)
+    if done.returncode != 0:
+        sys.exit(f"failed with {done.returncode}: {' '.join(command)}\n{done.stdout[-2000:]}")
+    return done.stdout
+
+
+def pytorch_steps(model, how, steps):
+    lines = run([sys.executable, os.path.join(HERE, "pytorch.py"), model, how, str(steps)])
+    found = json.loads(lines.splitlines()[-1])
+    return found["ms"], f"PyTorch {found['torch'].split('+')[0]}"
+
+
+def write_tokens(path, vocabulary, count):
+    draw = random.Random(1)
+    array.array("H", (min(int(draw.paretovariate(0.5)), vocabulary - 1) for _ in range(count))
+                ).tofile(open(path, "wb"))
+
+
+def lockstep_steps(launcher, folder, model, stage, steps):
+    _, shape, batch, tokens = MODELS[model]
+    data = os.path.join(folder, f"{model}.bin")
+    if not os.path.exists(data):
+        write_tokens(data, shape["vocab_size"], batch * tokens * 10)
+    output = tempfile.mkdtemp(dir=folder)
+    config = os.path.join(output, "config.json")
+    with open(config, "w", encoding="utf-8") as file:
+        json.dump({"model": shape,
+                   "data": {"train": data, "sequence_length": tokens, "validation_fraction": 0},
+                   "output": os.path.join(output, "run"), "train_batch_size": batch,
+                   "max_steps": steps, "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+                   "zero_optimization": {"stage": stage}, "steps_per_print": 1,
+                   "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}}},
+                  file)
+    run([launcher, "train", config])
+    with open(os.path.join(output, "run", "metrics.csv"), encoding="utf-8") as file:
+        ends = [float(row["seconds"]) for row in csv.DictReader(file)]
+    return [(end - begin) * 1e3 for begin, end in zip([0.0] + ends, ends)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", required=True, help="the folder of a build with CUDA")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=25, help="of a program in a round")
+    parser.add_argument("--models", default="gpt2,llama")
+    choices = parser.parse_args()
+    launcher = os.path.join(choices.build, "cli", "lockstep")
+    name = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    print(name.splitlines()[0])
+    for model in choices.models.split(","):
+        title, _, batch, tokens = MODELS[model]
+        medians = {program: [] for program in PROGRAMS}
+        memory = {program: 0 for program in PROGRAMS}
+        version = "PyTorch"
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(choices.rounds):
+                for program in PROGRAMS:
+                    with PeakMemory() as peak:
+                        if program.startswith("stage"):
+                            steps = lockstep_steps(launcher, folder, model, int(program[-1]),
+                                                   choices.steps)
+                        else:
+                            steps, version = pytorch_steps(model, program, choices.steps)
+                    medians[program].append(statistics.median(steps[WARM_UP:]))
+                    memory[program] = max(memory[program], peak.mib)
+        best = min(statistics.median(medians[program]) for program in ("eager", "compile"))
+        print(f"\n{title}, bf16\n\n| | ms a step | tokens/s | of PyTorch's best | memory |")
+        print("|---|---|---|---|---|")
+        for program, label in PROGRAMS.items():
+            step = statistics.median(medians[program])
+            print(f"| {label.replace('PyTorch', version)} | {step:.1f} | "
+                  f"{batch * tokens / step * 1e3:,.0f} | {best / step:.2f} | "
+                  f"{memory[program] / 1024:.1f} GiB |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
