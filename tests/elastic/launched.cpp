@@ -135,11 +135,9 @@ bool Launched::stopped(milliseconds longest) const {
     const auto processes = alive();
     return std::all_of(processes.begin(), processes.end(), [](pid_t pid) {
       const fs::path process = fs::path("/proc") / std::to_string(pid);
-      const std::string state = read_file(process / "stat");
-      // The guardian has nothing to do with the terminal; a child that ended stays where its parent
-      // stands still.
+      // The guardian has nothing to do with the terminal.
       return read_file(process / "comm") == "lockstep-guard\n" ||
-             state.find(") T ") != std::string::npos || state.find(") Z ") != std::string::npos;
+             read_file(process / "stat").find(") T ") != std::string::npos;
     });
   });
 }
