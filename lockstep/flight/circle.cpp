@@ -34,7 +34,8 @@ Number whole_number(const json& value) {
   return value.get<Number>();
 }
 
-// What `read` makes of a text; nothing where the text is not JSON, or `read` misses something.
+// Parses a text and gives it to `read`. Nothing where it is not JSON, or `read` misses something in
+// it.
 template <typename Read>
 auto decoded(std::string_view text, const Read& read)
     -> std::optional<decltype(read(std::declval<const json&>()))> {

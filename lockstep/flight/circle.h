@@ -115,7 +115,7 @@ struct Circle {
   std::string text() const;
 };
 
-// What the rank that found a circle tells every rank of the groups of its calls.
+// The rank that found a circle tells this to every rank of the groups of its calls.
 struct CircleNews {
   std::string group;
   std::vector<int> ranks;  // of the circle, as the job numbers them
@@ -126,7 +126,7 @@ struct CircleNews {
   static std::optional<CircleNews> decode(std::string_view text);
 };
 
-// And then the ranks of the circle: the call of theirs that is to end.
+// And then this to the ranks of the circle: it names the call of theirs that is to end.
 struct CallToEnd {
   std::string group;
   std::uint64_t thread = 0;

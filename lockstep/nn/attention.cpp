@@ -75,7 +75,7 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
     return output.transpose(1, 2).contiguous().transpose(1, 2);
   };
 #ifdef LOCKSTEP_GROUPED_ATTENTION
-  // Of floats, LibTorch's kernels know no shared keys.
+  // LibTorch has no kernel that shares keys in float.
   if (q.is_cuda() && q.element_size() == 2)
     return tokens_together(grouped_attention(q, k, v, masked, scale));
 #endif

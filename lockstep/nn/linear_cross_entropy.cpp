@@ -19,7 +19,6 @@
 #include <lockstep/nn/tensor_axis.h>
 
 #ifdef LOCKSTEP_HAVE_CUDA
-#include <lockstep/nn/kernels/cuda/cross_entropy.h>
 #include <lockstep/nn/kernels/cuda/on_tensors.h>
 #endif
 
@@ -34,7 +33,7 @@ using torch::autograd::variable_list;
 // rows enough to read the weight seldom; a GPU needs more at a time to be busy.
 constexpr std::int64_t kBlockBytesCpu = 16 << 20;
 constexpr std::int64_t kBlockBytesGpu = 1 << 30;
-// What a GPU's products divide rows into.
+// A GPU divides the rows of a product into pieces of this size or a fraction of it.
 constexpr std::int64_t kRowsOfAProduct = 256;
 
 struct Wanted {
@@ -256,7 +255,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-// What the products are computed in. A function of our own sees tensors before autocast does, so it
+// Returns the type of the products. A function of our own sees tensors before autocast does, so it
 // asks; on CPUs, where LibTorch's products of 16 bits are slow, it does not.
 std::optional<at::ScalarType> autocast_of(const at::Tensor& hidden, const at::Tensor& weight) {
   // Doubles are what autocast leaves alone.

@@ -10,7 +10,6 @@
 #include <lockstep/nn/once_differentiable.h>
 
 #ifdef LOCKSTEP_HAVE_CUDA
-#include <lockstep/nn/kernels/cuda/norms.h>
 #include <lockstep/nn/kernels/cuda/on_tensors.h>
 #endif
 
@@ -20,6 +19,8 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+enum class NormKind : std::uint8_t { layer, rms };
 
 at::Tensor rms_norm_of_operators(const at::Tensor& x, const NormWeights& norm) {
   const auto type = x.scalar_type();
@@ -82,8 +83,8 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto kind = context->saved_data["kind"].toInt();
-    internal::refuse_double_backward(
-        static_cast<cuda::NormKind>(kind) == cuda::NormKind::layer ? "layer_norm" : "rms_norm");
+    internal::refuse_double_backward(static_cast<NormKind>(kind) == NormKind::layer ? "layer_norm"
+                                                                                    : "rms_norm");
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
     const auto type_of = [&](const char* name) {
@@ -140,7 +141,8 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
   static cuda::NormShape shape_of(const at::Tensor& x, std::int64_t kind, double eps) {
     const std::int64_t width = x.size(-1);
     LOCKSTEP_CHECK(x.numel() / width <= std::numeric_limits<std::int32_t>::max());
-    return {.kind = static_cast<cuda::NormKind>(kind),
+    return {.kind = static_cast<NormKind>(kind) == NormKind::layer ? cuda::NormKind::layer
+                                                                   : cuda::NormKind::rms,
             .rows = x.numel() / width,
             .width = width,
             .eps = static_cast<float>(eps)};
@@ -168,8 +170,8 @@ bool takes_update(std::optional<at::ScalarType> type, const at::Tensor& x,
          update.sizes() == x.sizes();
 }
 
-variable_list fused_norm(const at::Tensor& x, const MaybeTensor& update, const NormWeights& norm,
-                         cuda::NormKind kind, at::ScalarType type) {
+variable_list fused_norm(NormKind kind, const at::Tensor& x, const MaybeTensor& update,
+                         const NormWeights& norm, at::ScalarType type) {
   return FusedNorm::apply(x, update, norm.weight,
                           norm.bias.defined() ? MaybeTensor(norm.bias) : MaybeTensor(), norm.eps,
                           static_cast<std::int64_t>(kind), type);
@@ -177,44 +179,42 @@ variable_list fused_norm(const at::Tensor& x, const MaybeTensor& update, const N
 
 #endif
 
+at::Tensor norm_of(NormKind kind, const at::Tensor& x, const NormWeights& norm) {
+#ifdef LOCKSTEP_HAVE_CUDA
+  if (const auto type = fused_type(x, norm)) return fused_norm(kind, x, {}, norm, *type)[0];
+#endif
+  return kind == NormKind::layer ? layer_norm_of_operators(x, norm)
+                                 : rms_norm_of_operators(x, norm);
+}
+
+SumAndNorm add_and_norm(NormKind kind, const at::Tensor& x, const at::Tensor& update,
+                        const NormWeights& norm) {
+#ifdef LOCKSTEP_HAVE_CUDA
+  if (const auto type = fused_type(x, norm); takes_update(type, x, update)) {
+    const variable_list both = fused_norm(kind, x, update, norm, *type);
+    return {.sum = both[1], .norm = both[0]};
+  }
+#endif
+  const at::Tensor sum = x + update;
+  return {.sum = sum, .norm = norm_of(kind, sum, norm)};
+}
+
 }  // namespace
 
 at::Tensor layer_norm(const at::Tensor& x, const NormWeights& norm) {
-#ifdef LOCKSTEP_HAVE_CUDA
-  if (const auto type = fused_type(x, norm))
-    return fused_norm(x, {}, norm, cuda::NormKind::layer, *type)[0];
-#endif
-  return layer_norm_of_operators(x, norm);
+  return norm_of(NormKind::layer, x, norm);
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const NormWeights& norm) {
-#ifdef LOCKSTEP_HAVE_CUDA
-  if (const auto type = fused_type(x, norm))
-    return fused_norm(x, {}, norm, cuda::NormKind::rms, *type)[0];
-#endif
-  return rms_norm_of_operators(x, norm);
+  return norm_of(NormKind::rms, x, norm);
 }
 
 SumAndNorm add_layer_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm) {
-#ifdef LOCKSTEP_HAVE_CUDA
-  if (const auto type = fused_type(x, norm); takes_update(type, x, update)) {
-    const variable_list both = fused_norm(x, update, norm, cuda::NormKind::layer, *type);
-    return {.sum = both[1], .norm = both[0]};
-  }
-#endif
-  const at::Tensor sum = x + update;
-  return {.sum = sum, .norm = layer_norm(sum, norm)};
+  return add_and_norm(NormKind::layer, x, update, norm);
 }
 
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm) {
-#ifdef LOCKSTEP_HAVE_CUDA
-  if (const auto type = fused_type(x, norm); takes_update(type, x, update)) {
-    const variable_list both = fused_norm(x, update, norm, cuda::NormKind::rms, *type);
-    return {.sum = both[1], .norm = both[0]};
-  }
-#endif
-  const at::Tensor sum = x + update;
-  return {.sum = sum, .norm = rms_norm(sum, norm)};
+  return add_and_norm(NormKind::rms, x, update, norm);
 }
 
 NormWeights weights_of(const torch::nn::LayerNormImpl& norm) {

@@ -10,7 +10,6 @@
 
 #ifdef LOCKSTEP_HAVE_CUDA
 #include <lockstep/nn/kernels/cuda/on_tensors.h>
-#include <lockstep/nn/kernels/cuda/rotary.h>
 #endif
 
 namespace lockstep::nn {

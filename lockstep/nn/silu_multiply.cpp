@@ -12,7 +12,6 @@
 
 #ifdef LOCKSTEP_HAVE_CUDA
 #include <lockstep/nn/kernels/cuda/on_tensors.h>
-#include <lockstep/nn/kernels/cuda/silu_multiply.h>
 #endif
 
 namespace lockstep::nn {

@@ -13,7 +13,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <lockstep/optim/kernels/cuda/sum_of_squares.h>
+#include <lockstep/optim/kernels/cuda/kernels.h>
 #endif
 
 namespace lockstep::optim {

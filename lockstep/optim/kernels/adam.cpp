@@ -1,7 +1,6 @@
 #include <lockstep/optim/kernels/adam.h>
 
 #include <lockstep/base/simd.h>
-#include <lockstep/optim/kernels/adam_element.h>
 
 namespace lockstep::optim {
 

@@ -1,4 +1,4 @@
-#include <lockstep/nn/kernels/cuda/cross_entropy.h>
+#include <lockstep/nn/kernels/cuda/kernels.h>
 
 #include <cuda_runtime.h>
 
@@ -23,7 +23,7 @@ struct Exponentials {
     sum *= exp2f((largest - value) * kLog2E);
     largest = value;
   }
-  // Of a number that is not above the largest; all of them may be -inf.
+  // The number must not be above the largest; all of them may be -inf.
   __device__ void add(float value) {
     sum += value == -INFINITY ? 0.0f : exp2f((value - largest) * kLog2E);
   }

@@ -1,4 +1,4 @@
-#include <lockstep/nn/kernels/cuda/norms.h>
+#include <lockstep/nn/kernels/cuda/kernels.h>
 
 #include <cuda_runtime.h>
 
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kMostThreads)
       float added[kFour];
       load_four(update + start + column, added);
       for (int i = 0; i < kFour; ++i) {
-        // What backward is given is what the sum holds.
+        // Backward reads the sum, so the norm is of the sum as it is rounded.
         values[turn][i] = to_float(from_float<X>(values[turn][i] + added[i]));
       }
       store_four(values[turn], sum + start + column);

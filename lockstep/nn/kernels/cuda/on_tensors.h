@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/kernels/cuda/element.h>
+#include <lockstep/nn/kernels/cuda/kernels.h>
 
 namespace lockstep::nn::cuda {
 

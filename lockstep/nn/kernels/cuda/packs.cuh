@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include <lockstep/device/packs.cuh>
+
 namespace lockstep::nn::cuda {
 
 constexpr unsigned kWarp = 32;
@@ -30,24 +32,11 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-template <typename T>
-constexpr int kPack = 16 / sizeof(T);
-
-// 16 bytes, moved at once.
-template <typename T>
-struct alignas(16) Pack {
-  T values[kPack<T>];
-};
-
-template <typename T>
-__device__ Pack<T> load_pack(const T* from) {
-  return *reinterpret_cast<const Pack<T>*>(from);
-}
-
-template <typename T>
-__device__ void store_pack(const Pack<T>& pack, T* to) {
-  *reinterpret_cast<Pack<T>*>(to) = pack;
-}
+using device::in_packs;
+using device::kPack;
+using device::load_pack;
+using device::Pack;
+using device::store_pack;
 
 // Four elements next to each other, at a multiple of their size.
 constexpr int kFour = 4;

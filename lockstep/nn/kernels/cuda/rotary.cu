@@ -1,4 +1,4 @@
-#include <lockstep/nn/kernels/cuda/rotary.h>
+#include <lockstep/nn/kernels/cuda/kernels.h>
 
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/nn/kernels/cuda/silu_multiply.h>
+#include <lockstep/nn/kernels/cuda/kernels.h>
 
 #include <cuda_runtime.h>
 
@@ -30,19 +30,12 @@ struct Backward {
   }
 };
 
-// All of the pointers at the same place of a pack, so that memory is moved in packs: the elements
-// before the first pack and after the last are few.
-template <typename T, typename... Pointers>
-__device__ bool in_packs(const Pointers*... pointers) {
-  return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     forward(std::int64_t count, const T* gate, const T* up, T* result) {
   const std::int64_t all = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   const std::int64_t me = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::int64_t packs = in_packs<T>(gate, up, result) ? count / kPack<T> : 0;
+  const std::int64_t packs = in_packs(gate, up, result) ? count / kPack<T> : 0;
   for (std::int64_t p = me; p < packs; p += all) {
     const Pack<T> gates = load_pack(gate + p * kPack<T>), ups = load_pack(up + p * kPack<T>);
     Pack<T> results;
@@ -61,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t all = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   const std::int64_t me = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const std::int64_t packs =
-      in_packs<T>(gate, up, gradient, gate_gradient, up_gradient) ? count / kPack<T> : 0;
+      in_packs(gate, up, gradient, gate_gradient, up_gradient) ? count / kPack<T> : 0;
   for (std::int64_t p = me; p < packs; p += all) {
     const std::int64_t first = p * kPack<T>;
     const Pack<T> gates = load_pack(gate + first), ups = load_pack(up + first),

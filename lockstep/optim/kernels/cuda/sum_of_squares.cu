@@ -1,4 +1,4 @@
-#include <lockstep/optim/kernels/cuda/sum_of_squares.h>
+#include <lockstep/optim/kernels/cuda/kernels.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,0 +1,115 @@
+// lockstep::nn's kernels on CUDA, in builds whose LibTorch has it.
+//
+// They take memory of the current device and compute in float. Each is put on the stream, and
+// nothing waits; whether it could be started, cudaGetLastError() says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace lockstep::nn::cuda {
+
+enum class Element : std::uint8_t { float32, float16, bfloat16 };
+
+// ---- Softmax and cross-entropy of a block of logits, which become their gradient
+// -----------------
+
+struct LogitBlock {
+  void* logits = nullptr;  // [rows, vocabulary], one row after the other
+  Element type = Element::float32;
+  const std::int64_t* targets = nullptr;  // [rows]
+  std::int64_t rows = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t ignore_index = 0;
+};
+
+// The loss of each row, 0 where its target is ignore_index, nan where it is outside the vocabulary;
+// with `gradients` the logits become softmax - one_hot(target), and 0 in rows that are ignored.
+void softmax_cross_entropy(const LogitBlock& block, float* losses, bool gradients,
+                           CUstream_st* stream);
+
+// ---- Layer norm and RMS norm, where wished with the sum that a residual connection makes before
+// ---- Rows lie one after the other, at addresses that are multiples of 16.
+
+enum class NormKind : std::uint8_t {
+  layer,  // (x - mean) / sqrt(variance + eps) · weight + bias
+  rms,    // x / sqrt(mean of squares + eps) · weight
+};
+
+struct NormShape {
+  NormKind kind = NormKind::layer;
+  std::int64_t rows = 0;
+  std::int64_t width = 0;
+  float eps = 0;
+};
+
+// Rows that the kernels take: any multiple of 4 up to this.
+constexpr std::int64_t kWidestNorm = 8192;
+inline bool norm_takes(std::int64_t width) {
+  return width > 0 && width % 4 == 0 && width <= kWidestNorm;
+}
+
+struct NormForward {
+  const void* x = nullptr;  // [rows, width] of x_type
+  Element x_type = Element::float32;
+  // Added to x before it is normalised; where it is null, x is normalised as it is.
+  const void* update = nullptr;  // [rows, width] of y_type
+  void* sum = nullptr;           // [rows, width] of x_type: x + update, where there is one
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // of a layer norm; null for none
+  void* y = nullptr;            // [rows, width] of y_type: that of x, or where x is float any
+  Element y_type = Element::float32;
+  // [rows], for backward; no mean of RMS norms.
+  float* mean = nullptr;
+  float* inverse = nullptr;
+};
+void norm_forward(const NormShape& shape, const NormForward& what, CUstream_st* stream);
+
+struct NormBackward {
+  const void* y_gradient = nullptr;  // of y_type
+  Element y_type = Element::float32;
+  const void* x = nullptr;  // what was normalised, of x_type
+  Element x_type = Element::float32;
+  const float* weight = nullptr;
+  const float* mean = nullptr;
+  const float* inverse = nullptr;
+  // The gradient that the sum gets from elsewhere, of x_type; null for none.
+  const void* sum_gradient = nullptr;
+  void* x_gradient = nullptr;        // of x_type
+  void* update_gradient = nullptr;   // the same as y_type; null where nobody asks
+  float* weight_gradient = nullptr;  // [width]
+  float* bias_gradient = nullptr;    // null where there is no bias
+  float* scratch = nullptr;          // norm_scratch_floats() of them
+};
+std::size_t norm_scratch_floats(const NormShape& shape);
+void norm_backward(const NormShape& shape, const NormBackward& what, CUstream_st* stream);
+
+// ---- Rotary positions
+// ----------------------------------------------------------------------------
+
+// Heads of tokens: [batch, heads, length, 2 · half]. Elements of a head lie next to each other; the
+// other strides are in elements. Addresses, strides and `half` are multiples of 4 elements.
+struct RotaryShape {
+  Element type = Element::float32;
+  std::int64_t batch = 0, heads = 0, length = 0, half = 0;
+  std::int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
+};
+
+// Turns x by the angles whose cosines and sines are given, [length, half] each, or back by them
+// with direction = -1. The result is [batch, length, heads, 2 · half], one after the other.
+void turn(const RotaryShape& shape, const void* x, const float* cosines, const float* sines,
+          float direction, void* result, CUstream_st* stream);
+
+// ---- silu(gate) · up
+// ------------------------------------------------------------------------------ All tensors have
+// `count` elements of the type one after the other.
+
+void silu_multiply(Element type, std::int64_t count, const void* gate, const void* up, void* result,
+                   CUstream_st* stream);
+void silu_multiply_backward(Element type, std::int64_t count, const void* gate, const void* up,
+                            const void* gradient, void* gate_gradient, void* up_gradient,
+                            CUstream_st* stream);
+
+}  // namespace lockstep::nn::cuda

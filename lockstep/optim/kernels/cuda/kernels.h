@@ -1,0 +1,44 @@
+// lockstep::optim's kernels on CUDA, in builds whose LibTorch has it: many tensors in a launch,
+// with the CPU's bits.
+//
+// They take memory of the current device. Each is put on the stream, and nothing waits; whether it
+// could be started, cudaGetLastError() says.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <lockstep/optim/kernels/adam.h>
+#include <lockstep/optim/kernels/sum_of_squares.h>
+
+struct CUstream_st;
+
+namespace lockstep::optim::cuda {
+
+// One step of Adam.
+template <typename T>
+struct AdamTensor {
+  std::int64_t count;
+  T* weight;
+  const T* gradient;
+  T* exp_avg;
+  T* exp_avg_sq;
+  AdamStep<T> step;
+};
+
+void adam_update(const AdamTensor<float>* tensors, std::size_t size, CUstream_st* stream);
+void adam_update(const AdamTensor<double>* tensors, std::size_t size, CUstream_st* stream);
+
+// Sums of squares over the norm's blocks.
+enum class Element : std::uint8_t { float64, float32, float16, bfloat16 };
+
+struct NormTensor {
+  std::int64_t count;
+  const void* values;
+  double* sums;  // one for each block of kNormBlock elements
+  Element type;
+};
+
+void sum_of_squares(const NormTensor* tensors, std::size_t size, CUstream_st* stream);
+
+}  // namespace lockstep::optim::cuda
