@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <lockstep/device/packs.cuh>
+#include <lockstep/base/packs.cuh>
 
 namespace lockstep::nn::cuda {
 
@@ -32,11 +32,11 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-using device::in_packs;
-using device::kPack;
-using device::load_pack;
-using device::Pack;
-using device::store_pack;
+using packs::in_packs;
+using packs::kPack;
+using packs::load_pack;
+using packs::Pack;
+using packs::store_pack;
 
 // Four elements next to each other, at a multiple of their size.
 constexpr int kFour = 4;

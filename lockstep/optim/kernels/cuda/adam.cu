@@ -2,18 +2,18 @@
 
 #include <cuda_runtime.h>
 
-#include <lockstep/device/packs.cuh>
+#include <lockstep/base/packs.cuh>
 #include <lockstep/optim/kernels/cuda/tensor_table.cuh>
 
 namespace lockstep::optim::cuda {
 
 namespace {
 
-using device::in_packs;
-using device::kPack;
-using device::load_pack;
-using device::Pack;
-using device::store_pack;
+using packs::in_packs;
+using packs::kPack;
+using packs::load_pack;
+using packs::Pack;
+using packs::store_pack;
 
 constexpr unsigned kThreads = 256;
 constexpr std::int64_t kPiece = 4096;  // elements

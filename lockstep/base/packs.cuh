@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace lockstep::device {
+namespace lockstep::packs {
 
 template <typename T>
 constexpr int kPack = 16 / sizeof(T);
@@ -30,4 +30,4 @@ __device__ bool in_packs(const Pointers*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
-}  // namespace lockstep::device
+}  // namespace lockstep::packs
