@@ -14,7 +14,6 @@
 #include <lockstep/checkpoint/piece_file.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
-#include <lockstep/checkpoint/safetensors/strict_json.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/models/hugging_face.h>
 
@@ -147,9 +146,7 @@ void check_tied(const fs::path& folder, const checkpoint::SafetensorsFolder& fil
 
 // Of a folder of Hugging Face's.
 ModelConfig checked_config(const fs::path& folder, const checkpoint::SafetensorsFolder& files) {
-  const fs::path file = folder / kConfig;
-  ModelConfig config = from_hugging_face(
-      checkpoint::read_text(file, checkpoint::kLargestHeaderBytes), file.string());
+  ModelConfig config = from_hugging_face(files.text_file(kConfig), (folder / kConfig).string());
   std::vector<FoundTensor> found;
   for (auto& [stored, tensor] : parameters_in(files, config)) found.push_back(std::move(tensor));
   check_tensors(folder, config, found);
@@ -197,7 +194,7 @@ std::vector<std::vector<Exported>> in_files(const std::vector<Exported>& weights
 }
 
 void write_weights(checkpoint::CheckpointReader& reader, const fs::path& path,
-                   const std::vector<Exported>& weights) {
+                   const std::vector<Exported>& weights, checkpoint::FolderHashes& hashes) {
   std::vector<TensorDeclaration> declarations;
   std::map<std::string, const Exported*> by_name;
   for (const Exported& one : weights) {
@@ -214,6 +211,7 @@ void write_weights(checkpoint::CheckpointReader& reader, const fs::path& path,
       bytes = transposed(bytes, record.shape[0], record.shape[1],
                          checkpoint::bits_of(record.dtype) / 8);
     writer.write(bytes);
+    hashes.add_tensor(path.filename().string(), entry.name, bytes);
   }
   writer.commit();
 }
@@ -222,7 +220,8 @@ void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw FileError("cannot make the folder '{}': {}", folder.string(), error.message());
-  for (const char* file : {kConfig, checkpoint::kModelFile, checkpoint::kModelIndex})
+  for (const char* file :
+       {kConfig, checkpoint::kModelFile, checkpoint::kModelIndex, checkpoint::kHashesFile})
     if (is_there(folder / file))
       throw UsageError("'{}' has a {} already: name a new folder", folder.string(), file);
 }
@@ -248,13 +247,15 @@ std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& re
   const auto files = in_files(weights, options.largest_file);
   make_folder(folder);
   std::vector<std::string> written = {kConfig};
+  checkpoint::FolderHashes hashes;
+  hashes.add_text(kConfig, config);
   nlohmann::json map = nlohmann::json::object();
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < files.size(); ++i) {
     const std::string name =
         files.size() == 1 ? checkpoint::kModelFile
                           : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, files.size());
-    write_weights(reader, folder / name, files[i]);
+    write_weights(reader, folder / name, files[i], hashes);
     written.push_back(name);
     for (const Exported& one : files[i]) {
       map[one.declaration.name] = name;
@@ -266,6 +267,8 @@ std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& re
     write_durably(folder / checkpoint::kModelIndex, index.dump(2) + '\n');
     written.emplace_back(checkpoint::kModelIndex);
   }
+  write_durably(folder / checkpoint::kHashesFile, hashes.text());
+  written.emplace_back(checkpoint::kHashesFile);
   // Last: with it the folder is a model.
   write_durably(folder / kConfig, config);
   return written;

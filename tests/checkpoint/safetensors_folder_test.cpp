@@ -114,5 +114,36 @@ TEST(SafetensorsFolder, AFolderWithoutAModelSaysWhatToDo) {
   EXPECT_THAT(error(folder / "none"), HasSubstr("none': No such file"));
 }
 
+// An exported model, with the hashes of its files beside them.
+TEST(SafetensorsFolder, WhatHasAnotherHashIsNotGivenAway) {
+  const testing::TemporaryFolder folder;
+  write_tensors(folder / "model.safetensors", "ab");
+  testing::write_file(folder / "config.json", "{}");
+  FolderHashes hashes;
+  hashes.add_text("config.json", "{}");
+  hashes.add_tensor("model.safetensors", "a", testing::as_bytes("a"));
+  hashes.add_tensor("model.safetensors", "b", testing::as_bytes("a"));
+  testing::write_file(folder / kHashesFile, hashes.text());
+  for (const auto& path : {folder.path(), folder / "model.safetensors"}) {
+    const SafetensorsFolder model(path);
+    EXPECT_EQ(testing::as_text(model.find("a")->bytes()), "a");
+    EXPECT_THAT(usage_error([&] { (void)model.find("b")->bytes(); }),
+                AllOf(HasSubstr("the tensor 'b' in 'model.safetensors'"),
+                      HasSubstr("does not have the hash"), HasSubstr("remove lockstep-hashes.json")));
+    EXPECT_EQ(model.text_file("config.json"), "{}");
+    testing::write_file(folder / "config.json", "{ }");
+    EXPECT_THAT(usage_error([&] { (void)model.text_file("config.json"); }),
+                HasSubstr("'config.json'"));
+    testing::write_file(folder / "config.json", "{}");
+  }
+  testing::write_file(folder / kHashesFile, R"({"tensors": {}, "texts": {}})");
+  const SafetensorsFolder model(folder.path());
+  EXPECT_THAT(usage_error([&] { (void)model.find("a")->bytes(); }), HasSubstr("has no hash in"));
+  EXPECT_THAT(usage_error([&] { (void)model.text_file("config.json"); }),
+              HasSubstr("has no hash in"));
+  testing::write_file(folder / kHashesFile, "{}");
+  EXPECT_THAT(error(folder.path()), HasSubstr(kHashesFile));
+}
+
 }  // namespace
 }  // namespace lockstep::checkpoint

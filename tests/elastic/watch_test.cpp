@@ -38,8 +38,8 @@ bool tells(const Launched& job, const std::string& text) {
 TEST(Watch, AllStandStillWithTheLauncherAndGoOnWithIt) {
   const Folder folder;
   const std::string end = (folder.path() / "end").string();
-  // Without children: one that has just ended, or is being started, is in another state than
-  // stopped.
+  // Without children: a shell that is just starting one (vfork) waits for it in a state that is not
+  // "stopped", and waits for ever where the child was stopped first.
   Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
                                 "echo runs; until [ -e " + end + " ]; do :; done"});
   ASSERT_TRUE(job.says("[0] runs") && job.says("[1] runs"));

@@ -50,9 +50,18 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
   return result;
 }
 
+std::span<const std::byte> StoredTensor::bytes() const {
+  const std::span<const std::byte> bytes = file->bytes(*entry);
+  hashes->check_tensor(file->path().filename().string(), entry->name, bytes);
+  return bytes;
+}
+
 SafetensorsFolder::SafetensorsFolder(std::filesystem::path path) : path_(std::move(path)) {
   std::error_code error;
-  if (std::filesystem::is_directory(path_, error)) {
+  const bool is_folder = std::filesystem::is_directory(path_, error);
+  folder_ = is_folder ? path_ : path_.parent_path();
+  hashes_ = FolderHashes::read(folder_);
+  if (is_folder) {
     if (std::filesystem::exists(path_ / kModelFile, error))
       open_file(path_ / kModelFile);
     else if (std::filesystem::exists(path_ / kModelIndex, error))
@@ -70,7 +79,7 @@ SafetensorsFolder::SafetensorsFolder(std::filesystem::path path) : path_(std::mo
 
 void SafetensorsFolder::open_file(const std::filesystem::path& file) {
   const SafetensorsFile& opened = files_.emplace(file.string(), file).first->second;
-  for (const TensorEntry& entry : opened.entries()) tensors_.push_back({&opened, &entry});
+  for (const TensorEntry& entry : opened.entries()) tensors_.push_back({&opened, &entry, &hashes_});
 }
 
 void SafetensorsFolder::open_index(const std::filesystem::path& index) {
@@ -90,7 +99,7 @@ void SafetensorsFolder::open_index(const std::filesystem::path& index) {
       throw UsageError("{} puts the tensor {} into '{}', which has no such tensor: these files do "
                        "not belong together",
                        file, quote(tensor), place->second.path().string());
-    tensors_.push_back({&place->second, entry});
+    tensors_.push_back({&place->second, entry, &hashes_});
   }
 }
 
@@ -99,6 +108,12 @@ const StoredTensor* SafetensorsFolder::find(std::string_view name) const {
       tensors_.begin(), tensors_.end(), name,
       [](const StoredTensor& tensor, std::string_view n) { return tensor.name() < n; });
   return place == tensors_.end() || place->name() != name ? nullptr : &*place;
+}
+
+std::string SafetensorsFolder::text_file(const std::string& name) const {
+  std::string text = read_text(folder_ / name, kLargestHeaderBytes);
+  hashes_.check_text(name, text);
+  return text;
 }
 
 }  // namespace lockstep::checkpoint

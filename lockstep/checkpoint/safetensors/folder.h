@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/safetensors/hashes.h>
 
 namespace lockstep::checkpoint {
 
@@ -22,9 +23,11 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 struct StoredTensor {
   const SafetensorsFile* file = nullptr;
   const TensorEntry* entry = nullptr;
+  const FolderHashes* hashes = nullptr;
 
   const std::string& name() const { return entry->name; }
-  std::span<const std::byte> bytes() const { return file->bytes(*entry); }
+  // UsageError where they are not what the folder's lockstep-hashes.json has a hash of.
+  std::span<const std::byte> bytes() const;
 };
 
 // One view over all of them. Of a sharded model the index decides: what its files hold besides is
@@ -46,12 +49,16 @@ class SafetensorsFolder {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // Nothing where there is none of that name.
   const StoredTensor* find(std::string_view name) const;
+  // Another file of the folder, such as config.json. UsageError where it cannot be read, or is not
+  // what the folder's lockstep-hashes.json has a hash of.
+  std::string text_file(const std::string& name) const;
 
  private:
   void open_file(const std::filesystem::path& file);
   void open_index(const std::filesystem::path& index);
 
-  std::filesystem::path path_;
+  std::filesystem::path path_, folder_;
+  FolderHashes hashes_;
   std::map<std::string, SafetensorsFile> files_;  // nodes stay where they are
   std::vector<StoredTensor> tensors_;
 };
