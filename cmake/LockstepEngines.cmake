@@ -31,12 +31,10 @@ if(LOCKSTEP_HAVE_GLOO)
   set(gloo "yes")
 endif()
 
-# c10d's NCCL: comes with LibTorch's CUDA library; nccl.h may be the toolkit's or a Python package's.
+# NCCL: the library comes with LibTorch's CUDA library; nccl.h may be the toolkit's or a Python package's.
 set(LOCKSTEP_HAVE_NCCL OFF)
 if(NOT LOCKSTEP_TORCH_CUDA)
   set(nccl "no: LibTorch has no CUDA")
-elseif(NOT LOCKSTEP_C10D_INCLUDE_DIR)
-  set(nccl "no: LibTorch was built without c10d")
 else()
   file(GLOB python_nccl ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include)
   find_path(LOCKSTEP_NCCL_INCLUDE_DIR nccl.h

@@ -33,6 +33,8 @@ struct GroupInfo {
   // Where the process writes what its groups did; null: a new one that writes nothing. A split's
   // groups have their parent's.
   std::shared_ptr<flight::Journal> journal = nullptr;
+  // Why its backend is the one it is, for a person; empty where there was nothing to choose.
+  std::string backend_reason = "";
   // Who looks for ranks that wait for each other in different groups; null: nobody. As the journal.
   std::shared_ptr<WaitWatch> watch = nullptr;
 
@@ -96,15 +98,17 @@ class Communicator {
   milliseconds timeout() const { return timeout_; }
   void set_timeout(milliseconds timeout) { timeout_ = timeout; }
 
-  // "shm", "tcp", "shm+tcp", "nccl", "mpi", "gloo".
+  // "shm", "tcp", "shm+tcp", "mpi", "gloo"; "nccl+shm" and so on where tensors on GPUs go by NCCL.
   virtual std::string backend() const = 0;
+  // Why it is that one, for a person; empty where there was nothing to choose.
+  const std::string& backend_reason() const { return info_.backend_reason; }
 
   // True where sums come in the canonical order, the same bits for every layout.
   virtual bool canonical_order() const = 0;
 
   // How many bytes this rank has sent to each rank of the group so far, in messages of the group's
   // calls, without what the medium adds to them; nothing where the backend leaves that to an engine
-  // that does not say (nccl, mpi, gloo). Groups made by split() count for themselves. Any thread.
+  // that does not say (nccl for tensors on GPUs, mpi, gloo). Groups made by split() count for themselves. Any thread.
   virtual std::optional<std::vector<std::uint64_t>> sent_bytes() const = 0;
 
   // tensor ← reduction of all ranks' tensors. The list form is one call over all of them, which
@@ -160,7 +164,7 @@ class Communicator {
   // Ends the group now: every call in flight or to come throws, here and on the other ranks.
   void abort(const std::string& reason);
 
-  // A tensor in memory that the backend reaches without a copy: the fast lane for buffers that are
+  // A tensor in the host's memory that the backend reaches without a copy: the fast lane for buffers that are
   // communicated often. Every rank may call it on its own, at any time. Other ranks write results
   // into it: once the group has failed, one that was stopped in the middle of a call may still do
   // so when it goes on, so do not use the memory any more.

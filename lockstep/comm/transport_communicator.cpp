@@ -64,6 +64,13 @@ class TransportCommunicator final : public Communicator, public CallRunner {
                                  options.media, Deadline::after(options.timeout))),
         executor_(std::make_shared<Executor>(
             [this](const std::exception_ptr& error) { tell_all(error); }, waits_of(info()))) {
+    if (options_.make_lane)
+      lane_ = options_.make_lane(
+          {.info = info(),
+           .id = group_id_,
+           .recorder = shared_recorder(),
+           .failed = [this](const CommError::Details& fault) { end_with(fault); },
+           .timeout = options_.timeout});
     if (info().watch != nullptr && size() > 1)
       watched_ = info().watch->watch(group_id_, shared_recorder(),
                                      [this](const CommError::Details& error) { end_with(error); });
@@ -72,12 +79,15 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   // Jobs refer to this object: run them out before its members go.
   ~TransportCommunicator() override { executor_->finish(); }
 
-  // Alone there is no link to tell by: what was asked for.
   std::string backend() const override {
-    return size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
+    // Alone there is no link to tell by: what was asked for.
+    const std::string host =
+        size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
+    return lane_ == nullptr ? host : fmt::format("{}+{}", lane_->name(), host);
   }
-  bool canonical_order() const override { return true; }
+  bool canonical_order() const override { return lane_ == nullptr; }
   std::optional<std::vector<std::uint64_t>> sent_bytes() const override {
+    if (lane_ != nullptr) return std::nullopt;
     return transport_->sent_bytes();
   }
 
@@ -108,7 +118,9 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   std::vector<std::byte> packed_;
   StagingStreams staging_streams_;
   std::shared_ptr<Executor> executor_;
-  std::unique_ptr<WaitWatch::Watched> watched_;  // last: refers to this object
+  // These refer to this object: they go first.
+  std::unique_ptr<DeviceLane> lane_;
+  std::unique_ptr<WaitWatch::Watched> watched_;
 };
 
 void TransportCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
@@ -116,6 +128,7 @@ void TransportCommunicator::do_check(Operation operation, const at::Tensor& tens
   if (type != c10::DeviceType::CPU && type != c10::DeviceType::CUDA && type != c10::DeviceType::MPS)
     throw UsageError("{}: the backend '{}' takes tensors on the CPU, CUDA or MPS, not on {}",
                      comm::name(operation), backend(), tensor.device().str());
+  if (lane_ != nullptr && tensor.is_cuda()) lane_->check(operation, tensor);
 }
 
 std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
@@ -126,6 +139,8 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   const at::Tensor& sample = !call.outputs.empty()     ? call.outputs.front()
                              : !call.transfers.empty() ? call.transfers.front().tensor
                                                        : at::Tensor();
+  if (lane_ != nullptr && sample.defined() && sample.is_cuda())
+    return lane_->start(std::move(call));
   std::unique_ptr<Staging> staging;
   if (sample.defined() && !sample.device().is_cpu())
     staging = std::make_unique<Staging>(staging_streams_.on(sample.device()));
@@ -324,6 +339,7 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   }
   transport_->tell(notice);
   const CommError told = info().error(notice.error(name(), rank()).details());
+  if (lane_ != nullptr) lane_->end(told.details());
   journal().group_failed(
       recorder(),
       {.reason = told.what(), .fault = fault_name(told.fault()), .at_fault = told.global_ranks()},
@@ -353,7 +369,10 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
       all, mine,
       {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()), .launch = Launch::on_wait})
       .wait_on_host();
-  if (request.color < 0) return nullptr;
+  if (request.color < 0) {
+    if (lane_ != nullptr) lane_->sit_out(request, deadline);
+    return nullptr;
+  }
 
   const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());
   std::vector<int> members;
@@ -374,6 +393,7 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   }
   TransportOptions options = options_;
   options.timeout = timeout();
+  options.make_lane = lane_ == nullptr ? nullptr : lane_->split(request);
   return make_transport_communicator(
       endpoint_, group,
       group_id_from(fmt::format("{}/{}.{}", group_id_, request.number, request.color)),

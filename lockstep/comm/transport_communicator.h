@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/comm/device_lane.h>
 #include <lockstep/comm/transport/connect.h>
 
 namespace lockstep::comm {
@@ -14,6 +15,8 @@ struct TransportOptions {
   Media media = Media::automatic;
   Algorithm algorithm = Algorithm::automatic;  // of calls that ask for none
   milliseconds timeout{600'000};
+  // Tensors on GPUs go this way; where empty, through the host's memory.
+  MakeLane make_lane = nullptr;
 };
 
 // Connects the group: every member calls it with the same id, and with the addresses of all members

@@ -1,6 +1,7 @@
 #include <lockstep/comm/world.h>
 
 #include <algorithm>
+#include <map>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/launcher_line.h>
@@ -133,17 +134,15 @@ MeetingPoint meet(const LaunchEnvironment& launch, Deadline deadline) {
   return alone;
 }
 
-// Every rank leaves its address in the store and reads the others'.
-std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::string& prefix,
-                                                const EndpointAddress& own, const GroupInfo& world,
-                                                Deadline deadline) {
+// Every rank leaves a text in the store and reads the others'.
+std::vector<std::string> exchange_texts(store::Store& store, const std::string& prefix,
+                                        const std::string& own, const GroupInfo& world,
+                                        Deadline deadline) {
   std::vector<std::string> keys;
   for (const int rank : world.global_ranks) keys.push_back(fmt::format("{}/{}", prefix, rank));
-  store.set(keys[static_cast<std::size_t>(world.rank)], own.encode(), deadline);
-  std::vector<EndpointAddress> addresses;
+  store.set(keys[static_cast<std::size_t>(world.rank)], own, deadline);
   try {
-    for (const std::string& text : store.wait(keys, deadline))
-      addresses.push_back(EndpointAddress::decode(text));
+    return store.wait(keys, deadline);
   } catch (const CommError& error) {
     if (error.fault() != Fault::timeout) throw;
     std::vector<int> missing;
@@ -160,11 +159,71 @@ std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::
                          "join_world?",
                          deadline.span_seconds())});
   }
+}
+
+std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::string& prefix,
+                                                const EndpointAddress& own, const GroupInfo& world,
+                                                Deadline deadline) {
+  std::vector<EndpointAddress> addresses;
+  for (const std::string& text : exchange_texts(store, prefix, own.encode(), world, deadline))
+    addresses.push_back(EndpointAddress::decode(text));
   return addresses;
 }
 
+// What ranks tell each other of their GPUs, to choose a way for the tensors on them.
+struct RankGpu {
+  bool used = false;     // whether the rank's tensors are on one
+  std::string identity;  // of the GPU; empty where the rank has no NCCL
+
+  std::string encode() const { return used ? "gpu " + identity : "none"; }
+  static RankGpu decode(const std::string& text) {
+    if (!text.starts_with("gpu ")) return {};
+    return {.used = true, .identity = text.substr(4)};
+  }
+};
+
+struct DeviceWay {
+  bool nccl = false;
+  std::string reason;  // empty where there was nothing to choose
+};
+
+// The same on all ranks, as they all know the same. `forced`: NCCL was asked for.
+DeviceWay choose_device_way(const std::vector<RankGpu>& ranks, bool forced) {
+  std::vector<int> without_gpu, without_nccl, sharing;
+  std::map<std::string, int> first_with;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    if (!ranks[i].used)
+      without_gpu.push_back(rank);
+    else if (ranks[i].identity.empty())
+      without_nccl.push_back(rank);
+    else if (!first_with.emplace(ranks[i].identity, rank).second)
+      sharing.push_back(rank);
+  }
+  if (forced) {
+    if (!without_gpu.empty())
+      throw UsageError("the backend 'nccl' needs a GPU on every rank, and the tensors of {} are not "
+                       "on one: use the backend auto, or check nvidia-smi and CUDA_VISIBLE_DEVICES "
+                       "there",
+                       list_ranks(without_gpu));
+    if (!without_nccl.empty())
+      throw UsageError("the backend 'nccl' is not in the build that {} run",
+                       list_ranks(without_nccl));
+    return {.nccl = true, .reason = "it was asked for"};
+  }
+  if (without_gpu.size() == ranks.size()) return {};
+  if (!without_gpu.empty())
+    return {.reason = fmt::format("the tensors of {} are on no GPU", list_ranks(without_gpu))};
+  if (!without_nccl.empty())
+    return {.reason = fmt::format("the build that {} run has no NCCL", list_ranks(without_nccl))};
+  if (!sharing.empty())
+    return {.reason = fmt::format("{} {} a GPU with another rank", list_ranks(sharing),
+                                  sharing.size() == 1 ? "shares" : "share")};
+  return {.nccl = true, .reason = "every rank has a GPU of its own"};
+}
+
 std::optional<Media> own_media(const std::string& backend) {
-  if (backend == "auto") return Media::automatic;
+  if (backend == "auto" || backend == "nccl") return Media::automatic;
   if (backend == "shm") return Media::shared_memory;
   if (backend == "tcp") return Media::tcp;
   return std::nullopt;
@@ -204,9 +263,24 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
     return engine;
   }
 
-  auto communicator = make_transport_communicator(
-      endpoint, world, group_id, std::move(addresses),
-      {.media = *media, .algorithm = options.algorithm, .timeout = options.timeout});
+  TransportOptions transport{
+      .media = *media, .algorithm = options.algorithm, .timeout = options.timeout};
+  if (launch.world_size > 1 && *media == Media::automatic) {
+    const RankGpu own{.used = options.device.is_cuda(),
+                      .identity = options.device.is_cuda() ? engines::gpu_identity() : ""};
+    std::vector<RankGpu> gpus;
+    for (const std::string& text :
+         exchange_texts(*meeting.store, fmt::format("lockstep/{}/gpu", group_id), own.encode(),
+                        world, deadline))
+      gpus.push_back(RankGpu::decode(text));
+    const DeviceWay way = choose_device_way(gpus, options.backend == "nccl");
+    world.backend_reason = way.reason;
+    if (way.nccl)
+      transport.make_lane =
+          engines::nccl_lanes({.store = meeting.store, .timeout = options.timeout});
+  }
+  auto communicator =
+      make_transport_communicator(endpoint, world, group_id, std::move(addresses), transport);
   note_open_group(communicator);
   // Who returns knows that all are there.
   communicator

@@ -6,14 +6,20 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include <lockstep/comm/communicator.h>
 
 namespace lockstep::comm {
 
 struct JoinOptions {
-  // "auto": our own transports, shared memory inside a host and TCP between hosts. "shm" and "tcp":
-  // only that one. "gloo", "mpi", "nccl": that engine, where this build has it.
+  // "auto": our own transports, shared memory inside a host and TCP between hosts; tensors on GPUs
+  // go by NCCL where every rank has a GPU of its own, else through the host's memory. "nccl": the
+  // same, but an error where NCCL cannot be used. "shm" and "tcp": only that one, for all tensors.
+  // "gloo", "mpi": that engine, where this build has it.
   std::string backend = "auto";
+  // Where this rank's tensors are. A GPU is the thread's current device, too.
+  c10::Device device = c10::DeviceType::CPU;
   // How long joining, and any call that says nothing else, may take.
   milliseconds timeout{600'000};
   // Of calls that ask for none; our own transports only.

@@ -70,7 +70,9 @@ device::DeviceManager choose_device(const DistributedConfig& config) {
 DistributedManager setup_distributed(const DistributedConfig& asked_for) {
   check(asked_for);
   auto device_manager = choose_device(asked_for);
-  auto world = comm::join_world({.backend = asked_for.backend, .timeout = asked_for.timeout});
+  auto world = comm::join_world({.backend = asked_for.backend,
+                                 .device = device_manager.device(),
+                                 .timeout = asked_for.timeout});
   check_told_the_same(lines_of(asked_for), RankMessages(world, device_manager.device()));
   const DistributedConfig config = sized_for(asked_for, world->size());
   const LaunchEnvironment job = read_launch_environment();

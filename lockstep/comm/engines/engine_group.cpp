@@ -110,7 +110,7 @@ EngineGroup::EngineGroup(GroupInfo info, std::string backend,
       mode_(mode) {}
 
 void EngineGroup::open(const EngineOptions& options, const std::string& prefix,
-                       std::function<void()> interrupt, std::function<void()> tick) {
+                       Interrupt interrupt, std::function<void()> tick) {
   interrupt_ = std::move(interrupt);
   if (size() == 1) return;
   ledger_ = std::make_unique<Ledger>(Ledger::Options{
@@ -360,7 +360,7 @@ void EngineGroup::die(const CommError::Details& fault) {
       {.reason = error.what(), .fault = fault_name(fault.fault), .at_fault = error.global_ranks()},
       flight::Journal::FoundBy::this_rank);
   for (const auto& call : failed) call->fail(error.details());
-  if (interrupt_) interrupt_();
+  if (interrupt_) interrupt_(error.details());
 }
 
 void EngineGroup::check_deadlines() {

@@ -61,10 +61,11 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   EngineGroup(GroupInfo info, std::string backend, std::shared_ptr<flight::Recorder> recorder,
               LedgerMode mode);
 
-  // Starts the ledger (groups of one need none). `interrupt` makes the engine's blocked threads
-  // throw, as far as the engine can; `tick` is called every few milliseconds.
-  void open(const EngineOptions& options, const std::string& prefix,
-            std::function<void()> interrupt, std::function<void()> tick);
+  // Makes the engine's blocked threads throw, as far as the engine can: the group has failed.
+  using Interrupt = std::function<void(const CommError::Details& fault)>;
+  // Starts the ledger (groups of one need none). `tick` is called every few milliseconds.
+  void open(const EngineOptions& options, const std::string& prefix, Interrupt interrupt,
+            std::function<void()> tick);
   // Ends the ledger and fails what is still in flight.
   void close();
 
@@ -90,6 +91,8 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   void time_out(const EngineCall& call, double seconds);
   // The group fails with this, unless it has failed before.
   void fail(CommError::Details fault);
+  // The same, where the other ranks know of it.
+  void end(const CommError::Details& fault) { die(fault); }
 
   flight::Recorder& recorder() { return *recorder_; }
   void mark(const Call& call, flight::State state) {
@@ -108,7 +111,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   const std::string backend_;
   const std::shared_ptr<flight::Recorder> recorder_;
   const LedgerMode mode_;
-  std::function<void()> interrupt_;
+  Interrupt interrupt_;
   std::unique_ptr<Ledger> ledger_;
 
   mutable std::mutex mutex_;

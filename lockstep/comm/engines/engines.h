@@ -7,21 +7,31 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/comm/device_lane.h>
 #include <lockstep/comm/engines/engine_options.h>
 
 namespace lockstep::comm::engines {
 
 // Those of "gloo", "mpi" and "nccl" that were there when Lockstep was built.
 std::vector<std::string> available_engines();
+bool has_engine(const std::string& name);
 
 // What would have to be installed for an engine that this build lacks; nothing where it has the
 // engine, or does not know it.
 std::optional<std::string> needed_for(const std::string& name);
 
-// A communicator over the engine of that name. Every rank of the group calls it; returns once all
-// are connected. UsageError for an unknown engine, or for one that this build lacks, with what to
+// A communicator over gloo or mpi. Every rank of the group calls it; returns once all are
+// connected. UsageError for an unknown engine, or for one that this build lacks, with what to
 // install; CommError that names the ranks that did not come by the timeout.
 std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupInfo& group,
                                           const EngineOptions& options);
+
+// NCCL, for the tensors on GPUs of a group of our own transports. UsageError where this build lacks
+// it.
+MakeLane nccl_lanes(const EngineOptions& options);
+
+// What tells the GPU that is this thread's current device apart from every other GPU; empty where
+// there is none, or this build lacks NCCL.
+std::string gpu_identity();
 
 }  // namespace lockstep::comm::engines

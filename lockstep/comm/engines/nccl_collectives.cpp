@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/engines/c10d_reduce_op.h>
 #include <lockstep/comm/engines/reduction.h>
 
 namespace lockstep::comm::engines {
@@ -14,165 +13,221 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-Tensors byte_aliases(const Tensors& tensors) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(byte_alias(tensor));
-  return result;
+ncclDataType_t type_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return ncclFloat32;
+    case at::kDouble: return ncclFloat64;
+    case at::kInt: return ncclInt32;
+    case at::kLong: return ncclInt64;
+    case at::kByte: return ncclUint8;
+    default: break;
+  }
+  LOCKSTEP_CHECK(false, "a carrier of another type");
+  return ncclUint8;
+}
+
+ncclRedOp_t nccl_op(BasicOp op) {
+  switch (op) {
+    case BasicOp::min: return ncclMin;
+    case BasicOp::max: return ncclMax;
+    case BasicOp::sum: break;
+  }
+  return ncclSum;
+}
+
+bool all_empty(const Tensors& tensors) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& tensor) { return tensor.numel() == 0; });
+}
+
+// Sums of these are NCCL's own, to the last bit of what it adds.
+bool is_summed_as_it_is(DType dtype, ReduceOp op) {
+  return (op == ReduceOp::sum || op == ReduceOp::mean) &&
+         (dtype == DType::float32 || dtype == DType::float64 || dtype == DType::int32 ||
+          dtype == DType::int64);
 }
 
 // A call's way to NCCL.
 class Enqueuer {
  public:
-  Enqueuer(c10d::Backend& engine, int num_ranks, c10::Device device)
-      : engine_(engine), num_ranks_(num_ranks), device_(device) {}
+  Enqueuer(NcclComm& comm, int num_ranks, const c10::cuda::CUDAStream& stream)
+      : comm_(comm), num_ranks_(num_ranks), stream_(stream) {}
 
   void enqueue(const Call& call) {
-    const auto is_empty = [](const Tensors& tensors) {
-      return std::all_of(tensors.begin(), tensors.end(),
-                         [](const at::Tensor& tensor) { return tensor.numel() == 0; });
-    };
     const Operation operation = call.fingerprint.operation;
     switch (operation) {
-      case Operation::all_reduce: {
-        if (is_empty(call.outputs)) return;
-        const Carrier carrier = carry(call.outputs, call.fingerprint.reduce_op);
-        all_reduce(carrier.tensor, carrier.op);
-        restore(carrier, call.fingerprint.reduce_op, divisor_of(call, num_ranks_), call.outputs);
-        return;
-      }
-      case Operation::barrier:
-        all_reduce(at::zeros({1}, at::TensorOptions().dtype(at::kInt).device(device_)),
-                   BasicOp::sum);
+      case Operation::all_reduce:
+        if (!all_empty(call.outputs)) all_reduce(call);
         return;
       case Operation::all_gather:
-        if (!is_empty(call.outputs)) all_gather(call);
+        if (!all_empty(call.outputs)) all_gather(call);
         return;
       case Operation::reduce_scatter:
-        if (!is_empty(call.inputs)) reduce_scatter(call);
+        if (!all_empty(call.inputs)) reduce_scatter(call);
         return;
       case Operation::all_to_all:
         // Uneven parts may be empty here and not on another rank.
-        if (call.inputs.size() > 1 || !is_empty(call.inputs)) all_to_all(call);
+        if (call.inputs.size() > 1 || !all_empty(call.inputs)) all_to_all(call);
         return;
       case Operation::broadcast: return broadcast(call);
       case Operation::exchange: return exchange(call);
+      case Operation::barrier:
       case Operation::split: break;
     }
-    LOCKSTEP_CHECK(false, "{} is no call", comm::name(operation));
+    LOCKSTEP_CHECK(false, "{} is no call over tensors", comm::name(operation));
   }
-
-  std::vector<NcclWork> works() && { return std::move(works_); }
 
  private:
-  // The current stream goes on when the result is there.
-  void order(NcclWork work) {
-    work->wait();
-    works_.push_back(std::move(work));
+  double divisor(const Call& call) const { return divisor_of(call, num_ranks_); }
+
+  void all_reduce(const Call& call) {
+    const ReduceOp op = call.fingerprint.reduce_op;
+    if (!is_summed_as_it_is(call.fingerprint.dtype, op)) {
+      const Carrier carrier = carry(call.outputs, op);
+      reduce_in_place({carrier.tensor}, carrier.op);
+      restore(carrier, op, divisor(call), call.outputs);
+      return;
+    }
+    Tensors flat;
+    for (const at::Tensor& tensor : call.outputs)
+      if (tensor.numel() > 0) flat.push_back(flat_alias(tensor));
+    reduce_in_place(flat, BasicOp::sum);
+    if (op == ReduceOp::mean) divide(flat, divisor(call));
   }
 
-  void all_reduce(const at::Tensor& tensor, BasicOp op) {
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d_op(op);
-    Tensors tensors{tensor};
-    order(engine_.allreduce(tensors, options));
+  // Each where it is, in one call.
+  void reduce_in_place(const Tensors& tensors, BasicOp op) {
+    const NcclComm::Use use(comm_);
+    NcclGroupCall group;
+    for (const at::Tensor& tensor : tensors)
+      nccl_.check(nccl_.all_reduce(tensor.data_ptr(), tensor.data_ptr(), count(tensor),
+                                   type_of(tensor), nccl_op(op), use.get(), stream_),
+                  "ncclAllReduce");
+    group.end();
+  }
+
+  static void divide(const Tensors& tensors, double divisor) {
+    if (tensors.empty()) return;
+    LOCKSTEP_CHECK(at::isFloatingType(tensors.front().scalar_type()), "a mean of integers");
+    if (tensors.size() == 1)
+      tensors.front().div_(divisor);
+    else
+      at::_foreach_div_(tensors, divisor);
   }
 
   void reduce_scatter(const Call& call) {
     const ReduceOp op = call.fingerprint.reduce_op;
-    const DType dtype = call.fingerprint.dtype;
-    const bool sums = op == ReduceOp::sum || op == ReduceOp::mean;
-    const bool native =
-        dtype == DType::float32 || dtype == DType::float64
-            ? sums
-            : dtype == DType::int32 || dtype == DType::int64 || dtype == DType::uint8;
     const at::Tensor& output = call.outputs.front();
-    if (native && call.inputs.size() == 1) {
-      at::Tensor to = flat_alias(output);
-      at::Tensor from = flat_alias(call.inputs.front());
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = op == ReduceOp::min   ? c10d_op(BasicOp::min)
-                         : op == ReduceOp::max ? c10d_op(BasicOp::max)
-                                               : c10d_op(BasicOp::sum);
-      order(engine_._reduce_scatter_base(to, from, options));
-      if (op == ReduceOp::mean) to.div_(divisor_of(call, num_ranks_));
+    if (call.inputs.size() == 1 && is_summed_as_it_is(call.fingerprint.dtype, op)) {
+      const at::Tensor to = flat_alias(output);
+      {
+        const NcclComm::Use use(comm_);
+        nccl_.check(nccl_.reduce_scatter(call.inputs.front().data_ptr(), to.data_ptr(), count(to),
+                                         type_of(to), ncclSum, use.get(), stream_),
+                    "ncclReduceScatter");
+      }
+      if (op == ReduceOp::mean) divide({to}, divisor(call));
       return;
     }
     // Every rank gets all versions of its part and reduces them itself, 16-bit numbers in float32.
     const at::Tensor parts = at::empty({num_ranks_, output.numel()}, output.options());
-    Tensors to = parts.unbind(0);
-    Tensors from;
-    if (call.inputs.size() == 1)
-      from = flat_alias(call.inputs.front()).chunk(num_ranks_);
-    else
-      for (const at::Tensor& input : call.inputs) from.push_back(flat_alias(input));
-    order(engine_.alltoall(to, from));
-    if (output.numel() > 0) reduce_locally(to, op, divisor_of(call, num_ranks_), output);
+    const Tensors to = parts.unbind(0);
+    swap_parts(to, parts_of(call.inputs));
+    if (output.numel() > 0) reduce_locally(to, op, divisor(call), output);
+  }
+
+  // One for each rank: of each tensor, or of equal parts of the only one.
+  Tensors parts_of(const Tensors& tensors) const {
+    if (tensors.size() == 1 && num_ranks_ > 1) return flat_alias(tensors.front()).chunk(num_ranks_);
+    Tensors parts;
+    for (const at::Tensor& tensor : tensors) parts.push_back(flat_alias(tensor));
+    return parts;
   }
 
   void all_gather(const Call& call) {
-    at::Tensor from = byte_alias(call.inputs.front());
+    const at::Tensor& from = call.inputs.front();
+    const NcclComm::Use use(comm_);
     if (call.outputs.size() == 1) {
-      at::Tensor to = byte_alias(call.outputs.front());
-      order(engine_._allgather_base(to, from));
+      nccl_.check(nccl_.all_gather(from.data_ptr(), call.outputs.front().data_ptr(), from.nbytes(),
+                                   ncclUint8, use.get(), stream_),
+                  "ncclAllGather");
       return;
     }
-    std::vector<Tensors> to{byte_aliases(call.outputs)};
-    Tensors inputs{from};
-    order(engine_.allgather(to, inputs));
+    // Of different lengths: each rank tells all others.
+    NcclGroupCall group;
+    for (std::size_t rank = 0; rank < call.outputs.size(); ++rank) {
+      const at::Tensor& to = call.outputs[rank];
+      if (to.numel() > 0)
+        nccl_.check(nccl_.broadcast(from.data_ptr(), to.data_ptr(), to.nbytes(), ncclUint8,
+                                    static_cast<int>(rank), use.get(), stream_),
+                    "ncclBroadcast");
+    }
+    group.end();
   }
 
-  void all_to_all(const Call& call) {
-    if (call.outputs.size() == 1) {
-      at::Tensor to = byte_alias(call.outputs.front());
-      at::Tensor from = byte_alias(call.inputs.front());
-      std::vector<std::int64_t> even;
-      order(engine_.alltoall_base(to, from, even, even));
-      return;
+  void all_to_all(const Call& call) { swap_parts(parts_of(call.outputs), parts_of(call.inputs)); }
+
+  // to[r] ← rank r's from[this rank].
+  void swap_parts(const Tensors& to, const Tensors& from) {
+    const NcclComm::Use use(comm_);
+    NcclGroupCall group;
+    for (std::size_t rank = 0; rank < to.size(); ++rank) {
+      send(from[rank], static_cast<int>(rank), use);
+      receive(to[rank], static_cast<int>(rank), use);
     }
-    Tensors to = byte_aliases(call.outputs);
-    Tensors from = byte_aliases(call.inputs);
-    order(engine_.alltoall(to, from));
+    group.end();
   }
 
   void broadcast(const Call& call) {
-    c10d::BroadcastOptions options;
-    options.rootRank = call.fingerprint.root;
-    for (const at::Tensor& tensor : call.outputs) {
-      if (tensor.numel() == 0) continue;
-      Tensors bytes{byte_alias(tensor)};
-      order(engine_.broadcast(bytes, options));
-    }
+    const NcclComm::Use use(comm_);
+    NcclGroupCall group;
+    for (const at::Tensor& tensor : call.outputs)
+      if (tensor.numel() > 0)
+        nccl_.check(nccl_.broadcast(tensor.data_ptr(), tensor.data_ptr(), tensor.nbytes(),
+                                    ncclUint8, call.fingerprint.root, use.get(), stream_),
+                    "ncclBroadcast");
+    group.end();
   }
 
   void exchange(const Call& call) {
-    std::vector<const Transfer*> transfers;
+    const NcclComm::Use use(comm_);
+    NcclGroupCall group;
     for (const Transfer& transfer : call.transfers)
-      if (transfer.tensor.numel() > 0) transfers.push_back(&transfer);
-    if (transfers.empty()) return;
-    engine_.startCoalescing();
-    for (const Transfer* transfer : transfers) {
-      Tensors bytes{byte_alias(transfer->tensor)};
-      if (transfer->direction == Transfer::Direction::send)
-        engine_.send(bytes, transfer->peer, 0);
+      if (transfer.direction == Transfer::Direction::send)
+        send(transfer.tensor, transfer.peer, use);
       else
-        engine_.recv(bytes, transfer->peer, 0);
-    }
-    order(engine_.endCoalescing());
+        receive(transfer.tensor, transfer.peer, use);
+    group.end();
   }
 
-  c10d::Backend& engine_;
+  void send(const at::Tensor& tensor, int peer, const NcclComm::Use& use) {
+    if (tensor.numel() == 0) return;
+    nccl_.check(
+        nccl_.send(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, use.get(), stream_),
+        "ncclSend");
+  }
+
+  void receive(const at::Tensor& tensor, int peer, const NcclComm::Use& use) {
+    if (tensor.numel() == 0) return;
+    nccl_.check(
+        nccl_.receive(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, use.get(), stream_),
+        "ncclRecv");
+  }
+
+  static std::size_t count(const at::Tensor& tensor) {
+    return static_cast<std::size_t>(tensor.numel());
+  }
+
+  const NcclLibrary& nccl_ = NcclLibrary::get();
+  NcclComm& comm_;
   const int num_ranks_;
-  const c10::Device device_;
-  std::vector<NcclWork> works_;
+  const c10::cuda::CUDAStream stream_;
 };
 
 }  // namespace
 
-std::vector<NcclWork> enqueue_collective(c10d::Backend& engine, const Call& call, int num_ranks,
-                                         c10::Device device) {
-  Enqueuer enqueuer(engine, num_ranks, device);
-  enqueuer.enqueue(call);
-  return std::move(enqueuer).works();
+void enqueue_collective(NcclComm& comm, const Call& call, int num_ranks,
+                        const c10::cuda::CUDAStream& stream) {
+  Enqueuer(comm, num_ranks, stream).enqueue(call);
 }
 
 }  // namespace lockstep::comm::engines

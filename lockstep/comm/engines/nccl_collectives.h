@@ -1,23 +1,15 @@
 // The operations of a Communicator in terms of NCCL's.
 #pragma once
 
-#include <vector>
-
-#ifndef USE_C10D_NCCL
-#define USE_C10D_NCCL  // c10d's header is empty without
-#endif
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <c10/cuda/CUDAStream.h>
 
 #include <lockstep/comm/call.h>
+#include <lockstep/comm/engines/nccl_library.h>
 
 namespace lockstep::comm::engines {
 
-using NcclWork = c10::intrusive_ptr<c10d::Work>;
-
-// Puts a call on the current stream; returns what NCCL made of it, for its errors. Throws what c10d
-// throws.
-std::vector<NcclWork> enqueue_collective(c10d::Backend& engine, const Call& call, int num_ranks,
-                                         c10::Device device);
+// Puts a call on a stream, which is the current one. Throws NcclError.
+void enqueue_collective(NcclComm& comm, const Call& call, int num_ranks,
+                        const c10::cuda::CUDAStream& stream);
 
 }  // namespace lockstep::comm::engines

@@ -1,0 +1,156 @@
+#include <lockstep/comm/engines/nccl_library.h>
+
+#include <dlfcn.h>
+
+#include <future>
+#include <thread>
+
+#include <c10/cuda/CUDAFunctions.h>
+
+namespace lockstep::comm::engines {
+
+namespace {
+
+// How long whoever enqueues something may take before an abort comes in between.
+constexpr milliseconds kEnqueueing{1000};
+
+template <typename Function>
+void find(Function& function, const char* name, void* library) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+}
+
+NcclLibrary find_library() {
+  void* library = RTLD_DEFAULT;
+  if (::dlsym(library, "ncclGetVersion") == nullptr) {
+    // Never closed: it is used until the process ends.
+    library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+      throw UsageError("NCCL is not in this process, and libnccl.so.2 is not found ({}): install it "
+                       "(Debian: libnccl2), or use the backend shm or tcp",
+                       ::dlerror());
+  }
+  NcclLibrary nccl{};
+  find(nccl.get_version, "ncclGetVersion", library);
+  find(nccl.get_unique_id, "ncclGetUniqueId", library);
+  find(nccl.comm_init_rank, "ncclCommInitRank", library);
+  find(nccl.comm_split, "ncclCommSplit", library);
+  find(nccl.comm_abort, "ncclCommAbort", library);
+  find(nccl.comm_get_async_error, "ncclCommGetAsyncError", library);
+  find(nccl.get_error_string, "ncclGetErrorString", library);
+  find(nccl.get_last_error, "ncclGetLastError", library);
+  find(nccl.group_start, "ncclGroupStart", library);
+  find(nccl.group_end, "ncclGroupEnd", library);
+  find(nccl.all_reduce, "ncclAllReduce", library);
+  find(nccl.broadcast, "ncclBroadcast", library);
+  find(nccl.all_gather, "ncclAllGather", library);
+  find(nccl.reduce_scatter, "ncclReduceScatter", library);
+  find(nccl.send, "ncclSend", library);
+  find(nccl.receive, "ncclRecv", library);
+  // Since NCCL 2.13; the others are older.
+  if (nccl.get_last_error == nullptr || nccl.send == nullptr)
+    throw UsageError("the NCCL of this process is version {}, and Lockstep needs 2.13 or newer",
+                     nccl.version());
+  return nccl;
+}
+
+}  // namespace
+
+const NcclLibrary& NcclLibrary::get() {
+  static const NcclLibrary library = find_library();
+  return library;
+}
+
+std::string NcclLibrary::version() const {
+  int number = 0;
+  get_version(&number);
+  return fmt::format("{}.{}.{}", number / 10000, number / 100 % 100, number % 100);
+}
+
+std::string NcclLibrary::text(ncclResult_t result) const {
+  std::string text = get_error_string(result);
+  if (const char* const last = get_last_error(nullptr); last != nullptr && *last != '\0')
+    text += fmt::format(" ({})", last);
+  return text;
+}
+
+void NcclLibrary::check(ncclResult_t result, const char* function) const {
+  if (result == ncclSuccess) return;
+  throw NcclError(fmt::format("{}: {}", function, text(result)));
+}
+
+std::unique_ptr<NcclComm> NcclComm::connect(const ncclUniqueId& id, int rank, int size,
+                                            const Deadline& deadline) {
+  // NCCL waits for ranks that never come, and cannot be told to stop: so another thread waits for
+  // it, and after the deadline nobody waits for that one.
+  using Made = std::unique_ptr<NcclComm>;
+  std::packaged_task<Made()> task([id, rank, size, device = c10::cuda::current_device()] {
+    const NcclLibrary& nccl = NcclLibrary::get();
+    c10::cuda::set_device(device);
+    ncclComm_t comm = nullptr;
+    nccl.check(nccl.comm_init_rank(&comm, size, id, rank), "ncclCommInitRank");
+    return Made(new NcclComm(comm));
+  });
+  std::future<Made> made = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (made.wait_until(deadline.at()) != std::future_status::ready)
+    throw CommError({.fault = Fault::timeout,
+                     .operation = "connecting nccl",
+                     .explanation = fmt::format("NCCL had not connected the ranks after {:.1f} s",
+                                                deadline.span_seconds())});
+  return made.get();
+}
+
+std::unique_ptr<NcclComm> NcclComm::split(NcclComm& parent, int color, int key) {
+  const NcclLibrary& nccl = NcclLibrary::get();
+  const Use use(parent);
+  ncclComm_t comm = nullptr;
+  nccl.check(
+      nccl.comm_split(use.get(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, nullptr),
+      "ncclCommSplit");
+  return comm == nullptr ? nullptr : std::unique_ptr<NcclComm>(new NcclComm(comm));
+}
+
+NcclComm::Use::Use(NcclComm& comm) : comm_(comm), lock_(comm.in_use_) {
+  const std::lock_guard lock(comm.mutex_);
+  if (comm.aborted_) throw NcclError("the communicator was aborted");
+}
+
+void NcclComm::abort() {
+  // Whoever enqueues something is done in a moment, or waits inside of NCCL for a rank that does
+  // not come: then this is what ends it.
+  std::unique_lock use(in_use_, std::defer_lock);
+  (void)use.try_lock_for(kEnqueueing);
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return;
+  aborted_ = true;
+  (void)NcclLibrary::get().comm_abort(comm_);
+}
+
+std::string NcclComm::problem() {
+  const NcclLibrary& nccl = NcclLibrary::get();
+  const std::lock_guard lock(mutex_);
+  if (aborted_) return "";
+  ncclResult_t result = ncclSuccess;
+  const ncclResult_t asked = nccl.comm_get_async_error(comm_, &result);
+  if (asked != ncclSuccess) result = asked;
+  return result == ncclSuccess || result == ncclInProgress ? "" : nccl.text(result);
+}
+
+NcclGroupCall::NcclGroupCall() {
+  const NcclLibrary& nccl = NcclLibrary::get();
+  nccl.check(nccl.group_start(), "ncclGroupStart");
+}
+
+// NCCL counts the beginnings of each thread: one that was not ended would hold back all later
+// calls.
+NcclGroupCall::~NcclGroupCall() {
+  if (open_) (void)NcclLibrary::get().group_end();
+}
+
+void NcclGroupCall::end() {
+  const NcclLibrary& nccl = NcclLibrary::get();
+  open_ = false;
+  nccl.check(nccl.group_end(), "ncclGroupEnd");
+}
+
+}  // namespace lockstep::comm::engines
