@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
@@ -88,20 +89,18 @@ c10::DeviceType parse_device(const Settings& settings) {
                                                         : "cpu";
   if (text == "cpu") return c10::DeviceType::CPU;
   if (text != "cuda") throw UsageError("--device is '{}': choose cpu or cuda", text);
-  if (settings.allocated && settings.backend != "nccl")
-    throw UsageError("--allocated is memory of the host with every backend but nccl: leave it out, "
-                     "or --device cuda");
+  if (settings.allocated)
+    throw UsageError("--allocated is memory of the host: leave it out, or --device cuda");
   // UsageError where there is none.
   device::DeviceManager::auto_detect(
       {.local_rank = 0, .local_world_size = 1, .type = c10::DeviceType::CUDA});
   return c10::DeviceType::CUDA;
 }
 
-// NCCL wants a GPU for each rank; the others can share one.
-c10::Device device_of_rank(const Settings& settings, const Plan& plan) {
-  const auto use =
-      settings.backend == "nccl" ? device::GpuUse::one_rank_each : device::GpuUse::shared;
-  return device::DeviceManager::auto_detect({.gpu_use = use, .type = plan.device}).device();
+c10::Device device_of_rank(const Plan& plan) {
+  return device::DeviceManager::auto_detect(
+             {.gpu_use = device::GpuUse::shared, .type = plan.device})
+      .device();
 }
 
 comm::Operation parse_operation(std::string text) {
@@ -159,10 +158,10 @@ struct Trial {
 
 class Bench {
  public:
-  Bench(Communicator& world, const Plan& plan, const Settings& settings)
+  Bench(Communicator& world, c10::Device device, const Plan& plan, const Settings& settings)
       : world_(world),
         dtype_(plan.dtype),
-        device_(device_of_rank(settings, plan)),
+        device_(device),
         allocated_(settings.allocated),
         options_{.algorithm = plan.algorithm, .launch = comm::Launch::on_wait} {}
 
@@ -268,8 +267,8 @@ class Bench {
   comm::CallOptions options_;
 };
 
-void run(Communicator& world, const Plan& plan, const Settings& settings) {
-  Bench bench(world, plan, settings);
+void run(Communicator& world, c10::Device device, const Plan& plan, const Settings& settings) {
+  Bench bench(world, device, plan, settings);
   const bool speaks = world.rank() == 0;
   if (speaks && !settings.json)
     std::printf("# %d ranks over %s, %s, %d iterations after %d to warm up\n", world.size(),
@@ -368,8 +367,10 @@ int bench(Arguments arguments) {
     return reported.exit_code;
   }
   at::set_num_threads(1);
-  const auto world = comm::join_world({.backend = settings.backend});
-  run(*world, plan, settings);
+  const c10::Device device = device_of_rank(plan);
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const auto world = comm::join_world({.backend = settings.backend, .device = device});
+  run(*world, device, plan, settings);
   return 0;
 }
 

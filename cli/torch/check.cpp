@@ -41,10 +41,9 @@ bool has_secret(const LaunchEnvironment& launch) {
 // Fills in what the ranks find out together. All get the same, but for `backends`, which rank 0
 // has.
 void inspect_ranks(comm::Communicator& world, const LaunchEnvironment& launch, Report& report) {
-  const at::DeviceType device = report.asked_backend == "nccl" ? at::kCUDA : at::kCPU;
   const nlohmann::json own = {{"rank", describe_rank(launch)}, {"host", describe_host(launch)}};
   std::vector<Host> described;
-  for (const std::string& text : gather_texts(world, own.dump(), device)) {
+  for (const std::string& text : gather_texts(world, own.dump())) {
     const nlohmann::json one = nlohmann::json::parse(text);
     report.ranks.push_back(one.at("rank").get<Rank>());
     described.push_back(one.at("host").get<Host>());
@@ -52,7 +51,8 @@ void inspect_ranks(comm::Communicator& world, const LaunchEnvironment& launch, R
   report.hosts = merge_hosts(report.ranks, described);
   if (world.size() == 1) return;
   report.backend = world.backend();
-  report.pairs = measure_pairs(world, report.ranks, device);
+  report.pairs = measure_pairs(world, report.ranks,
+                               world.backend().starts_with("nccl") ? at::kCUDA : at::kCPU);
   report.num_pairs = std::int64_t{world.size()} * (world.size() - 1) / 2;
 }
 
@@ -75,8 +75,7 @@ Inspection inspect(const std::string& backend) {
   const auto world = comm::join_world({.backend = backend, .timeout = kJoinTimeout});
   inspect_ranks(*world, launch, report);
   if (launch.rank == 0) report.problems = find_problems(report);
-  at::Tensor can_train = at::full({1}, report.can_train() ? 1 : 0, at::kInt)
-                             .to(backend == "nccl" ? at::kCUDA : at::kCPU);
+  at::Tensor can_train = at::full({1}, report.can_train() ? 1 : 0, at::kInt);
   world->broadcast(can_train, 0).wait_on_host();
   inspection.can_train = can_train.item<int>() != 0;
   return inspection;

@@ -310,6 +310,22 @@ void check_backend(const std::string& backend) {
   throw UsageError("there is no backend '{}': choose one of {}", backend, list);
 }
 
+std::string describe(const Communicator& world) {
+  const std::string backend = world.backend();
+  const std::string reason =
+      world.backend_reason().empty() ? "" : fmt::format(" ({})", world.backend_reason());
+  if (const std::string nccl = "nccl+"; backend.starts_with(nccl))
+    return fmt::format("tensors on GPUs go by NCCL{}, all others over {}; NCCL adds in an order of "
+                       "its own, so other layouts give the same within rounding",
+                       reason, backend.substr(nccl.size()));
+  return fmt::format("ranks talk over {}{}; {}", backend,
+                     reason.empty() ? "" : ", tensors on GPUs through the host's memory" + reason,
+                     world.canonical_order()
+                         ? "sums have the same bits in every layout"
+                         : "it adds in an order of its own, so other layouts give the same within "
+                           "rounding");
+}
+
 std::shared_ptr<Communicator> join_world(const JoinOptions& options) {
   check_backend(options.backend);
   await_place_as_spare();

@@ -41,4 +41,8 @@ void check_backend(const std::string& backend);
 // the ranks that did not come.
 std::shared_ptr<Communicator> join_world(const JoinOptions& options = {});
 
+// One line for the beginning of a run: what the ranks of a world talk over, why, and whether sums
+// have the same bits in every layout.
+std::string describe(const Communicator& world);
+
 }  // namespace lockstep::comm

@@ -15,6 +15,7 @@
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
 #include <lockstep/train/begun_batch.h>
+#include <lockstep/comm/world.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
@@ -62,6 +63,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   constexpr double kMiB = 1 << 20;
   result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
+  result.backend = name_of(config.backend, kBackends);
   result.timeout = std::chrono::seconds(config.timeout_seconds);
   result.consistency_check_interval = config.consistency_check_interval;
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
@@ -271,6 +273,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
       plan.training.size(), config.data.sequence_length,
       plan.validation ? plan.validation->size() : 0, plan.total_steps,
       std::min(plan.batch.global, plan.training.size()));
+  if (dist.world_size() > 1) say("{}", comm::describe(*dist.world()));
   if (const std::string note =
           batch_note(plan.batch, dist.data_size(), plan.begun, config.parallel.ranks_together());
       !note.empty())

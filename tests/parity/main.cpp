@@ -1,13 +1,17 @@
 // The test program; with the name of a table it is one rank of a job that runs it, or those of its
-// cells that have a text in their names:
+// cells that have a text in their names; before it, a backend and where the tensors are:
 //
 //   lockstep run --nproc-per-node 4 parity_test --model-parallel 'cp 2 tp 2'
+//   lockstep run --nproc-per-node 2 parity_test --over nccl cuda --model-parallel-gpu
 #include <map>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <lockstep/comm/world.h>
+
+#include <tests/ranks/nccl_hosts.h>
 
 #include "data_parallel.h"
 #include "model_parallel.h"
@@ -19,6 +23,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, Table> tables = {
       {"--data-parallel", parity::check_data_parallel},
       {"--sharded", parity::check_some_sharded},
+      {"--sharded-few", parity::check_few_sharded},
       {"--sharded-gpu", parity::check_sharded_on_gpu},
       {"--sharded-whole", parity::check_sharded},
       {"--model-parallel", parity::check_some_model_parallel},
@@ -26,16 +31,18 @@ int main(int argc, char** argv) {
       {"--model-parallel-gpu", parity::check_some_model_parallel_on_gpu},
       {"--model-parallel-gpu-whole", parity::check_model_parallel_on_gpu},
   };
-  const std::string first = argc > 1 ? argv[1] : "";
-  const std::string second = argc > 2 ? argv[2] : "";
-  if (const auto table = tables.find(first); table != tables.end())
-    return ranks::run_cells(table->second, second);
-  if (first == "--sharded-over" || first == "--few-sharded-over") {
-    const Table some =
-        first == "--sharded-over" ? parity::check_some_sharded : parity::check_few_sharded;
-    return ranks::run_cells(comm::join_world({.backend = second, .timeout = milliseconds(60'000)}),
-                            second == "nccl" ? parity::check_sharded_on_gpu : some);
+  std::vector<std::string> words(argv + 1, argv + argc);
+  comm::JoinOptions join{.timeout = milliseconds(60'000)};
+  if (words.size() > 3 && words[0] == "--over") {
+    join.backend = words[1];
+    join.device = c10::Device(words[2]);
+    if (join.backend == "nccl") ranks::be_a_host_for_nccl();
+    words.erase(words.begin(), words.begin() + 3);
   }
+  if (!words.empty())
+    if (const auto table = tables.find(words[0]); table != tables.end())
+      return ranks::run_cells(comm::join_world(join), table->second,
+                              words.size() > 1 ? words[1] : "");
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -27,16 +27,16 @@ bool is_built(const std::string& backend) {
 }
 
 // On two ranks there is one order to add in, whoever adds.
-TEST(ParityOver, OfShardsTcp) { ranks::expect_cells_pass(2, {"--sharded-over", "tcp"}); }
+TEST(ParityOver, OfShardsTcp) { ranks::expect_cells_pass(2, {"--over", "tcp", "cpu", "--sharded"}); }
 
 // Gloo's threads turn while they wait, and take the cores from whoever computes.
 TEST(ParityOver, OfShardsGloo) {
   if (!is_built("gloo")) GTEST_SKIP() << "this build has no gloo";
-  ranks::expect_cells_pass(2, {"--few-sharded-over", "gloo"});
+  ranks::expect_cells_pass(2, {"--over", "gloo", "cpu", "--sharded-few"});
 }
 TEST(WholeParityOverGloo, OfShards) {
   if (!is_built("gloo")) GTEST_SKIP() << "this build has no gloo";
-  ranks::expect_cells_pass(2, {"--sharded-over", "gloo"});
+  ranks::expect_cells_pass(2, {"--over", "gloo", "cpu", "--sharded"});
 }
 
 TEST(ParityOnGpu, OfShards) {
@@ -56,10 +56,23 @@ TEST(WholeParityOnGpu, OfModelsOverAllAxes) {
     ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu-whole"}, milliseconds(1'800'000));
 }
 
-// NCCL wants a GPU for each rank, and there may be only one.
-TEST(ParityOnGpu, OfShardsOverNccl) {
-  if (!at::hasCUDA() || !is_built("nccl")) GTEST_SKIP() << "needs a GPU and a build with NCCL";
-  ranks::expect_cells_pass(1, {"--sharded-over", "nccl"});
+// Ranks that share a GPU: each is a host of its own to NCCL (ranks/nccl_hosts.h).
+class ParityOverNccl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA() || !is_built("nccl")) GTEST_SKIP() << "needs a GPU and a build with NCCL";
+  }
+
+  static void expect_passes(int num_ranks, const std::string& table, const std::string& only = "") {
+    ranks::expect_cells_pass(num_ranks, {"--over", "nccl", "cuda:0", table, only},
+                             milliseconds(600'000));
+  }
+};
+
+TEST_F(ParityOverNccl, OfShards) { expect_passes(2, "--sharded-gpu"); }
+
+TEST_F(ParityOverNccl, OfModelsOverAllAxes) {
+  for (const int num_ranks : {2, 4}) expect_passes(num_ranks, "--model-parallel-gpu");
 }
 
 // What Parity leaves out.

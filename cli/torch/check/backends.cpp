@@ -28,8 +28,8 @@ namespace {
 
 constexpr milliseconds kTimeout{15'000};
 
-void add_up(comm::Communicator& ranks, at::DeviceType device) {
-  at::Tensor numbers = at::full({1 << 18}, ranks.rank() + 1.0, at::device(device));
+void add_up(comm::Communicator& ranks) {
+  at::Tensor numbers = at::full({1 << 18}, ranks.rank() + 1.0);
   ranks.all_reduce(numbers).wait_on_host();
   const double expected = ranks.size() * (ranks.size() + 1) / 2.0;
   if (!numbers.eq(expected).all().item<bool>())
@@ -41,7 +41,7 @@ template <typename Make>
 void try_with_two_ranks(Make make) {
   const auto rank = [&make](int number) {
     comm::GroupInfo group{.name = "check", .rank = number, .global_ranks = {0, 1}};
-    add_up(*make(group), at::kCPU);
+    add_up(*make(group));
   };
   auto other = std::async(std::launch::async, rank, 1);
   rank(0);
@@ -75,8 +75,8 @@ void try_engine(const std::string& name) {
     return;
   }
   // mpirun starts MPI's ranks, and NCCL wants a GPU for each: one rank is what can be tried here.
-  const auto alone = comm::engines::make_engine(name, {.name = "check"}, options());
-  add_up(*alone, name == "nccl" ? at::kCUDA : at::kCPU);
+  if (name == "nccl") return comm::engines::try_nccl(Deadline::after(kTimeout));
+  add_up(*comm::engines::make_engine(name, {.name = "check"}, options()));
 }
 
 // In the child: what is wrong with the backend, or nothing.

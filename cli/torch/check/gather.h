@@ -9,7 +9,6 @@
 namespace lockstep::cli::inspection {
 
 // Every rank's text, in rank order; tensors are made on `device`. Every rank calls it. CommError.
-std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& text,
-                                      at::DeviceType device);
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& text);
 
 }  // namespace lockstep::cli::inspection

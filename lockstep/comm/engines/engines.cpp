@@ -86,6 +86,7 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
 
 #ifndef LOCKSTEP_HAVE_NCCL
 MakeLane nccl_lanes(const EngineOptions&) { fail_without("nccl"); }
+void try_nccl(const Deadline&) { fail_without("nccl"); }
 std::string gpu_identity() { return ""; }
 #endif
 

@@ -30,6 +30,9 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
 // it.
 MakeLane nccl_lanes(const EngineOptions& options);
 
+// Connects NCCL on the current device, alone, and adds something up; throws what is wrong with it.
+void try_nccl(const Deadline& deadline);
+
 // What tells the GPU that is this thread's current device apart from every other GPU; empty where
 // there is none, or this build lacks NCCL.
 std::string gpu_identity();

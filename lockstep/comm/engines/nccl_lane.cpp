@@ -253,13 +253,31 @@ class NcclLane final : public DeviceLane {
   std::vector<std::shared_ptr<DeviceCall>> outstanding_;
 };
 
+void check_gpu() {
+  if (c10::cuda::device_count() == 0)
+    throw UsageError("the backend 'nccl' needs a GPU, and this process sees none: use the backend "
+                     "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
+}
+
 }  // namespace
+
+void try_nccl(const Deadline& deadline) {
+  check_gpu();
+  const NcclLibrary& nccl = NcclLibrary::get();
+  ncclUniqueId id;
+  nccl.check(nccl.get_unique_id(&id), "ncclGetUniqueId");
+  const auto comm = NcclComm::connect(id, 0, 1, deadline);
+  const at::Tensor tensor = at::ones({2}, at::device(at::kCUDA));
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  nccl.check(nccl.all_reduce(tensor.data_ptr(), tensor.data_ptr(), 2, ncclFloat32, ncclSum,
+                             NcclComm::Use(*comm).get(), stream),
+             "ncclAllReduce");
+  if (tensor.sum().item<double>() != 2) throw NcclError("a sum of one rank is wrong");
+}
 
 MakeLane nccl_lanes(const EngineOptions& options) {
   return [options](LaneGroup group) -> std::unique_ptr<DeviceLane> {
-    if (c10::cuda::device_count() == 0)
-      throw UsageError("the backend 'nccl' needs a GPU, and this process sees none: use the "
-                       "backend shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
+    check_gpu();
     if (group.info.global_ranks.size() == 1) return nullptr;
     return std::make_unique<NcclLane>(std::move(group), options, connect_anew(options.store));
   };

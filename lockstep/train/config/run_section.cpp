@@ -101,6 +101,7 @@ void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& sou
   top.boolean("dataloader_drop_last", config.dataloader_drop_last);
   top.choice("on_non_finite_loss", config.on_non_finite_loss, kOnNonFiniteLoss);
   top.choice("device", config.device, kDevices);
+  top.section("communication").choice("backend", config.backend, kBackends);
   top.integer("timeout_seconds", config.timeout_seconds, 1, 7 * 24 * 3600);
   top.integer("consistency_check_interval", config.consistency_check_interval, 0, kMostSteps);
   top.integer("threads_per_rank", config.threads_per_rank, 1, 4096);

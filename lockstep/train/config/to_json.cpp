@@ -223,6 +223,7 @@ std::string to_json(const TrainConfig& config) {
       {"communication_data_type", name_of(config.precision.gradients, kPrecisions)},
       {"activation_checkpointing", {{"ratio", config.recomputed_blocks}}},
       {"device", name_of(config.device, kDevices)},
+      {"communication", {{"backend", name_of(config.backend, kBackends)}}},
       {"timeout_seconds", config.timeout_seconds},
       {"consistency_check_interval", config.consistency_check_interval},
       {"threads_per_rank", or_auto(config.threads_per_rank)}};

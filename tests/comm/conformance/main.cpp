@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
 
+#include "../../ranks/nccl_hosts.h"
 #include "scenarios.h"
 #include "suite.h"
 
@@ -31,7 +32,9 @@ int run_rank(const std::string& backend, const std::string& device_kind) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const c10::Device device = device_of(device_kind);
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
-  const auto world = join_world({.backend = backend, .timeout = milliseconds(30'000)});
+  if (backend == "nccl") ranks::be_a_host_for_nccl();
+  const auto world =
+      join_world({.backend = backend, .device = device, .timeout = milliseconds(30'000)});
   Suite suite(*world, device);
   try {
     std::printf("backend %s\n", world->backend().c_str());
