@@ -3,6 +3,7 @@
 #include <lockstep/base/error.h>
 
 #if defined(LOCKSTEP_HAVE_CUDA)
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
@@ -56,6 +57,12 @@ Memory gpu_memory(int index) {
   return {free_bytes, total_bytes};
 }
 
+std::size_t gpu_peak_bytes(int index) {
+  const auto stats =
+      c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(index));
+  return static_cast<std::size_t>(stats.allocated_bytes.front().peak);  // of all pools
+}
+
 #else
 
 namespace {
@@ -69,6 +76,7 @@ std::string gpu_name(int) { no_cuda(); }
 std::string gpu_bus_id(int) { no_cuda(); }
 std::pair<int, int> gpu_capability(int) { no_cuda(); }
 Memory gpu_memory(int) { no_cuda(); }
+std::size_t gpu_peak_bytes(int) { no_cuda(); }
 
 #endif
 

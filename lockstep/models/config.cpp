@@ -216,4 +216,20 @@ std::int64_t num_parameters(const ModelConfig& config, const ModelShare& share) 
   return total;
 }
 
+double training_flops_per_token(const ModelConfig& config, std::int64_t sequence_length) {
+  const ModelConfig c = resolved(config);
+  const auto hidden = static_cast<double>(c.hidden_size);
+  const auto queries = static_cast<double>(c.num_heads * c.head_dim);
+  const auto keys = static_cast<double>(c.num_kv_heads * c.head_dim);
+  const double mlp =
+      (c.family == Family::gpt2 ? 2 : 3) * hidden * static_cast<double>(c.intermediate_size);
+  const double layer = 2 * hidden * (queries + keys) + mlp;
+  const auto layers = static_cast<double>(c.num_layers);
+  const double weights = layers * layer + hidden * static_cast<double>(c.vocab_size);
+  // Scores and their product with the values: two products forward, four backward, of a multiply
+  // and an add each.
+  const double attention = layers * 12 * queries * static_cast<double>(sequence_length) / 2;
+  return 6 * weights + attention;
+}
+
 }  // namespace lockstep::models

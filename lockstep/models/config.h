@@ -52,6 +52,12 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks);
 // How many numbers a model learns. Checks first; what passes cannot overflow.
 std::int64_t num_parameters(const ModelConfig& config);
 
+// Floating-point operations that forward and backward of one token take, in sequences of this
+// length: six for each weight that is multiplied (so not the embeddings), and the products of
+// attention with the half of the positions that a token sees on average. What is computed again
+// does not count, as is usual where a share of a GPU's peak is told (MFU).
+double training_flops_per_token(const ModelConfig& config, std::int64_t sequence_length);
+
 // Every parameter of such a model by its name, which is that of the transformers library, and its
 // shape. Checks first.
 std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config);

@@ -74,7 +74,7 @@ std::string draw_bar(double done, int width, const LineStyle& style) {
 
 // One piece of the line. Those with the lowest rank go first where the line is too long.
 struct Field {
-  enum Rank : std::uint8_t { rate, bar, validation, percent, time, loss, step };
+  enum Rank : std::uint8_t { memory, peak, rate, bar, validation, percent, time, loss, step };
   Rank rank;
   std::string text;
   int width;
@@ -121,6 +121,12 @@ std::string format_rate(double rate) {
   return fmt::format("{:.{}f}{}", rate, digits, kUnits[unit]);
 }
 
+std::string format_bytes(double bytes) {
+  constexpr double kMiB = 1 << 20;
+  if (bytes < 999.5 * kMiB) return fmt::format("{:.0f} MiB", bytes / kMiB);
+  return fmt::format("{:.1f} GiB", bytes / kMiB / 1024);
+}
+
 std::string format_span(double seconds) {
   // A century is as good as for ever.
   if (!(seconds < 3600.0 * 24 * 36500)) return "-:--";
@@ -138,6 +144,8 @@ std::string plain_line(const Progress& progress, const ProgressContext& context)
   if (progress.validation_loss) line += "  val " + format_loss(*progress.validation_loss);
   if (progress.rate > 0)
     line += fmt::format("  {} {}", format_rate(progress.rate), context.rate_unit);
+  if (progress.share_of_peak) line += fmt::format("  MFU {:.0f}%", *progress.share_of_peak * 100);
+  if (progress.memory_bytes) line += "  " + format_bytes(*progress.memory_bytes);
   return line + "  " + time_text(progress, context);
 }
 
@@ -163,6 +171,10 @@ std::string bar_line(const Progress& progress, const ProgressContext& context,
     add_text(Field::validation, fmt::format("val {:>5}", format_loss(*progress.validation_loss)));
   if (progress.rate > 0)
     add_text(Field::rate, fmt::format("{:>5} {}", format_rate(progress.rate), context.rate_unit));
+  if (progress.share_of_peak)
+    add_text(Field::peak, fmt::format("MFU {:>2.0f}%", *progress.share_of_peak * 100));
+  if (progress.memory_bytes)
+    add_text(Field::memory, fmt::format("{:>8}", format_bytes(*progress.memory_bytes)));
   add_text(Field::time, fmt::format("{:<9}", time_text(progress, context)));
 
   while (fields.size() > 1 && total_width(fields) > room)

@@ -16,6 +16,8 @@ struct Progress {
   double loss = std::numeric_limits<double>::quiet_NaN();
   std::optional<double> validation_loss;  // the latest one
   double rate = 0;                        // tokens or samples a second; 0 where it is not known
+  std::optional<double> share_of_peak;    // what the devices compute, of what they could at most
+  std::optional<double> memory_bytes;     // the most that tensors took on the device so far
   // Where not given, the bar's own estimate, from how fast steps came lately.
   std::optional<double> seconds_left;
 };
@@ -49,6 +51,9 @@ std::string format_span(double seconds);
 
 // Three significant digits and a unit: "41.2k".
 std::string format_rate(double rate);
+
+// "25.8 GiB", "310 MiB".
+std::string format_bytes(double bytes);
 
 // Four significant digits: "1.872", "12.35", "1234".
 std::string format_loss(double loss);

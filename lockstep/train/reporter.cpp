@@ -57,6 +57,8 @@ void Reporter::add_files() {
       observe::CsvFile::Options csv;
       csv.columns = {"loss",          "validation_loss",       "learning_rate",
                      "gradient_norm", rate_name(run_.counted), "seconds"};
+      if (tells_share_of_peak()) csv.columns.emplace_back("mfu");
+      if (run_.on_gpu) csv.columns.emplace_back("memory_gib");
       if (run_.scales_loss) csv.columns.insert(csv.columns.end(), {"loss_scale", "skipped_steps"});
       if (options_.step_times)
         for (const observe::Metric& time : metrics_of({})) csv.columns.push_back(time.name);
@@ -84,6 +86,13 @@ void Reporter::step(std::int64_t step, const StepReport& report) {
       {"gradient_norm", report.gradient_norm},
       {rate_name(run_.counted), recent_.per_second()},
       {"seconds", std::chrono::duration<double>(now - start_).count()}};
+  std::optional<double> share_of_peak;
+  if (tells_share_of_peak()) {
+    share_of_peak = recent_.per_second() * options_.flops_per_unit / run_.peak_flops;
+    metrics.push_back({"mfu", *share_of_peak});
+  }
+  if (report.memory_bytes)
+    metrics.push_back({"memory_gib", *report.memory_bytes / (1024.0 * 1024 * 1024)});
   if (run_.scales_loss) {
     metrics.push_back({"loss_scale", report.loss_scale});
     metrics.push_back({"skipped_steps", static_cast<double>(report.skipped_steps)});
@@ -96,6 +105,8 @@ void Reporter::step(std::int64_t step, const StepReport& report) {
                   .loss = report.loss,
                   .validation_loss = validation_loss_,
                   .rate = recent_.per_second(),
+                  .share_of_peak = share_of_peak,
+                  .memory_bytes = report.memory_bytes,
                   .seconds_left = std::nullopt});
 }
 

@@ -22,6 +22,7 @@ struct StepReport {
   double learning_rate = 0;
   double loss_scale = 0;           // of fp16
   std::int64_t skipped_steps = 0;  // so far
+  std::optional<double> memory_bytes;  // the most that tensors took on the main rank's GPU so far
   std::optional<StepTimes> times;
 };
 
@@ -34,6 +35,8 @@ class Reporter {
     std::int64_t resumed_after = 0;  // 0: from the start
     Counted counted = Counted::samples;
     bool scales_loss = false;
+    bool on_gpu = false;
+    double peak_flops = 0;  // of the devices of all ranks together; 0 where it is not known
   };
 
   Reporter(const TrainerOptions& options, const Run& run);
@@ -53,6 +56,7 @@ class Reporter {
 
  private:
   void add_files();
+  bool tells_share_of_peak() const { return run_.peak_flops > 0 && options_.flops_per_unit > 0; }
 
   const TrainerOptions& options_;
   Run run_;

@@ -286,6 +286,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
   TrainerOptions options = trainer_options(config, plan);
+  options.flops_per_unit =
+      models::training_flops_per_token(plan.model, config.data.sequence_length);
   set_precision(config, dist.device(), options);
   options.peer_copies = std::move(peer_copies);
   options.progress_fd = output_fd;

@@ -10,6 +10,8 @@
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/progress.h>
+#include <lockstep/device/cuda.h>
+#include <lockstep/device/peak_flops.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/told_the_same.h>
 #include <lockstep/flight/journal.h>
@@ -21,6 +23,12 @@
 namespace lockstep::train {
 
 namespace {
+
+// The most that tensors of this rank took on its GPU so far.
+std::optional<double> peak_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  return static_cast<double>(device::gpu_peak_bytes(device.index()));
+}
 
 double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
   switch (options.learning_rate_scaling) {
@@ -208,7 +216,9 @@ TrainingResult Trainer::run() {
                                            Reporter::Run{.total_steps = total_steps_,
                                                          .resumed_after = step_,
                                                          .counted = task_->counted(),
-                                                         .scales_loss = loss_scaling_.has_value()});
+                                                         .scales_loss = loss_scaling_.has_value(),
+                                                         .on_gpu = dist_.device().is_cuda(),
+                                                         .peak_flops = peak_flops()});
   result_.resumed_after = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
   // What is in memory alone is saved before anything else.
@@ -250,6 +260,17 @@ TrainingResult Trainer::run() {
   return result_;
 }
 
+// Of all ranks together, which have devices of one kind; 0 where it is not known.
+double Trainer::peak_flops() const {
+  if (!dist_.device().is_cuda()) return 0;
+  const auto& shards = dist_.config().fsdp.mixed_precision;
+  const c10::ScalarType type = options_.autocast ? *options_.autocast
+                               : takes_units(dist_.config())
+                                   ? shards.param_dtype.value_or(at::kFloat)
+                                   : at::kFloat;
+  return device::peak_flops(dist_.device_manager().name(), type).value_or(0) * dist_.world_size();
+}
+
 // For the report of a job that hangs, and for the launcher, which ends one that is stuck.
 void Trainer::note_progress(const char* phase) const {
   const auto step = static_cast<std::uint64_t>(step_) + 1;
@@ -276,6 +297,7 @@ void Trainer::report(const Step& step) {
                           .learning_rate = step.learning_rate,
                           .loss_scale = step.loss_scale,
                           .skipped_steps = result_.skipped_steps,
+                          .memory_bytes = peak_memory(dist_.device()),
                           .times = step.times});
 }
 

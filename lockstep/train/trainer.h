@@ -104,6 +104,7 @@ class Trainer {
   void run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
   std::optional<device::Autocast> low_precision() const;
+  double peak_flops() const;
   void note_progress(const char* phase) const;
   void report(const Step& step);
   void validate();

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/cuda.h>
+#include <lockstep/device/peak_flops.h>
 
 namespace lockstep::device {
 namespace {
@@ -21,6 +22,16 @@ using testing::HasSubstr;
 TEST(Gpu, IsThereWhereItIsNeeded) {
   if (std::getenv("LOCKSTEP_TEST_NEEDS_GPU") == nullptr) GTEST_SKIP() << "nobody needs one";
   EXPECT_TRUE(at::hasCUDA() && at::ones({2}, at::kCUDA).sum().item<float>() == 2.0f);
+}
+
+TEST(PeakFlops, OfThoseThatAreKnown) {
+  EXPECT_EQ(peak_flops("NVIDIA H200", at::kBFloat16), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3", at::kHalf), 989.4e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe", at::kBFloat16), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-40GB", at::kFloat), 19.5e12);
+  EXPECT_EQ(peak_flops("NVIDIA L40S", at::kBFloat16), 362e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200", at::kDouble), std::nullopt);
+  EXPECT_EQ(peak_flops("AMD EPYC 7B13", at::kBFloat16), std::nullopt);
 }
 
 TEST(PickGpu, OneEach) {

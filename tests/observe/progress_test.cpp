@@ -52,6 +52,22 @@ TEST(BarLine, ShowsEverythingWhereThereIsRoom) {
             "left 1:52");
 }
 
+// On a GPU: what it computes of what it could, and the memory it took.
+TEST(BarLine, ShowsShareOfPeakAndMemoryWhereTheyAreKnown) {
+  Progress progress = kProgress;
+  progress.share_of_peak = 0.437;
+  progress.memory_bytes = 25.84 * (1ull << 30);
+  EXPECT_EQ(plain_line(progress, kContext),
+            "step 340/1000  34%  loss 1.872  val 1.901  41.2k tok/s  MFU 44%  25.8 GiB  left 1:52");
+  EXPECT_THAT(bar_line(progress, kContext, {.width = 110}),
+              HasSubstr("41.2k tok/s  MFU 44%  25.8 GiB  left 1:52"));
+  // They are the first to go.
+  EXPECT_EQ(bar_line(progress, kContext, {.width = 82}),
+            bar_line(kProgress, kContext, {.width = 82}));
+  progress.memory_bytes = 310.4 * (1 << 20);
+  EXPECT_THAT(plain_line(progress, kContext), HasSubstr("MFU 44%  310 MiB"));
+}
+
 TEST(BarLine, FitsEveryWidthAndIsNeverWiderThanItsBarNeeds) {
   for (const auto characters : {Characters::ascii, Characters::unicode}) {
     for (const auto colour : {Colour::none, Colour::basic}) {
