@@ -149,11 +149,17 @@ Plan make_plan(const Settings& settings) {
   return plan;
 }
 
+bool reduces(comm::Operation operation) {
+  return operation == comm::Operation::all_reduce || operation == comm::Operation::reduce_scatter;
+}
+
 // One operation on buffers of one size, and how to tell that it did the right thing.
 struct Trial {
+  at::Tensor given;  // what this rank puts in
+  double value = 0;  // and the number that is in it where the result is checked
   std::function<void()> call;
   std::function<std::int64_t()> wrong;  // elements that are not what they should be
-  double bus_factor;                    // bus bandwidth ÷ algorithm bandwidth
+  double bus_factor = 1;                // bus bandwidth ÷ algorithm bandwidth
 };
 
 class Bench {
@@ -171,37 +177,40 @@ class Bench {
     const int n = world_.size();
     const std::int64_t part = count / n;
     const double mine = value_of(world_.rank());
-    const double largest = value_of(std::min(n, kValues) - 1);
+    double total = 0;
+    for (int rank = 0; rank < n; ++rank) total += value_of(rank);
     const double share = static_cast<double>(n - 1) / n;
     switch (operation) {
       case Operation::all_reduce: {
-        const at::Tensor data = tensor(count, mine);
-        return {[=, this] { wait(world_.all_reduce(data, comm::ReduceOp::max, options_)); },
-                [=] { return mismatches(data, at::full_like(data, largest)); }, 2 * share};
+        const at::Tensor data = tensor(count);
+        return {data, mine,
+                [=, this] { wait(world_.all_reduce(data, comm::ReduceOp::sum, options_)); },
+                [=] { return mismatches(data, at::full_like(data, total)); }, 2 * share};
       }
       case Operation::all_gather: {
-        const at::Tensor input = tensor(part, mine);
-        const at::Tensor output = tensor(count, 0);
-        return {[=, this] { wait(world_.all_gather(output, input, options_)); },
+        const at::Tensor input = tensor(part);
+        const at::Tensor output = tensor(count);
+        return {input, mine, [=, this] { wait(world_.all_gather(output, input, options_)); },
                 [=, this] { return mismatches(output, one_part_each(output)); }, share};
       }
       case Operation::reduce_scatter: {
-        const at::Tensor input = tensor(count, mine);
-        const at::Tensor output = tensor(part, 0);
-        return {[=, this] {
-                  wait(world_.reduce_scatter(output, input, comm::ReduceOp::max, options_));
+        const at::Tensor input = tensor(count);
+        const at::Tensor output = tensor(part);
+        return {input, mine,
+                [=, this] {
+                  wait(world_.reduce_scatter(output, input, comm::ReduceOp::sum, options_));
                 },
-                [=] { return mismatches(output, at::full_like(output, largest)); }, share};
+                [=] { return mismatches(output, at::full_like(output, total)); }, share};
       }
       case Operation::all_to_all: {
-        const at::Tensor input = tensor(count, mine);
-        const at::Tensor output = tensor(count, 0);
-        return {[=, this] { wait(world_.all_to_all(output, input, options_)); },
+        const at::Tensor input = tensor(count);
+        const at::Tensor output = tensor(count);
+        return {input, mine, [=, this] { wait(world_.all_to_all(output, input, options_)); },
                 [=, this] { return mismatches(output, one_part_each(output)); }, share};
       }
       case Operation::broadcast: {
-        const at::Tensor data = tensor(count, mine);
-        return {[=, this] { wait(world_.broadcast(data, 0, options_)); },
+        const at::Tensor data = tensor(count);
+        return {data, mine, [=, this] { wait(world_.broadcast(data, 0, options_)); },
                 [=, this] { return mismatches(data, at::full_like(data, value_of(0))); }, 1};
       }
       default: break;
@@ -215,30 +224,45 @@ class Bench {
   // Microseconds of one call: the slowest rank's mean.
   double time(const Trial& trial, int iterations, int warmup) {
     for (int i = 0; i < warmup; ++i) trial.call();
+    wait_for_device();
     world_.barrier(options_without_algorithm()).wait_on_host();
     const auto begin = Clock::now();
     for (int i = 0; i < iterations; ++i) trial.call();
+    wait_for_device();
     const std::chrono::duration<double, std::micro> taken = Clock::now() - begin;
     at::Tensor mean = at::full({1}, taken.count() / iterations, of(at::kDouble));
     wait(world_.all_reduce(mean, comm::ReduceOp::max, options_without_algorithm()));
     return mean.item<double>();
   }
 
+  // Of one more call. Until then only zeros are sent: sums of sums would grow without end.
   std::int64_t total_wrong(const Trial& trial) {
+    trial.given.fill_(trial.value);
+    trial.call();
     at::Tensor wrong = at::full({1}, trial.wrong(), of(at::kLong));
     wait(world_.all_reduce(wrong, comm::ReduceOp::sum, options_without_algorithm()));
     return wrong.item<std::int64_t>();
   }
 
  private:
-  static void wait(comm::Work work) { work.wait_on_host(); }
+  // On a GPU calls follow each other without the host, as in training.
+  void wait(comm::Work work) const {
+    if (device_.is_cpu())
+      work.wait_on_host();
+    else
+      work.wait();
+  }
+  void wait_for_device() const {
+    if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+  }
+
   static std::int64_t mismatches(const at::Tensor& found, const at::Tensor& wanted) {
     return found.ne(wanted).sum().item<std::int64_t>();
   }
 
-  // What a rank puts in: different ones from different ranks, as far as every dtype can tell.
-  static constexpr int kValues = 100;
-  static double value_of(int rank) { return rank % kValues + 1; }
+  // What a rank puts in: different ones from neighbours, and so small that every dtype has the sum
+  // of what 126 ranks put in.
+  static double value_of(int rank) { return rank % 3 + 1; }
 
   // Part r has what rank r put in.
   at::Tensor one_part_each(const at::Tensor& like) const {
@@ -254,10 +278,10 @@ class Bench {
     return at::TensorOptions().dtype(dtype).device(device_);
   }
 
-  at::Tensor tensor(std::int64_t count, double value) {
+  at::Tensor tensor(std::int64_t count) {
     at::Tensor made =
         allocated_ ? world_.allocate({count}, dtype_) : at::empty({count}, of(dtype_));
-    return made.fill_(value);
+    return made.zero_();
   }
 
   Communicator& world_;
@@ -277,8 +301,10 @@ void run(Communicator& world, c10::Device device, const Plan& plan, const Settin
   auto rows = nlohmann::json::array();
   for (const comm::Operation operation : plan.operations) {
     if (speaks && !settings.json)
-      std::printf("#\n# %s\n#%11s %12s %10s %12s %12s %12s %7s\n", comm::name(operation), "bytes",
-                  "elements", "type", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong");
+      std::printf("#\n# %s\n#%11s %12s %9s %7s %5s %10s %8s %8s %7s\n#%11s %12s %9s %7s %5s %10s "
+                  "%8s %8s\n",
+                  comm::name(operation), "size", "count", "type", "redop", "root", "time", "algbw",
+                  "busbw", "#wrong", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)");
     for (std::size_t bytes = plan.smallest; bytes <= plan.largest; bytes *= 2) {
       const std::int64_t part = std::max<std::int64_t>(
           static_cast<std::int64_t>(bytes) / bench.element_bytes() / world.size(), 1);
@@ -299,10 +325,11 @@ void run(Communicator& world, c10::Device device, const Plan& plan, const Settin
                         {"busbw_gb_s", algorithm_bandwidth * trial.bus_factor},
                         {"wrong", wrong}});
       } else {
-        std::printf("%12.0f %12lld %10s %12.2f %12.2f %12.2f %7lld\n", moved,
-                    static_cast<long long>(count), settings.dtype.c_str(), time,
-                    algorithm_bandwidth, algorithm_bandwidth * trial.bus_factor,
-                    static_cast<long long>(wrong));
+        std::printf("%12.0f %12lld %9s %7s %5d %10.2f %8.2f %8.2f %7lld\n", moved,
+                    static_cast<long long>(count), settings.dtype.c_str(),
+                    reduces(operation) ? "sum" : "none",
+                    operation == comm::Operation::broadcast ? 0 : -1, time, algorithm_bandwidth,
+                    algorithm_bandwidth * trial.bus_factor, static_cast<long long>(wrong));
         std::fflush(stdout);
       }
     }
