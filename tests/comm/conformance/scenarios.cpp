@@ -7,12 +7,15 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/slow_ranks.h>
+
+#include "../../ranks/nccl_hosts.h"
 
 namespace lockstep::comm::conformance {
 
@@ -178,6 +181,44 @@ void call_off(Communicator& world) {
   world.all_reduce(at::ones({1000})).wait();
 }
 
+// Two ranks whose tensors go by NCCL, on one GPU. `fault` is what rank 1 does where rank 0 sums up
+// once more.
+void fail_over_nccl(const std::string& fault) {
+  ranks::be_a_host_for_nccl();
+  const c10::Device device(c10::kCUDA, 0);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const auto world =
+      join_world({.backend = "nccl", .device = device, .timeout = milliseconds(60'000)});
+  const at::Tensor tensor = at::ones({1000}, at::device(device));
+  const auto sum = [&](const at::Tensor& numbers) {
+    world->all_reduce(numbers, ReduceOp::sum, {.timeout = milliseconds(4000)}).wait_on_host();
+  };
+  sum(tensor);
+  say(fmt::format("over {}", world->backend()));
+  world->barrier().wait();
+  if (world->rank() == 0) {
+    if (fault == "abort") std::this_thread::sleep_for(milliseconds(300));
+    if (fault == "abort") world->abort("the loss is not a number");
+    sum(tensor);
+    // A mismatch is found beside the call: at the latest by the next one.
+    std::this_thread::sleep_for(milliseconds(500));
+    return sum(tensor);
+  }
+  if (fault == "die") ::kill(::getpid(), SIGKILL);
+  if (fault == "stop") ::kill(::getpid(), SIGSTOP);
+  if (fault == "behind") std::this_thread::sleep_for(milliseconds(8000));
+  if (fault == "operation")
+    world->broadcast(tensor, 1, {.timeout = milliseconds(4000)}).wait_on_host();
+  else if (fault == "size")
+    sum(at::ones({2000}, at::device(device)));
+  else if (fault == "dtype")
+    sum(at::ones({1000}, at::device(device).dtype(at::kDouble)));
+  else
+    sum(tensor);
+  std::this_thread::sleep_for(milliseconds(500));
+  sum(tensor);
+}
+
 }  // namespace
 
 int run_scenario(const std::string& name) {
@@ -191,6 +232,11 @@ int run_scenario(const std::string& name) {
     if (name.starts_with("circle-")) {
       const std::string backend = name.substr(name.find('-') + 1);
       wait_in_a_circle(*join_world({.backend = backend, .timeout = milliseconds(60'000)}));
+      return 0;
+    }
+    if (name.starts_with("nccl-")) {
+      fail_over_nccl(name.substr(name.find('-') + 1));
+      say("nothing happened");
       return 0;
     }
     const auto world = join_world({.timeout = milliseconds(name == "absent" ? 1000 : 20'000)});

@@ -1,0 +1,78 @@
+// Jobs that go wrong in a call of NCCL's. Two ranks share a GPU, which takes turns between them: no
+// time is asserted but that the job ends, by the deadline of the call and not the job's.
+#include <algorithm>
+
+#include <ATen/Context.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <lockstep/comm/world.h>
+
+#include "../../elastic/launched.h"
+
+namespace lockstep::comm::conformance {
+namespace {
+
+using elastic::testing::Launched;
+using elastic::testing::this_program;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class NcclFaults_cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto built = available_backends();
+    if (!at::hasCUDA() || std::ranges::find(built, "nccl") == built.end())
+      GTEST_SKIP() << "needs a GPU and a build with NCCL";
+  }
+
+  // Ranks end by themselves, or with their launcher, well before the job's own minute is over.
+  static Launched end_of(const std::string& fault) {
+    Launched job = Launched::run({"--standalone", "--nproc-per-node", "2", this_program(),
+                                  "--scenario", "nccl-" + fault});
+    EXPECT_NE(job.wait(milliseconds(45'000)), 0) << job.output() << job.error();
+    EXPECT_THAT(job.output(), HasSubstr("[0] over nccl+shm"));
+    EXPECT_TRUE(job.all_gone(milliseconds(5000)));
+    return job;
+  }
+};
+
+TEST_F(NcclFaults_cuda, ADifferentOperationIsNamedOnBothRanks) {
+  const Launched job = end_of("operation");
+  for (const std::string rank : {"[0] ended by ", "[1] ended by "})
+    EXPECT_THAT(job.output(), HasSubstr(rank));
+  EXPECT_THAT(job.output(), AllOf(HasSubstr("mismatch"), HasSubstr("broadcast #"),
+                                  HasSubstr("all_reduce #")));
+}
+
+TEST_F(NcclFaults_cuda, ADifferentSizeIsNamed) {
+  EXPECT_THAT(end_of("size").output(),
+              AllOf(HasSubstr("mismatch"), HasSubstr("1000"), HasSubstr("2000")));
+}
+
+TEST_F(NcclFaults_cuda, ADifferentTypeIsNamed) {
+  EXPECT_THAT(end_of("dtype").output(),
+              AllOf(HasSubstr("mismatch"), HasSubstr("float32"), HasSubstr("float64")));
+}
+
+TEST_F(NcclFaults_cuda, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+  EXPECT_THAT(end_of("behind").output(), HasSubstr("rank 1 has not made this call"));
+}
+
+TEST_F(NcclFaults_cuda, AStoppedRankIsNamedAtTheDeadline) {
+  EXPECT_THAT(end_of("stop").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
+}
+
+// By NCCL, by the launcher or at the deadline, whichever comes first.
+TEST_F(NcclFaults_cuda, AKilledRankIsNamed) {
+  const Launched job = end_of("die");
+  EXPECT_THAT(job.error(), HasSubstr("the job failed: rank 1 (local rank 1"));
+}
+
+TEST_F(NcclFaults_cuda, AnAbortThrowsWhoWaits) {
+  EXPECT_THAT(end_of("abort").output(),
+              AllOf(HasSubstr("[1] ended by "), HasSubstr("the loss is not a number")));
+}
+
+}  // namespace
+}  // namespace lockstep::comm::conformance
