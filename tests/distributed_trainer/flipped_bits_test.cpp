@@ -178,7 +178,8 @@ int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all,
       write_file(entry.path(), flipped);
       ++num_flips;
       for (Reader& reader : readers) {
-        SCOPED_TRACE(fmt::format("{}: bit {} of byte {} of {}", reader.name, bit % 8, bit / 8, name));
+        SCOPED_TRACE(
+            fmt::format("{}: bit {} of byte {} of {}", reader.name, bit % 8, bit / 8, name));
         try {
           if (reader.read() == reader.intact)
             ++reader.num_unused;
@@ -225,7 +226,8 @@ TEST_P(EveryReader, OfAnExportedModel) {
                                  {"sample and model.from", [&] { return loaded_model(folder); }}};
   const int num_flips = flip_each(folder, readers, GetParam(), "lockstep-hashes.json");
   EXPECT_GT(num_flips, 150);
-  // White space in lockstep-hashes.json, and the padding and the format's name in the header of tensors.
+  // White space in lockstep-hashes.json, and the padding and the format's name in the header of
+  // tensors.
   for (const Reader& reader : readers) EXPECT_LT(reader.num_unused, num_flips / 5) << reader.name;
 }
 

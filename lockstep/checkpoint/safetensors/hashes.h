@@ -1,5 +1,6 @@
-// lockstep-hashes.json: what the files of an exported model held when they were written. Hugging Face's
-// formats have no checksums; with this file beside them, a changed bit is found when it is read.
+// lockstep-hashes.json: what the files of an exported model held when they were written. Hugging
+// Face's formats have no checksums; with this file beside them, a changed bit is found when it is
+// read.
 #pragma once
 
 #include <filesystem>
