@@ -137,6 +137,9 @@ TEST(SafetensorsFolder, WhatHasAnotherHashIsNotGivenAway) {
                 HasSubstr("'config.json'"));
     testing::write_file(folder / "config.json", "{}");
   }
+  write_tensors(folder / "beside.safetensors", "x");
+  EXPECT_EQ(testing::as_text(SafetensorsFolder(folder / "beside.safetensors").find("x")->bytes()),
+            "x");
   testing::write_file(folder / kHashesFile, R"({"tensors": {}, "texts": {}})");
   const SafetensorsFolder model(folder.path());
   EXPECT_THAT(usage_error([&] { (void)model.find("a")->bytes(); }), HasSubstr("has no hash in"));

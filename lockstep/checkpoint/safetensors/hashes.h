@@ -30,6 +30,9 @@ class FolderHashes {
   // The contents of lockstep-hashes.json.
   std::string text() const;
 
+  // Whether it has any of a file with tensors.
+  bool has_tensors_of(const std::string& file) const { return tensors_.contains(file); }
+
   // UsageError that names the file, and the tensor, where it is not what was added under that name,
   // or nothing was. Without a lockstep-hashes.json everything passes.
   void check_text(const std::string& file, std::string_view text) const;
