@@ -1,7 +1,7 @@
 // What data parallelism costs a model of many small parameters: backward passes of 1,000 linear
 // layers in a row, 2,000 parameters, alone and with each strategy.
 //
-//   lockstep run --nproc-per-node 2 build/dev/bench/many_parameters [WIDTH [STEPS]]
+//   lockstep run --nproc-per-node 2 build/dev/bench/many_parameters [WIDTH [STEPS [STRATEGY]]]
 //
 // Prints milliseconds, of the clock, of the thread and of all threads of a rank: medians of passes
 // alone and spread over the ranks and of their ratios, and full_gradient() of every parameter. On a
@@ -89,7 +89,9 @@ int main(int argc, char** argv) {
                        {"  compares always", ShardingStrategy::NO_SHARD, 1},
                        {"SHARD_OPTIMIZER", ShardingStrategy::SHARD_OPTIMIZER, 0},
                        {"FULL_SHARD", ShardingStrategy::FULL_SHARD, 0}};
+  const std::string only = argc > 3 ? argv[3] : "";
   for (const auto& [name, strategy, interval] : kRows) {
+    if (!only.empty() && only != name) continue;
     auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::FSDP,
                                              .sharding_strategy = strategy,
                                              .device_type = c10::DeviceType::CPU,

@@ -214,8 +214,8 @@ class DistributedManager {
     return unscale(internal::module_of(model), scaler);
   }
 
-  // The whole gradient of a parameter, on every rank; undefined where there is none. Of one that a
-  // tensor axis cuts, this rank's part. Every rank that has the parameter calls it.
+  // A copy of the whole gradient of a parameter, on every rank; undefined where there is none. Of
+  // one that a tensor axis cuts, this rank's part. Every rank that has the parameter calls it.
   template <typename Model>
   at::Tensor full_gradient(const Model& model, const std::string& name) {
     return unchecked(internal::module_of(model)).full_gradient(name);

@@ -50,12 +50,10 @@ class Replicated : public ParallelModel {
   void check_consistency_every(std::int64_t exchanges) override {
     parallel_.reducer().check_consistency_every(exchanges);
   }
-  // Before an optimizer steps.
-  void check_step() {
+  void check_step() override {
     check_model();
     parallel_.reducer().check_exchanged();
   }
-
   void backward(const at::Tensor& loss_sum, std::int64_t count) override {
     parallel_.backward(loss_sum, count);
   }
@@ -65,24 +63,6 @@ class Replicated : public ParallelModel {
   data_parallel::NoSync no_sync() override { return parallel_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return parallel_.totals(); }
 
-  std::unique_ptr<optim::Optimizer> make_optimizer(
-      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return optim::checked(
-        optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
-                       optimizer_bytes_),
-        step_check());
-  }
-  // For optimizers, which may be used after this is gone.
-  std::function<void()> step_check() const {
-    return [weak = std::weak_ptr<Replicated*>(self_)] {
-      const auto self = weak.lock();
-      if (self == nullptr)
-        throw UsageError("the model of this optimizer is gone, or the manager that spread it over "
-                         "the ranks: keep both, the latter as setup_distributed() returned it, for "
-                         "as long as the optimizer steps");
-      (*self)->check_step();
-    };
-  }
   optim::ClipResult clip_gradients(double max_norm) override {
     parallel_.reducer().check_exchanged();
     return optim::clip_gradients(names_.trained(), max_norm, scope_);
@@ -93,9 +73,11 @@ class Replicated : public ParallelModel {
     group_->all_reduce(overflow, comm::ReduceOp::max).wait();
     return overflow;
   }
+  // A copy, as that of a gradient that is cut is.
   at::Tensor full_gradient(const std::string& name) override {
     parallel_.reducer().check_exchanged();
-    return names_.parameter(name).grad();
+    const at::Tensor& gradient = names_.parameter(name).grad();
+    return gradient.defined() ? gradient.detach().clone() : gradient;
   }
 
   std::vector<NamedTensor> full_state_dict(const StateDictOptions& options) override {
@@ -176,12 +158,17 @@ class Replicated : public ParallelModel {
         *group_, device());
   }
 
+  std::unique_ptr<optim::Optimizer> do_make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return optim::counted(optim::make_optimizer(options, names_.renamed(std::move(groups))),
+                          optimizer_bytes_);
+  }
+
   TensorNames names_;
   std::shared_ptr<comm::Communicator> group_;
   optim::NormScope scope_;
   std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
   replicate::DistributedDataParallel parallel_;
-  std::shared_ptr<Replicated*> self_ = std::make_shared<Replicated*>(this);
 };
 
 // Every rank has the model and its gradients, and the optimizer's state of a part.
@@ -206,11 +193,6 @@ class OptimizerSharded final : public ParallelModel {
   }
   data_parallel::NoSync no_sync() override { return replicas_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return replicas_.totals(); }
-  std::unique_ptr<optim::Optimizer> make_optimizer(
-      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return optim::checked(shards_.make_optimizer(options, names().renamed(std::move(groups))),
-                          replicas_.step_check());
-  }
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);
   }
@@ -250,6 +232,12 @@ class OptimizerSharded final : public ParallelModel {
   const TensorNames& names() const override { return replicas_.names(); }
 
  private:
+  std::unique_ptr<optim::Optimizer> do_make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return shards_.make_optimizer(options, names().renamed(std::move(groups)));
+  }
+  void check_step() override { replicas_.check_step(); }
+
   shard::OptimizerShards shards_;  // first: moves the parameters that the other hooks into
   Replicated replicas_;
 };
@@ -275,10 +263,6 @@ class Sharded final : public ParallelModel {
   }
   data_parallel::NoSync no_sync() override { return sharded_.no_sync(); }
   const data_parallel::StepTotals& totals() const override { return sharded_.totals(); }
-  std::unique_ptr<optim::Optimizer> make_optimizer(
-      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
-    return sharded_.make_optimizer(options, names_.renamed(std::move(groups)));
-  }
   optim::ClipResult clip_gradients(double max_norm) override {
     return sharded_.clip_gradients(max_norm, scope_);
   }
@@ -321,6 +305,12 @@ class Sharded final : public ParallelModel {
   const TensorNames& names() const override { return names_; }
 
  private:
+  std::unique_ptr<optim::Optimizer> do_make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override {
+    return sharded_.make_optimizer(options, names_.renamed(std::move(groups)));
+  }
+  void check_step() override {}  // its optimizers do it themselves
+
   TensorNames names_;
   optim::NormScope scope_;
   shard::FullyShardedDataParallel sharded_;
@@ -354,6 +344,21 @@ std::unique_ptr<ParallelModel> make_strategy(torch::nn::Module& module, mesh::De
 }
 
 }  // namespace
+
+std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
+    const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
+  return optim::checked(
+      do_make_optimizer(options, std::move(groups)),
+      {.before_use =
+           [weak = std::weak_ptr<void>(alive_)] {
+             if (weak.expired())
+               throw UsageError(
+                   "the model of this optimizer is gone, or the manager that spread it over the "
+                   "ranks: keep both, the latter as setup_distributed() returned it, for as long "
+                   "as the optimizer is used");
+           },
+       .before_step = [this] { check_step(); }});
+}
 
 std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::DeviceMesh& mesh,
                                              const JobAxes& axes, const DistributedConfig& config,

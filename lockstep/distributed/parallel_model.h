@@ -45,8 +45,9 @@ class ParallelModel {
   virtual data_parallel::NoSync no_sync() = 0;
   virtual const data_parallel::StepTotals& totals() const = 0;
 
-  virtual std::unique_ptr<optim::Optimizer> make_optimizer(
-      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
+  // One that throws a UsageError whatever it is asked once this is gone.
+  std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerOptions& options,
+                                                   std::vector<optim::ParameterGroup> groups);
   virtual optim::ClipResult clip_gradients(double max_norm) = 0;
   // 1 in a tensor of one element where a gradient overflowed on any rank, and 0 otherwise.
   virtual at::Tensor unscale_gradients(optim::GradScaler& scaler) = 0;
@@ -71,6 +72,14 @@ class ParallelModel {
 
   // As they were when it was made.
   virtual const TensorNames& names() const = 0;
+
+ private:
+  virtual std::unique_ptr<optim::Optimizer> do_make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
+  // Before an optimizer steps.
+  virtual void check_step() = 0;
+
+  const std::shared_ptr<void> alive_ = std::make_shared<char>();
 };
 
 // Spreads a module over the ranks of a mesh along those axes that data is spread over; `scope` is

@@ -223,7 +223,11 @@ std::optional<Layout> Launch::next_layout() {
     while (::read(signal_fd_.get(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGTSTP) {
-        stop_until_continued();
+        // The others know of it, or would take this host for lost.
+        if (peers_->announce_pause()) {
+          stop_until_continued();
+          peers_->announce_resume();
+        }
         continue;
       }
       peers_->announce({.kind = Failure::Kind::interrupted,

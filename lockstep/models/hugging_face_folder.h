@@ -14,9 +14,9 @@ namespace lockstep::models {
 
 // What the model in a folder is, once its tensors are known to be those that its config.json
 // describes, none missing, none besides. A checkpoint's is compared with its manifest, an exported
-// one's with its lockstep-hashes.json; other folders of Hugging Face's have no hashes. UsageError that names the tensors and their shapes
-// where they do not fit, or for a checkpoint of another model or program; else as CheckpointReader
-// and SafetensorsFolder.
+// one's with its lockstep-hashes.json; other folders of Hugging Face's have no hashes. UsageError
+// that names the tensors and their shapes where they do not fit, or for a checkpoint of another
+// model or program; else as CheckpointReader and SafetensorsFolder.
 ModelConfig read_model_config(const std::filesystem::path& folder);
 ModelConfig read_model_config(checkpoint::CheckpointReader& checkpoint);
 
@@ -26,9 +26,10 @@ struct ExportOptions {
 };
 
 // Writes config.json and the weights, in one model.safetensors or several with an index, as the
-// transformers library reads them: its names, its transposes; and lockstep-hashes.json, by which a reader of
-// ours finds damage. A tensor at a time. The folder is made, and must not hold a model. Returns the files. UsageError for a checkpoint of another model
-// or program, and as CheckpointReader; FileError.
+// transformers library reads them: its names, its transposes; and lockstep-hashes.json, by which a
+// reader of ours finds damage. A tensor at a time. The folder is made, and must not hold a model.
+// Returns the files. UsageError for a checkpoint of another model or program, and as
+// CheckpointReader; FileError.
 std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& reader,
                                                 const std::filesystem::path& folder,
                                                 const ExportOptions& options = {});

@@ -8,27 +8,36 @@ namespace {
 
 class CheckedOptimizer final : public Optimizer {
  public:
-  CheckedOptimizer(std::unique_ptr<Optimizer> optimizer, std::function<void()> before_step)
-      : optimizer_(std::move(optimizer)), before_step_(std::move(before_step)) {}
+  CheckedOptimizer(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks)
+      : optimizer_(std::move(optimizer)), checks_(std::move(checks)) {}
 
   void step(double learning_rate) override {
-    before_step_();
+    checks_.before_use();
+    checks_.before_step();
     optimizer_->step(learning_rate);
   }
-  void zero_grad() override { optimizer_->zero_grad(); }
-  std::vector<NamedTensor> state() const override { return optimizer_->state(); }
-  void load_state(const std::vector<NamedTensor>& state) override { optimizer_->load_state(state); }
+  void zero_grad() override {
+    checks_.before_use();
+    optimizer_->zero_grad();
+  }
+  std::vector<NamedTensor> state() const override {
+    checks_.before_use();
+    return optimizer_->state();
+  }
+  void load_state(const std::vector<NamedTensor>& state) override {
+    checks_.before_use();
+    optimizer_->load_state(state);
+  }
 
  private:
   std::unique_ptr<Optimizer> optimizer_;
-  std::function<void()> before_step_;
+  OptimizerChecks checks_;
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer,
-                                   std::function<void()> before_step) {
-  return std::make_unique<CheckedOptimizer>(std::move(optimizer), std::move(before_step));
+std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks) {
+  return std::make_unique<CheckedOptimizer>(std::move(optimizer), std::move(checks));
 }
 
 }  // namespace lockstep::optim

@@ -1,4 +1,4 @@
-// An optimizer that asks before it steps.
+// An optimizer that asks before it does anything.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,12 @@
 
 namespace lockstep::optim {
 
-// Calls `before_step` at the beginning of each step, which what that throws does not take.
-std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer,
-                                   std::function<void()> before_step);
+// What they throw keeps the optimizer from doing it.
+struct OptimizerChecks {
+  std::function<void()> before_use;   // of any kind
+  std::function<void()> before_step;  // after before_use
+};
+
+std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks);
 
 }  // namespace lockstep::optim

@@ -55,12 +55,24 @@ class DistributedTrainer {
 
  public:
   template <typename Loss>
-  DistributedTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
-                     LossReduction reduction = LossReduction::mean)
-      : dist_(std::move(dist)),
-        options_(std::move(options)),
-        task_(std::make_shared<Task>(internal::share_model(std::move(model)), std::move(loss),
-                                     reduction)) {}
+  requires(!internal::PlainModule<Model>)
+      DistributedTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
+                         LossReduction reduction = LossReduction::mean)
+      : DistributedTrainer(std::move(dist), std::move(options),
+                           std::make_shared<Task>(internal::share_model(std::move(model)),
+                                                  std::move(loss), reduction)) {}
+  // A module by value, which is moved, as DistributedManager::wrap_model() does.
+  template <typename Loss>
+  requires internal::PlainModule<Model>
+  [[deprecated("this moves the module: give std::make_shared<MyNet>(arguments...), which stays "
+               "where it was constructed")]] DistributedTrainer(DistributedManager dist,
+                                                                Model model, Loss loss,
+                                                                TrainerOptions options,
+                                                                LossReduction reduction =
+                                                                    LossReduction::mean)
+      : DistributedTrainer(std::move(dist), std::move(options),
+                           std::make_shared<Task>(internal::share_model(std::move(model)),
+                                                  std::move(loss), reduction)) {}
 
   // Something else to know about the validation set: called like the loss, without a graph, it
   // returns a sum over the samples of its batch, as a tensor or a number. Reported is the mean.
@@ -88,6 +100,9 @@ class DistributedTrainer {
   const Shared& model() const { return task_->typed_model(); }
 
  private:
+  DistributedTrainer(DistributedManager dist, TrainerOptions options, std::shared_ptr<Task> task)
+      : dist_(std::move(dist)), options_(std::move(options)), task_(std::move(task)) {}
+
   using Dataset = std::shared_ptr<const data::Dataset>;
 
   template <typename Data>

@@ -127,15 +127,19 @@ TEST(SafetensorsFolder, WhatHasAnotherHashIsNotGivenAway) {
   for (const auto& path : {folder.path(), folder / "model.safetensors"}) {
     const SafetensorsFolder model(path);
     EXPECT_EQ(testing::as_text(model.find("a")->bytes()), "a");
-    EXPECT_THAT(usage_error([&] { (void)model.find("b")->bytes(); }),
-                AllOf(HasSubstr("the tensor 'b' in 'model.safetensors'"),
-                      HasSubstr("does not have the hash"), HasSubstr("remove lockstep-hashes.json")));
+    EXPECT_THAT(
+        usage_error([&] { (void)model.find("b")->bytes(); }),
+        AllOf(HasSubstr("the tensor 'b' in 'model.safetensors'"),
+              HasSubstr("does not have the hash"), HasSubstr("remove lockstep-hashes.json")));
     EXPECT_EQ(model.text_file("config.json"), "{}");
     testing::write_file(folder / "config.json", "{ }");
     EXPECT_THAT(usage_error([&] { (void)model.text_file("config.json"); }),
                 HasSubstr("'config.json'"));
     testing::write_file(folder / "config.json", "{}");
   }
+  write_tensors(folder / "beside.safetensors", "x");
+  EXPECT_EQ(testing::as_text(SafetensorsFolder(folder / "beside.safetensors").find("x")->bytes()),
+            "x");
   testing::write_file(folder / kHashesFile, R"({"tensors": {}, "texts": {}})");
   const SafetensorsFolder model(folder.path());
   EXPECT_THAT(usage_error([&] { (void)model.find("a")->bytes(); }), HasSubstr("has no hash in"));

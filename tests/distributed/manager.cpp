@@ -147,6 +147,8 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
     nn::Linear next(2, 2);
     cells.expect(!dist.is_wrapped(next), "a new model at the same place is taken for it");
     cells.expect_usage_error([&] { optimizer->step(0.1); }, "the model of this optimizer is gone");
+    cells.expect_usage_error([&] { optimizer->zero_grad(); },
+                             "the model of this optimizer is gone");
     weight.mutable_grad() = at::Tensor();
     (weight.sum() * (cells.rank() + 1)).backward();
     cells.expect_same(weight.grad(), at::full({2, 2}, cells.rank() + 1.0f), "the gradient");
@@ -154,6 +156,29 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
     backward(cells, next);
     cells.expect_same(next->weight.grad(), mean_gradient(cells), "the next model's gradient");
   });
+}
+
+void check_optimizers_that_stay(Cells& cells) {
+  for (const auto strategy : {ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER,
+                              ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD})
+    cells.cell(fmt::format("an optimizer that outlives its manager, strategy {}",
+                           static_cast<int>(strategy)),
+               [&] {
+                 std::unique_ptr<optim::Optimizer> optimizer;
+                 {
+                   auto dist = setup_distributed({.mode = ParallelMode::FSDP,
+                                                  .sharding_strategy = strategy,
+                                                  .device_type = c10::DeviceType::CPU});
+                   auto model = dist.wrap_model<nn::Linear>(2, 2);
+                   optimizer = dist.make_optimizer(model, optim::AdamWOptions{});
+                   backward(cells, model);
+                   optimizer->step(0.1);
+                 }
+                 const char* const said = "the model of this optimizer is gone";
+                 cells.expect_usage_error([&] { optimizer->zero_grad(); }, said);
+                 cells.expect_usage_error([&] { optimizer->step(0.1); }, said);
+                 cells.expect_usage_error([&] { (void)optimizer->state(); }, said);
+               });
 }
 
 void check_batch_norms(DistributedManager& dist, Cells& cells) {
@@ -225,6 +250,7 @@ void check_manager(DistributedManager dist, Cells& cells) {
   check_making(dist, cells);
   check_wrapping(dist, cells);
   check_batch_norms(dist, cells);
+  check_optimizers_that_stay(cells);
   check_numbers(dist, cells);
 }
 

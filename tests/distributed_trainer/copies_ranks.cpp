@@ -44,7 +44,7 @@ struct Run {
 // In a job of its own, which `lost_in` ends in that of its steps, on all ranks; 0: never.
 Run train(const DistributedConfig& config, const TrainerOptions& options, int lost_in) {
   DistributedTrainer trainer(
-      setup_distributed(config), Forgetting(),
+      setup_distributed(config), std::make_shared<Forgetting>(),
       [&, calls = 0](const at::Tensor& output, const at::Tensor& target) mutable {
         if (++calls == lost_in) throw RankLost();
         return kMean(output, target);

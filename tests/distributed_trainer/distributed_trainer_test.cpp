@@ -35,12 +35,15 @@ TrainerOptions options() {
           .progress_fd = -1};
 }
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // modules by value, too
 template <typename Model>
 Tensor weights_after(Model model, auto loss, LossReduction reduction = LossReduction::mean) {
   DistributedTrainer trainer(setup_distributed(), std::move(model), loss, options(), reduction);
   trainer.fit(Line(20));
   return trainer.model()->parameters().at(0).detach().cpu();
 }
+#pragma GCC diagnostic pop
 
 TEST(DistributedTrainer, TakesModelsInEveryForm) {
   const Tensor expected = weights_after(Net(), kMean);

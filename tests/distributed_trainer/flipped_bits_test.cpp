@@ -30,13 +30,17 @@ namespace fs = std::filesystem;
 using lockstep::testing::read_file;
 using lockstep::testing::TemporaryFolder;
 using lockstep::testing::write_file;
-using ::testing::AnyOf;
-using ::testing::Contains;
 using ::testing::HasSubstr;
 
 std::string bytes_of(const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous();
   return {static_cast<const char*>(values.data_ptr()), values.nbytes()};
+}
+
+// What is not loaded is not there by chance.
+void spoil(const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  tensor.fill_(77);
 }
 
 // A tiny GPT, trained for two steps with AdamW, and each reader of its checkpoint.
@@ -87,6 +91,7 @@ class FlippedBits : public ::testing::Test {
 
   // What `lockstep sample` and "model": {"from": …} make of it.
   std::string loaded_model(const fs::path& folder) const {
+    for (const auto& [name, tensor] : weights_) spoil(tensor);
     const models::ModelConfig config = models::read_model_config(folder);
     if (config != model_) return "another model";
     load_weights(config, weights_, folder);
@@ -100,6 +105,7 @@ class FlippedBits : public ::testing::Test {
     return fmt::format("{}", fmt::join(check_resume(config_, plan_run(config_, 1)), "\n"));
   }
   std::string resumed() const {
+    for (const mesh::HeldTensor& one : state_) spoil(one.values);
     const auto training = load_checkpoint(RankMessages(dist_.world(), dist_.device()), checkpoint_,
                                           state_, LoadOptions{});
     std::string bytes = to_text(training);
@@ -107,13 +113,11 @@ class FlippedBits : public ::testing::Test {
     return bytes;
   }
 
-  // A folder of Hugging Face's with this model, in two files and an index.
-  fs::path exported_folder() const {
+  // A folder of Hugging Face's with this model.
+  fs::path exported_folder(const std::string& name, std::uint64_t largest_file) const {
     checkpoint::CheckpointReader reader(checkpoint_);
-    EXPECT_THAT(
-        models::export_to_hugging_face(reader, folder_ / "exported", {.largest_file = 1000}),
-        Contains("model-00002-of-00002.safetensors"));
-    return folder_ / "exported";
+    models::export_to_hugging_face(reader, folder_ / name, {.largest_file = largest_file});
+    return folder_ / name;
   }
 
   // What `ckpt import` makes of such a folder.
@@ -163,29 +167,34 @@ std::vector<std::size_t> bits_of(const fs::path& file, bool all) {
 }
 
 // Flips bits of every file of the folder, one at a time. Each reader gives what it gives without,
-// or an error that names the file; `errors_name` is what else an error may name. Returns how many
-// bits there were.
-int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all,
-              const std::string& errors_name) {
+// or an error that names the file or, where it is about several files, their folder. Returns how
+// many bits there were.
+enum class ErrorsName { the_file, the_folder };
+int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all, ErrorsName errors,
+              const std::vector<std::string>& files) {
   for (Reader& reader : readers) reader.intact = reader.read();
   int num_flips = 0;
+  std::vector<std::string> found;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     const std::string whole = read_file(entry.path());
+    found.push_back(name);
     for (const std::size_t bit : bits_of(entry.path(), all)) {
       std::string flipped = whole;
       flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
       write_file(entry.path(), flipped);
       ++num_flips;
       for (Reader& reader : readers) {
-        SCOPED_TRACE(fmt::format("{}: bit {} of byte {} of {}", reader.name, bit % 8, bit / 8, name));
+        SCOPED_TRACE(
+            fmt::format("{}: bit {} of byte {} of {}", reader.name, bit % 8, bit / 8, name));
         try {
           if (reader.read() == reader.intact)
             ++reader.num_unused;
           else
             ADD_FAILURE() << "another result, and no word of it";
         } catch (const UsageError& error) {
-          EXPECT_THAT(error.what(), AnyOf(HasSubstr(name), HasSubstr(errors_name)));
+          EXPECT_THAT(error.what(),
+                      HasSubstr(errors == ErrorsName::the_file ? name : folder.string()));
         }
       }
       if (::testing::Test::HasFailure()) return num_flips;
@@ -193,6 +202,7 @@ int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all,
     write_file(entry.path(), whole);
   }
   for (const Reader& reader : readers) EXPECT_EQ(reader.read(), reader.intact) << reader.name;
+  EXPECT_THAT(found, ::testing::UnorderedElementsAreArray(files));
   return num_flips;
 }
 
@@ -212,7 +222,9 @@ TEST_P(EveryReader, OfACheckpoint) {
       {"sample and model.from", [&] { return loaded_model(checkpoint_); }},
       {"resume, before ranks start", [&] { return resume_checked(); }},
       {"resume, on a rank", [&] { return resumed(); }}};
-  const int num_flips = flip_each(checkpoint_, readers, GetParam(), "manifest.json");
+  const int num_flips =
+      flip_each(checkpoint_, readers, GetParam(), ErrorsName::the_file,
+                {"config.json", "data.json", "manifest.json", "shard-00000.safetensors"});
   EXPECT_GT(num_flips, 250);
   EXPECT_EQ(readers[0].num_unused, 0);
   // A rank reads all but config.json's and data.json's use, which are the launcher's.
@@ -220,13 +232,25 @@ TEST_P(EveryReader, OfACheckpoint) {
 }
 
 TEST_P(EveryReader, OfAnExportedModel) {
-  const fs::path folder = exported_folder();
-  std::vector<Reader> readers = {{"import", [&] { return imported(folder); }},
-                                 {"sample and model.from", [&] { return loaded_model(folder); }}};
-  const int num_flips = flip_each(folder, readers, GetParam(), "lockstep-hashes.json");
-  EXPECT_GT(num_flips, 150);
-  // White space in lockstep-hashes.json, and the padding and the format's name in the header of tensors.
-  for (const Reader& reader : readers) EXPECT_LT(reader.num_unused, num_flips / 5) << reader.name;
+  struct Export {
+    const char* name;
+    std::uint64_t largest_file;
+    std::vector<std::string> files;
+  };
+  for (const Export& one :
+       {Export{"whole", 1'000'000, {"config.json", "lockstep-hashes.json", "model.safetensors"}},
+        Export{"cut",
+               1000,
+               {"config.json", "lockstep-hashes.json", "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors", "model.safetensors.index.json"}}}) {
+    const fs::path folder = exported_folder(one.name, one.largest_file);
+    std::vector<Reader> readers = {{"import", [&] { return imported(folder); }},
+                                   {"sample and model.from", [&] { return loaded_model(folder); }}};
+    const int num_flips = flip_each(folder, readers, GetParam(), ErrorsName::the_folder, one.files);
+    EXPECT_GT(num_flips, 150);
+    // The format's name in the header of tensors, and the size in the index.
+    for (const Reader& reader : readers) EXPECT_LT(reader.num_unused, num_flips / 5) << reader.name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Flipped, EveryReader, ::testing::Values(false));

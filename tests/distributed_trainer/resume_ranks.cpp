@@ -53,7 +53,7 @@ at::Tensor interrupted(const DistributedManager& dist, ranks::Cells& cells, cons
   std::int64_t step = 0;
   while (true) {
     DistributedTrainer trainer(
-        dist, Dropping(),
+        dist, std::make_shared<Dropping>(),
         [&, calls = 0](const at::Tensor& output, const at::Tensor& target) mutable {
           if (++calls == 3 && dist.is_main()) std::raise(SIGINT);
           return kMean(output, target);
@@ -86,7 +86,7 @@ void check_same(const DistributedManager& dist, ranks::Cells& cells, const Data&
   TrainerOptions other = options({}, num_workers);
   other.seed = 1;
   other.shuffle = false;
-  DistributedTrainer others(dist, Dropping(), kMean, other);
+  DistributedTrainer others(dist, std::make_shared<Dropping>(), kMean, other);
   others.fit(data);
   cells.expect(!at::equal(others.model()->layer->weight, wanted), "the masks make no difference");
   dist.barrier();

@@ -393,19 +393,30 @@ void check_changed_models(Cells& cells) {
     expect_means(model, at::kFloat);
     cells.expect_same(model->first->weight, other->first->weight, "what was loaded");
   });
-  cells.cell("a model that one rank alone has loaded is noticed in the next pass", [&] {
-    Two model;
-    DistributedDataParallel parallel(*model, cells.group());
-    backward(model);
-    if (cells.rank() == 1) {
-      std::stringstream file;
-      torch::save(Two(), file);
-      torch::load(model, file);
-    }
-    cells.expect_usage_error([&] { backward(model); },
-                             "4 of 4 parameters are not the same on all ranks that should hold the "
-                             "same: 'first.weight' has other values on rank 1 than on the other 2");
-  });
+  for (const bool find_unused : {true, false})
+    cells.cell(fmt::format("a model that one rank alone has loaded is noticed in the next pass{}",
+                           find_unused ? "" : ", where nobody asks who used what"),
+               [&] {
+                 Two model;
+                 DistributedDataParallel parallel(*model, cells.group(),
+                                                  {.find_unused_parameters = find_unused});
+                 const auto use_all = [&] {
+                   at::Tensor loss = at::zeros({});
+                   for (const at::Tensor& parameter : model->parameters())
+                     loss = loss + parameter.sum();
+                   loss.backward();
+                 };
+                 use_all();
+                 if (cells.rank() == 1) {
+                   std::stringstream file;
+                   torch::save(Two(), file);
+                   torch::load(model, file);
+                 }
+                 cells.expect_usage_error(
+                     use_all,
+                     "4 of 4 parameters are not the same on all ranks that should hold the same: "
+                     "'first.weight' has other values on rank 1 than on the other 2");
+               });
   cells.cell("ranks compare what they hold, as often as they are told", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());

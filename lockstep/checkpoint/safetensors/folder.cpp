@@ -61,6 +61,10 @@ SafetensorsFolder::SafetensorsFolder(std::filesystem::path path) : path_(std::mo
   const bool is_folder = std::filesystem::is_directory(path_, error);
   folder_ = is_folder ? path_ : path_.parent_path();
   hashes_ = FolderHashes::read(folder_);
+  // A file by itself may lie beside an exported model and be none of its files.
+  if (!is_folder && path_.extension() != ".json" &&
+      !hashes_.has_tensors_of(path_.filename().string()))
+    hashes_ = FolderHashes();
   if (is_folder) {
     if (std::filesystem::exists(path_ / kModelFile, error))
       open_file(path_ / kModelFile);

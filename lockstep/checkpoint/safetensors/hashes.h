@@ -1,5 +1,6 @@
-// lockstep-hashes.json: what the files of an exported model held when they were written. Hugging Face's
-// formats have no checksums; with this file beside them, a changed bit is found when it is read.
+// lockstep-hashes.json: what the files of an exported model held when they were written. Hugging
+// Face's formats have no checksums; with this file beside them, a changed bit is found when it is
+// read.
 #pragma once
 
 #include <filesystem>
@@ -28,6 +29,9 @@ class FolderHashes {
                   std::span<const std::byte> bytes);
   // The contents of lockstep-hashes.json.
   std::string text() const;
+
+  // Whether it has any of a file with tensors.
+  bool has_tensors_of(const std::string& file) const { return tensors_.contains(file); }
 
   // UsageError that names the file, and the tensor, where it is not what was added under that name,
   // or nothing was. Without a lockstep-hashes.json everything passes.

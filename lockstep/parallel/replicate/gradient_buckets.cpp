@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
@@ -257,9 +258,10 @@ void GradientReducer::finish() {
   for (Slot& slot : slots_) slot.ready = slot.used = false;
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
+  // Also after parameters were loaded, on one rank alone perhaps.
+  const bool compares = were_moved_anywhere(used_by) || consistency_check_is_due();
   moved_ = unexchanged_ = false;
   has_plain_gradients_ = false;
-  const bool compares = compares_parameters(used_by);
   const bool had_gradients = end_step();
   if (!order_known_) learn_order(had_gradients);
   ready_order_.clear();
@@ -282,12 +284,23 @@ at::Tensor GradientReducer::exchange_usage() {
   return used_by;
 }
 
-// Also after parameters were loaded, on one rank alone perhaps. Of other devices the answer is not
-// asked for at once: the host would wait for it in every step.
-bool GradientReducer::compares_parameters(const at::Tensor& used_by) const {
-  if (consistency_check_is_due()) return true;
-  if (!checks_consistency() || !used_by.defined() || !used_by.is_cpu()) return false;
-  return used_by[static_cast<std::int64_t>(slots_.size())].item<std::int32_t>() > 0;
+// Whether parameters were given other memory on any rank, as by torch::load(). Where the message of
+// who used what does not say so to the host, ranks send each other one more number. A host that
+// runs ahead of its device does not wait for it: the answer is that of the pass before.
+bool GradientReducer::were_moved_anywhere(const at::Tensor& used_by) {
+  if (!checks_consistency() || group().size() == 1) return false;
+  if (used_by.defined() && used_by.is_cpu())
+    return used_by[static_cast<std::int64_t>(slots_.size())].item<std::int32_t>() > 0;
+  if (!comm::message_device(group(), device()).is_cpu()) return false;
+  const auto answer = [&] {
+    if (!moved_on_.defined()) return false;
+    telling_moved_.wait_on_host();
+    return std::exchange(moved_on_, at::Tensor()).item<std::int32_t>() > 0;
+  };
+  const bool before = answer();
+  moved_on_ = at::full({1}, moved_ ? 1 : 0, at::kInt);
+  telling_moved_ = group().all_reduce(moved_on_);
+  return device().is_cpu() ? answer() : before;
 }
 
 void GradientReducer::compare_parameters() {

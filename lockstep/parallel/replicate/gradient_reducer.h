@@ -117,7 +117,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool divided_in_flight() const;
   void refuse_unused(const std::vector<std::size_t>& unused);
   at::Tensor exchange_usage();
-  bool compares_parameters(const at::Tensor& used_by) const;
+  bool were_moved_anywhere(const at::Tensor& used_by);
   void compare_parameters();
   void complete_buckets();
   void unpack(const Bucket& bucket);
@@ -126,7 +126,9 @@ class GradientReducer final : public data_parallel::GradientExchange {
 
   Options options_;
   std::function<void()> take_back_;
-  bool moved_ = false;        // parameters were, since the last exchange
+  bool moved_ = false;   // parameters were, since the last exchange
+  at::Tensor moved_on_;  // how many ranks said so, once telling_moved_ is over
+  comm::Work telling_moved_;
   bool unexchanged_ = false;  // gradients are there of passes under no_sync()
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
