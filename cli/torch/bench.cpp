@@ -253,7 +253,8 @@ class Bench {
       work.wait();
   }
   void wait_for_device() const {
-    if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+    if (!device_.is_cpu())
+      c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
   }
 
   static std::int64_t mismatches(const at::Tensor& found, const at::Tensor& wanted) {

@@ -4,10 +4,12 @@
 #include <fstream>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
 #include <cli/num_ranks.h>
@@ -72,7 +74,11 @@ Inspection inspect(const std::string& backend) {
   report.asked_backend = backend;
   // First of all: it forks.
   if (launch.rank == 0) report.backends = try_backends(Deadline::after(kTryTimeout));
-  const auto world = comm::join_world({.backend = backend, .timeout = kJoinTimeout});
+  const c10::Device device =
+      device::DeviceManager::auto_detect({.gpu_use = device::GpuUse::shared}).device();
+  if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const auto world =
+      comm::join_world({.backend = backend, .device = device, .timeout = kJoinTimeout});
   inspect_ranks(*world, launch, report);
   if (launch.rank == 0) report.problems = find_problems(report);
   at::Tensor can_train = at::full({1}, report.can_train() ? 1 : 0, at::kInt);

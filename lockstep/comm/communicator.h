@@ -108,7 +108,8 @@ class Communicator {
 
   // How many bytes this rank has sent to each rank of the group so far, in messages of the group's
   // calls, without what the medium adds to them; nothing where the backend leaves that to an engine
-  // that does not say (nccl for tensors on GPUs, mpi, gloo). Groups made by split() count for themselves. Any thread.
+  // that does not say (nccl for tensors on GPUs, mpi, gloo). Groups made by split() count for
+  // themselves. Any thread.
   virtual std::optional<std::vector<std::uint64_t>> sent_bytes() const = 0;
 
   // tensor ← reduction of all ranks' tensors. The list form is one call over all of them, which
@@ -164,10 +165,10 @@ class Communicator {
   // Ends the group now: every call in flight or to come throws, here and on the other ranks.
   void abort(const std::string& reason);
 
-  // A tensor in the host's memory that the backend reaches without a copy: the fast lane for buffers that are
-  // communicated often. Every rank may call it on its own, at any time. Other ranks write results
-  // into it: once the group has failed, one that was stopped in the middle of a call may still do
-  // so when it goes on, so do not use the memory any more.
+  // A tensor in the host's memory that the backend reaches without a copy: the fast lane for
+  // buffers that are communicated often. Every rank may call it on its own, at any time. Other
+  // ranks write results into it: once the group has failed, one that was stopped in the middle of a
+  // call may still do so when it goes on, so do not use the memory any more.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
 
   // The last calls of this group, for reports.
@@ -177,6 +178,8 @@ class Communicator {
 
  protected:
   Communicator(GroupInfo info, milliseconds timeout);
+
+  void set_backend_reason(std::string reason) { info_.backend_reason = std::move(reason); }
 
   const GroupInfo& info() const { return info_; }
   // Outlives the communicator where a call does.

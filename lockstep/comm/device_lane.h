@@ -1,4 +1,5 @@
-// How tensors on GPUs travel in a group of ours, where they need not pass through the host's memory.
+// How tensors on GPUs travel in a group of ours, where they need not pass through the host's
+// memory.
 #pragma once
 
 #include <functional>
@@ -20,12 +21,13 @@ struct LaneGroup {
   GroupInfo info;
   std::string id;  // the same on all of its ranks, and no other group's
   std::shared_ptr<flight::Recorder> recorder;
-  // To be called once, from any thread, when the lane has failed by itself: ends the group.
+  // To be called once, from any thread, when the lane has failed by itself: ends the group, and
+  // notes that in its journal.
   std::function<void(const CommError::Details& fault)> failed;
   milliseconds timeout{0};  // of connecting
 };
 
-// Connects a lane: every rank of the group calls it. Null for a group that needs none.
+// Connects a lane: every rank of the group calls it.
 using MakeLane = std::function<std::unique_ptr<DeviceLane>(LaneGroup group)>;
 
 // A lane and its group fail together: the lane tells the group through LaneGroup::failed, the group
@@ -48,12 +50,12 @@ class DeviceLane {
   // current stream has been told so far.
   virtual std::shared_ptr<PendingCall> start(Call call) = 0;
 
-  // How the lanes of a split's groups are made. All ranks of this group take part in it: those that
-  // get a group by calling what this returns, those that get none by sit_out().
-  virtual MakeLane split(const SplitRequest& request) = 0;
-  virtual void sit_out(const SplitRequest& request, Deadline deadline) = 0;
+  // How the lane of a group of `group_size` of these ranks is made; null for a group of one, and
+  // for a rank whose color is negative. All ranks of this group call it at the same point.
+  virtual MakeLane split(const SplitRequest& request, int group_size, Deadline deadline) = 0;
 
-  // The group has failed with this: calls in flight and later ones throw it.
+  // The group has failed with this: calls in flight and later ones throw it, here and on ranks that
+  // hear of nothing while they wait for a GPU.
   virtual void end(const CommError::Details& fault) = 0;
 
  protected:

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/base/log.h>
 #include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/scalar_type.h>
 #include <lockstep/comm/transport/wait_watch.h>
@@ -15,6 +16,8 @@ namespace lockstep::comm {
 
 namespace {
 
+// How long NCCL may take to connect.
+constexpr milliseconds kLaneTimeout{120'000};
 // Tensors of one coalesced call up to this size travel together.
 constexpr std::size_t kPackBytes = 256u << 10;
 
@@ -64,13 +67,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
                                  options.media, Deadline::after(options.timeout))),
         executor_(std::make_shared<Executor>(
             [this](const std::exception_ptr& error) { tell_all(error); }, waits_of(info()))) {
-    if (options_.make_lane)
-      lane_ = options_.make_lane(
-          {.info = info(),
-           .id = group_id_,
-           .recorder = shared_recorder(),
-           .failed = [this](const CommError::Details& fault) { end_with(fault); },
-           .timeout = options_.timeout});
+    if (options_.make_lane) open_lane();
     if (info().watch != nullptr && size() > 1)
       watched_ = info().watch->watch(group_id_, shared_recorder(),
                                      [this](const CommError::Details& error) { end_with(error); });
@@ -98,6 +95,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
+  void open_lane();
   void run_call(const Call& call, Staging* staging) override;
   void run_on_device(const Call& call, Staging& staging);
   void run_alone(const Call& call, Staging& staging);
@@ -122,6 +120,29 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   std::unique_ptr<DeviceLane> lane_;
   std::unique_ptr<WaitWatch::Watched> watched_;
 };
+
+// On all ranks, or on none of them.
+void TransportCommunicator::open_lane() {
+  std::string fault;
+  try {
+    lane_ = options_.make_lane(
+        {.info = info(),
+         .id = group_id_,
+         .recorder = shared_recorder(),
+         .failed = [this](const CommError::Details& details) { end_with(details); },
+         .timeout = std::min(options_.timeout, kLaneTimeout)});
+  } catch (const std::exception& error) {
+    fault = error.what();
+  }
+  const at::Tensor num_failed = at::full({1}, fault.empty() ? 0 : 1, at::kInt);
+  all_reduce(num_failed, ReduceOp::sum, {.launch = Launch::on_wait}).wait_on_host();
+  if (num_failed.item<std::int32_t>() == 0) return;
+  lane_.reset();
+  if (fault.empty()) fault = "other ranks could not connect it: their own messages say why";
+  if (options_.needs_lane) throw UsageError("NCCL cannot be used: {}", fault);
+  log::warn("NCCL cannot be used, so tensors on GPUs go through the host's memory: {}", fault);
+  set_backend_reason("NCCL could not be connected");
+}
 
 void TransportCommunicator::do_check(Operation operation, const at::Tensor& tensor) const {
   const auto type = tensor.device().type();
@@ -339,12 +360,12 @@ void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   }
   transport_->tell(notice);
   const CommError told = info().error(notice.error(name(), rank()).details());
-  if (lane_ != nullptr) lane_->end(told.details());
   journal().group_failed(
       recorder(),
       {.reason = told.what(), .fault = fault_name(told.fault()), .at_fault = told.global_ranks()},
       notice.found_by == rank() ? flight::Journal::FoundBy::this_rank
                                 : flight::Journal::FoundBy::another);
+  if (lane_ != nullptr) lane_->end(told.details());
 }
 
 void TransportCommunicator::do_abort(const std::string& reason) {
@@ -369,17 +390,17 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
       all, mine,
       {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()), .launch = Launch::on_wait})
       .wait_on_host();
-  if (request.color < 0) {
-    if (lane_ != nullptr) lane_->sit_out(request, deadline);
-    return nullptr;
-  }
-
   const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());
   std::vector<int> members;
   for (int other = 0; other < size(); ++other)
     if (rows[2 * other] == request.color) members.push_back(other);
   std::stable_sort(members.begin(), members.end(),
                    [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
+  // Before some of the ranks connect, which others do not take part in.
+  MakeLane make_lane;
+  if (lane_ != nullptr)
+    make_lane = lane_->split(request, static_cast<int>(members.size()), deadline);
+  if (request.color < 0) return nullptr;
   GroupInfo group{.name = request.name,
                   .generation = generation(),
                   .journal = info().journal,
@@ -393,7 +414,8 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   }
   TransportOptions options = options_;
   options.timeout = timeout();
-  options.make_lane = lane_ == nullptr ? nullptr : lane_->split(request);
+  options.make_lane = std::move(make_lane);
+  options.needs_lane = true;
   return make_transport_communicator(
       endpoint_, group,
       group_id_from(fmt::format("{}/{}.{}", group_id_, request.number, request.color)),

@@ -15,8 +15,10 @@ struct TransportOptions {
   Media media = Media::automatic;
   Algorithm algorithm = Algorithm::automatic;  // of calls that ask for none
   milliseconds timeout{600'000};
-  // Tensors on GPUs go this way; where empty, through the host's memory.
+  // Tensors on GPUs go this way; where empty, or where it cannot be made on some rank, through the
+  // host's memory. `needs_lane`: that would be an error.
   MakeLane make_lane = nullptr;
+  bool needs_lane = true;
 };
 
 // Connects the group: every member calls it with the same id, and with the addresses of all members

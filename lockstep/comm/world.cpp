@@ -202,10 +202,11 @@ DeviceWay choose_device_way(const std::vector<RankGpu>& ranks, bool forced) {
   }
   if (forced) {
     if (!without_gpu.empty())
-      throw UsageError("the backend 'nccl' needs a GPU on every rank, and the tensors of {} are not "
-                       "on one: use the backend auto, or check nvidia-smi and CUDA_VISIBLE_DEVICES "
-                       "there",
-                       list_ranks(without_gpu));
+      throw UsageError(
+          "the backend 'nccl' needs a GPU on every rank, and the tensors of {} are not "
+          "on one: use the backend auto, or check nvidia-smi and CUDA_VISIBLE_DEVICES "
+          "there",
+          list_ranks(without_gpu));
     if (!without_nccl.empty())
       throw UsageError("the backend 'nccl' is not in the build that {} run",
                        list_ranks(without_nccl));
@@ -267,7 +268,7 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
       .media = *media, .algorithm = options.algorithm, .timeout = options.timeout};
   if (launch.world_size > 1 && *media == Media::automatic) {
     const RankGpu own{.used = options.device.is_cuda(),
-                      .identity = options.device.is_cuda() ? engines::gpu_identity() : ""};
+                      .identity = engines::gpu_identity(options.device)};
     std::vector<RankGpu> gpus;
     for (const std::string& text :
          exchange_texts(*meeting.store, fmt::format("lockstep/{}/gpu", group_id), own.encode(),
@@ -277,7 +278,10 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
     world.backend_reason = way.reason;
     if (way.nccl)
       transport.make_lane =
-          engines::nccl_lanes({.store = meeting.store, .timeout = options.timeout});
+          engines::nccl_lanes({.store = meeting.store, .timeout = options.timeout}, options.device);
+    transport.needs_lane = options.backend == "nccl";
+  } else if (options.backend == "nccl") {
+    engines::try_nccl(deadline);
   }
   auto communicator =
       make_transport_communicator(endpoint, world, group_id, std::move(addresses), transport);

@@ -52,6 +52,9 @@ namespace {
 
 // Collectives of an engine that takes only GPU tensors, and the models, use the current device.
 device::DeviceManager choose_device(const DistributedConfig& config) {
+  // Collectives of several groups wait for their peers on the GPU: a queue of its own for each of
+  // their streams keeps them out of each other's way. CUDA reads it when it starts.
+  set_environment_default("CUDA_DEVICE_MAX_CONNECTIONS", "32");
   const auto manager =
       device::DeviceManager::auto_detect({.gpu_use = config.gpu_use, .type = config.device_type});
   const c10::Device device = manager.device();

@@ -107,9 +107,9 @@ struct TrainerOptions {
   std::filesystem::path csv_folder = {};          // empty: `output`
   std::filesystem::path tensorboard_folder = {};  // empty: `output`/tensorboard
 
-  // Floating-point operations that forward and backward of one token, or sample, take: with it, on a
-  // GPU that Lockstep knows, the share of its peak (MFU) is told beside the rate. 6 times the weights
-  // that are multiplied is close for most models. 0: not told.
+  // Floating-point operations that forward and backward of one token, or sample, take: with it, on
+  // a GPU that Lockstep knows, the share of its peak (MFU) is told beside the rate. 6 times the
+  // weights that are multiplied is close for most models. 0: not told.
   double flops_per_unit = 0;
 
   // Whether the times of a step's parts are measured and kept with the metrics. On a GPU this costs

@@ -20,8 +20,8 @@ struct StepReport {
   double count = 0;  // tokens or samples of the step
   double gradient_norm = 0;
   double learning_rate = 0;
-  double loss_scale = 0;           // of fp16
-  std::int64_t skipped_steps = 0;  // so far
+  double loss_scale = 0;               // of fp16
+  std::int64_t skipped_steps = 0;      // so far
   std::optional<double> memory_bytes;  // the most that tensors took on the main rank's GPU so far
   std::optional<StepTimes> times;
 };

@@ -10,12 +10,12 @@
 #include <lockstep/base/count_text.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/is_there.h>
+#include <lockstep/comm/world.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
 #include <lockstep/train/begun_batch.h>
-#include <lockstep/comm/world.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>

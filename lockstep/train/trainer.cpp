@@ -212,13 +212,13 @@ TrainingResult Trainer::run() {
   resume();
   // A run that was over before has all in its files already.
   if (dist_.is_main() && !finished())
-    reporter_ = std::make_unique<Reporter>(options_,
-                                           Reporter::Run{.total_steps = total_steps_,
-                                                         .resumed_after = step_,
-                                                         .counted = task_->counted(),
-                                                         .scales_loss = loss_scaling_.has_value(),
-                                                         .on_gpu = dist_.device().is_cuda(),
-                                                         .peak_flops = peak_flops()});
+    reporter_ =
+        std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
+                                                           .resumed_after = step_,
+                                                           .counted = task_->counted(),
+                                                           .scales_loss = loss_scaling_.has_value(),
+                                                           .on_gpu = dist_.device().is_cuda(),
+                                                           .peak_flops = peak_flops()});
   result_.resumed_after = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
   // What is in memory alone is saved before anything else.

@@ -57,12 +57,10 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
 // 6 for each of 123.5 million weights that are multiplied and 56.6 million for attention; the same
 // of 887.6 million and 805 million.
 TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
-  EXPECT_NEAR(training_flops_per_token({.vocab_size = 50304,
-                                        .hidden_size = 768,
-                                        .num_layers = 12,
-                                        .num_heads = 12},
-                                       1024),
-              6 * (12 * 12 * 768.0 * 768 + 50304.0 * 768) + 6 * 12 * 768.0 * 1024, 1);
+  EXPECT_NEAR(
+      training_flops_per_token(
+          {.vocab_size = 50304, .hidden_size = 768, .num_layers = 12, .num_heads = 12}, 1024),
+      6 * (12 * 12 * 768.0 * 768 + 50304.0 * 768) + 6 * 12 * 768.0 * 1024, 1);
   const ModelConfig llama{.family = Family::llama,
                           .vocab_size = 32000,
                           .hidden_size = 2048,
@@ -70,10 +68,10 @@ TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
                           .num_heads = 16,
                           .intermediate_size = 5632,
                           .tie_embeddings = false};
-  EXPECT_NEAR(training_flops_per_token(llama, 4096),
-              6 * (16 * (4 * 2048.0 * 2048 + 3 * 2048.0 * 5632) + 32000.0 * 2048) +
-                  6 * 16 * 2048.0 * 4096,
-              1);
+  EXPECT_NEAR(
+      training_flops_per_token(llama, 4096),
+      6 * (16 * (4 * 2048.0 * 2048 + 3 * 2048.0 * 5632) + 32000.0 * 2048) + 6 * 16 * 2048.0 * 4096,
+      1);
   // Keys and values of two heads are multiplied by less.
   ModelConfig grouped = llama;
   grouped.num_kv_heads = 2;

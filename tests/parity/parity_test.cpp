@@ -27,7 +27,9 @@ bool is_built(const std::string& backend) {
 }
 
 // On two ranks there is one order to add in, whoever adds.
-TEST(ParityOver, OfShardsTcp) { ranks::expect_cells_pass(2, {"--over", "tcp", "cpu", "--sharded"}); }
+TEST(ParityOver, OfShardsTcp) {
+  ranks::expect_cells_pass(2, {"--over", "tcp", "cpu", "--sharded"});
+}
 
 // Gloo's threads turn while they wait, and take the cores from whoever computes.
 TEST(ParityOver, OfShardsGloo) {

@@ -165,7 +165,9 @@ std::vector<Pair> measure_pairs(comm::Communicator& world, const std::vector<Ran
   std::vector<Pair> pairs;
   for (const auto& [a, b] : choose_pairs(world.size())) {
     std::string transport = world.backend();
-    if (transport == "shm+tcp")
+    if (device == at::kCUDA)
+      transport = "nccl";
+    else if (transport.find("shm+tcp") != std::string::npos)
       transport =
           ranks[static_cast<std::size_t>(a)].host_id == ranks[static_cast<std::size_t>(b)].host_id
               ? "shm"

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/device_lane.h>
 #include <lockstep/comm/engines/engine_options.h>
@@ -28,13 +30,13 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
 
 // NCCL, for the tensors on GPUs of a group of our own transports. UsageError where this build lacks
 // it.
-MakeLane nccl_lanes(const EngineOptions& options);
+MakeLane nccl_lanes(const EngineOptions& options, c10::Device device);
 
 // Connects NCCL on the current device, alone, and adds something up; throws what is wrong with it.
 void try_nccl(const Deadline& deadline);
 
-// What tells the GPU that is this thread's current device apart from every other GPU; empty where
-// there is none, or this build lacks NCCL.
-std::string gpu_identity();
+// What tells a GPU apart from every other of the job, as NCCL does: its host and its place there.
+// Empty where it is no GPU, or where there is no NCCL to be used.
+std::string gpu_identity(c10::Device device);
 
 }  // namespace lockstep::comm::engines

@@ -88,10 +88,10 @@ Ledger::Ledger(Options options) : options_(std::move(options)) {
 
 Ledger::~Ledger() { close(Leave::at_once); }
 
-void Ledger::close(Leave leave_how) {
+bool Ledger::close(Leave leave_how) {
   {
     std::lock_guard lock(mutex_);
-    if (std::exchange(stopping_, true)) return;
+    if (std::exchange(stopping_, true)) return false;
   }
   changed_.notify_all();
   writer_.join();
@@ -103,10 +103,11 @@ void Ledger::close(Leave leave_how) {
   }
   listener_.join();
   try {
-    leave(leave_how);
+    return leave(leave_how);
   } catch (const Error& error) {
     log::debug("ledger of '{}': keys stay behind: {}", options_.group, error.what());
   }
+  return false;
 }
 
 void Ledger::arrive(std::uint64_t position) {
@@ -298,7 +299,7 @@ void Ledger::sweep(const Deadline& deadline) {
   options_.store->set(key("swept"), std::to_string(swept_), deadline);
 }
 
-void Ledger::leave(Leave leave) {
+bool Ledger::leave(Leave leave) {
   const Deadline deadline = store_deadline();
   auto& store = *options_.store;
   store.remove(key(fmt::format("at{}", options_.rank)), deadline);
@@ -308,10 +309,10 @@ void Ledger::leave(Leave leave) {
     while (leave == Leave::together && !patience.passed()) {
       const auto left = store.get(key("left"), deadline);
       // The last one removes the key.
-      if (!left || number(*left) >= static_cast<std::uint64_t>(options_.size)) break;
+      if (!left || number(*left) >= static_cast<std::uint64_t>(options_.size)) return true;
       std::this_thread::sleep_for(milliseconds(2));
     }
-    return;
+    return false;
   }
   const auto swept = number(store.get(key("swept"), deadline).value_or("0"));
   for (std::uint64_t position = swept + 1; position <= compared_; ++position)
@@ -320,6 +321,7 @@ void Ledger::leave(Leave leave) {
   // Bells that were rung for ranks that had left already.
   for (int rank = 0; rank < options_.size; ++rank)
     store.remove(key(fmt::format("bell{}", rank)), deadline);
+  return true;
 }
 
 }  // namespace lockstep::comm::engines

@@ -201,9 +201,8 @@ class Enqueuer {
 
   void send(const at::Tensor& tensor, int peer, const NcclComm::Use& use) {
     if (tensor.numel() == 0) return;
-    nccl_.check(
-        nccl_.send(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, use.get(), stream_),
-        "ncclSend");
+    nccl_.check(nccl_.send(tensor.data_ptr(), tensor.nbytes(), ncclUint8, peer, use.get(), stream_),
+                "ncclSend");
   }
 
   void receive(const at::Tensor& tensor, int peer, const NcclComm::Use& use) {

@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -24,10 +26,12 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <lockstep/base/host_identity.h>
 #include <lockstep/comm/engines/engine_group.h>
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/engines/nccl_collectives.h>
 #include <lockstep/comm/engines/nccl_library.h>
+#include <lockstep/device/cuda.h>
 
 namespace lockstep::comm::engines {
 
@@ -36,7 +40,8 @@ namespace {
 // A call on the device: over when its event is. Thread-safe.
 class DeviceCall final : public PendingCall {
  public:
-  explicit DeviceCall(std::shared_ptr<EngineCall> call) : call_(std::move(call)) {}
+  DeviceCall(std::shared_ptr<EngineCall> call, c10::Device device)
+      : call_(std::move(call)), device_(device) {}
 
   // What has been enqueued on the stream so far is the call.
   void enqueued(const c10::cuda::CUDAStream& stream) { finished_.record(stream); }
@@ -45,24 +50,31 @@ class DeviceCall final : public PendingCall {
   bool ready() const override { return true; }
   bool done() const override {
     if (call_->done()) return true;
-    if (!finished_.query()) return false;
-    call_->finish();
+    try {
+      if (!finished_.query()) return false;
+      call_->finish();
+    } catch (const std::exception& error) {  // of CUDA: nothing more comes of this device
+      call_->engine_failed(error.what());
+    }
     return true;
   }
 
   void wait() override {
     // Throws what the call has failed with.
     if (call_->done()) return call_->wait_on_host(call_->call().deadline);
-    finished_.block(c10::cuda::getCurrentCUDAStream());
+    finished_.block(c10::cuda::getCurrentCUDAStream(device_.index()));
   }
 
   void wait_on_host(Deadline deadline) override {
-    const auto until = std::min(deadline.at(), call_->call().deadline.at());
-    for (int polls = 0; !done() && Clock::now() < until; ++polls) {
-      if (polls < 1000)
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (!done()) {
+      const EngineCall::Wait wait(*call_, deadline);
+      const auto until = std::min(deadline.at(), call_->call().deadline.at());
+      for (int polls = 0; !done() && Clock::now() < until; ++polls) {
+        if (polls < 1000)
+          std::this_thread::yield();
+        else
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
     }
     call_->wait_on_host(deadline);
   }
@@ -71,10 +83,11 @@ class DeviceCall final : public PendingCall {
 
  private:
   const std::shared_ptr<EngineCall> call_;
+  const c10::Device device_;
   mutable at::cuda::CUDAEvent finished_;
 };
 
-using Connect = std::function<std::unique_ptr<NcclComm>(
+using Connect = std::function<std::shared_ptr<NcclComm>(
     const LaneGroup& group, const std::string& prefix, const Deadline& deadline)>;
 
 // Connects ranks that have no communicator in common: they meet in the store.
@@ -100,33 +113,44 @@ Connect connect_anew(const std::shared_ptr<store::Store>& store) {
 
 class NcclLane final : public DeviceLane {
  public:
-  NcclLane(LaneGroup group, const EngineOptions& options, const Connect& connect)
+  NcclLane(LaneGroup group, const EngineOptions& options, c10::Device device,
+           const Connect& connect)
       : lane_group_(std::move(group)),
         options_(options),
         prefix_("nccl/" + lane_group_.id),
-        device_(c10::DeviceType::CUDA, c10::cuda::current_device()),
-        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())) {
-    // The group itself looks for circles of waits.
+        device_(device),
+        stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
+        comm_(connected(connect)) {
+    // The group itself looks for circles of waits, and has the journal.
     GroupInfo info = lane_group_.info;
     info.watch = nullptr;
-    group_ = std::make_shared<EngineGroup>(info, "nccl", lane_group_.recorder, LedgerMode::beside);
-    comm_ = connected(connect);
+    group_ =
+        std::make_shared<EngineGroup>(info, "nccl", lane_group_.recorder, LedgerMode::beside,
+                                      [this](const CommError::Details& fault) { tell(fault); });
     group_->open(
-        options_, prefix_, [this](const CommError::Details& fault) { failed(fault); },
-        [this] { poll(); });
+        options_, prefix_, [this](const CommError::Details&) { comm_->abort(); },
+        [this] {
+          // A thread without a device of its own would make a context on the first GPU.
+          c10::cuda::set_device(device_.index());
+          poll();
+        });
   }
 
   ~NcclLane() override {
-    // Work on the device that nobody waits for on the host is nothing unusual: let it end.
-    for (const auto& call : outstanding()) {
-      try {
-        call->wait_on_host(call->call().call().deadline);
-      } catch (const Error&) {
-        break;  // the group is dead
-      }
-    }
+    // The others must not wait for what this rank will not send.
+    if (std::uncaught_exceptions() > 0)
+      group_->fail({.fault = Fault::aborted,
+                    .operation = "a call",
+                    .group = lane_group_.info.name,
+                    .ranks = {lane_group_.info.rank},
+                    .explanation = fmt::format("rank {} has left the group because of an error of "
+                                               "its own",
+                                               lane_group_.info.rank)});
+    wait_for_all();
     ended_ = true;
-    group_->close();
+    const bool healthy = !group_->dead();
+    // Where others have yet to come, what they have not received would be lost, or they never come.
+    if (group_->close() && healthy) comm_->close();
   }
 
   std::string name() const override { return "nccl"; }
@@ -138,16 +162,17 @@ class NcclLane final : public DeviceLane {
   }
 
   std::shared_ptr<PendingCall> start(Call call) override {
-    group_->check_alive(comm::name(call.fingerprint.operation));
-    poll();
     const c10::cuda::CUDAGuard on_device(device_);
-    auto pending = std::make_shared<DeviceCall>(group_->begin(std::move(call)));
+    poll();
+    group_->check_alive(comm::name(call.fingerprint.operation));
+    auto pending = std::make_shared<DeviceCall>(group_->begin(std::move(call)), device_);
     EngineCall& engine_call = pending->call();
     at::cuda::CUDAEvent ready;
     ready.record(c10::cuda::getCurrentCUDAStream());
     const c10::cuda::CUDAStreamGuard guard(stream_);
     ready.block(stream_);
     engine_call.start();
+    // From here on its deadline counts: the first call of a group connects, and waits for that.
     group_->track(engine_call.shared_from_this());
     try {
       enqueue_collective(*comm_, engine_call.call(), size(), stream_);
@@ -161,49 +186,47 @@ class NcclLane final : public DeviceLane {
     return pending;
   }
 
-  MakeLane split(const SplitRequest& request) override {
-    return [this, request](LaneGroup group) -> std::unique_ptr<DeviceLane> {
-      const bool alone = group.info.global_ranks.size() == 1;
-      Connect connect = connect_anew(options_.store);
-      if (NcclLibrary::get().comm_split != nullptr) {
-        auto comm = std::make_shared<std::unique_ptr<NcclComm>>(
-            split_comm(request, Deadline::after(group.timeout)));
-        connect = [comm](const auto&...) { return std::move(*comm); };
-      }
-      if (alone) return nullptr;
-      return std::make_unique<NcclLane>(std::move(group), options_, connect);
+  MakeLane split(const SplitRequest& request, int group_size, Deadline deadline) override {
+    const bool takes_part = request.color >= 0 && group_size > 1;
+    const std::shared_ptr<NcclComm> made = split_comm({.color = takes_part ? request.color : -1,
+                                                       .key = request.key,
+                                                       .name = request.name,
+                                                       .number = request.number},
+                                                      deadline);
+    if (!takes_part) return nullptr;
+    return [options = options_, device = device_, made](LaneGroup group) {
+      return std::make_unique<NcclLane>(std::move(group), options, device,
+                                        [made](const auto&...) { return made; });
     };
-  }
-
-  void sit_out(const SplitRequest& request, Deadline deadline) override {
-    if (NcclLibrary::get().comm_split != nullptr) split_comm(request, deadline);
   }
 
   void end(const CommError::Details& fault) override {
     ended_ = true;
-    group_->end(fault);
+    group_->fail(fault);
   }
 
  private:
   int size() const { return static_cast<int>(lane_group_.info.global_ranks.size()); }
 
-  std::unique_ptr<NcclComm> connected(const Connect& connect) {
-    const Deadline deadline = Deadline::after(lane_group_.timeout);
+  std::shared_ptr<NcclComm> connected(const Connect& connect) {
+    const c10::cuda::CUDAGuard on_device(device_);
     try {
-      return connect(lane_group_, prefix_, deadline);
+      return connect(lane_group_, prefix_, Deadline::after(lane_group_.timeout));
     } catch (const NcclError& error) {
-      throw CommError({.fault = Fault::engine,
-                       .operation = "connecting nccl",
-                       .group = lane_group_.info.name,
-                       .explanation = fmt::format("NCCL {} on {} reports: {}",
-                                                  NcclLibrary::get().version(), device_.str(),
-                                                  error.what())});
+      throw CommError(
+          {.fault = Fault::engine,
+           .operation = "connecting nccl",
+           .group = lane_group_.info.name,
+           .explanation = fmt::format("NCCL {} on {} reports: {}", NcclLibrary::get().version(),
+                                      device_.str(), error.what())});
     }
   }
 
-  std::unique_ptr<NcclComm> split_comm(const SplitRequest& request, const Deadline& deadline) {
+  std::shared_ptr<NcclComm> split_comm(const SplitRequest& request, const Deadline& deadline) {
     group_->check_alive("split");
     const c10::cuda::CUDAGuard on_device(device_);
+    // NCCL wants nothing under way in the communicator that it splits.
+    for (const auto& call : outstanding()) call->wait_on_host(deadline);
     // Where a rank does not come, the deadline of this call ends it.
     const auto pending = group_->begin_split(request, deadline);
     try {
@@ -217,25 +240,37 @@ class NcclLane final : public DeviceLane {
     }
   }
 
-  // Called by the group of calls, once, when it has failed for any reason.
-  void failed(const CommError::Details& fault) {
+  // Called once, when the group of calls has failed for any reason.
+  void tell(const CommError::Details& fault) {
     if (!ended_.exchange(true)) lane_group_.failed(fault);
-    comm_->abort();
   }
 
-  std::vector<std::shared_ptr<DeviceCall>> outstanding() {
+  std::deque<std::shared_ptr<DeviceCall>> outstanding() {
     std::lock_guard lock(mutex_);
     return outstanding_;
   }
 
-  // Notices what has ended on the device, and what NCCL reports.
+  // Work on the device that nobody waits for on the host is nothing unusual: it may end.
+  void wait_for_all() {
+    try {
+      for (const auto& call : outstanding()) call->wait_on_host(call->call().call().deadline);
+    } catch (const Error&) {
+      // The group is dead.
+    }
+  }
+
+  // Notices what has ended on the device, in the order of its stream, and what NCCL reports.
   void poll() {
     std::shared_ptr<DeviceCall> oldest;
-    {
-      std::lock_guard lock(mutex_);
-      std::erase_if(outstanding_, [](const auto& call) { return call->done(); });
-      if (outstanding_.empty()) return;
-      oldest = outstanding_.front();
+    while (true) {
+      {
+        std::lock_guard lock(mutex_);
+        if (oldest != nullptr && !outstanding_.empty() && outstanding_.front() == oldest)
+          outstanding_.pop_front();
+        if (outstanding_.empty()) return;
+        oldest = outstanding_.front();
+      }
+      if (!oldest->done()) break;
     }
     const std::string problem = comm_->problem();
     if (!problem.empty() && !oldest->done()) group_->engine_failed(oldest->call(), problem);
@@ -246,11 +281,11 @@ class NcclLane final : public DeviceLane {
   const std::string prefix_;
   const c10::Device device_;
   const c10::cuda::CUDAStream stream_;
-  std::unique_ptr<NcclComm> comm_;
+  const std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<EngineGroup> group_;
   std::atomic<bool> ended_{false};  // the group knows, or does not want to
   std::mutex mutex_;
-  std::vector<std::shared_ptr<DeviceCall>> outstanding_;
+  std::deque<std::shared_ptr<DeviceCall>> outstanding_;
 };
 
 void check_gpu() {
@@ -273,23 +308,25 @@ void try_nccl(const Deadline& deadline) {
                              NcclComm::Use(*comm).get(), stream),
              "ncclAllReduce");
   if (tensor.sum().item<double>() != 2) throw NcclError("a sum of one rank is wrong");
+  comm->close();
 }
 
-MakeLane nccl_lanes(const EngineOptions& options) {
-  return [options](LaneGroup group) -> std::unique_ptr<DeviceLane> {
+MakeLane nccl_lanes(const EngineOptions& options, c10::Device device) {
+  return [options, device](LaneGroup group) -> std::unique_ptr<DeviceLane> {
     check_gpu();
-    if (group.info.global_ranks.size() == 1) return nullptr;
-    return std::make_unique<NcclLane>(std::move(group), options, connect_anew(options.store));
+    return std::make_unique<NcclLane>(std::move(group), options, device,
+                                      connect_anew(options.store));
   };
 }
 
-std::string gpu_identity() {
-  if (c10::cuda::device_count() == 0) return "";
-  const auto* const properties = at::cuda::getCurrentDeviceProperties();
-  std::string text;
-  for (const char byte : properties->uuid.bytes)
-    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
-  return text;
+std::string gpu_identity(c10::Device device) {
+  if (!device.is_cuda() || c10::cuda::device_count() == 0) return "";
+  try {
+    NcclLibrary::get();
+  } catch (const UsageError&) {
+    return "";
+  }
+  return fmt::format("{}/{}", host_identity(), device::gpu_bus_id(device.index()));
 }
 
 }  // namespace lockstep::comm::engines

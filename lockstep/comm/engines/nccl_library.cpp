@@ -4,6 +4,7 @@
 
 #include <future>
 #include <thread>
+#include <utility>
 
 #include <c10/cuda/CUDAFunctions.h>
 
@@ -25,15 +26,18 @@ NcclLibrary find_library() {
     // Never closed: it is used until the process ends.
     library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
-      throw UsageError("NCCL is not in this process, and libnccl.so.2 is not found ({}): install it "
-                       "(Debian: libnccl2), or use the backend shm or tcp",
-                       ::dlerror());
+      throw UsageError(
+          "NCCL is not in this process, and libnccl.so.2 is not found ({}): install it "
+          "(Debian: libnccl2), or use the backend shm or tcp",
+          ::dlerror());
   }
   NcclLibrary nccl{};
   find(nccl.get_version, "ncclGetVersion", library);
   find(nccl.get_unique_id, "ncclGetUniqueId", library);
   find(nccl.comm_init_rank, "ncclCommInitRank", library);
   find(nccl.comm_split, "ncclCommSplit", library);
+  find(nccl.comm_finalize, "ncclCommFinalize", library);
+  find(nccl.comm_destroy, "ncclCommDestroy", library);
   find(nccl.comm_abort, "ncclCommAbort", library);
   find(nccl.comm_get_async_error, "ncclCommGetAsyncError", library);
   find(nccl.get_error_string, "ncclGetErrorString", library);
@@ -46,9 +50,10 @@ NcclLibrary find_library() {
   find(nccl.reduce_scatter, "ncclReduceScatter", library);
   find(nccl.send, "ncclSend", library);
   find(nccl.receive, "ncclRecv", library);
-  // Since NCCL 2.13; the others are older.
-  if (nccl.get_last_error == nullptr || nccl.send == nullptr)
-    throw UsageError("the NCCL of this process is version {}, and Lockstep needs 2.13 or newer",
+  int version = 0;
+  nccl.get_version(&version);
+  if (version < NCCL_VERSION(2, 19, 0))
+    throw UsageError("the NCCL of this process is version {}, and Lockstep needs 2.19 or newer",
                      nccl.version());
   return nccl;
 }
@@ -78,17 +83,17 @@ void NcclLibrary::check(ncclResult_t result, const char* function) const {
   throw NcclError(fmt::format("{}: {}", function, text(result)));
 }
 
-std::unique_ptr<NcclComm> NcclComm::connect(const ncclUniqueId& id, int rank, int size,
+std::shared_ptr<NcclComm> NcclComm::connect(const ncclUniqueId& id, int rank, int size,
                                             const Deadline& deadline) {
   // NCCL waits for ranks that never come, and cannot be told to stop: so another thread waits for
   // it, and after the deadline nobody waits for that one.
-  using Made = std::unique_ptr<NcclComm>;
+  using Made = std::shared_ptr<NcclComm>;
   std::packaged_task<Made()> task([id, rank, size, device = c10::cuda::current_device()] {
     const NcclLibrary& nccl = NcclLibrary::get();
     c10::cuda::set_device(device);
     ncclComm_t comm = nullptr;
     nccl.check(nccl.comm_init_rank(&comm, size, id, rank), "ncclCommInitRank");
-    return Made(new NcclComm(comm));
+    return Made(new NcclComm(comm, device));
   });
   std::future<Made> made = task.get_future();
   std::thread(std::move(task)).detach();
@@ -100,36 +105,52 @@ std::unique_ptr<NcclComm> NcclComm::connect(const ncclUniqueId& id, int rank, in
   return made.get();
 }
 
-std::unique_ptr<NcclComm> NcclComm::split(NcclComm& parent, int color, int key) {
+std::shared_ptr<NcclComm> NcclComm::split(NcclComm& parent, int color, int key) {
   const NcclLibrary& nccl = NcclLibrary::get();
   const Use use(parent);
   ncclComm_t comm = nullptr;
   nccl.check(
       nccl.comm_split(use.get(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, nullptr),
       "ncclCommSplit");
-  return comm == nullptr ? nullptr : std::unique_ptr<NcclComm>(new NcclComm(comm));
+  return comm == nullptr ? nullptr : std::shared_ptr<NcclComm>(new NcclComm(comm, parent.device_));
+}
+
+NcclComm::~NcclComm() {
+  if (take_over()) (void)NcclLibrary::get().comm_abort(comm_);
 }
 
 NcclComm::Use::Use(NcclComm& comm) : comm_(comm), lock_(comm.in_use_) {
   const std::lock_guard lock(comm.mutex_);
-  if (comm.aborted_) throw NcclError("the communicator was aborted");
+  if (comm.over_) throw NcclError("the communicator was aborted");
+}
+
+bool NcclComm::take_over() {
+  const std::lock_guard lock(mutex_);
+  return !std::exchange(over_, true);
+}
+
+void NcclComm::close() {
+  if (!take_over()) return;
+  const NcclLibrary& nccl = NcclLibrary::get();
+  (void)nccl.comm_finalize(comm_);
+  (void)nccl.comm_destroy(comm_);
 }
 
 void NcclComm::abort() {
-  // Whoever enqueues something is done in a moment, or waits inside of NCCL for a rank that does
-  // not come: then this is what ends it.
-  std::unique_lock use(in_use_, std::defer_lock);
-  (void)use.try_lock_for(kEnqueueing);
-  const std::lock_guard lock(mutex_);
-  if (aborted_) return;
-  aborted_ = true;
-  (void)NcclLibrary::get().comm_abort(comm_);
+  std::thread([self = shared_from_this()] {
+    c10::cuda::set_device(self->device_);
+    // Whoever enqueues something is done in a moment, or waits inside of NCCL for a rank that does
+    // not come: then this is what ends it.
+    std::unique_lock use(self->in_use_, std::defer_lock);
+    (void)use.try_lock_for(kEnqueueing);
+    if (self->take_over()) (void)NcclLibrary::get().comm_abort(self->comm_);
+  }).detach();
 }
 
 std::string NcclComm::problem() {
   const NcclLibrary& nccl = NcclLibrary::get();
   const std::lock_guard lock(mutex_);
-  if (aborted_) return "";
+  if (over_) return "";
   ncclResult_t result = ncclSuccess;
   const ncclResult_t asked = nccl.comm_get_async_error(comm_, &result);
   if (asked != ncclSuccess) result = asked;

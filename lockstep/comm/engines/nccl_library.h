@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 
+#include <c10/core/Device.h>
 #include <nccl.h>
 
 #include <lockstep/base/deadline.h>
@@ -18,7 +19,9 @@ struct NcclLibrary {
   decltype(&::ncclGetVersion) get_version;
   decltype(&::ncclGetUniqueId) get_unique_id;
   decltype(&::ncclCommInitRank) comm_init_rank;
-  decltype(&::ncclCommSplit) comm_split;  // null before NCCL 2.18
+  decltype(&::ncclCommSplit) comm_split;
+  decltype(&::ncclCommFinalize) comm_finalize;
+  decltype(&::ncclCommDestroy) comm_destroy;
   decltype(&::ncclCommAbort) comm_abort;
   decltype(&::ncclCommGetAsyncError) comm_get_async_error;
   decltype(&::ncclGetErrorString) get_error_string;
@@ -32,7 +35,8 @@ struct NcclLibrary {
   decltype(&::ncclSend) send;
   decltype(&::ncclRecv) receive;
 
-  // UsageError where this process has none.
+  // UsageError where this process has none, or one older than 2.19: before, a communicator cannot
+  // be aborted by another thread than the one that waits in it.
   static const NcclLibrary& get();
   // "2.28.9".
   std::string version() const;
@@ -51,19 +55,19 @@ class NcclError : public Error {
 // A communicator of NCCL's.
 //
 // Threading: one thread at a time uses it; abort() and problem() may come from any.
-class NcclComm {
+class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
   // Connects `size` ranks that have the same id, each with its current device. CommError (timeout)
   // where NCCL has not done it by the deadline; NcclError.
-  static std::unique_ptr<NcclComm> connect(const ncclUniqueId& id, int rank, int size,
+  static std::shared_ptr<NcclComm> connect(const ncclUniqueId& id, int rank, int size,
                                            const Deadline& deadline);
   // One of those ranks of `parent` that give the same color, in the order of their keys; null for a
-  // negative color. All ranks of the parent call it; who waits there is thrown out by an abort of
-  // the parent. Not where NcclLibrary::comm_split is null.
-  static std::unique_ptr<NcclComm> split(NcclComm& parent, int color, int key);
+  // negative color. All ranks of the parent call it, with nothing of theirs under way in it; who
+  // waits there is thrown out by an abort of the parent.
+  static std::shared_ptr<NcclComm> split(NcclComm& parent, int color, int key);
 
-  // What was enqueued must have ended, on all ranks, or it is lost.
-  ~NcclComm() { abort(); }
+  // Aborts it, unless it was closed.
+  ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
@@ -79,19 +83,25 @@ class NcclComm {
     std::unique_lock<std::timed_mutex> lock_;
   };
 
-  // Ends what is on the device, and whoever waits inside of NCCL. Later calls do nothing.
+  // Ends it in good order: what was enqueued has ended, and the other ranks do the same.
+  void close();
+
+  // Ends what is on the device, and whoever waits inside of NCCL: in a thread of its own, as NCCL
+  // may take its time for that. Later calls do nothing.
   void abort();
 
   // What has gone wrong beside the calls; empty where nothing has.
   std::string problem();
 
  private:
-  explicit NcclComm(ncclComm_t comm) : comm_(comm) {}
+  NcclComm(ncclComm_t comm, c10::DeviceIndex device) : comm_(comm), device_(device) {}
+  bool take_over();  // whether it is still to be ended, which the caller does
 
   const ncclComm_t comm_;
+  const c10::DeviceIndex device_;
   std::timed_mutex in_use_;
   std::mutex mutex_;
-  bool aborted_ = false;
+  bool over_ = false;
 };
 
 // What is enqueued from its making to end() is one call for NCCL, which runs it at once.
