@@ -9,7 +9,6 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
@@ -159,7 +158,7 @@ void DistributedManager::cut_layers(torch::nn::Module& module) {
   const auto& group = state_->mesh.axis("tp");
   std::vector<NamedTensor> tensors;
   for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
-  data_parallel::check_same_tensors(tensors, *group, device());
+  data_parallel::check_same_tensors(tensors, *group);
   data_parallel::broadcast_from_first(tensors, *group);
   const auto axis = std::make_shared<nn::TensorAxis>(group, state_->config.between_layers);
   if (nn::cut_parallel_layers(module, axis) == 0)
@@ -276,7 +275,7 @@ std::vector<NamedTensor> DistributedManager::own_parts(
   if (is_first_of_data()) mine = all.take(wanted, whole, names, faults);
   data_parallel::refuse_together(
       faults.empty() ? "" : fmt::format("the state does not fit this model: {}", faults.front()),
-      *world(), device_for_numbers());
+      *world());
   return mine;
 }
 

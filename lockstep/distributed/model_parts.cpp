@@ -9,7 +9,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/content_hash.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensor_part.h>
 

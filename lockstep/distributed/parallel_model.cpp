@@ -155,7 +155,7 @@ class Replicated : public ParallelModel {
                                     "same model's full_state_dict() or full_optimizer_state() "
                                     "returned",
                                     what, fault),
-        *group_, device());
+        *group_);
   }
 
   std::unique_ptr<optim::Optimizer> do_make_optimizer(

@@ -1,7 +1,6 @@
 #include <lockstep/distributed/rank_messages.h>
 
 #include <ATen/ATen.h>
-#include <lockstep/comm/message_device.h>
 
 namespace lockstep {
 

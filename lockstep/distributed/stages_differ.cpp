@@ -13,7 +13,7 @@ void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& gro
   std::vector<std::string> lines;
   for (const auto& item : stage.named_parameters())
     lines.push_back(fmt::format("{} [{}]", item.key(), fmt::join(item.value().sizes(), ", ")));
-  if (group.size() == 1 || data_parallel::first_difference(lines, group, device)) return;
+  if (group.size() == 1 || data_parallel::first_difference(lines, group)) return;
   throw UsageError(
       "all {} ranks of the pipeline wrap the same parameters ('{}' and so on), so that each would "
       "train the whole model and none a stage of it: give wrap_model() only the layers of this "

@@ -30,9 +30,9 @@ std::string lines_missing(const std::vector<std::string>& of, const std::vector<
 void check_told_the_same(const std::vector<std::string>& lines, const RankMessages& ranks) {
   if (ranks.size() == 1) return;
   const c10::Device wire = ranks.travels_from_host() ? at::kCPU : ranks.device();
-  const auto found = data_parallel::first_difference(lines, *ranks.group(), wire);
+  const auto found = data_parallel::first_difference(lines, *ranks.group());
   if (!found) return;
-  const auto all = data_parallel::gather_lines(lines, *ranks.group(), wire);
+  const auto all = data_parallel::gather_lines(lines, *ranks.group());
   const auto& first = all.front();
   const auto& other = all[static_cast<std::size_t>(found->rank)];
   throw UsageError("ranks were told different things, and would not train the same model.\n"

@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/nn/communicator_capsule.h>
 
 namespace lockstep::nn {
@@ -133,10 +132,7 @@ class GatheredFeatures : public torch::autograd::Function<GatheredFeatures> {
                             const std::shared_ptr<comm::Communicator>& group) {
     const at::Tensor widths = at::empty({group->size()}, at::kLong);
     const at::Tensor mine = at::full({1}, x.size(-1), at::kLong);
-    const auto device = comm::message_device(*group, x.device());
-    const at::Tensor all = widths.to(device);
-    group->all_gather(all, mine.to(device)).wait();
-    widths.copy_(all);
+    group->all_gather(widths, mine).wait();
     std::vector<at::Tensor> parts;
     std::int64_t first = 0;
     for (int rank = 0; rank < group->size(); ++rank) {

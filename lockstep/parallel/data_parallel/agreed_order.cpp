@@ -5,17 +5,14 @@
 namespace lockstep::data_parallel {
 
 std::optional<std::vector<std::size_t>> agree_on_order(const std::vector<std::size_t>& mine,
-                                                       bool counts, comm::Communicator& group,
-                                                       c10::Device device) {
-  const at::Tensor teacher =
-      at::full({1}, counts ? group.rank() : group.size(), at::dtype(at::kInt).device(device));
+                                                       bool counts, comm::Communicator& group) {
+  const at::Tensor teacher = at::full({1}, counts ? group.rank() : group.size(), at::kInt);
   group.all_reduce(teacher, comm::ReduceOp::min).wait();
   const int root = teacher.item<std::int32_t>();
   if (root == group.size()) return {};
   const std::vector<std::int64_t> numbers(mine.begin(), mine.end());
-  at::Tensor order = at::tensor(numbers, at::kLong).to(device);
+  const at::Tensor order = at::tensor(numbers, at::kLong);
   group.broadcast(order, root).wait();
-  order = order.cpu();
   const std::int64_t* const first = order.data_ptr<std::int64_t>();
   return std::vector<std::size_t>(first, first + order.numel());
 }

@@ -10,10 +10,9 @@
 namespace lockstep::data_parallel {
 
 // The order of the lowest rank that has one; every rank gives as many numbers, and says whether its
-// order counts: a rank without samples has none to teach. None where no rank has. `device` is where
-// the group's messages live. Every rank of the group calls it.
+// order counts: a rank without samples has none to teach. None where no rank has. Every rank of the
+// group calls it.
 std::optional<std::vector<std::size_t>> agree_on_order(const std::vector<std::size_t>& mine,
-                                                       bool counts, comm::Communicator& group,
-                                                       c10::Device device);
+                                                       bool counts, comm::Communicator& group);
 
 }  // namespace lockstep::data_parallel

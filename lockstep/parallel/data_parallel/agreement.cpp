@@ -41,9 +41,8 @@ void check_can_be_sent(std::span<const NamedTensor> tensors) {
 
 }  // namespace
 
-void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator& group,
-                        c10::Device device) {
-  const auto found = first_difference(describe(tensors), group, device);
+void check_same_tensors(std::span<const NamedTensor> tensors, comm::Communicator& group) {
+  const auto found = first_difference(describe(tensors), group);
   if (!found) return check_can_be_sent(tensors);
   throw UsageError(
       "the model of rank {} differs from that of rank 0, which has {} tensors where it has {}: "
@@ -79,10 +78,10 @@ void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicat
   for (auto& [tensor, copy] : copies) tensor.copy_(copy);
 }
 
-void refuse_together(const std::string& fault, comm::Communicator& group, c10::Device device) {
-  const at::Tensor faults = gather_numbers(fault.empty() ? 0 : 1, group, device);
+void refuse_together(const std::string& fault, comm::Communicator& group) {
+  const at::Tensor faults = gather_numbers(fault.empty() ? 0 : 1, group);
   if (!faults.any().item<bool>()) return;
-  for (const auto& lines : gather_lines({fault}, group, device))
+  for (const auto& lines : gather_lines({fault}, group))
     if (!lines.empty()) throw UsageError("{}", fmt::join(lines, "\n"));
 }
 

@@ -20,15 +20,15 @@ struct Difference {
 };
 
 // Every rank of the group calls it, with a line for each thing that should be the same, and gets
-// the same answer: nothing where all lines are. `device` is where the group's messages live.
+// the same answer: nothing where all lines are.
 std::optional<Difference> first_difference(const std::vector<std::string>& lines,
-                                           comm::Communicator& group, c10::Device device);
+                                           comm::Communicator& group);
 
 // Every rank's lines, in rank order.
 std::vector<std::vector<std::string>> gather_lines(const std::vector<std::string>& lines,
-                                                   comm::Communicator& group, c10::Device device);
+                                                   comm::Communicator& group);
 
 // A number of each rank, on the host: [ranks].
-at::Tensor gather_numbers(std::int64_t number, comm::Communicator& group, c10::Device device);
+at::Tensor gather_numbers(std::int64_t number, comm::Communicator& group);
 
 }  // namespace lockstep::data_parallel

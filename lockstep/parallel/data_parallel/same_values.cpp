@@ -110,7 +110,7 @@ void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator&
                        c10::Device device) {
   if (tensors.empty() || group.size() == 1) return;
   const c10::NoGradGuard no_grad;
-  const at::Tensor of_all = gather_numbers(digest_all(tensors), group, device);
+  const at::Tensor of_all = gather_numbers(digest_all(tensors), group);
   if (of_all.eq(of_all[0]).all().item<bool>()) return;
   const at::Tensor mine = digest_each(tensors).to(device);
   const auto num_tensors = static_cast<std::int64_t>(tensors.size());

@@ -8,7 +8,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/schedule/check.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
@@ -79,15 +78,13 @@ std::shared_ptr<comm::Communicator> agreed_group(const Schedule& schedule,
   } catch (const UsageError&) {
     refused = std::current_exception();
   }
-  const c10::Device device = comm::message_device(group, options.device);
   const at::Tensor mine =
       at::tensor({refused ? std::int64_t{1} : std::int64_t{0}, number_of(to_text(schedule)),
                   number_of(text_of(options.tied))},
                  at::kLong);
-  at::Tensor all = at::empty({group.size(), 3}, at::dtype(at::kLong).device(device));
-  group.all_gather(all, mine.to(device)).wait();
+  const at::Tensor all = at::empty({group.size(), 3}, at::kLong);
+  group.all_gather(all, mine).wait();
   if (refused) std::rethrow_exception(refused);
-  all = all.cpu();
   const auto said = all.accessor<std::int64_t, 2>();
   for (int rank = 0; rank < group.size(); ++rank) {
     if (said[rank][0] != 0)

@@ -9,7 +9,6 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/difference.h>
 
@@ -118,9 +117,8 @@ std::vector<std::string> lines_of(const torch::nn::Module& model,
 
 }  // namespace
 
-void check_same_lines(const std::vector<std::string>& lines, comm::Communicator& group,
-                      c10::Device device) {
-  if (const auto found = data_parallel::first_difference(lines, group, device))
+void check_same_lines(const std::vector<std::string>& lines, comm::Communicator& group) {
+  if (const auto found = data_parallel::first_difference(lines, group))
     throw UsageError("rank {} of '{}' was given another pipeline than rank 0: {} instead of {}. "
                      "Give all ranks the same",
                      found->rank, group.name(), found->on_rank, found->on_first);
@@ -129,13 +127,12 @@ void check_same_lines(const std::vector<std::string>& lines, comm::Communicator&
 void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
                      const std::vector<int>& rank_of_stage, comm::Communicator& group,
                      const BlockCut& cut, c10::Device device, std::string fault) {
-  const c10::Device numbers = comm::message_device(group, device);
   try {
     check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
   } catch (const UsageError& error) {
     fault = error.what();
   }
-  data_parallel::refuse_together(fault, group, numbers);
+  data_parallel::refuse_together(fault, group);
   std::vector<std::string> lines = {
       fmt::format("stages on ranks [{}]", fmt::join(rank_of_stage, ", ")),
       cut.cuts.empty()
@@ -143,7 +140,7 @@ void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBloc
                         cut.balance == Balance::time ? "time" : "numbers of parameters")
           : fmt::format("cut at [{}]", fmt::join(cut.cuts, ", "))};
   for (std::string& line : lines_of(model, blocks)) lines.push_back(std::move(line));
-  check_same_lines(lines, group, numbers);
+  check_same_lines(lines, group);
 }
 
 void share_from_first_holder(const StageTensors& stages, const std::vector<int>& rank_of_stage,
@@ -160,8 +157,7 @@ void share_from_first_holder(const StageTensors& stages, const std::vector<int>&
   for (const at::Tensor& tensor : in_order) {
     const std::vector<int>& ranks = holders.at(tensor.unsafeGetTensorImpl());
     if (std::set(ranks.begin(), ranks.end()).size() < 2 || tensor.numel() == 0) continue;
-    const at::Tensor sent =
-        tensor.detach().to(comm::message_device(group, device)).contiguous().clone();
+    const at::Tensor sent = tensor.detach().cpu().contiguous().clone();
     group.broadcast(sent, ranks.front()).wait();
     tensor.detach().copy_(sent);
   }

@@ -13,8 +13,7 @@
 namespace lockstep::pipeline {
 
 // Every rank calls it. UsageError, the same on all of them, with the first line that differs.
-void check_same_lines(const std::vector<std::string>& lines, comm::Communicator& group,
-                      c10::Device device);
+void check_same_lines(const std::vector<std::string>& lines, comm::Communicator& group);
 
 // Every rank calls it. UsageError, the same on all of them, where any was given what cannot be cut
 // (`fault` says what, where the caller knows), or their blocks, the tensors in these, which of

@@ -7,7 +7,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 
 namespace lockstep::pipeline {
 
@@ -21,8 +20,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view
 Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device)
     : schedule_(schedule),
       rank_(group.rank()),
-      device_(device),
-      shapes_device_(comm::message_device(group, device)) {
+      device_(device) {
   std::set<Pair> pairs;
   for (int stage = 0; stage + 1 < schedule.num_stages(); ++stage)
     if (is_sent(schedule, stage, stage + 1)) {
@@ -68,8 +66,7 @@ void Channels::send(Channel& channel, const std::vector<at::Tensor>& tensors) {
 void Channels::send_shape(Channel& channel, const BoundaryShape& shape) {
   const std::vector<std::int64_t> numbers = to_numbers(shape);
   const auto count = static_cast<std::int64_t>(numbers.size());
-  send(channel, {at::tensor({count}, at::kLong).to(shapes_device_),
-                 at::tensor(numbers, at::kLong).to(shapes_device_)});
+  send(channel, {at::tensor({count}, at::kLong), at::tensor(numbers, at::kLong)});
 }
 
 void Channels::send_activations(int stage, int micro_batch,
@@ -110,7 +107,7 @@ void Channels::start(Channel& channel, Receive& receive) {
 // Of activations. Starts to receive what is missing of it.
 bool Channels::has_shape(Channel& channel, Receive& receive) {
   const auto begin = [&](at::Tensor& numbers, std::int64_t count) {
-    numbers = at::empty({count}, at::dtype(at::kLong).device(shapes_device_));
+    numbers = at::empty({count}, at::kLong);
     receive.shape_work = channel.group->exchange({comm::receive_from(0, bytes_of(numbers))});
   };
   if (!receive.num_shape_numbers.defined()) begin(receive.num_shape_numbers, 1);

@@ -90,7 +90,6 @@ class Channels {
   const Schedule& schedule_;
   int rank_;
   c10::Device device_;
-  c10::Device shapes_device_;
   std::map<Pair, Channel> channels_;
   std::map<Boundary, BoundaryShape> shapes_;  // of those that this rank sends or receives over
   std::vector<std::int64_t> kinds_;           // of each micro-batch

@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
 
 namespace lockstep::pipeline {
@@ -28,9 +27,7 @@ std::vector<double> agreed_seconds(const CutRequest& request, comm::Communicator
     failure = std::current_exception();
     seconds.fill_(-1);
   }
-  seconds = seconds.to(comm::message_device(group, request.device));
   group.broadcast(seconds, 0).wait();
-  seconds = seconds.cpu();
   if (failure) std::rethrow_exception(failure);
   if (seconds.min().item<double>() < 0)
     throw UsageError("rank 0 of '{}' could not measure the layers: its own error says why",

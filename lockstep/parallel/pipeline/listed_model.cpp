@@ -6,7 +6,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 
 namespace lockstep::pipeline {
@@ -62,8 +61,7 @@ Stage stage_of(const ListedModel& model, int begin, int end,
 ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_of_stage,
                         comm::Communicator& group, const BlockCut& cut, c10::Device device) {
   data_parallel::refuse_together(
-      model.model ? "" : "a listed model has no model: say whose blocks these are", group,
-      comm::message_device(group, device));
+      model.model ? "" : "a listed model has no model: say whose blocks these are", group);
   CutBlocks made = cut_blocks({.model = *model.model,
                                .blocks = model.blocks,
                                .sample = [&] { return model.input(0); },

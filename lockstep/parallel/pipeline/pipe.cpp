@@ -7,7 +7,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/pipeline/block_agreement.h>
 #include <lockstep/recompute/recompute.h>
@@ -18,7 +17,6 @@ namespace {
 
 // The same on all ranks, or refused on all of them.
 Schedule agreed_schedule(const PipeOptions& options, comm::Communicator& group) {
-  const c10::Device device = comm::message_device(group, options.device);
   Schedule schedule;
   std::string fault;
   try {
@@ -28,12 +26,12 @@ Schedule agreed_schedule(const PipeOptions& options, comm::Communicator& group) 
   } catch (const UsageError& error) {
     fault = error.what();
   }
-  data_parallel::refuse_together(fault, group, device);
+  data_parallel::refuse_together(fault, group);
   check_same_lines(
       {fmt::format("{} chunks", options.chunks), fmt::format("the schedule {}", schedule.name),
        fmt::format("{} stages a rank", options.num_stages_per_rank),
        fmt::format("checkpoint {}", static_cast<int>(options.checkpoint))},
-      group, device);
+      group);
   return schedule;
 }
 
@@ -104,14 +102,12 @@ std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
   if (size_of(input) > 0)
     shape = fmt::format("{} {} {}", c10::toString(input.scalar_type()), input.requires_grad(),
                         fmt::join(input.sizes().slice(1), ", "));
-  const c10::Device device = comm::message_device(*batches_, options_.device);
   const at::Tensor mine = at::tensor({std::int64_t{fault.empty() ? 0 : 1}, size_of(input),
                                       size_of(target), static_cast<std::int64_t>(hash_text(shape))},
                                      at::kLong);
-  at::Tensor all = at::empty({batches_->size(), 4}, at::dtype(at::kLong).device(device));
-  batches_->all_gather(all, mine.to(device)).wait();
-  all = all.cpu();
-  if (all.select(1, 0).any().item<bool>()) data_parallel::refuse_together(fault, *batches_, device);
+  const at::Tensor all = at::empty({batches_->size(), 4}, at::kLong);
+  batches_->all_gather(all, mine).wait();
+  if (all.select(1, 0).any().item<bool>()) data_parallel::refuse_together(fault, *batches_);
   const auto said = all.accessor<std::int64_t, 2>();
   const auto first = said[schedule_.rank_of_stage.front()];
   const std::int64_t num_samples = first[1];

@@ -14,7 +14,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/host_identity.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/pipeline/agreement.h>
 #include <lockstep/parallel/pipeline/stage_graph.h>
 
@@ -262,24 +261,21 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
 
 // Its clock is one for all of its processes, whatever they talk to each other with.
 bool Pipeline::on_one_host() const {
-  const c10::Device device = comm::message_device(*group_, options_.device);
   const at::Tensor mine =
       at::tensor({static_cast<std::int64_t>(hash_text(host_identity()))}, at::kLong);
-  at::Tensor all = at::empty({group_->size()}, at::dtype(at::kLong).device(device));
-  group_->all_gather(all, mine.to(device)).wait();
-  return all.cpu().eq(mine).all().item<bool>();
+  const at::Tensor all = at::empty({group_->size()}, at::kLong);
+  group_->all_gather(all, mine).wait();
+  return all.eq(mine).all().item<bool>();
 }
 
 Timeline Pipeline::timeline() const {
-  const auto on_device =
-      at::dtype(at::kDouble).device(comm::message_device(*group_, options_.device));
   std::vector<at::Tensor> all;  // of each rank [2 · spans]: starts and ends
   Timeline timeline;
   for (const std::vector<Action>& actions : schedule_.actions) {
     std::vector<Span>& spans = timeline.ranks.emplace_back();
     for (const Action& action : actions)
       if (!is_transfer(action.kind)) spans.push_back({0, 0, action});
-    all.push_back(at::empty({2 * static_cast<std::int64_t>(spans.size())}, on_device));
+    all.push_back(at::empty({2 * static_cast<std::int64_t>(spans.size())}, at::kDouble));
   }
   if (spans_.size() != timeline.ranks[static_cast<std::size_t>(group_->rank())].size())
     throw UsageError("there is no timeline before the first step of a pipeline");
@@ -289,12 +285,10 @@ Timeline Pipeline::timeline() const {
     const double origin = one_host ? 0 : spans_.front().start;
     mine.insert(mine.end(), {span.start - origin, span.end - origin});
   }
-  group_->all_gather(all, at::tensor(mine, at::kDouble).to(on_device.device())).wait();
+  group_->all_gather(all, at::tensor(mine, at::kDouble)).wait();
   double first = one_host ? std::numeric_limits<double>::max() : 0;
-  for (at::Tensor& one : all) {
-    one = one.cpu();
+  for (const at::Tensor& one : all)
     if (one_host) first = std::min(first, one.min().item<double>());
-  }
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const double* next = all[rank].data_ptr<double>();
     for (Span& span : timeline.ranks[rank]) {

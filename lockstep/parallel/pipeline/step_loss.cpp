@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 
 namespace lockstep::pipeline {
 
@@ -14,8 +13,7 @@ StepLoss::StepLoss(std::shared_ptr<comm::Communicator> group, int rank, int num_
     : group_(std::move(group)),
       rank_(rank),
       num_micro_batches_(num_micro_batches),
-      device_(device),
-      numbers_(comm::message_device(*group_, device)) {}
+      device_(device) {}
 
 StepLoss::~StepLoss() {
   try {
@@ -35,13 +33,13 @@ void StepLoss::add(const at::Tensor& loss) {
   const at::Tensor wide = loss.detach().reshape({}).to(at::kDouble);
   sum_ = sum_.defined() ? sum_ + wide : wide;
   // Not where the host would have to wait for a GPU that has yet to compute it.
-  const bool at_once = numbers_ == device_;
+  const bool at_once = device_.is_cpu();
   if (++num_added_ == num_micro_batches_ && at_once) tell();
 }
 
 void StepLoss::tell() {
   telling_.wait();
-  sum_ = sum_.to(numbers_);
+  sum_ = sum_.cpu();
   std::vector<comm::Transfer> sends;
   for (int rank = 0; rank < group_->size(); ++rank)
     if (rank != rank_) sends.push_back(comm::send_to(rank, sum_));
@@ -54,7 +52,7 @@ double StepLoss::of_all_ranks() {
     if (!is_told_) tell();
     return sum_.item<double>();
   }
-  const at::Tensor sum = at::empty({}, at::dtype(at::kDouble).device(numbers_));
+  const at::Tensor sum = at::empty({}, at::kDouble);
   group_->exchange({comm::receive_from(rank_, sum)}).wait();
   return sum.item<double>();
 }

@@ -38,7 +38,6 @@ class StepLoss {
   int rank_;
   int num_micro_batches_;
   c10::Device device_;   // of the stages
-  c10::Device numbers_;  // where the group takes them
   at::Tensor sum_;       // of the step so far, in double
   int num_added_ = 0;
   bool is_told_ = false;

@@ -21,8 +21,7 @@ DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module,
   for (const NamedTensor& parameter : all)
     (parameter.tensor.requires_grad() ? tensors.trained : tensors.frozen).push_back(parameter);
   all.insert(all.end(), tensors.buffers.begin(), tensors.buffers.end());
-  data_parallel::check_same_tensors(all, *group,
-                                    all.empty() ? at::kCPU : all.front().tensor.device());
+  data_parallel::check_same_tensors(all, *group);
   if (tensors.trained.empty())
     throw UsageError("the module '{}' has {} parameters and none of them requires a gradient: "
                      "there is nothing to train. Register them with register_parameter or "

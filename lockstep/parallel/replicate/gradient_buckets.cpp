@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
@@ -291,7 +290,6 @@ bool GradientReducer::were_moved_anywhere(const at::Tensor& used_by) {
   if (!checks_consistency() || group().size() == 1) return false;
   if (used_by.defined() && used_by.is_cpu())
     return used_by[static_cast<std::int64_t>(slots_.size())].item<std::int32_t>() > 0;
-  if (!comm::message_device(group(), device()).is_cpu()) return false;
   const auto answer = [&] {
     if (!moved_on_.defined()) return false;
     telling_moved_.wait_on_host();
@@ -356,7 +354,7 @@ void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
 }
 
 void GradientReducer::learn_order(bool had_gradients) {
-  const auto agreed = data_parallel::agree_on_order(ready_order_, had_gradients, group(), device());
+  const auto agreed = data_parallel::agree_on_order(ready_order_, had_gradients, group());
   if (!agreed) return;
   build_buckets(*agreed);
   order_known_ = true;

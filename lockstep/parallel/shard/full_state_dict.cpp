@@ -51,7 +51,7 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
                     : fmt::format("the state is not that of '{}': {}. Pass what the same "
                                   "model's full_state_dict() returned",
                                   module_name_, fault),
-      *groups_.all, units_.front()->device());
+      *groups_.all);
   std::map<std::string, at::Tensor> given;
   if (first) given = data_parallel::by_name(state);
 

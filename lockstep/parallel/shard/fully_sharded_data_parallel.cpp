@@ -92,11 +92,11 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   all.insert(all.end(), buffers_.begin(), buffers_.end());
   const c10::Device device =
       origin.device.value_or(all.empty() ? at::kCPU : all.front().tensor.device());
-  data_parallel::check_same_tensors(all, *groups_.all, device);
+  data_parallel::check_same_tensors(all, *groups_.all);
   check_trained(module, parameters);
   check_quantizes(options_.zero_plus_plus, parameters);
   refuse_sharded(module);
-  data_parallel::refuse_together(shared_memory_fault(parameters), *groups_.all, device);
+  data_parallel::refuse_together(shared_memory_fault(parameters), *groups_.all);
 
   const bool in_16_bits = computes_in_param_dtype(options_.mixed_precision, device);
   nodes_ = make_nodes(options_.zero_plus_plus, *groups_.gather, *groups_.reduce);

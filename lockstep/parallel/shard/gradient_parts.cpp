@@ -254,7 +254,7 @@ void GradientSharder::finish() {
   const bool had_gradients = end_step();
   if (!order_known_) {
     if (const auto agreed =
-            data_parallel::agree_on_order(ready_order_, had_gradients, *groups_.all, device())) {
+            data_parallel::agree_on_order(ready_order_, had_gradients, *groups_.all)) {
       order_ = *agreed;
       order_known_ = true;
     }

@@ -19,8 +19,7 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
   refuse_sharded(module);
   const auto parameters = data_parallel::distinct_tensors(module.named_parameters());
   if (!parameters.empty())
-    data_parallel::refuse_together(shared_memory_fault(parameters), *group,
-                                   parameters.front().tensor.device());
+    data_parallel::refuse_together(shared_memory_fault(parameters), *group);
   for (PlannedUnit& plan : plan_units(module, units)) {
     const at::Tensor& first = plan.parameters.front().tensor;
     units_.push_back(std::make_unique<FlatUnit>(

@@ -131,7 +131,7 @@ void scatter_state(optim::Optimizer& optimizer, const std::vector<NamedTensor>& 
     fault = find_fault(parts, places, given, whole.size());
   }
   const c10::Device device = units.front()->device();
-  data_parallel::refuse_together(fault, all, device);
+  data_parallel::refuse_together(fault, all);
 
   std::vector<NamedTensor> mine;
   for (const NamedTensor& part : parts) {

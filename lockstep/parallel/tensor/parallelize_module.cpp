@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/message_device.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
@@ -65,11 +64,6 @@ void cut_parameter(const PlannedParameter& parameter, const std::shared_ptr<Spli
   if (gradient.defined()) tensor.mutable_grad() = split(gradient);
 }
 
-c10::Device device_of_messages(const comm::Communicator& group,
-                               const std::vector<NamedTensor>& tensors) {
-  return comm::message_device(group, tensors.front().tensor.device());
-}
-
 }  // namespace
 
 ParallelizedModule parallelize_module(torch::nn::Module& module,
@@ -83,10 +77,8 @@ ParallelizedModule parallelize_module(torch::nn::Module& module,
   } catch (const UsageError& error) {
     fault = error.what();
   }
-  const c10::Device device =
-      tensors.empty() ? c10::Device(at::kCPU) : device_of_messages(*group, tensors);
-  data_parallel::refuse_together(fault, *group, device);
-  data_parallel::check_same_tensors(described(tensors, layers), *group, device);
+  data_parallel::refuse_together(fault, *group);
+  data_parallel::check_same_tensors(described(tensors, layers), *group);
   const auto owner = std::make_shared<SplitOwner>(std::move(group));
   if (owner->axis().size() > 1) {
     std::vector<NamedTensor> whole;
@@ -155,7 +147,7 @@ void ParallelizedModule::load_full_state_dict(const std::vector<NamedTensor>& st
         fault = fmt::format("the state has '{}', which the model has not", given.name);
   }
   if (tensors_.empty()) return;
-  data_parallel::refuse_together(fault, group, device_of_messages(group, tensors_));
+  data_parallel::refuse_together(fault, group);
   for (const auto& [name, tensor] : tensors_) {
     const at::Tensor whole = at::empty(
         tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
