@@ -21,8 +21,9 @@ constexpr std::size_t kTailBytes = 8 << 10;
 constexpr std::size_t kMostRedrawn = 4 << 10;
 // Between two looks at such a line: as often as people can see it change.
 constexpr milliseconds kShowEvery(100);
-// For which other streams wait for the end of a long line.
-constexpr milliseconds kLongestWait(1000);
+// Other streams wait for the end of a long line, unless it stands still for so long or never ends.
+constexpr milliseconds kLongestSilence(5000);
+constexpr std::size_t kEndlessLine = 64 << 20;
 
 }  // namespace
 
@@ -52,11 +53,20 @@ void Sink::append(std::string_view lines) {
   take(lines);
 }
 
+bool Sink::line_goes_on() const {
+  return open_line_ != 0 && open_bytes_ < kEndlessLine && Clock::now() - grew_ < kLongestSilence;
+}
+
+void Sink::line_grew(std::size_t bytes) {
+  open_bytes_ += bytes;
+  grew_ = Clock::now();
+}
+
 void Sink::show(int stream, std::string_view part) {
   if (open_line_ != stream) {
     append({});
     open_line_ = stream;
-    opened_ = Clock::now();
+    open_bytes_ = 0;
     open_text_.clear();
   }
   // What a carriage return begins anew is all that is to be seen of the line.
@@ -150,8 +160,7 @@ RankStream::RankStream(net::Fd pipe, std::string prefix, Sink& sink, Incomplete 
 bool RankStream::held_back() const { return sink_->backlog() > kMostBacklog; }
 
 bool RankStream::waits_for_line() const {
-  return incomplete_ == Incomplete::held && sink_->open_line() != 0 && !is_open() &&
-         sink_->open_for() < kLongestWait;
+  return incomplete_ == Incomplete::held && !is_open() && sink_->line_goes_on();
 }
 
 bool RankStream::read() {
@@ -180,6 +189,7 @@ void RankStream::take(std::string_view bytes) {
       partial_.append(bytes);
       if (!unshown_since_) unshown_since_ = Clock::now();
       if (partial_.size() >= kLongestLine) show();
+      if (is_open()) sink_->line_grew(bytes.size());
       return;
     }
     emit(bytes.substr(0, newline));

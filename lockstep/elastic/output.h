@@ -31,8 +31,10 @@ class Sink {
   void show(int stream, std::string_view part);
   // Completes the line that is open.
   void complete(std::string_view rest);
-  // How long it has been.
-  Clock::duration open_for() const { return Clock::now() - opened_; }
+  // Whether more of it is to be expected: it grew not long ago, and is not without end.
+  bool line_goes_on() const;
+  // The stream has read so much of it, whether or not that has been shown.
+  void line_grew(std::size_t bytes);
 
   // Writes what the reader takes now.
   void flush();
@@ -57,7 +59,8 @@ class Sink {
   std::size_t written_ = 0;
   int num_streams_ = 0;
   int open_line_ = 0;
-  Clock::time_point opened_;
+  std::size_t open_bytes_ = 0;
+  Clock::time_point grew_;
   // On a terminal: what stands in the line that is open, and whether it is to be seen now.
   std::string open_text_;
   bool drawn_ = false;
@@ -84,8 +87,8 @@ class RankStream {
   // Whether a line is shown before it is complete, for a person who waits (prompts, progress bars).
   // In a file, lines of several ranks would tear each other apart; a terminal can show them anew.
   enum class Incomplete { shown, held };
-  // A line longer than this is handed on in parts, and other ranks' output waits for its end; where
-  // that takes more than a second, their lines come in between.
+  // A line longer than this is handed on in parts, and other ranks' output waits for its end. Where
+  // the line stands still for five seconds, or has grown to 64 MiB, their lines come in between.
   static constexpr std::size_t kLongestLine = 1 << 20;
 
   // `copy` (a file, or -1) also gets the bytes as they come.

@@ -8,10 +8,10 @@
 
 namespace lockstep::optim {
 
-// What they throw keeps the optimizer from doing it.
+// The optimizer calls these before it acts, and does nothing where one of them throws.
 struct OptimizerChecks {
-  std::function<void()> before_use;   // of any kind
-  std::function<void()> before_step;  // after before_use
+  std::function<void()> before_use;   // before every method
+  std::function<void()> before_step;  // before step(), after before_use
 };
 
 std::unique_ptr<Optimizer> checked(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks);

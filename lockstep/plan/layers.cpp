@@ -57,7 +57,7 @@ Value Layers::apply(const Linear& layer, const Value& x) {
 
 Value Layers::apply(const Norm& layer, const Value& x) {
   const std::int64_t width = x.bytes / terms_.element_bytes / terms_.num_tokens;
-  // What nn::cuda::norm_takes() says.
+  // This is the limit that nn::cuda::norm_takes() has.
   const bool on_gpu = terms_.kernels == Kernels::gpu && width % 4 == 0 && width <= 8192;
   if (layer.kind == Norm::Kind::rms && !on_gpu) return rms_of_operators(layer, x);
   return tape_.apply(

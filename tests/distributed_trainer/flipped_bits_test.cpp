@@ -37,7 +37,7 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(values.data_ptr()), values.nbytes()};
 }
 
-// What is not loaded is not there by chance.
+// Overwrites a tensor, so that a reader that does not load it cannot leave it right by chance.
 void spoil(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   tensor.fill_(77);
@@ -120,7 +120,7 @@ class FlippedBits : public ::testing::Test {
     return folder_ / name;
   }
 
-  // What `ckpt import` makes of such a folder.
+  // Imports such a folder, as `ckpt import` does, and gives the bytes of what it wrote.
   static std::string imported(const fs::path& folder) {
     const TemporaryFolder run;
     const fs::path checkpoint = models::import_from_hugging_face(folder, run.path());

@@ -78,6 +78,34 @@ TEST(Output, LongLinesStayWhole) {
   }
 }
 
+TEST(Output, OthersWaitForALongLineButNotForOneWithoutEnd) {
+  const net::Fd nowhere(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+  Sink sink(nowhere.get());
+  Tail tail;
+  std::array<int, 2> long_pipe{}, other_pipe{};
+  ASSERT_EQ(::pipe2(long_pipe.data(), O_CLOEXEC), 0);
+  ASSERT_EQ(::pipe2(other_pipe.data(), O_CLOEXEC), 0);
+  const net::Fd writer(long_pipe[1]), other_writer(other_pipe[1]);
+  const auto held = RankStream::Incomplete::held;
+  RankStream stream(net::Fd(long_pipe[0]), "[0] ", sink, held, &tail, net::Fd());
+  RankStream other(net::Fd(other_pipe[0]), "[1] ", sink, held, &tail, net::Fd());
+
+  const std::string part(60'000, 'x');
+  const auto write_of_the_line = [&](std::size_t bytes) {
+    for (std::size_t written = 0; written < bytes; written += part.size()) {
+      ASSERT_EQ(::write(writer.get(), part.data(), part.size()), static_cast<ssize_t>(part.size()));
+      ASSERT_TRUE(stream.read());
+      sink.flush();
+    }
+  };
+  EXPECT_FALSE(other.waits_for_line());
+  write_of_the_line(RankStream::kLongestLine);
+  EXPECT_TRUE(other.waits_for_line());
+  EXPECT_FALSE(stream.waits_for_line()) << "it is its own line";
+  write_of_the_line(64 << 20);
+  EXPECT_FALSE(other.waits_for_line());
+}
+
 TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
   const Folder folder;
   const auto wait_for = [&](const char* file) {

@@ -3,7 +3,11 @@
 
 namespace lockstep::parity {
 
-// What CI has time for, a third of that, and all of it.
-enum class Share { everyday, few, whole };
+// How much of a table runs.
+enum class Share {
+  everyday,  // what CI has time for
+  few,       // a third of that
+  whole,     // every cell
+};
 
 }  // namespace lockstep::parity

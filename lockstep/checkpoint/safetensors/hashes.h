@@ -15,13 +15,13 @@ namespace lockstep::checkpoint {
 
 inline constexpr const char* kHashesFile = "lockstep-hashes.json";
 
-// Threading: as a container.
+// Threading: one thread at a time changes it; any number may check.
 class FolderHashes {
  public:
-  // Those of a folder; of no file where it has no lockstep-hashes.json. UsageError for a damaged
-  // one.
+  // Reads the hashes of a folder. The result is empty, and passes everything, where the folder has
+  // no lockstep-hashes.json. Throws UsageError for a damaged one.
   static FolderHashes read(const std::filesystem::path& folder);
-  // Of its text; an error begins with `file`.
+  // Reads hashes from the text of such a file. Its UsageErrors begin with `file`.
   static FolderHashes parse(std::string_view text, const std::string& file);
 
   void add_text(const std::string& file, std::string_view text);
@@ -30,11 +30,11 @@ class FolderHashes {
   // The contents of lockstep-hashes.json.
   std::string text() const;
 
-  // Whether it has any of a file with tensors.
+  // Tells whether it has hashes of the tensors in this file.
   bool has_tensors_of(const std::string& file) const { return tensors_.contains(file); }
 
-  // UsageError that names the file, and the tensor, where it is not what was added under that name,
-  // or nothing was. Without a lockstep-hashes.json everything passes.
+  // These throw a UsageError, which names the file and the tensor, where the bytes are not those
+  // that were added under that name, or where none were.
   void check_text(const std::string& file, std::string_view text) const;
   void check_tensor(const std::string& file, const std::string& tensor,
                     std::span<const std::byte> bytes) const;
