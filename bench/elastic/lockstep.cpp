@@ -53,7 +53,7 @@ std::int64_t restore(DistributedManager& dist, const Model& model, optim::Optimi
   if (dist.is_main())
     if (const auto usable = checkpoint::newest_usable(job.folder / "checkpoints").checkpoint)
       newest = usable->path;
-  newest = RankMessages(dist.world(), dist.device()).broadcast(newest);
+  newest = RankMessages(dist.world()).broadcast(newest);
   return newest.empty() ? 0 : load_checkpoint(dist, newest, model, optimizer).step;
 }
 
@@ -67,7 +67,7 @@ void train(const Job& job, PeerCopies& copies) {
 
   std::ofstream log;
   if (dist.is_main()) log.open(job.folder / "steps", std::ios::app);
-  const RankMessages ranks(dist.world(), dist.device());
+  const RankMessages ranks(dist.world());
   Checkpointer checkpoints(dist, job.folder / "checkpoints", {.keep_last = 2});
   const auto check = [](const std::optional<SaveResult>& saved) {
     if (saved && !saved->ok()) throw UsageError(saved->error);

@@ -82,8 +82,7 @@ class Checkpointer {
   Checkpointer(RankMessages ranks, std::filesystem::path folder, CheckpointerOptions options = {});
   Checkpointer(const DistributedManager& dist, std::filesystem::path folder,
                CheckpointerOptions options = {})
-      : Checkpointer(RankMessages(dist.world(), dist.device()), std::move(folder),
-                     std::move(options)) {}
+      : Checkpointer(RankMessages(dist.world()), std::move(folder), std::move(options)) {}
   // What is not complete by then is dropped: nobody is to wait for a disk who leaves a generation.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
@@ -176,8 +175,8 @@ checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
                                           std::vector<mesh::HeldTensor> where_there) {
   return internal::load_state_of(dist, model, optimizer, std::move(where_there),
                                  [&](const auto& tensors, const LoadOptions& options) {
-                                   return load_checkpoint(RankMessages(dist.world(), dist.device()),
-                                                          checkpoint, tensors, options);
+                                   return load_checkpoint(RankMessages(dist.world()), checkpoint,
+                                                          tensors, options);
                                  });
 }
 

@@ -75,7 +75,7 @@ DistributedManager setup_distributed(const DistributedConfig& asked_for) {
   auto world = comm::join_world({.backend = asked_for.backend,
                                  .device = device_manager.device(),
                                  .timeout = asked_for.timeout});
-  check_told_the_same(lines_of(asked_for), RankMessages(world, device_manager.device()));
+  check_told_the_same(lines_of(asked_for), RankMessages(world));
   const DistributedConfig config = sized_for(asked_for, world->size());
   const LaunchEnvironment job = read_launch_environment();
   JobAxes axes = axes_for(config, {.world = world->size(), .of_host = job.local_world_size});
@@ -90,7 +90,7 @@ DistributedManager setup_distributed(const DistributedConfig& asked_for) {
                                 .models = {},
                                 .batch_norms = {}}));
   if (config.model_parallel.tensor > 1 && job.num_nodes > 1)
-    warn_of_tensor_axis_across_hosts(manager.mesh(), job.node_rank, manager.device_for_numbers());
+    warn_of_tensor_axis_across_hosts(manager.mesh(), job.node_rank, manager.device());
   return manager;
 }
 
@@ -146,7 +146,7 @@ void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& mod
 void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
   check_new(module);
   if (state_->config.model_parallel.pipeline > 1)
-    check_stages_differ(*module, *state_->mesh.axis("pp"), device_for_numbers());
+    check_stages_differ(*module, *state_->mesh.axis("pp"));
   module->to(device());
   cut_layers(*module);
   add(module, {});
@@ -198,7 +198,7 @@ void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
 
 void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
                              const shard::Origin& origin) {
-  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model), device(),
+  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model),
                    origin.values ? ModelParts::Values::deferred : ModelParts::Values::there);
   auto made = make_parallel(*module, state_->mesh, state_->axes, state_->config,
                             state_->counted_pass, parts.norm_scope(), origin);
@@ -297,23 +297,16 @@ ParallelModel& DistributedManager::unchecked(
                    module->name());
 }
 
-// On the host where the ranks' backend takes that: not every device has float64 (MPS has none), and
-// numbers for metrics are there anyway.
-c10::Device DistributedManager::device_for_numbers() const {
-  return comm::message_device(*world(), device());
-}
-
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {
-  return RankMessages(world(), device()).sum(std::move(values));
+  return RankMessages(world()).sum(std::move(values));
 }
 
 std::vector<double> DistributedManager::sum_over_data(std::vector<double> values) const {
-  return RankMessages(group_along(state_->mesh, state_->axes.gradients), device())
-      .sum(std::move(values));
+  return RankMessages(group_along(state_->mesh, state_->axes.gradients)).sum(std::move(values));
 }
 
 std::string DistributedManager::broadcast(const std::string& text) const {
-  return RankMessages(world(), device()).broadcast(text);
+  return RankMessages(world()).broadcast(text);
 }
 
 void DistributedManager::barrier() const { world()->barrier().wait(); }

@@ -334,7 +334,6 @@ class DistributedManager {
   void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
   int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
   bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
-  c10::Device device_for_numbers() const;
   ParallelModel* find(const torch::nn::Module* module) const;
   // UsageError where it is not wrapped, or where something was done to it that would train it on
   // each rank by itself.

@@ -33,9 +33,8 @@ std::vector<std::int64_t> read_numbers(std::istringstream& text) {
 }  // namespace
 
 ModelParts::ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
-                       c10::Device device, Values values)
-    : group_(std::move(group)),
-      wire_(group_ == nullptr ? device : comm::message_device(*group_, device)) {
+                       Values values)
+    : group_(std::move(group)) {
   if (alone()) return;
   for (nn::CutParameter& one : nn::cut_parameters(module)) cut_.emplace(one.name, std::move(one));
   std::vector<NamedTensor> parameters;
@@ -73,7 +72,7 @@ void ModelParts::check_same_values(const std::vector<NamedTensor>& parameters,
   // By piece: the first rank that has it, and what it has.
   std::map<std::string, std::pair<int, std::string>> first;
   int rank = 0;
-  for (const std::string& its : RankMessages(group_, wire_).gather(text)) {
+  for (const std::string& its : RankMessages(group_).gather(text)) {
     std::istringstream lines(its);
     for (std::string line; std::getline(lines, line);) {
       const auto space = line.find(' ');
@@ -155,7 +154,7 @@ std::vector<std::vector<ModelParts::Piece>> ModelParts::pieces_of_all(
   std::string text;
   for (const NamedTensor& one : mine) text += to_text(piece_of(one, names));
   std::vector<std::vector<Piece>> all;
-  for (const std::string& its : RankMessages(group_, wire_).gather(text)) {
+  for (const std::string& its : RankMessages(group_).gather(text)) {
     auto& pieces = all.emplace_back();
     std::istringstream lines(its);
     for (std::string line; std::getline(lines, line);) pieces.push_back(parse(line));
@@ -168,8 +167,8 @@ optim::NormScope ModelParts::norm_scope() const {
   return {
       .counts = [counted = counted_](const std::string& name) { return counted.contains(name); },
       .sum =
-          [group = group_, wire = wire_](double value) {
-            const at::Tensor sum = at::full({1}, value, at::dtype(at::kDouble).device(wire));
+          [group = group_](double value) {
+            const at::Tensor sum = at::full({1}, value, at::kDouble);
             group->all_reduce(sum).wait();
             return sum.item<double>();
           }};
@@ -177,7 +176,8 @@ optim::NormScope ModelParts::norm_scope() const {
 
 void ModelParts::take_largest(at::Tensor& number) const {
   if (alone()) return;
-  const at::Tensor sent = number.to(wire_).clone();
+  const at::Tensor sent =
+      number.to(at::kCPU, number.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   group_->all_reduce(sent, comm::ReduceOp::max).wait();
   number.copy_(sent);
 }
@@ -188,7 +188,7 @@ std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine, 
   const auto all = pieces_of_all(mine, names);
   if (group_->rank() != 0) {
     for (const NamedTensor& one : mine)
-      group_->exchange({comm::send_to(0, one.tensor.detach().to(wire_).contiguous())}).wait();
+      group_->exchange({comm::send_to(0, one.tensor.detach().cpu().contiguous())}).wait();
     return {};
   }
   std::vector<NamedTensor> whole;
@@ -201,7 +201,7 @@ std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine, 
       if (rank == 0) {
         part = mine[i].tensor.detach();
       } else {
-        part = at::empty({piece.placement.elements()}, at::dtype(piece.type).device(wire_));
+        part = at::empty({piece.placement.elements()}, piece.type);
         group_->exchange({comm::receive_from(rank, part)}).wait();
       }
       const auto [found, added] = index.emplace(piece.name, whole.size());
@@ -236,9 +236,9 @@ std::vector<NamedTensor> ModelParts::take(const std::vector<NamedTensor>& wanted
                                             : fmt::format("'{}' is {} and not [{}]", piece.name,
                                                           c10::str(found->second.sizes()),
                                                           fmt::join(piece.whole_shape, ", ")));
-      return at::zeros(piece.placement.box_shape(), at::dtype(piece.type).device(wire_));
+      return at::zeros(piece.placement.box_shape(), piece.type);
     }
-    return mesh::part_of(found->second.detach().to(piece.type), piece.placement).to(wire_);
+    return mesh::part_of(found->second.detach().to(piece.type), piece.placement).cpu();
   };
   std::vector<NamedTensor> parts;
   for (int rank = 0; rank < group_->size(); ++rank) {
@@ -250,7 +250,7 @@ std::vector<NamedTensor> ModelParts::take(const std::vector<NamedTensor>& wanted
       if (group_->rank() == 0) part = part_for(piece);
       if (rank != 0 && !mine) group_->exchange({comm::send_to(rank, part.contiguous())}).wait();
       if (rank != 0 && mine) {
-        part = at::empty(piece.placement.box_shape(), at::dtype(piece.type).device(wire_));
+        part = at::empty(piece.placement.box_shape(), piece.type);
         group_->exchange({comm::receive_from(0, part)}).wait();
       }
       if (mine) parts.push_back({piece.name, part.reshape(wanted[i].tensor.sizes())});

@@ -43,7 +43,7 @@ class ModelParts {
   // have a parameter of one name whose values differ: stages that were built with the same names,
   // or copies that did not start from the same weights.
   ModelParts(const torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
-             c10::Device device, Values values = Values::there);
+             Values values = Values::there);
 
   bool alone() const { return group_ == nullptr || group_->size() == 1; }
 
@@ -88,7 +88,6 @@ class ModelParts {
                          const std::vector<std::vector<Piece>>& of_all) const;
 
   std::shared_ptr<comm::Communicator> group_;
-  c10::Device wire_;                             // where the group's calls want tensors
   std::map<std::string, nn::CutParameter> cut_;  // by name
   std::set<std::string> counted_;                // parameters that this rank answers for
 };

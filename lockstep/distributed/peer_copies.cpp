@@ -23,9 +23,7 @@ namespace {
 using checkpoint::HeldPiece;
 using nlohmann::json;
 
-// What a message may be: engines count in 32 bits, and a device stages it.
-constexpr std::int64_t kLargestMessage = 1 << 30;
-constexpr std::int64_t kStagedMessage = 64 << 20;
+constexpr std::int64_t kLargestMessage = 1 << 30;  // engines count in 32 bits
 
 // How long a copy may take to arrive once its ranks have parted: those that are left send theirs.
 constexpr milliseconds kParting(1000);
@@ -35,11 +33,11 @@ std::string new_id(std::int64_t step) {
   return fmt::format("{}-{:08x}{:08x}", step, random(), random());
 }
 
-std::vector<comm::Transfer> in_messages(comm::Transfer transfer, std::int64_t largest) {
+std::vector<comm::Transfer> in_messages(comm::Transfer transfer) {
   std::vector<comm::Transfer> messages;
   const at::Tensor whole = transfer.tensor;
-  for (std::int64_t at = 0; at < whole.numel(); at += largest) {
-    transfer.tensor = whole.narrow(0, at, std::min(largest, whole.numel() - at));
+  for (std::int64_t at = 0; at < whole.numel(); at += kLargestMessage) {
+    transfer.tensor = whole.narrow(0, at, std::min(kLargestMessage, whole.numel() - at));
     messages.push_back(transfer);
   }
   return messages;
@@ -171,26 +169,12 @@ struct PeerCopies::State {
   void send(Snapshot& snapshot) {
     if (ranks->size() == 1) return;
     const at::Tensor bytes = snapshot.own.bytes();
-    const auto transfers = [&](std::int64_t largest) {
-      return std::pair(in_messages(comm::send_to(keeper, bytes), largest),
-                       in_messages(comm::receive_from(kept_for, snapshot.received), largest));
-    };
     bytes_sent += bytes.numel();
-    if (ranks->travels_from_host()) {
-      auto [all, receives] = transfers(kLargestMessage);
-      all.insert(all.end(), receives.begin(), receives.end());
-      sent = &snapshot;
-      work = all.empty() ? comm::Work() : ranks->group()->exchange(std::move(all));
-      return;
-    }
-    const auto [sends, receives] = transfers(kStagedMessage);
-    for (std::size_t i = 0; i < std::max(sends.size(), receives.size()); ++i) {
-      std::vector<comm::Transfer> now;
-      if (i < sends.size()) now.push_back(sends[i]);
-      if (i < receives.size()) now.push_back(receives[i]);
-      ranks->exchange(now);
-    }
-    snapshot.received_block = kept_for;
+    auto all = in_messages(comm::send_to(keeper, bytes));
+    const auto receives = in_messages(comm::receive_from(kept_for, snapshot.received));
+    all.insert(all.end(), receives.begin(), receives.end());
+    sent = &snapshot;
+    work = all.empty() ? comm::Work() : ranks->group()->exchange(std::move(all));
   }
 
   // What the ranks say they hold, and of it the newest that is whole; the same on all of them.

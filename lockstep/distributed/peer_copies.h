@@ -70,7 +70,7 @@ class PeerCopies {
                                                    optim::Optimizer& optimizer,
                                                    std::vector<mesh::HeldTensor> where_there = {}) {
     // What is not there must not count as written.
-    const RankMessages ranks(dist.world(), dist.device());
+    const RankMessages ranks(dist.world());
     if (!newest_step(ranks)) return std::nullopt;
     return internal::load_state_of(dist, model, optimizer, std::move(where_there),
                                    [&](const auto& tensors, const LoadOptions& options) {

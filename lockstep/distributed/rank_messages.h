@@ -15,11 +15,9 @@ namespace lockstep {
 // Ownership: shares the group. Threading: as the group. Failure: CommError from its calls.
 class RankMessages {
  public:
-  // `device` is the rank's: with a backend that takes nothing else, messages travel on it.
-  RankMessages(std::shared_ptr<comm::Communicator> group, c10::Device device);
+  explicit RankMessages(std::shared_ptr<comm::Communicator> group) : group_(std::move(group)) {}
 
   const std::shared_ptr<comm::Communicator>& group() const { return group_; }
-  c10::Device device() const { return device_; }
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
   bool is_first() const { return rank() == 0; }
@@ -35,18 +33,12 @@ class RankMessages {
   std::vector<std::vector<std::int64_t>> deal(
       const std::vector<std::vector<std::int64_t>>& numbers) const;
 
-  // Whether the backend takes tensors in the host's memory.
-  bool travels_from_host() const { return wire_.is_cpu(); }
-  // Communicator::exchange of tensors in the host's memory, over the device where the backend takes
-  // nothing else; done when it returns. Only the ranks of its transfers call it.
+  // Communicator::exchange of tensors in the host's memory; done when it returns. Only the ranks of
+  // its transfers call it.
   void exchange(const std::vector<comm::Transfer>& transfers) const;
 
  private:
   std::shared_ptr<comm::Communicator> group_;
-  c10::Device device_;
-  // On the host where the backend takes that: not every device has float64 (MPS has none), and
-  // what is sent is there anyway.
-  c10::Device wire_;
 };
 
 }  // namespace lockstep

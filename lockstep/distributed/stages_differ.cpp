@@ -8,8 +8,7 @@
 
 namespace lockstep {
 
-void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& group,
-                         c10::Device device) {
+void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& group) {
   std::vector<std::string> lines;
   for (const auto& item : stage.named_parameters())
     lines.push_back(fmt::format("{} [{}]", item.key(), fmt::join(item.value().sizes(), ", ")));

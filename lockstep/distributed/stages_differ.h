@@ -1,7 +1,6 @@
 // Whether the ranks of a pipeline hold stages of a model, or each of them all of it.
 #pragma once
 
-#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
@@ -10,8 +9,7 @@ namespace lockstep {
 
 // Every rank of a pipeline calls it with what it was given as its stage. UsageError on all of them
 // where all have the same parameters: each would train a whole model on its own, and all of them
-// the same one. `device` is where the group's messages live.
-void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& group,
-                         c10::Device device);
+// the same one.
+void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& group);
 
 }  // namespace lockstep

@@ -13,12 +13,11 @@ namespace {
 
 constexpr std::int64_t kMeasuredBytes = 1 << 20;
 
-std::vector<int> hosts_of_all(comm::Communicator& world, int host, c10::Device device) {
-  const at::Tensor hosts = at::zeros({world.size()}, at::dtype(at::kLong).device(device));
+std::vector<int> hosts_of_all(comm::Communicator& world, int host) {
+  const at::Tensor hosts = at::zeros({world.size()}, at::kLong);
   hosts[world.rank()].fill_(host);
   world.all_reduce(hosts).wait();
-  const at::Tensor here = hosts.cpu();
-  return {here.data_ptr<std::int64_t>(), here.data_ptr<std::int64_t>() + here.numel()};
+  return {hosts.data_ptr<std::int64_t>(), hosts.data_ptr<std::int64_t>() + hosts.numel()};
 }
 
 // Of a sum, the second of two: the first may set up connections.
@@ -38,8 +37,7 @@ double milliseconds_of_sum(comm::Communicator& group, c10::Device device) {
 }  // namespace
 
 void warn_of_tensor_axis_across_hosts(const mesh::DeviceMesh& mesh, int host, c10::Device device) {
-  const auto crossing =
-      host_crossing(mesh.shape(), "tp", hosts_of_all(*mesh.world(), host, device));
+  const auto crossing = host_crossing(mesh.shape(), "tp", hosts_of_all(*mesh.world(), host));
   if (!crossing) return;
   const auto& group = mesh.axis("tp");
   const double taken = milliseconds_of_sum(*group, device);

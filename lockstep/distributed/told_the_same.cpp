@@ -29,7 +29,6 @@ std::string lines_missing(const std::vector<std::string>& of, const std::vector<
 
 void check_told_the_same(const std::vector<std::string>& lines, const RankMessages& ranks) {
   if (ranks.size() == 1) return;
-  const c10::Device wire = ranks.travels_from_host() ? at::kCPU : ranks.device();
   const auto found = data_parallel::first_difference(lines, *ranks.group());
   if (!found) return;
   const auto all = data_parallel::gather_lines(lines, *ranks.group());

@@ -232,7 +232,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   const StopRequest stop;
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   const Speaker say(dist, output_fd);
-  const RankMessages ranks(dist.world(), dist.device());
+  const RankMessages ranks(dist.world());
   check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
   check_same_files(plan, ranks);

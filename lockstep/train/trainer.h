@@ -131,7 +131,7 @@ class Trainer {
   void set_aside(const std::vector<Damaged>& all) const;
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
-  RankMessages rank_messages() const { return {dist_.world(), dist_.device()}; }
+  RankMessages rank_messages() const { return RankMessages(dist_.world()); }
   void take_copy();
   void leave_copies();
   CheckpointContents contents();

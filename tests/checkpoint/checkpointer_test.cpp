@@ -42,7 +42,7 @@ class OneRank : public ::testing::Test {
   }
 
   DistributedManager dist = setup_distributed();
-  const RankMessages ranks{dist.world(), dist.device()};
+  const RankMessages ranks{dist.world()};
   const TemporaryFolder folder;
   const at::Tensor weight = at::randn({30, 20});
   const at::Tensor count = at::full({}, 7, at::kLong);

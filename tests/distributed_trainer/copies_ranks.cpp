@@ -79,9 +79,8 @@ void check_going_on(const DistributedConfig& config, ranks::Cells& cells, Traine
   if (!options.output.empty())
     cells.expect(rest.result->checkpoint.filename() == "step-00000012",
                  "the last checkpoint is " + rest.result->checkpoint.string());
-  cells.expect(
-      !options.peer_copies->newest_step(RankMessages(setup_distributed(config).world(), at::kCPU)),
-      "a run that is over has left copies");
+  cells.expect(!options.peer_copies->newest_step(RankMessages(setup_distributed(config).world())),
+               "a run that is over has left copies");
 }
 
 }  // namespace
@@ -99,7 +98,7 @@ void check_copies_in_memory(const DistributedConfig& config, ranks::Cells& cells
   std::optional<testing::TemporaryFolder> folder;
   if (cells.rank() == 0) folder.emplace();
   const std::filesystem::path path =
-      RankMessages(cells.group(), at::kCPU).broadcast(folder ? folder->path().string() : "");
+      RankMessages(cells.group()).broadcast(folder ? folder->path().string() : "");
   const auto with_disk = [&](const char* name, std::int64_t memory_interval) {
     TrainerOptions options = twelve_steps(memory_interval);
     options.output = path / name;

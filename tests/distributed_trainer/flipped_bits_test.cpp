@@ -106,8 +106,8 @@ class FlippedBits : public ::testing::Test {
   }
   std::string resumed() const {
     for (const mesh::HeldTensor& one : state_) spoil(one.values);
-    const auto training = load_checkpoint(RankMessages(dist_.world(), dist_.device()), checkpoint_,
-                                          state_, LoadOptions{});
+    const auto training =
+        load_checkpoint(RankMessages(dist_.world()), checkpoint_, state_, LoadOptions{});
     std::string bytes = to_text(training);
     for (const mesh::HeldTensor& one : state_) bytes += bytes_of(one.values);
     return bytes;

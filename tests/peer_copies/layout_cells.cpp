@@ -67,7 +67,7 @@ void check_layouts(Cells& cells, const std::string& folder) {
         model->pass(step);
         model->step(0.01);
       }
-      const RankMessages world(cells.group(), at::kCPU);
+      const RankMessages world(cells.group());
       wanted = save(cells, world, *model, saved);
       copies.take(world, {.tensors = model->state(), .state = {.step = kSteps}});
       copies.finish();
@@ -78,7 +78,7 @@ void check_layouts(Cells& cells, const std::string& folder) {
       cells.cell(fmt::format("{} restored, {}", from[i].text(), goal.layout.text()), [&] {
         const auto group = world_of(cells, goal.members);
         if (group == nullptr) return;
-        const RankMessages world(group, at::kCPU);
+        const RankMessages world(group);
         const auto model = make(group, goal.layout);
         auto state = model->state();
         const auto restored = copies.restore(world, state, {.complete = {"model/", "optimizer/"}});

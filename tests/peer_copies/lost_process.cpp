@@ -36,7 +36,7 @@ at::Tensor deadly(std::int64_t elements) {
 // Those who are left, in a group that the lost one is not in, with one of the copies.
 void go_on(Cells& cells, PeerCopies& copies, const std::shared_ptr<comm::Communicator>& left,
            const std::vector<std::int64_t>& steps, std::int64_t large_elements) {
-  const RankMessages world(left, at::kCPU);
+  const RankMessages world(left);
   const auto tensors = parts_of(left->rank(), left->size(), 0, Values::none, large_elements);
   const auto state = copies.restore(world, tensors);
   if (!state) return cells.expect(false, "nothing was restored");
@@ -62,7 +62,7 @@ void expect_lost(Cells& cells, const std::function<void()>& body) {
 void lose_while_copying(Cells& cells) {
   cells.cell("lost while it copies", [&] {
     const auto left = world_of(cells, {0, 1, 3});
-    const RankMessages world(cells.group(), at::kCPU);
+    const RankMessages world(cells.group());
     PeerCopies copies;
     for (const int step : {1, 2}) copies.take(world, contents_of(cells.rank(), 4, step));
     auto next = contents_of(cells.rank(), 4, 3);
@@ -83,7 +83,7 @@ void lose_while_copying(Cells& cells) {
 void lose_while_sending(Cells& cells, int delay_ms) {
   cells.cell("lost while it sends", [&] {
     const auto left = world_of(cells, {0, 1, 3});
-    const RankMessages world(cells.group(), at::kCPU);
+    const RankMessages world(cells.group());
     PeerCopies copies;
     copies.take(world, contents_of(cells.rank(), 4, 1, kLarge));
     const auto next = contents_of(cells.rank(), 4, 2, kLarge);

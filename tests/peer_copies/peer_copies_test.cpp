@@ -49,14 +49,14 @@ TEST(PeerCopies, AProcessMayEndAtAnyMomentOfSendingOne) {
 }
 
 TEST(PeerCopies, OfOneRankAreItsOwn) {
-  const RankMessages rank(setup_distributed().world(), at::kCPU);
+  const RankMessages rank(setup_distributed().world());
   PeerCopies copies;
   EXPECT_EQ(copies.newest_step(rank), std::nullopt);
   for (const int step : {1, 2, 3}) copies.take(rank, contents_of(0, 1, step));
   EXPECT_EQ(copies.bytes_sent(), 0);
   const auto tensors = parts_of(0, 1, 3, Values::none);
   const auto wanted = parts_of(0, 1, 3, Values::of_step);
-  const auto state = copies.restore(RankMessages(setup_distributed().world(), at::kCPU), tensors);
+  const auto state = copies.restore(RankMessages(setup_distributed().world()), tensors);
   ASSERT_TRUE(state);
   EXPECT_EQ(state->step, 3);
   for (std::size_t i = 0; i < tensors.size(); ++i)

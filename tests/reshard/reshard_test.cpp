@@ -68,7 +68,7 @@ std::vector<double> later_losses(SpreadModel& model) {
 }
 
 fs::path save(Cells& cells, SpreadModel& model, const fs::path& folder) {
-  Checkpointer checkpoints(RankMessages(cells.group(), at::kCPU), folder);
+  Checkpointer checkpoints(RankMessages(cells.group()), folder);
   checkpoints.save({.tensors = model.state(), .state = {.step = kStepsBefore}});
   const SaveResult saved = checkpoints.finish();
   cells.expect(saved.ok(), saved.error);
@@ -102,7 +102,7 @@ void load_all(Cells& cells, const std::string& family, const fs::path& root) {
                      const auto model = make(cells, family, layout);
                      auto state = model->state();
                      const auto newest = checkpoint::newest_checkpoint(from);
-                     const RankMessages ranks(cells.group(), at::kCPU);
+                     const RankMessages ranks(cells.group());
                      const auto training = load_checkpoint(ranks, newest->path, state,
                                                            {.complete = {"model/", "optimizer/"}});
                      cells.expect(training.step == kStepsBefore, "another step");

@@ -106,17 +106,15 @@ std::vector<int> odd_ones(const at::Tensor& numbers, const std::vector<int>& glo
 
 }  // namespace
 
-void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
-                       c10::Device device) {
+void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group) {
   if (tensors.empty() || group.size() == 1) return;
   const c10::NoGradGuard no_grad;
   const at::Tensor of_all = gather_numbers(digest_all(tensors), group);
   if (of_all.eq(of_all[0]).all().item<bool>()) return;
-  const at::Tensor mine = digest_each(tensors).to(device);
+  const at::Tensor mine = digest_each(tensors);
   const auto num_tensors = static_cast<std::int64_t>(tensors.size());
   at::Tensor each = at::empty({group.size(), num_tensors}, mine.options());
   group.all_gather(each, mine).wait();
-  each = each.cpu();
   const at::Tensor differs = each.ne(each[0]).any(0);
   LOCKSTEP_CHECK(differs.any().item<bool>(), "digests differ where no tensor's does");
   const auto first = differs.nonzero()[0].item<std::int64_t>();

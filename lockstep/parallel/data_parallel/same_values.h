@@ -16,13 +16,11 @@ inline constexpr std::int64_t kConsistencyCheckInterval = 1000;
 
 // Compares these tensors between the ranks of a group, which have the same ones: one number of each
 // rank travels, and one of each tensor where they differ. Every rank calls it. UsageError, the same
-// on all of them, that names a tensor and the ranks whose values are not those of most. `device` is
-// where the group's messages live.
+// on all of them, that names a tensor and the ranks whose values are not those of most.
 //
 // On the CPU a 64-bit hash is compared, which any change of one word changes. On other devices it
 // is the sum of all bits as numbers: two changes of which one undoes the other in that sum are not
 // seen.
-void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group,
-                       c10::Device device);
+void check_same_values(std::span<const NamedTensor> tensors, comm::Communicator& group);
 
 }  // namespace lockstep::data_parallel

@@ -126,7 +126,7 @@ void check_same_lines(const std::vector<std::string>& lines, comm::Communicator&
 
 void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
                      const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                     const BlockCut& cut, c10::Device device, std::string fault) {
+                     const BlockCut& cut, std::string fault) {
   try {
     check_blocks(model, blocks, static_cast<int>(rank_of_stage.size()), cut);
   } catch (const UsageError& error) {
@@ -144,7 +144,7 @@ void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBloc
 }
 
 void share_from_first_holder(const StageTensors& stages, const std::vector<int>& rank_of_stage,
-                             comm::Communicator& group, c10::Device device) {
+                             comm::Communicator& group) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> in_order;  // the same order on every rank
   std::map<const c10::TensorImpl*, std::vector<int>> holders;

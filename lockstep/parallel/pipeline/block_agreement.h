@@ -20,11 +20,11 @@ void check_same_lines(const std::vector<std::string>& lines, comm::Communicator&
 // those are one, or cuts differ.
 void agree_on_blocks(const torch::nn::Module& model, const std::vector<ModelBlock>& blocks,
                      const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                     const BlockCut& cut, c10::Device device, std::string fault);
+                     const BlockCut& cut, std::string fault);
 
 // Parameters and buffers that stages of several ranks share become those of the first that has
 // them. Every rank calls it, while it still has all of them.
 void share_from_first_holder(const StageTensors& stages, const std::vector<int>& rank_of_stage,
-                             comm::Communicator& group, c10::Device device);
+                             comm::Communicator& group);
 
 }  // namespace lockstep::pipeline

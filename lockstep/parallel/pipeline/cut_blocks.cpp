@@ -104,11 +104,11 @@ void free_others(const StageTensors& stages, const std::vector<int>& rank_of_sta
 
 CutBlocks cut_blocks(const CutRequest& request, comm::Communicator& group) {
   agree_on_blocks(request.model, request.blocks, request.rank_of_stage, group, request.cut,
-                  request.device, request.fault);
+                  request.fault);
   CutBlocks made;
   made.cuts = cuts_of(request, group);
   made.tensors = tensors_of_stages(request, made.cuts);
-  share_from_first_holder(made.tensors, request.rank_of_stage, group, request.device);
+  share_from_first_holder(made.tensors, request.rank_of_stage, group);
   made.tied = tied_between(made.tensors, request.rank_of_stage, group.rank());
   free_others(made.tensors, request.rank_of_stage, group.rank());
   return made;

@@ -40,7 +40,6 @@ struct CutRequest {
   std::function<std::vector<at::Tensor>()> sample;  // for Balance::time
   const std::vector<int>& rank_of_stage;            // the schedule's
   BlockCut cut;
-  c10::Device device;      // that this rank computes on
   std::string fault = {};  // that the caller knows of
 };
 

@@ -59,7 +59,7 @@ Stage stage_of(const ListedModel& model, int begin, int end,
 }  // namespace
 
 ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_of_stage,
-                        comm::Communicator& group, const BlockCut& cut, c10::Device device) {
+                        comm::Communicator& group, const BlockCut& cut) {
   data_parallel::refuse_together(
       model.model ? "" : "a listed model has no model: say whose blocks these are", group);
   CutBlocks made = cut_blocks({.model = *model.model,
@@ -67,7 +67,6 @@ ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_o
                                .sample = [&] { return model.input(0); },
                                .rank_of_stage = rank_of_stage,
                                .cut = cut,
-                               .device = device,
                                .fault = fault_of(model)},
                               group);
   ModelStages stages{.mine = {}, .tied = std::move(made.tied), .cuts = made.cuts};

@@ -52,7 +52,7 @@ Pipe::Pipe(const torch::nn::Sequential& model, const std::shared_ptr<comm::Commu
            const PipeOptions& options)
     : options_(options),
       schedule_(agreed_schedule(options, *group)),
-      parts_(split_sequential(model, schedule_.rank_of_stage, *group, options.cut, options.device)),
+      parts_(split_sequential(model, schedule_.rank_of_stage, *group, options.cut)),
       batches_(group->split(0, group->rank(), fmt::format("{}, batches", group->name()))) {
   for (auto& [index, part] : parts_.mine) part->to(options.device);
   pipeline_.emplace(schedule_, make_stages(), group,

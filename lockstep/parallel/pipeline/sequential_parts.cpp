@@ -15,7 +15,7 @@ torch::nn::Sequential children_of(const torch::nn::Sequential& model, int begin,
 
 SequentialParts split_sequential(const torch::nn::Sequential& model,
                                  const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                                 const SequentialCut& cut, c10::Device device) {
+                                 const SequentialCut& cut) {
   std::string fault;
   if (cut.cuts.empty() && cut.balance == Balance::time && !cut.sample.defined())
     fault = "stages are to be balanced by time, and there is no sample to measure it with: set "
@@ -25,7 +25,6 @@ SequentialParts split_sequential(const torch::nn::Sequential& model,
                                .sample = [&] { return std::vector<at::Tensor>{cut.sample}; },
                                .rank_of_stage = rank_of_stage,
                                .cut = {.balance = cut.balance, .cuts = cut.cuts},
-                               .device = device,
                                .fault = fault},
                               group);
   SequentialParts parts{.mine = {}, .cuts = made.cuts, .tied = std::move(made.tied)};

@@ -27,17 +27,17 @@ struct SequentialParts {
   std::vector<TiedParameter> tied;  // parameters that children of several stages share
 };
 
-// Every rank of the group calls it with the same model; rank_of_stage is the schedule's, `device`
-// that which this rank computes on. Children that this rank has no stage of are left without
-// memory, also where somebody else still holds them: their parameters and buffers are of size 0
-// from then on. What stages of several ranks share is from then on what it is on the first of them.
+// Every rank of the group calls it with the same model; rank_of_stage is the schedule's. Children
+// that this rank has no stage of are left without memory, also where somebody else still holds
+// them: their parameters and buffers are of size 0 from then on. What stages of several ranks share
+// is from then on what it is on the first of them.
 //
 // UsageError, on all ranks and before anything is freed, for more stages than children, cuts that
 // are none, and models or cuts that differ between ranks; for a child that has no forward from a
 // tensor to a tensor where it is to be measured.
 SequentialParts split_sequential(const torch::nn::Sequential& model,
                                  const std::vector<int>& rank_of_stage, comm::Communicator& group,
-                                 const SequentialCut& cut = {}, c10::Device device = at::kCPU);
+                                 const SequentialCut& cut = {});
 
 // The children [begin, end) under their names; they are shared.
 torch::nn::Sequential children_of(const torch::nn::Sequential& model, int begin, int end);

@@ -304,7 +304,7 @@ bool GradientReducer::were_moved_anywhere(const at::Tensor& used_by) {
 void GradientReducer::compare_parameters() {
   std::vector<NamedTensor> parameters = frozen_;
   for (const Slot& slot : slots_) parameters.push_back({slot.name, slot.parameter});
-  data_parallel::check_same_values(parameters, group(), device());
+  data_parallel::check_same_values(parameters, group());
 }
 
 void GradientReducer::complete_buckets() {

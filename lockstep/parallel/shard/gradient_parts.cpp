@@ -275,9 +275,8 @@ void GradientSharder::compare_replicas() {
       const mesh::Interval range = unit->layout().range(member);
       whole.push_back({parameter.name, unit->flat().narrow(0, range.begin, range.size())});
     }
-  data_parallel::check_same_values(whole, *groups_.gather, device());
-  if (groups_.replicas != nullptr)
-    data_parallel::check_same_values(parts, *groups_.replicas, device());
+  data_parallel::check_same_values(whole, *groups_.gather);
+  if (groups_.replicas != nullptr) data_parallel::check_same_values(parts, *groups_.replicas);
 }
 
 // Says of each parameter whether it has a gradient now: where a rank used it, or it had one before.
