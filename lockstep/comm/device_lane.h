@@ -16,24 +16,29 @@ namespace lockstep::comm {
 
 class DeviceLane;
 
-// What a lane gets of the group that it is for.
+// What a lane gets of the group that it is for, which outlives it. The functions may be called from
+// any thread.
 struct LaneGroup {
   GroupInfo info;
-  std::string id;  // the same on all of its ranks, and no other group's
   std::shared_ptr<flight::Recorder> recorder;
-  // To be called once, from any thread, when the lane has failed by itself: ends the group, and
-  // notes that in its journal.
+  // The first rank's bytes, on every rank, over the host: all of them call it at the same point,
+  // and only while the lane connects.
+  std::function<void(const at::Tensor& bytes)> broadcast;
+  // The lane has failed by itself: ends the group, which ends the lane.
   std::function<void(const CommError::Details& fault)> failed;
+  // To be called every now and then while a call takes its time: the group looks whether its ranks
+  // are there, and ends where they are not.
+  std::function<void(const Fingerprint& call)> look;
   milliseconds timeout{0};  // of connecting
 };
 
 // Connects a lane: every rank of the group calls it.
 using MakeLane = std::function<std::unique_ptr<DeviceLane>(LaneGroup group)>;
 
-// A lane and its group fail together: the lane tells the group through LaneGroup::failed, the group
-// tells the lane through end().
+// The group's ranks compare the lane's calls over the host, beside them; so a lane knows nothing of
+// mismatched calls, or of ranks that do not come.
 //
-// Threading: one thread at a time starts calls or splits; end() may come from any.
+// Threading: one thread at a time starts calls, splits or leaves; end() may come from any.
 class DeviceLane {
  public:
   virtual ~DeviceLane() = default;
@@ -54,9 +59,12 @@ class DeviceLane {
   // for a rank whose color is negative. All ranks of this group call it at the same point.
   virtual MakeLane split(const SplitRequest& request, int group_size, Deadline deadline) = 0;
 
-  // The group has failed with this: calls in flight and later ones throw it, here and on ranks that
-  // hear of nothing while they wait for a GPU.
+  // The group has failed with this: calls in flight and later ones throw it.
   virtual void end(const CommError::Details& fault) = 0;
+
+  // Waits for the calls in flight; from then on the lane no longer calls its group. Only the
+  // destructor and end() may follow.
+  virtual void leave() = 0;
 
  protected:
   DeviceLane() = default;

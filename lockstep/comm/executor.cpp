@@ -101,6 +101,11 @@ bool Executor::done(const Job& job) const {
   return job.done_;
 }
 
+bool Executor::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !running_;
+}
+
 bool Executor::wait(Job& job, Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!job.done_) {

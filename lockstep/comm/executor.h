@@ -52,6 +52,8 @@ class Executor {
   void submit(const std::shared_ptr<Job>& job, Launch launch);
 
   bool done(const Job& job) const;
+  // Whether nothing is queued, and nothing runs.
+  bool idle() const;
 
   // Throws what the job threw. At the deadline throws nothing and returns false.
   bool wait(Job& job, Deadline deadline);

@@ -49,6 +49,39 @@ std::function<void(Clock::duration)> waits_of(const GroupInfo& group) {
   };
 }
 
+// Something to do in the order of the group's calls, that nobody waits for.
+class Errand final : public Job {
+ public:
+  Errand(Deadline deadline, std::function<void()> run) : Job(deadline), run_(std::move(run)) {}
+
+ private:
+  void run() override { run_(); }
+  void let_go() noexcept override { run_ = nullptr; }
+
+  std::function<void()> run_;
+};
+
+// One side of a transfer: its fingerprint, and with whom.
+struct TransferSide {
+  int peer = 0;
+  bool sends = false;
+  Fingerprint fingerprint;
+};
+
+std::vector<TransferSide> sides_of(const Call& call) {
+  std::vector<TransferSide> sides;
+  for (std::size_t i = 0; i < call.transfers.size(); ++i) {
+    const Transfer& transfer = call.transfers[i];
+    Fingerprint one = call.fingerprint;
+    one.sequence = call.transfer_sequences[i];
+    one.count = static_cast<std::uint64_t>(transfer.tensor.numel());
+    one.dtype = dtype_of(transfer.tensor.scalar_type());
+    one.tensors = 1;
+    sides.push_back({transfer.peer, transfer.direction == Transfer::Direction::send, one});
+  }
+  return sides;
+}
+
 class TransportCommunicator final : public Communicator, public CallRunner {
  public:
   TransportCommunicator(std::shared_ptr<Endpoint> endpoint, const GroupInfo& group,
@@ -74,7 +107,10 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   }
 
   // Jobs refer to this object: run them out before its members go.
-  ~TransportCommunicator() override { executor_->finish(); }
+  ~TransportCommunicator() override {
+    if (lane_ != nullptr) lane_->leave();
+    executor_->finish();
+  }
 
   std::string backend() const override {
     // Alone there is no link to tell by: what was asked for.
@@ -96,6 +132,9 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
   void open_lane();
+  std::shared_ptr<PendingCall> start_on_lane(Call call);
+  void compare(const Fingerprint& call, const std::vector<TransferSide>& sides, Deadline deadline);
+  void look_at_ranks(const Fingerprint& call);
   void run_call(const Call& call, Staging* staging) override;
   void run_on_device(const Call& call, Staging& staging);
   void run_alone(const Call& call, Staging& staging);
@@ -127,9 +166,13 @@ void TransportCommunicator::open_lane() {
   try {
     lane_ = options_.make_lane(
         {.info = info(),
-         .id = group_id_,
          .recorder = shared_recorder(),
+         .broadcast =
+             [this](const at::Tensor& bytes) {
+               broadcast(bytes, 0, {.launch = Launch::on_wait}).wait_on_host();
+             },
          .failed = [this](const CommError::Details& details) { end_with(details); },
+         .look = [this](const Fingerprint& call) { look_at_ranks(call); },
          .timeout = std::min(options_.timeout, kLaneTimeout)});
   } catch (const std::exception& error) {
     fault = error.what();
@@ -161,7 +204,7 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
                              : !call.transfers.empty() ? call.transfers.front().tensor
                                                        : at::Tensor();
   if (lane_ != nullptr && sample.defined() && sample.is_cuda())
-    return lane_->start(std::move(call));
+    return start_on_lane(std::move(call));
   std::unique_ptr<Staging> staging;
   if (sample.defined() && !sample.device().is_cpu())
     staging = std::make_unique<Staging>(staging_streams_.on(sample.device()));
@@ -170,6 +213,52 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
                                                  std::move(call), std::move(staging));
   executor_->submit(pending, launch);
   return pending;
+}
+
+// Beside a call on the GPUs, the ranks tell each other over the host that they have made it, and
+// which: so a mismatch, or a rank that does not come, is found and named as in any other call.
+std::shared_ptr<PendingCall> TransportCommunicator::start_on_lane(Call call) {
+  call.fingerprint.algorithm = Algorithm::nccl;
+  const auto compared = std::make_shared<Errand>(
+      call.deadline, [this, fingerprint = call.fingerprint, sides = sides_of(call),
+                      deadline = call.deadline] { compare(fingerprint, sides, deadline); });
+  auto pending = lane_->start(std::move(call));
+  executor_->submit(compared, Launch::in_background);
+  return pending;
+}
+
+void TransportCommunicator::compare(const Fingerprint& call, const std::vector<TransferSide>& sides,
+                                    Deadline deadline) {
+  try {
+    transport_->begin(call, deadline);
+    if (call.operation == Operation::exchange) {
+      for (const TransferSide& side : sides)
+        if (side.sends) transport_->post_send(side.peer, side.fingerprint, {});
+      for (const TransferSide& side : sides)
+        if (!side.sends) transport_->post_receive(side.peer, side.fingerprint, {});
+      transport_->end();
+    } else {
+      comm::barrier(*transport_);
+    }
+    transport_->finish();
+  } catch (const CommError& error) {
+    transport_->abandon();
+    throw complete(error, call);
+  }
+}
+
+void TransportCommunicator::look_at_ranks(const Fingerprint& call) {
+  // Who is in a call looks itself.
+  if (!executor_->idle()) return;
+  executor_->submit(std::make_shared<Errand>(Deadline::never(),
+                                             [this, call] {
+                                               try {
+                                                 transport_->look(call);
+                                               } catch (const CommError& error) {
+                                                 throw complete(error, call);
+                                               }
+                                             }),
+                    Launch::in_background);
 }
 
 CommError TransportCommunicator::complete(const CommError& error, const Fingerprint& call) const {
@@ -323,22 +412,15 @@ void TransportCommunicator::all_reduce_tensors(const Call& call, Algorithm algor
 }
 
 void TransportCommunicator::run_exchange(const Call& call) {
-  for (const bool sending : {true, false}) {
-    for (std::size_t i = 0; i < call.transfers.size(); ++i) {
-      const Transfer& transfer = call.transfers[i];
-      if (sending != (transfer.direction == Transfer::Direction::send)) continue;
-      Fingerprint one = call.fingerprint;
-      one.sequence = call.transfer_sequences[i];
-      one.count = static_cast<std::uint64_t>(transfer.tensor.numel());
-      one.dtype = dtype_of(transfer.tensor.scalar_type());
-      one.tensors = 1;
-      if (sending) {
-        transport_->post_send(transfer.peer, one, bytes_of(transfer.tensor));
-      } else {
-        transport_->post_receive(transfer.peer, one, bytes_of(transfer.tensor));
-      }
-    }
-  }
+  const std::vector<TransferSide> sides = sides_of(call);
+  for (std::size_t i = 0; i < sides.size(); ++i)
+    if (sides[i].sends)
+      transport_->post_send(sides[i].peer, sides[i].fingerprint,
+                            bytes_of(call.transfers[i].tensor));
+  for (std::size_t i = 0; i < sides.size(); ++i)
+    if (!sides[i].sends)
+      transport_->post_receive(sides[i].peer, sides[i].fingerprint,
+                               bytes_of(call.transfers[i].tensor));
   transport_->end();
 }
 

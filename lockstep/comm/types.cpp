@@ -56,6 +56,7 @@ const char* name(Algorithm algorithm) {
     case Algorithm::ring: return "ring";
     case Algorithm::halving_doubling: return "halving_doubling";
     case Algorithm::hierarchical: return "hierarchical";
+    case Algorithm::nccl: return "nccl";
   }
   return "unknown algorithm";
 }

@@ -35,7 +35,7 @@ enum class DType : std::uint8_t {
 enum class ReduceOp : std::uint8_t { sum, mean, min, max };
 
 // Who moves what to whom. Every one of them adds in the same order (reduction_tree.h), so the
-// choice changes the time and never a bit of the result.
+// choice changes the time and never a bit of the result; but for NCCL.
 enum class Algorithm : std::uint8_t {
   automatic,
   direct,            // every rank to every rank at once: fewest rounds, most connections
@@ -43,6 +43,7 @@ enum class Algorithm : std::uint8_t {
   ring,              // pieces pass from neighbour to neighbour: one stream in, one out
   halving_doubling,  // pairs at distance 1, 2, 4, …: log₂ n rounds
   hierarchical,      // inside each host first, then across
+  nccl,              // NCCL's own, which nobody asks for: what a call of tensors on GPUs says it is
 };
 
 const char* name(Operation operation);

@@ -276,9 +276,7 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
       gpus.push_back(RankGpu::decode(text));
     const DeviceWay way = choose_device_way(gpus, options.backend == "nccl");
     world.backend_reason = way.reason;
-    if (way.nccl)
-      transport.make_lane =
-          engines::nccl_lanes({.store = meeting.store, .timeout = options.timeout}, options.device);
+    if (way.nccl) transport.make_lane = engines::nccl_lanes(options.device);
     transport.needs_lane = options.backend == "nccl";
   } else if (options.backend == "nccl") {
     engines::try_nccl(deadline);

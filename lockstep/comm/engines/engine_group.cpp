@@ -50,34 +50,26 @@ bool EngineCall::done() const {
   return done_;
 }
 
-EngineCall::Wait::Wait(EngineCall& call, const Deadline& deadline)
-    : call_(call), begin_(Clock::now()) {
-  if (call.call_.flight_entry != 0 && deadline.at() >= call.call_.deadline.at())
-    block_.emplace(call.group_->recorder(), call.call_.flight_entry);
-}
-
-EngineCall::Wait::~Wait() {
-  const auto waited = std::chrono::nanoseconds(Clock::now() - begin_);
-  call_.group_->info().journal->add_waited(waited.count());
-}
-
 void EngineCall::wait_on_host(Deadline deadline) {
-  if (!done()) {
-    const Wait wait(*this, deadline);
-    const bool callers_comes_first = deadline.at() < call_.deadline.at();
-    const auto until = std::min(deadline.at(), call_.deadline.at());
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, until, [this] { return done_; })) {
-      lock.unlock();
-      group_->time_out(
-          *this, callers_comes_first ? deadline.span_seconds() : call_.deadline.span_seconds());
-      lock.lock();
-      // The failure of a group reaches every call in flight before time_out returns, unless another
-      // thread is about to do it.
-      changed_.wait(lock, [this] { return done_; });
-    }
+  std::unique_lock lock(mutex_);
+  const auto begin = done_ ? Clock::time_point() : Clock::now();
+  const bool callers_comes_first = deadline.at() < call_.deadline.at();
+  const auto until = std::min(deadline.at(), call_.deadline.at());
+  // Who stops waiting before the call must end is not blocked: it may do something else then.
+  std::optional<flight::Recorder::Block> block;
+  if (!callers_comes_first && !done_ && call_.flight_entry != 0)
+    block.emplace(group_->recorder(), call_.flight_entry);
+  if (!changed_.wait_until(lock, until, [this] { return done_; })) {
+    lock.unlock();
+    group_->time_out(*this,
+                     callers_comes_first ? deadline.span_seconds() : call_.deadline.span_seconds());
+    lock.lock();
+    // The failure of a group reaches every call in flight before time_out returns, unless another
+    // thread is about to do it.
+    changed_.wait(lock, [this] { return done_; });
   }
-  std::lock_guard lock(mutex_);
+  if (begin != Clock::time_point())
+    group_->info().journal->add_waited(std::chrono::nanoseconds(Clock::now() - begin).count());
   if (fault_) throw CommError(*fault_);
 }
 
@@ -110,18 +102,15 @@ void EngineCall::fail(const CommError::Details& fault) {
   changed_.notify_all();
 }
 
-void EngineCall::engine_failed(const std::string& text) { group_->engine_failed(*this, text); }
-
 EngineGroup::EngineGroup(GroupInfo info, std::string backend,
-                         std::shared_ptr<flight::Recorder> recorder, LedgerMode mode, Tell tell)
+                         std::shared_ptr<flight::Recorder> recorder, LedgerMode mode)
     : info_(std::move(info)),
       backend_(std::move(backend)),
       recorder_(std::move(recorder)),
-      mode_(mode),
-      tell_(std::move(tell)) {}
+      mode_(mode) {}
 
-void EngineGroup::open(const EngineOptions& options, const std::string& prefix, Interrupt interrupt,
-                       std::function<void()> tick) {
+void EngineGroup::open(const EngineOptions& options, const std::string& prefix,
+                       std::function<void()> interrupt, std::function<void()> tick) {
   interrupt_ = std::move(interrupt);
   if (size() == 1) return;
   ledger_ = std::make_unique<Ledger>(Ledger::Options{
@@ -142,7 +131,7 @@ void EngineGroup::open(const EngineOptions& options, const std::string& prefix, 
                                   [this](CommError::Details fault) { fail(std::move(fault)); });
 }
 
-bool EngineGroup::close() {
+void EngineGroup::close() {
   std::unique_lock lock(mutex_);
   const bool busy = std::any_of(in_flight_.begin(), in_flight_.end(),
                                 [](const auto& call) { return !call->done(); });
@@ -159,11 +148,9 @@ bool EngineGroup::close() {
   auto watched = std::move(watched_);
   lock.unlock();
   watched.reset();
-  const bool together = ledger_ == nullptr ||
-                        ledger_->close(dead() ? Ledger::Leave::at_once : Ledger::Leave::together);
+  if (ledger_) ledger_->close(dead() ? Ledger::Leave::at_once : Ledger::Leave::together);
   lock.lock();
   if (!fault_) fault_ = gone;
-  return together;
 }
 
 bool EngineGroup::dead() const {
@@ -368,16 +355,12 @@ void EngineGroup::die(const CommError::Details& fault) {
     failed.swap(in_flight_);
   }
   // Before anyone hears of it: the program may end at once.
-  if (tell_)
-    tell_(error.details());
-  else
-    info_.journal->group_failed(*recorder_,
-                                {.reason = error.what(),
-                                 .fault = fault_name(fault.fault),
-                                 .at_fault = error.global_ranks()},
-                                flight::Journal::FoundBy::this_rank);
+  info_.journal->group_failed(
+      *recorder_,
+      {.reason = error.what(), .fault = fault_name(fault.fault), .at_fault = error.global_ranks()},
+      flight::Journal::FoundBy::this_rank);
   for (const auto& call : failed) call->fail(error.details());
-  if (interrupt_) interrupt_(error.details());
+  if (interrupt_) interrupt_();
 }
 
 void EngineGroup::check_deadlines() {

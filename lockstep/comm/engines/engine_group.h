@@ -41,24 +41,6 @@ class EngineCall : public PendingCall, public std::enable_shared_from_this<Engin
   void start();
   void finish();
   void fail(const CommError::Details& fault);
-  // The group fails with what the engine reports of this call.
-  void engine_failed(const std::string& text);
-
-  // Says, while it lives, that this thread waits for the call: to whoever looks for ranks that wait
-  // for each other, and to whoever counts how long ranks wait. Who stops waiting before the call
-  // must end is not blocked: it may do something else then.
-  class Wait {
-   public:
-    Wait(EngineCall& call, const Deadline& deadline);
-    ~Wait();
-    Wait(const Wait&) = delete;
-    Wait& operator=(const Wait&) = delete;
-
-   private:
-    EngineCall& call_;
-    const Clock::time_point begin_;
-    std::optional<flight::Recorder::Block> block_;
-  };
 
  private:
   const std::shared_ptr<EngineGroup> group_;
@@ -76,19 +58,15 @@ class EngineCall : public PendingCall, public std::enable_shared_from_this<Engin
 // it, and the engine is interrupted.
 class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
  public:
-  // What is done first where the group has failed, before anyone who waits hears of it.
-  using Tell = std::function<void(const CommError::Details& fault)>;
-  // Without a `tell`, the group's journal is told.
   EngineGroup(GroupInfo info, std::string backend, std::shared_ptr<flight::Recorder> recorder,
-              LedgerMode mode, Tell tell = nullptr);
+              LedgerMode mode);
 
-  // Makes the engine's blocked threads throw, as far as the engine can: the group has failed.
-  using Interrupt = std::function<void(const CommError::Details& fault)>;
-  // Starts the ledger (groups of one need none). `tick` is called every few milliseconds.
-  void open(const EngineOptions& options, const std::string& prefix, Interrupt interrupt,
-            std::function<void()> tick);
-  // Ends the ledger and fails what is still in flight. Whether all ranks have left together.
-  bool close();
+  // Starts the ledger (groups of one need none). `interrupt` makes the engine's blocked threads
+  // throw, as far as the engine can; `tick` is called every few milliseconds.
+  void open(const EngineOptions& options, const std::string& prefix,
+            std::function<void()> interrupt, std::function<void()> tick);
+  // Ends the ledger and fails what is still in flight.
+  void close();
 
   const GroupInfo& info() const { return info_; }
   int size() const { return static_cast<int>(info_.global_ranks.size()); }
@@ -130,8 +108,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   const std::string backend_;
   const std::shared_ptr<flight::Recorder> recorder_;
   const LedgerMode mode_;
-  const Tell tell_;
-  Interrupt interrupt_;
+  std::function<void()> interrupt_;
   std::unique_ptr<Ledger> ledger_;
 
   mutable std::mutex mutex_;

@@ -14,7 +14,7 @@ inline constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 
 // When the ledger compares a call between ranks (see ledger.h).
 enum class LedgerMode : std::uint8_t {
-  automatic,  // what the engine needs: before for gloo, beside for mpi and nccl
+  automatic,  // what the engine needs: before for gloo, beside for mpi
   before,     // a rank takes part in a call only after comparing it: no wrong number is ever made,
               // at the price of one round to the store
   beside,     // in the background: costs the call nothing; a mismatch is found some milliseconds

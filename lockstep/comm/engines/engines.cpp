@@ -85,7 +85,7 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
 }
 
 #ifndef LOCKSTEP_HAVE_NCCL
-MakeLane nccl_lanes(const EngineOptions&, c10::Device) { fail_without("nccl"); }
+MakeLane nccl_lanes(c10::Device) { fail_without("nccl"); }
 void try_nccl(const Deadline&) { fail_without("nccl"); }
 std::string gpu_identity(c10::Device) { return ""; }
 #endif

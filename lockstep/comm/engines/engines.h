@@ -30,7 +30,7 @@ std::shared_ptr<Communicator> make_engine(const std::string& name, const GroupIn
 
 // NCCL, for the tensors on GPUs of a group of our own transports. UsageError where this build lacks
 // it.
-MakeLane nccl_lanes(const EngineOptions& options, c10::Device device);
+MakeLane nccl_lanes(c10::Device device);
 
 // Connects NCCL on the current device, alone, and adds something up; throws what is wrong with it.
 void try_nccl(const Deadline& deadline);

@@ -76,7 +76,7 @@ HostCommunicator::HostCommunicator(GroupInfo info, std::string backend,
       exchanges_(std::make_unique<WorkerPool>(kMostExchanges)) {
   group_->open(
       options_, prefix_,
-      [this](const CommError::Details&) {
+      [this] {
         if (engine_) engine_->interrupt();
       },
       nullptr);

@@ -88,10 +88,10 @@ Ledger::Ledger(Options options) : options_(std::move(options)) {
 
 Ledger::~Ledger() { close(Leave::at_once); }
 
-bool Ledger::close(Leave leave_how) {
+void Ledger::close(Leave leave_how) {
   {
     std::lock_guard lock(mutex_);
-    if (std::exchange(stopping_, true)) return false;
+    if (std::exchange(stopping_, true)) return;
   }
   changed_.notify_all();
   writer_.join();
@@ -103,11 +103,10 @@ bool Ledger::close(Leave leave_how) {
   }
   listener_.join();
   try {
-    return leave(leave_how);
+    leave(leave_how);
   } catch (const Error& error) {
     log::debug("ledger of '{}': keys stay behind: {}", options_.group, error.what());
   }
-  return false;
 }
 
 void Ledger::arrive(std::uint64_t position) {
@@ -299,7 +298,7 @@ void Ledger::sweep(const Deadline& deadline) {
   options_.store->set(key("swept"), std::to_string(swept_), deadline);
 }
 
-bool Ledger::leave(Leave leave) {
+void Ledger::leave(Leave leave) {
   const Deadline deadline = store_deadline();
   auto& store = *options_.store;
   store.remove(key(fmt::format("at{}", options_.rank)), deadline);
@@ -309,10 +308,10 @@ bool Ledger::leave(Leave leave) {
     while (leave == Leave::together && !patience.passed()) {
       const auto left = store.get(key("left"), deadline);
       // The last one removes the key.
-      if (!left || number(*left) >= static_cast<std::uint64_t>(options_.size)) return true;
+      if (!left || number(*left) >= static_cast<std::uint64_t>(options_.size)) break;
       std::this_thread::sleep_for(milliseconds(2));
     }
-    return false;
+    return;
   }
   const auto swept = number(store.get(key("swept"), deadline).value_or("0"));
   for (std::uint64_t position = swept + 1; position <= compared_; ++position)
@@ -321,7 +320,6 @@ bool Ledger::leave(Leave leave) {
   // Bells that were rung for ranks that had left already.
   for (int rank = 0; rank < options_.size; ++rank)
     store.remove(key(fmt::format("bell{}", rank)), deadline);
-  return true;
 }
 
 }  // namespace lockstep::comm::engines

@@ -70,9 +70,8 @@ class Ledger {
     at_once,
   };
 
-  // Ends the threads and leaves; the destructor does it at once where nobody has. Whether all ranks
-  // have left by then.
-  bool close(Leave leave);
+  // Ends the threads and leaves; the destructor does it at once where nobody has.
+  void close(Leave leave);
 
   // This rank has made the call at this position.
   void arrive(std::uint64_t position);
@@ -95,7 +94,7 @@ class Ledger {
   void thread_failed();
   void answer();
   void sweep(const Deadline& deadline);
-  bool leave(Leave leave);
+  void leave(Leave leave);
   std::string key(const std::string& name) const { return options_.prefix + "/" + name; }
 
   const Options options_;

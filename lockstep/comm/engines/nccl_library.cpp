@@ -4,9 +4,12 @@
 
 #include <future>
 #include <thread>
+#include <type_traits>
 #include <utility>
 
 #include <c10/cuda/CUDAFunctions.h>
+
+#include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {
 
@@ -14,6 +17,8 @@ namespace {
 
 // How long whoever enqueues something may take before an abort comes in between.
 constexpr milliseconds kEnqueueing{1000};
+// How long we wait for NCCL to close a communicator.
+constexpr milliseconds kClosing{5000};
 
 template <typename Function>
 void find(Function& function, const char* name, void* library) {
@@ -58,6 +63,32 @@ NcclLibrary find_library() {
   return nccl;
 }
 
+// What `task` gives; where it takes longer than that, it goes on in a thread that nobody waits for.
+template <typename Task>
+auto run_until(const Clock::time_point& until, Task task) {
+  std::packaged_task<std::invoke_result_t<Task>()> run(std::move(task));
+  auto result = run.get_future();
+  std::thread(std::move(run)).detach();
+  (void)result.wait_until(until);
+  return result;
+}
+
+bool is_there(const auto& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+// NCCL waits for ranks that never come, and cannot be told to stop.
+template <typename Task>
+std::shared_ptr<NcclComm> make_by(const Deadline& deadline, Task task) {
+  auto made = run_until(deadline.at(), std::move(task));
+  if (!is_there(made))
+    throw CommError({.fault = Fault::timeout,
+                     .operation = "connecting nccl",
+                     .explanation = fmt::format("NCCL had not connected the ranks after {:.1f} s",
+                                                deadline.span_seconds())});
+  return made.get();
+}
+
 }  // namespace
 
 const NcclLibrary& NcclLibrary::get() {
@@ -85,34 +116,28 @@ void NcclLibrary::check(ncclResult_t result, const char* function) const {
 
 std::shared_ptr<NcclComm> NcclComm::connect(const ncclUniqueId& id, int rank, int size,
                                             const Deadline& deadline) {
-  // NCCL waits for ranks that never come, and cannot be told to stop: so another thread waits for
-  // it, and after the deadline nobody waits for that one.
-  using Made = std::shared_ptr<NcclComm>;
-  std::packaged_task<Made()> task([id, rank, size, device = c10::cuda::current_device()] {
+  return make_by(deadline, [id, rank, size, device = c10::cuda::current_device()] {
     const NcclLibrary& nccl = NcclLibrary::get();
     c10::cuda::set_device(device);
     ncclComm_t comm = nullptr;
     nccl.check(nccl.comm_init_rank(&comm, size, id, rank), "ncclCommInitRank");
-    return Made(new NcclComm(comm, device));
+    return std::shared_ptr<NcclComm>(new NcclComm(comm, device));
   });
-  std::future<Made> made = task.get_future();
-  std::thread(std::move(task)).detach();
-  if (made.wait_until(deadline.at()) != std::future_status::ready)
-    throw CommError({.fault = Fault::timeout,
-                     .operation = "connecting nccl",
-                     .explanation = fmt::format("NCCL had not connected the ranks after {:.1f} s",
-                                                deadline.span_seconds())});
-  return made.get();
 }
 
-std::shared_ptr<NcclComm> NcclComm::split(NcclComm& parent, int color, int key) {
-  const NcclLibrary& nccl = NcclLibrary::get();
-  const Use use(parent);
-  ncclComm_t comm = nullptr;
-  nccl.check(
-      nccl.comm_split(use.get(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, nullptr),
-      "ncclCommSplit");
-  return comm == nullptr ? nullptr : std::shared_ptr<NcclComm>(new NcclComm(comm, parent.device_));
+std::shared_ptr<NcclComm> NcclComm::split(const std::shared_ptr<NcclComm>& parent, int color,
+                                          int key, const Deadline& deadline) {
+  return make_by(deadline, [parent, color, key] {
+    const NcclLibrary& nccl = NcclLibrary::get();
+    c10::cuda::set_device(parent->device_);
+    const Use use(*parent);
+    ncclComm_t comm = nullptr;
+    nccl.check(
+        nccl.comm_split(use.get(), color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &comm, nullptr),
+        "ncclCommSplit");
+    return std::shared_ptr<NcclComm>(comm == nullptr ? nullptr
+                                                     : new NcclComm(comm, parent->device_));
+  });
 }
 
 NcclComm::~NcclComm() {
@@ -131,9 +156,13 @@ bool NcclComm::take_over() {
 
 void NcclComm::close() {
   if (!take_over()) return;
-  const NcclLibrary& nccl = NcclLibrary::get();
-  (void)nccl.comm_finalize(comm_);
-  (void)nccl.comm_destroy(comm_);
+  const auto closed = run_until(Clock::now() + kClosing, [self = shared_from_this()] {
+    const NcclLibrary& nccl = NcclLibrary::get();
+    c10::cuda::set_device(self->device_);
+    (void)nccl.comm_finalize(self->comm_);
+    (void)nccl.comm_destroy(self->comm_);
+  });
+  if (!is_there(closed)) log::debug("NCCL goes on closing a communicator by itself");
 }
 
 void NcclComm::abort() {

@@ -62,9 +62,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   static std::shared_ptr<NcclComm> connect(const ncclUniqueId& id, int rank, int size,
                                            const Deadline& deadline);
   // One of those ranks of `parent` that give the same color, in the order of their keys; null for a
-  // negative color. All ranks of the parent call it, with nothing of theirs under way in it; who
-  // waits there is thrown out by an abort of the parent.
-  static std::shared_ptr<NcclComm> split(NcclComm& parent, int color, int key);
+  // negative color. All ranks of the parent call it, with nothing of theirs under way in it.
+  // Failure: as connect().
+  static std::shared_ptr<NcclComm> split(const std::shared_ptr<NcclComm>& parent, int color,
+                                         int key, const Deadline& deadline);
 
   // Aborts it, unless it was closed.
   ~NcclComm();
@@ -83,7 +84,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::unique_lock<std::timed_mutex> lock_;
   };
 
-  // Ends it in good order: what was enqueued has ended, and the other ranks do the same.
+  // Ends it in good order, once what was enqueued has ended. NCCL may wait for ranks of the same
+  // host to do the same: after some seconds it does so without us.
   void close();
 
   // Ends what is on the device, and whoever waits inside of NCCL: in a thread of its own, as NCCL

@@ -18,6 +18,8 @@ constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
+// How long mending a connection may take that nobody waits for.
+constexpr milliseconds kLookTime(5000);
 // How long a rank that fails tries to tell the others why.
 constexpr milliseconds kNoticeTime(100);
 // How long a rank may take to answer whether it is there, and how many are asked.
@@ -156,7 +158,7 @@ void Transport::wait_until(Ready ready, int peer) {
       check_peers(peer);
     }
     if (deadline_.passed()) timed_out(peer);
-    sleep();
+    sleep(kLongestSleep);
     progress_all();
     if (ready()) return;
   }
@@ -164,7 +166,7 @@ void Transport::wait_until(Ready ready, int peer) {
 
 // Sleeps until a peer rings, a socket has something, somebody interrupts, or it is time to look at
 // the deadline again.
-void Transport::sleep() {
+void Transport::sleep(milliseconds longest) {
   std::vector<pollfd> descriptors;
   std::vector<Link*> owners;
   descriptors.push_back({interrupt_event_.get(), POLLIN, 0});
@@ -181,7 +183,8 @@ void Transport::sleep() {
     descriptors.push_back({link->descriptor(), events, 0});
     owners.push_back(link.get());
   }
-  int timeout = deadline_.poll_timeout(broken || death_seen_ ? kRepairInterval : kLongestSleep);
+  if (broken || death_seen_) longest = std::min(longest, kRepairInterval);
+  int timeout = deadline_.poll_timeout(longest);
   if (!quiet) timeout = 0;
   const int ready = ::poll(descriptors.data(), descriptors.size(), timeout);
   for (const auto& link : links_)
@@ -193,6 +196,17 @@ void Transport::sleep() {
   if (descriptors[1].revents != 0)
     for (const auto& link : links_)
       if (link) link->take_connection();
+}
+
+void Transport::look(const Fingerprint& call) {
+  call_ = call;
+  deadline_ = Deadline::after(kLookTime);
+  guard([&] {
+    sleep(milliseconds(0));
+    for (const auto& link : links_)
+      if (link) link->progress();
+    if (!look_at_peers()) check_peers(/*awaited_peer=*/-1);
+  });
 }
 
 // False where something is the matter with one of them, or with us.

@@ -103,6 +103,11 @@ class Transport {
   // follows end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
+  // Between calls: CommError where a peer is gone, or has told that the group is over. `call` is
+  // what this rank waits for elsewhere. To be called again and again, as a dead peer gets a moment
+  // for what it may have done before.
+  void look(const Fingerprint& call);
+
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
 
@@ -129,7 +134,7 @@ class Transport {
   }
   template <typename Ready>
   void wait_until(Ready ready, int peer);
-  void sleep();
+  void sleep(milliseconds longest);
   void progress_all();
   bool look_at_peers();
   void check_peers(int awaited_peer);

@@ -59,7 +59,7 @@ Stage stage_of(const ListedModel& model, int begin, int end,
 }  // namespace
 
 ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_of_stage,
-                        comm::Communicator& group, const BlockCut& cut) {
+                        comm::Communicator& group, const BlockCut& cut, c10::Device device) {
   data_parallel::refuse_together(
       model.model ? "" : "a listed model has no model: say whose blocks these are", group);
   CutBlocks made = cut_blocks({.model = *model.model,

@@ -54,6 +54,7 @@ struct ModelStages {
 // UsageError, on all ranks and before anything is freed, for more stages than blocks, cuts that are
 // none, modules that are not registered in the model, and what differs between ranks.
 ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_of_stage,
-                        comm::Communicator& group, const BlockCut& cut = {});
+                        comm::Communicator& group, const BlockCut& cut = {},
+                        c10::Device device = at::kCPU);
 
 }  // namespace lockstep::pipeline

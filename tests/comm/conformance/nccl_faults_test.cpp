@@ -55,15 +55,19 @@ TEST_F(NcclFaults_cuda, ADifferentTypeIsNamed) {
               AllOf(HasSubstr("mismatch"), HasSubstr("float32"), HasSubstr("float64")));
 }
 
+TEST_F(NcclFaults_cuda, ATensorOnTheHostIsAnotherCall) {
+  EXPECT_THAT(end_of("place").output(), AllOf(HasSubstr("mismatch"), HasSubstr(", nccl)")));
+}
+
 TEST_F(NcclFaults_cuda, ARankThatDoesNotComeIsNamedAtTheDeadline) {
-  EXPECT_THAT(end_of("behind").output(), HasSubstr("rank 1 has not made this call"));
+  EXPECT_THAT(end_of("behind").output(), HasSubstr("Not yet in this call: rank 1"));
 }
 
 TEST_F(NcclFaults_cuda, AStoppedRankIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("stop").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
 }
 
-// By NCCL, by the launcher or at the deadline, whichever comes first.
+// By the group, NCCL or the launcher, whichever comes first.
 TEST_F(NcclFaults_cuda, AKilledRankIsNamed) {
   const Launched job = end_of("die");
   EXPECT_THAT(job.error(), HasSubstr("the job failed: rank 1 (local rank 1"));

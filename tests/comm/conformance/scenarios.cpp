@@ -211,6 +211,8 @@ void fail_over_nccl(const std::string& fault) {
     world->broadcast(tensor, 1, {.timeout = milliseconds(4000)}).wait_on_host();
   else if (fault == "size")
     sum(at::ones({2000}, at::device(device)));
+  else if (fault == "place")
+    sum(at::ones({1000}));
   else if (fault == "dtype")
     sum(at::ones({1000}, at::device(device).dtype(at::kDouble)));
   else
