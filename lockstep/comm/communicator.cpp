@@ -423,7 +423,7 @@ Work Communicator::barrier(CallOptions options, Where where) {
 }
 
 std::shared_ptr<Communicator> Communicator::split(int color, int key, const std::string& group,
-                                                  Where where) {
+                                                  GroupTensors tensors, Where where) {
   if (group.empty() || group.size() > 128)
     throw UsageError("split: a group's name has 1 to 128 characters, this one has {}",
                      group.size());
@@ -437,8 +437,9 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   const auto entry = recorder_->record(record);
   recorder_->mark(entry, flight::State::started);
   try {
-    auto result = do_split({.color = color, .key = key, .name = group, .number = ++splits_},
-                           Deadline::after(timeout_));
+    auto result = do_split(
+        {.color = color, .key = key, .name = group, .number = ++splits_, .tensors = tensors},
+        Deadline::after(timeout_));
     recorder_->mark(entry, flight::State::finished);
     if (result != nullptr) note_open_group(result);
     return result;

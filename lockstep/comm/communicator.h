@@ -64,6 +64,12 @@ struct CallOptions {
 bool has_algorithm(Operation operation, Algorithm algorithm);
 void check_algorithm(Operation operation, Algorithm algorithm);
 
+// Where the tensors of a new group's calls will be. Connecting GPUs takes time and their memory.
+enum class GroupTensors : std::uint8_t {
+  on_any_device,
+  on_host,
+};
+
 // What a rank asks of a split.
 struct SplitRequest {
   int color = 0;
@@ -71,6 +77,7 @@ struct SplitRequest {
   std::string name;
   std::uint64_t number =
       0;  // of the split in its parent group, from 1: tells groups of equal name apart
+  GroupTensors tensors = GroupTensors::on_any_device;  // the same on all ranks
 };
 
 // All calls check their arguments, number the call, record it in the flight recorder and return at
@@ -160,6 +167,7 @@ class Communicator {
   // calls it; a negative color takes part in the call and gets none (nullptr). Blocks; once the new
   // group connects, an abort() of this one no longer ends it, its deadline does.
   std::shared_ptr<Communicator> split(int color, int key, const std::string& name,
+                                      GroupTensors tensors = GroupTensors::on_any_device,
                                       Where where = Where::current());
 
   // Ends the group now: every call in flight or to come throws, here and on the other ranks.

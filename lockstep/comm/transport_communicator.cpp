@@ -480,7 +480,7 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
                    [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
   // Before some of the ranks connect, which others do not take part in.
   MakeLane make_lane;
-  if (lane_ != nullptr)
+  if (lane_ != nullptr && request.tensors == GroupTensors::on_any_device)
     make_lane = lane_->split(request, static_cast<int>(members.size()), deadline);
   if (request.color < 0) return nullptr;
   GroupInfo group{.name = request.name,

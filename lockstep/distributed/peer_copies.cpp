@@ -69,7 +69,8 @@ struct PeerCopies::State {
   bool enter(const RankMessages& outer) {
     if (ranks && called_with.lock() == outer.group()) return false;
     leave();
-    ranks.emplace(outer.group()->split(0, outer.rank(), "peer copies"), outer.device());
+    ranks.emplace(
+        outer.group()->split(0, outer.rank(), "peer copies", comm::GroupTensors::on_host));
     called_with = outer.group();
     const auto hosts = ranks->gather(lost_together);
     const std::vector<int> keeper_of = keepers(hosts);

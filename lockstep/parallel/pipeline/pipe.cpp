@@ -53,7 +53,8 @@ Pipe::Pipe(const torch::nn::Sequential& model, const std::shared_ptr<comm::Commu
     : options_(options),
       schedule_(agreed_schedule(options, *group)),
       parts_(split_sequential(model, schedule_.rank_of_stage, *group, options.cut)),
-      batches_(group->split(0, group->rank(), fmt::format("{}, batches", group->name()))) {
+      batches_(group->split(0, group->rank(), fmt::format("{}, batches", group->name()),
+                            comm::GroupTensors::on_host)) {
   for (auto& [index, part] : parts_.mine) part->to(options.device);
   pipeline_.emplace(schedule_, make_stages(), group,
                     PipelineOptions{.device = options.device, .tied = parts_.tied});
