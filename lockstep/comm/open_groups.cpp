@@ -20,6 +20,13 @@ OpenGroups& open_groups() {
   return *all;
 }
 
+std::vector<std::shared_ptr<Communicator>> alive_groups(OpenGroups& all) {
+  std::vector<std::shared_ptr<Communicator>> alive;
+  for (const auto& one : all.groups)
+    if (auto group = one.lock()) alive.push_back(std::move(group));
+  return alive;
+}
+
 }  // namespace
 
 void note_open_group(const std::shared_ptr<Communicator>& group) {
@@ -40,16 +47,26 @@ void abort_open_groups(const std::string& reason) {
     OpenGroups& all = open_groups();
     const std::lock_guard lock(all.mutex);
     all.over = reason;
-    for (const auto& one : all.groups)
-      if (auto group = one.lock()) alive.push_back(std::move(group));
+    alive = alive_groups(all);
   }
   for (const auto& group : alive) group->abort(reason);
+}
+
+void check_device_results() {
+  std::vector<std::shared_ptr<Communicator>> alive;
+  {
+    OpenGroups& all = open_groups();
+    const std::lock_guard lock(all.mutex);
+    alive = alive_groups(all);
+  }
+  for (const auto& group : alive) group->check_device_results();
 }
 
 void admit_groups() {
   OpenGroups& all = open_groups();
   const std::lock_guard lock(all.mutex);
   all.over.reset();
+  all.groups.clear();
 }
 
 }  // namespace lockstep::comm

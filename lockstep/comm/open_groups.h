@@ -15,6 +15,9 @@ void note_open_group(const std::shared_ptr<Communicator>& group);
 // waits in a call of one is thrown out of it. Any thread.
 void abort_open_groups(const std::string& reason);
 
+// Communicator::check_device_results of all of them. Any thread.
+void check_device_results();
+
 // From here on groups are of the next generation, and stay.
 void admit_groups();
 

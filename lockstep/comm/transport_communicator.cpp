@@ -123,6 +123,9 @@ class TransportCommunicator final : public Communicator, public CallRunner {
     if (lane_ != nullptr) return std::nullopt;
     return transport_->sent_bytes();
   }
+  void check_device_results() const override {
+    if (lane_ != nullptr) executor_->check_alive();
+  }
 
  private:
   std::shared_ptr<PendingCall> do_start(Call call) override;

@@ -17,6 +17,7 @@
 #include <lockstep/checkpoint/piece_file.h>
 #include <lockstep/checkpoint/safetensors/free_space.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/comm/open_groups.h>
 #include <lockstep/distributed/outcome.h>
 
 namespace lockstep {
@@ -139,6 +140,7 @@ struct Checkpointer::State {
     where = on;
     Outcome copied = outcome_of([&] {
       copy.take(contents.tensors, written, what);
+      comm::check_device_results();
       return std::string();
     });
     if (copied.kind == Outcome::Kind::done)

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/host_identity.h>
 #include <lockstep/checkpoint/host_copy.h>
+#include <lockstep/comm/open_groups.h>
 #include <lockstep/distributed/neighbours.h>
 #include <lockstep/distributed/snapshot.h>
 #include <lockstep/distributed/snapshot_filling.h>
@@ -150,6 +151,7 @@ struct PeerCopies::State {
         ranks->size() == 1 ? 0 : block_bytes((*blocks)[static_cast<std::size_t>(kept_for)]);
     const std::vector<std::string> said = say_together(*ranks, [&] {
       snapshot.own.take(contents.tensors, written);
+      comm::check_device_results();
       if (!snapshot.received.defined() || snapshot.received.numel() != kept_bytes)
         snapshot.received = at::empty({kept_bytes}, at::kByte);
       if (!ranks->is_first()) return std::string();

@@ -184,7 +184,7 @@ void call_off(Communicator& world) {
 // Two ranks whose tensors go by NCCL, on one GPU. `fault` is what rank 1 does where rank 0 sums up
 // once more.
 void fail_over_nccl(const std::string& fault) {
-  ranks::be_a_host_for_nccl();
+  ranks::be_a_host_for_nccl(ranks::GpuSharing::in_turns);
   const c10::Device device(c10::kCUDA, 0);
   c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   const auto world =
