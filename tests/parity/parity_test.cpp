@@ -77,6 +77,13 @@ TEST_F(ParityOverNccl, OfModelsOverAllAxes) {
   for (const int num_ranks : {2, 4}) expect_passes(num_ranks, "--model-parallel-gpu");
 }
 
+TEST_F(ParityOverNccl, OfModelsOverThreeAxes) {
+  for (const std::string layout :
+       {"Llama, pp 2 replicate 1 shard 2 cp 1 tp 2, zb-h1, by positions, ZeRO-3, two passes",
+        "GPT, pp 1 replicate 1 shard 2 cp 2 tp 2, all_to_all zigzag, ZeRO-2, two passes"})
+    expect_passes(8, "--model-parallel-gpu-whole", layout);
+}
+
 // What Parity leaves out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 
