@@ -57,6 +57,15 @@ Memory gpu_memory(int index) {
   return {free_bytes, total_bytes};
 }
 
+bool gpus_reach_each_other(int one, int other) {
+  for (const auto& [from, to] : {std::pair(one, other), std::pair(other, one)}) {
+    int reaches = 0;
+    check(cudaDeviceCanAccessPeer(&reaches, from, to), "cudaDeviceCanAccessPeer", from);
+    if (reaches == 0) return false;
+  }
+  return true;
+}
+
 std::size_t gpu_peak_bytes(int index) {
   const auto stats =
       c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(index));
@@ -76,6 +85,7 @@ std::string gpu_name(int) { no_cuda(); }
 std::string gpu_bus_id(int) { no_cuda(); }
 std::pair<int, int> gpu_capability(int) { no_cuda(); }
 Memory gpu_memory(int) { no_cuda(); }
+bool gpus_reach_each_other(int, int) { no_cuda(); }
 std::size_t gpu_peak_bytes(int) { no_cuda(); }
 
 #endif

@@ -17,6 +17,8 @@ std::string gpu_name(int index);
 std::string gpu_bus_id(int index);              // "0000:3b:00.0"
 std::pair<int, int> gpu_capability(int index);  // {9, 0}
 Memory gpu_memory(int index);
+// Whether kernels and copies of one reach the other's memory without passing through the host's.
+bool gpus_reach_each_other(int one, int other);
 // The most bytes that tensors of this process have taken there at once.
 std::size_t gpu_peak_bytes(int index);
 

@@ -25,7 +25,7 @@ std::vector<std::vector<int>> stages_of(const mesh::MeshShape& shape) {
 }  // namespace
 
 RankSpeeds::RankSpeeds(const DistributedManager& dist)
-    : world_(dist.world()), ranks_(dist.world(), dist.device()) {
+    : world_(dist.world()), ranks_(dist.world()) {
   if (!dist.is_main()) return;
   ranks_of_stages_ = stages_of(dist.mesh().shape());
   for (const std::vector<int>& ranks : ranks_of_stages_) stages_.emplace_back(ranks);

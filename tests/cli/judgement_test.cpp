@@ -39,19 +39,21 @@ Report healthy(int num_ranks = 4) {
                             .device_id = std::to_string(local),
                             .open_files = 30,
                             .open_files_limit = 1024});
-    described.push_back({.name = host,
-                         .id = host,
-                         .system = "Linux",
-                         .cpu = "CPU",
-                         .free_bytes = 64 * kGiB,
-                         .total_bytes = 128 * kGiB,
-                         .gpus = {"GPU", "GPU"},
-                         .num_gpu_files = 2,
-                         .torch_version = "2.0.0",
-                         .torch_has_cuda = true,
-                         .blas = "/usr/lib/openblas-pthread/libblas.so.3",
-                         .shared_memory_bytes = 64 * static_cast<std::int64_t>(kGiB),
-                         .tcp_buffer_bytes = 6 << 20});
+    described.push_back(
+        {.name = host,
+         .id = host,
+         .system = "Linux",
+         .cpu = "CPU",
+         .free_bytes = 64 * kGiB,
+         .total_bytes = 128 * kGiB,
+         .gpus = {"GPU", "GPU"},
+         .num_gpu_files = 2,
+         .gpu_pairs = {{.a = 0, .b = 1, .reach_each_other = true, .bandwidth_gbps = 300}},
+         .torch_version = "2.0.0",
+         .torch_has_cuda = true,
+         .blas = "/usr/lib/openblas-pthread/libblas.so.3",
+         .shared_memory_bytes = 64 * static_cast<std::int64_t>(kGiB),
+         .tcp_buffer_bytes = 6 << 20});
   }
   report.hosts = merge_hosts(report.ranks, described);
   for (const char* name : {"shm", "tcp", "gloo"})
@@ -109,6 +111,11 @@ TEST(Judgement, EachFaultIsFound) {
        [](Report& r) {
          r.hosts[1].gpus.clear();
          r.hosts[1].torch_has_cuda = false;
+       }},
+      {"host right: GPUs 0 and 1 do not reach each other's memory (11.5 GB/s)", false,
+       [](Report& r) {
+         r.hosts[1].gpu_pairs[0].reach_each_other = false;
+         r.hosts[1].gpu_pairs[0].bandwidth_gbps = 11.54;
        }},
       {"host left: 2 ranks take turns on 1 core", false,
        [](Report& r) {
@@ -208,6 +215,20 @@ TEST(Printing, FitsATerminalHoweverManyRanks) {
           << line;
     EXPECT_EQ(text.find("of 19900 pairs") != std::string::npos, num_ranks == 200);
   }
+}
+
+TEST(Printing, ShowsPairsOfGpus) {
+  Report report = healthy();
+  report.hosts[0].gpus.push_back("GPU");
+  report.hosts[0].gpu_pairs = {{.a = 0, .b = 1, .reach_each_other = true, .bandwidth_gbps = 300.4},
+                               {.a = 0, .b = 2, .reach_each_other = false, .bandwidth_gbps = 11.54},
+                               {.a = 1, .b = 2, .reach_each_other = true, .bandwidth_gbps = 21}};
+  EXPECT_THAT(to_text(report, Style::plain), HasSubstr("    GPU      0      1      2\n"
+                                                       "      0      -    yes     no\n"
+                                                       "      1    300      -    yes\n"
+                                                       "      2   11.5   21.0      -\n"));
+  report.hosts[0].gpu_pairs.clear();
+  EXPECT_THAT(to_text(report, Style::plain), ::testing::Not(HasSubstr("Between GPUs")));
 }
 
 }  // namespace

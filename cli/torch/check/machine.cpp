@@ -5,9 +5,12 @@
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -16,6 +19,7 @@
 #include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/net/address.h>
 
@@ -86,6 +90,40 @@ device::DeviceManager own_device(const LaunchEnvironment& launch) {
                                              .gpu_use = device::GpuUse::shared});
 }
 
+// The best of a few copies: what the link can do, not what else happens on it.
+double copy_gbps(int from, int to) {
+  constexpr std::int64_t kBytes = 64 << 20;
+  constexpr int kCopies = 5;
+  const auto on = [](int gpu) {
+    return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
+  };
+  const at::Tensor source = at::zeros({kBytes}, at::dtype(at::kByte).device(on(from)));
+  const at::Tensor copy = at::empty({kBytes}, at::dtype(at::kByte).device(on(to)));
+  double best = 0;
+  for (int i = 0; i < kCopies; ++i) {
+    device::wait_for(on(from));
+    device::wait_for(on(to));
+    const auto begin = std::chrono::steady_clock::now();
+    copy.copy_(source, /*non_blocking=*/true);
+    device::wait_for(on(from));
+    device::wait_for(on(to));
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    best = std::max(best, double(kBytes) / taken.count() * 1e-9);
+  }
+  return best;
+}
+
+std::vector<GpuPair> measure_gpu_pairs(int num_gpus) {
+  std::vector<GpuPair> pairs;
+  for (int a = 0; a < num_gpus; ++a)
+    for (int b = a + 1; b < num_gpus; ++b)
+      pairs.push_back({.a = a,
+                       .b = b,
+                       .reach_each_other = device::gpus_reach_each_other(a, b),
+                       .bandwidth_gbps = copy_gbps(a, b)});
+  return pairs;
+}
+
 Answer answer(const device::Support& support) { return {support.yes, support.reason}; }
 
 }  // namespace
@@ -133,6 +171,7 @@ Host describe_host(const LaunchEnvironment& launch) {
   if (launch.local_rank == 0) {
     host.bf16 = answer(manager.supports_bf16());
     host.fp8 = answer(manager.supports_fp8());
+    host.gpu_pairs = measure_gpu_pairs(device::num_gpus());
   }
   host.shared_memory_bytes = shared_memory_bytes();
   host.tcp_buffer_bytes = tcp_buffer_bytes();

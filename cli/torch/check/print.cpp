@@ -61,6 +61,7 @@ class Printer {
     print_machine();
     if (report_.hosts.size() > 1) print_hosts();
     print_backends();
+    if (!report_.hosts.front().gpu_pairs.empty()) print_gpu_pairs(report_.hosts.front());
     if (report_.ranks.size() > 1) {
       print_ranks();
       print_pairs();
@@ -188,9 +189,38 @@ class Printer {
     }
   }
 
+  void print_gpu_pairs(const Host& host) {
+    heading(report_.hosts.size() > 1 ? "Between GPUs of rank 0's host" : "Between GPUs");
+    Cells cells = empty_cells(host.gpus.size());
+    for (const GpuPair& pair : host.gpu_pairs) {
+      const auto a = static_cast<std::size_t>(pair.a), b = static_cast<std::size_t>(pair.b);
+      cells[a][b] = pair.reach_each_other ? "yes" : "no";
+      cells[b][a] = short_number(pair.bandwidth_gbps, 4);
+    }
+    paragraph("  ", "above the diagonal: whether they reach each other's memory; below: bandwidth "
+                    "of copies, GB/s");
+    print_cells("GPU", cells, cells.size() > 8 ? 5 : 7);
+  }
+
+  using Cells = std::vector<std::vector<std::string>>;
+  static Cells empty_cells(std::size_t size) {
+    return Cells(size, std::vector<std::string>(size, "-"));
+  }
+  void print_cells(const char* of, const Cells& cells, std::size_t width) {
+    text_ += fmt::format("  {:>5}", of);
+    for (std::size_t column = 0; column < cells.size(); ++column)
+      text_ += fmt::format("{:>{}}", column, width);
+    text_ += "\n";
+    for (std::size_t row = 0; row < cells.size(); ++row) {
+      text_ += fmt::format("  {:>5}", row);
+      for (const std::string& cell : cells[row]) text_ += fmt::format("{:>{}}", cell, width);
+      text_ += "\n";
+    }
+  }
+
   void print_matrix() {
     const std::size_t size = report_.ranks.size();
-    std::vector<std::vector<std::string>> cells(size, std::vector<std::string>(size, "-"));
+    Cells cells = empty_cells(size);
     double longest = 0;
     for (const Pair& pair : report_.pairs) longest = std::max(longest, pair.latency_us);
     // Narrow cells cannot hold many digits.
@@ -203,16 +233,7 @@ class Printer {
     }
     paragraph("  ", fmt::format("above the diagonal: latency one way, {}; below: bandwidth, GB/s",
                                 in_milliseconds ? "ms" : "\u00b5s"));
-    const std::size_t width = digits + (size > 8 ? 1 : 3);
-    text_ += fmt::format("  {:>5}", "rank");
-    for (std::size_t column = 0; column < size; ++column)
-      text_ += fmt::format("{:>{}}", column, width);
-    text_ += "\n";
-    for (std::size_t row = 0; row < size; ++row) {
-      text_ += fmt::format("  {:>5}", row);
-      for (const std::string& cell : cells[row]) text_ += fmt::format("{:>{}}", cell, width);
-      text_ += "\n";
-    }
+    print_cells("rank", cells, digits + (size > 8 ? 1 : 3));
   }
 
   void print_slowest_pairs() {

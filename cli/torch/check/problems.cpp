@@ -95,6 +95,15 @@ class Judge {
                            host.num_gpu_files),
                "build Lockstep with a LibTorch that has CUDA (Torch_DIR)");
     }
+    const auto far = std::ranges::find_if(
+        host.gpu_pairs, [](const GpuPair& pair) { return !pair.reach_each_other; });
+    if (far != host.gpu_pairs.end())
+      advise(
+          fmt::format("{}GPUs {} and {} do not reach each other's memory ({:.1f} GB/s): what "
+                      "they exchange goes through the host's",
+                      on(host), far->a, far->b, far->bandwidth_gbps),
+          "nvidia-smi topo -m shows how they are connected; a virtual machine, or access control "
+          "of PCIe (ACS), may be in the way");
   }
 
   void judge_cores(const Host& host) {

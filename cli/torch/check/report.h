@@ -35,6 +35,14 @@ struct Rank {
   std::int64_t locked_memory_limit = -1;  // in bytes; -1: none
 };
 
+// Two GPUs of a host, by their numbers there.
+struct GpuPair {
+  int a = 0;
+  int b = 0;
+  bool reach_each_other = false;  // without the host's memory
+  double bandwidth_gbps = 0;      // of copies one way, 10^9 bytes a second
+};
+
 // The machine around it.
 struct Host {
   std::string name;
@@ -48,6 +56,7 @@ struct Host {
   std::uint64_t total_bytes = 0;
   std::vector<std::string> gpus;  // that LibTorch reaches, by name
   int num_gpu_files = 0;          // that NVIDIA's driver shows
+  std::vector<GpuPair> gpu_pairs;
   std::string torch_version;
   bool torch_has_cuda = false;
   std::string torch_build;  // LibTorch's own words
@@ -100,9 +109,10 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Rank, rank, local_rank, host, host_id, cpus, 
                                    threads_chosen, device, device_name, device_id,
                                    device_free_bytes, device_total_bytes, open_files,
                                    open_files_limit, locked_memory_limit)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuPair, a, b, reach_each_other, bandwidth_gbps)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Host, name, id, ranks, system, cpu, num_cores, cpu_quota,
-                                   free_bytes, total_bytes, gpus, num_gpu_files, torch_version,
-                                   torch_has_cuda, torch_build, blas, bf16, fp8,
+                                   free_bytes, total_bytes, gpus, num_gpu_files, gpu_pairs,
+                                   torch_version, torch_has_cuda, torch_build, blas, bf16, fp8,
                                    shared_memory_bytes, tcp_buffer_bytes, infiniband)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Backend, name, built, works)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Pair, a, b, transport, latency_us, bandwidth_gbps)
