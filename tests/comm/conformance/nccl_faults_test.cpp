@@ -1,6 +1,8 @@
 // Jobs that go wrong in a call of NCCL's. Two ranks share a GPU, which takes turns between them: no
 // time is asserted but that the job ends, by the deadline of the call and not the job's.
 #include <algorithm>
+#include <cstdio>
+#include <map>
 
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
@@ -71,6 +73,21 @@ TEST_F(NcclFaults_cuda, AStoppedRankIsNamedAtTheDeadline) {
 TEST_F(NcclFaults_cuda, AKilledRankIsNamed) {
   const Launched job = end_of("die");
   EXPECT_THAT(job.error(), HasSubstr("the job failed: rank 1 (local rank 1"));
+}
+
+// The process that stays aborts its communicators and makes new ones.
+TEST_F(NcclFaults_cuda, AnElasticJobGoesOn) {
+  Launched job = Launched::run({"--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+                                this_program(), "--scenario", "nccl-go-on"});
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.output() << job.error();
+  std::map<int, int> process_of_rank_0;  // by generation
+  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+    int process = 0, generation = 0;
+    if (std::sscanf(line.c_str(), "[0] process %d generation %d sum 2", &process, &generation) == 2)
+      process_of_rank_0[generation] = process;
+  }
+  ASSERT_EQ(process_of_rank_0.size(), 2u) << job.output();
+  EXPECT_EQ(process_of_rank_0[0], process_of_rank_0[1]);
 }
 
 TEST_F(NcclFaults_cuda, AnAbortThrowsWhoWaits) {

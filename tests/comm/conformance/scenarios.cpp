@@ -12,6 +12,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/distributed/keep_going.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/slow_ranks.h>
 
@@ -181,15 +182,31 @@ void call_off(Communicator& world) {
   world.all_reduce(at::ones({1000})).wait();
 }
 
+const c10::Device kGpu(c10::kCUDA, 0);
+
+std::shared_ptr<Communicator> join_over_nccl() {
+  ranks::be_a_host_for_nccl(ranks::GpuSharing::in_turns);
+  c10::impl::VirtualGuardImpl(kGpu.type()).setDevice(kGpu);
+  return join_world({.backend = "nccl", .device = kGpu, .timeout = milliseconds(60'000)});
+}
+
+// Rank 1 is lost in the first generation while rank 0 waits for it.
+void go_on_over_nccl() {
+  const int generation = read_launch_environment().generation;
+  const auto world = join_over_nccl();
+  const at::Tensor ones = at::ones({1000}, at::device(kGpu));
+  world->all_reduce(ones).wait();
+  say(fmt::format("process {} generation {} sum {}", ::getpid(), generation,
+                  ones[0].item<double>()));
+  if (generation == 0 && world->rank() == 1) ::kill(::getpid(), SIGKILL);
+  world->all_reduce(ones).wait_on_host();
+}
+
 // Two ranks whose tensors go by NCCL, on one GPU. `fault` is what rank 1 does where rank 0 sums up
 // once more.
 void fail_over_nccl(const std::string& fault) {
-  ranks::be_a_host_for_nccl(ranks::GpuSharing::in_turns);
-  const c10::Device device(c10::kCUDA, 0);
-  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
-  const auto world =
-      join_world({.backend = "nccl", .device = device, .timeout = milliseconds(60'000)});
-  const at::Tensor tensor = at::ones({1000}, at::device(device));
+  const auto world = join_over_nccl();
+  const at::Tensor tensor = at::ones({1000}, at::device(kGpu));
   const auto sum = [&](const at::Tensor& numbers) {
     world->all_reduce(numbers, ReduceOp::sum, {.timeout = milliseconds(4000)}).wait_on_host();
   };
@@ -210,11 +227,11 @@ void fail_over_nccl(const std::string& fault) {
   if (fault == "operation")
     world->broadcast(tensor, 1, {.timeout = milliseconds(4000)}).wait_on_host();
   else if (fault == "size")
-    sum(at::ones({2000}, at::device(device)));
+    sum(at::ones({2000}, at::device(kGpu)));
   else if (fault == "place")
     sum(at::ones({1000}));
   else if (fault == "dtype")
-    sum(at::ones({1000}, at::device(device).dtype(at::kDouble)));
+    sum(at::ones({1000}, at::device(kGpu).dtype(at::kDouble)));
   else
     sum(tensor);
   std::this_thread::sleep_for(milliseconds(500));
@@ -234,6 +251,10 @@ int run_scenario(const std::string& name) {
     if (name.starts_with("circle-")) {
       const std::string backend = name.substr(name.find('-') + 1);
       wait_in_a_circle(*join_world({.backend = backend, .timeout = milliseconds(60'000)}));
+      return 0;
+    }
+    if (name == "nccl-go-on") {
+      keep_going(go_on_over_nccl);
       return 0;
     }
     if (name.starts_with("nccl-")) {
