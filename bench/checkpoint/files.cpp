@@ -58,7 +58,7 @@ class Bench {
   Bench(fs::path folder, const GptSize& size)
       : folder_(std::move(folder)),
         dist_(setup_distributed({.device_type = c10::kCPU})),
-        ranks_(dist_.world(), dist_.device()),
+        ranks_(dist_.world()),
         checkpoints_(ranks_, folder_ / "checkpoints"),
         state_(gpt_state(size, dist_.rank(), dist_.world_size())),
         loaded_(gpt_state(size, dist_.rank(), dist_.world_size())),

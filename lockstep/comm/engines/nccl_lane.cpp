@@ -41,7 +41,7 @@ namespace lockstep::comm::engines {
 namespace {
 
 // How often the lane looks what has ended on the device, and what NCCL reports.
-constexpr milliseconds kTick(10);
+constexpr milliseconds kPollEvery(10);
 // How often it looks at the other ranks while a call takes its time, and when that begins.
 constexpr milliseconds kLookEvery(50);
 constexpr milliseconds kTakesItsTime(100);
@@ -376,7 +376,7 @@ class NcclLane final : public DeviceLane {
       if (outstanding_.empty())
         changed_.wait(lock, [this] { return stopping_ || !outstanding_.empty(); });
       else
-        changed_.wait_for(lock, kTick, [this] { return stopping_; });
+        changed_.wait_for(lock, kPollEvery, [this] { return stopping_; });
       lock.unlock();
       const auto oldest = poll();
       const auto now = Clock::now();
