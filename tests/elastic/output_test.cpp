@@ -106,6 +106,8 @@ TEST(Output, OthersWaitForALongLineButNotForOneWithoutEnd) {
   EXPECT_FALSE(other.waits_for_line());
 }
 
+// The line is longer than what is handed on at once and the pipe together: when rank 0 is done with
+// it, a part of it is out.
 TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
   const Folder folder;
   const auto wait_for = [&](const char* file) {
@@ -113,7 +115,7 @@ TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
   };
   Launched job =
       Launched::run({"--nproc-per-node", "2", "sh", "-c",
-                     "if [ $RANK = 0 ]; then head -c 2000000 /dev/zero | tr '\\0' x; touch " +
+                     "if [ $RANK = 0 ]; then head -c 4000000 /dev/zero | tr '\\0' x; touch " +
                          (folder.path() / "begun").string() + "; else " + wait_for("begun") +
                          "echo other; fi; " + wait_for("end") + "echo"});
   EXPECT_TRUE(job.says("x\n[1] other\n"));

@@ -123,8 +123,7 @@ TEST_F(Crowd, TheEndOfTheServerIsNoticedAtOnce) {
   std::vector<std::future<std::pair<Fault, std::string>>> waiting;
   for (int i = 0; i < 4; ++i) {
     clients.push_back(client());
-    waiting.push_back(std::async(std::launch::async, [&, i] {
-      Client& mine = *clients[static_cast<std::size_t>(i)];
+    waiting.push_back(std::async(std::launch::async, [i, &mine = *clients.back()] {
       const auto deadline = Deadline::after(std::chrono::minutes(10));
       return comm_error([&] {
         if (i % 2 == 0) mine.wait({"never"}, deadline);

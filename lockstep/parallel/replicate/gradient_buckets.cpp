@@ -1,5 +1,4 @@
 // What a reducer's ranks send each other in a step: buckets of gradients, who used what, buffers.
-#include <cstring>
 #include <numeric>
 
 #include <ATen/ATen.h>
@@ -92,18 +91,10 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
     std::int64_t total = 0;
     for (const std::size_t index : members) total += slots_[index].parameter.numel();
     const at::Tensor& first = slots_[members.front()].parameter;
-    const bool has_memory = needs_memory(first);
+    const bool has_memory = needs_memory(members);
     for (const std::size_t index : members) {
       slots_[index].bucket = bucket.content.index;
       if (!has_memory) slots_[index].view = at::Tensor();
-    }
-    if (needs_pack(members)) {
-      bucket.pack = group().allocate({total}, first.scalar_type());
-      std::size_t place = 0;
-      for (const std::size_t index : members) {
-        slots_[index].place_in_pack = place;
-        place += slots_[index].parameter.nbytes();
-      }
     }
     if (!has_memory) continue;
     bucket.content.flat = first.is_cpu() ? group().allocate({total}, first.scalar_type())
@@ -127,14 +118,10 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
 }
 
 // A GPU's collectives want one long array, and a hook is promised one. Between CPUs the copies that
-// make one cost more than the messages they save.
-bool GradientReducer::needs_memory(const at::Tensor& parameter) const {
-  return options_.comm_hook || !parameter.is_cpu();
-}
-
-// Small gradients cost more one by one than their copies: each is checked and looked up on its way.
-bool GradientReducer::needs_pack(std::span<const std::size_t> members) const {
-  if (needs_memory(slots_[members.front()].parameter)) return false;
+// make one cost more than the messages they save, but for small gradients: one by one, each is
+// checked and looked up on its way.
+bool GradientReducer::needs_memory(std::span<const std::size_t> members) const {
+  if (options_.comm_hook || !slots_[members.front()].parameter.is_cpu()) return true;
   constexpr std::size_t kSmallBytes = std::size_t{16} << 10;
   std::size_t bytes = 0;
   for (const std::size_t index : members) bytes += slots_[index].parameter.nbytes();
@@ -168,12 +155,6 @@ void GradientReducer::place(Slot& slot) {
       else
         slot.stand_in = own.zero_();
     }
-    if (Bucket& bucket = buckets_[slot.bucket]; bucket.pack.defined()) {
-      slot.packed = gradient.defined() ? gradient : slot.stand_in;
-      if (slot.packed.numel() > 0)
-        std::memcpy(static_cast<std::byte*>(bucket.pack.data_ptr()) + slot.place_in_pack,
-                    slot.packed.data_ptr(), slot.packed.nbytes());
-    }
     // Sums come where it is, unseen by its version.
     note_handed_out(slot);
   }
@@ -201,7 +182,6 @@ void GradientReducer::launch(Bucket& bucket) {
 // Where a bucket's sums come to be.
 std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
   if (bucket.content.flat.defined()) return {bucket.content.flat};
-  if (bucket.pack.defined()) return {bucket.pack};
   std::vector<at::Tensor> gradients;
   for (const std::size_t index : bucket.members) {
     const Slot& slot = slots_[index];
@@ -324,17 +304,6 @@ void GradientReducer::complete_buckets() {
         else
           sums.div_(group().size());
       }
-    if (bucket.pack.defined()) unpack(bucket);
-  }
-}
-
-void GradientReducer::unpack(const Bucket& bucket) {
-  const auto* const sums = static_cast<const std::byte*>(bucket.pack.data_ptr());
-  for (const std::size_t index : bucket.members) {
-    Slot& slot = slots_[index];
-    if (slot.packed.numel() > 0)
-      std::memcpy(slot.packed.data_ptr(), sums + slot.place_in_pack, slot.packed.nbytes());
-    slot.packed = at::Tensor();
   }
 }
 

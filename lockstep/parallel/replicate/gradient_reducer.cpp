@@ -51,7 +51,24 @@ void GradientReducer::note_place(Slot& slot) {
 }
 
 GradientReducer::~GradientReducer() {
-  for (const Slot& slot : slots_) leave(slot.parameter);
+  for (Slot& slot : slots_) {
+    take_out_of_bucket(slot);
+    leave(slot.parameter);
+  }
+}
+
+// A bucket on the CPU is in memory of the group's, where a rank that was stopped in the middle of a
+// call may still write long after the group has failed.
+void GradientReducer::take_out_of_bucket(Slot& slot) noexcept {
+  try {
+    const c10::NoGradGuard no_grad;
+    at::Tensor& gradient = slot.parameter.mutable_grad();
+    if (slot.view.defined() && slot.view.is_cpu() && gradient.defined() &&
+        gradient.is_alias_of(slot.view))
+      gradient = gradient.clone();
+  } catch (const std::exception&) {
+    slot.parameter.mutable_grad() = at::Tensor();
+  }
 }
 
 GradientReducer::Glimpse GradientReducer::glimpse(const at::Tensor& parameter) {

@@ -72,13 +72,11 @@ class GradientReducer final : public data_parallel::GradientExchange {
     at::ScalarType type = at::kFloat;
     std::unique_ptr<intercept::GradientHook> hook;
     std::size_t bucket = 0;
-    at::Tensor view;                // of its bucket's memory, where that has any
-    std::size_t place_in_pack = 0;  // bytes from its begin, where its bucket has one
-    at::Tensor packed;              // the gradient of which a copy is there
-    at::Tensor stand_in;            // zeros, where this rank has no gradient to add
-    bool ready = false;             // in this backward pass
-    bool used = false;              // in any pass since the last exchange
-    Glimpse before;                 // of the parameter, at the first of those passes
+    at::Tensor view;      // of its bucket's memory, where that has any
+    at::Tensor stand_in;  // zeros, where this rank has no gradient to add
+    bool ready = false;   // in this backward pass
+    bool used = false;    // in any pass since the last exchange
+    Glimpse before;       // of the parameter, at the first of those passes
     // The gradient as it was handed out: zeroing it makes its version another.
     c10::weak_intrusive_ptr<c10::TensorImpl> handed_out{c10::intrusive_ptr<c10::TensorImpl>()};
     std::int64_t version = 0;
@@ -86,7 +84,6 @@ class GradientReducer final : public data_parallel::GradientExchange {
   struct Bucket {
     GradientBucket content;
     std::vector<std::size_t> members;  // slots
-    at::Tensor pack;  // copies of small gradients, one after the other, that travel in their place
     std::size_t pending = 0;
     comm::Work work;
     std::function<void()> complete;  // of a hook
@@ -103,12 +100,12 @@ class GradientReducer final : public data_parallel::GradientExchange {
   static Glimpse glimpse(const at::Tensor& parameter);
   static bool has_moved(const Slot& slot);
   static void note_place(Slot& slot);
+  static void take_out_of_bucket(Slot& slot) noexcept;
 
   // gradient_buckets.cpp
   void build_buckets(const std::vector<std::size_t>& order);
   void finish() override;
-  bool needs_memory(const at::Tensor& parameter) const;
-  bool needs_pack(std::span<const std::size_t> members) const;
+  bool needs_memory(std::span<const std::size_t> members) const;
   void place(Slot& slot);
   static void note_handed_out(Slot& slot);
   void launch_ready();
@@ -120,7 +117,6 @@ class GradientReducer final : public data_parallel::GradientExchange {
   bool were_moved_anywhere(const at::Tensor& used_by);
   void compare_parameters();
   void complete_buckets();
-  void unpack(const Bucket& bucket);
   void hand_out(const std::vector<std::size_t>& without_gradient, const at::Tensor& used_by);
   void learn_order(bool had_gradients);
 
