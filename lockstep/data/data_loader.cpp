@@ -151,8 +151,9 @@ std::optional<Batch> DataLoader::take() {
 void DataLoader::put_on_device(Batch& batch) const {
   if (!options_.device) return;
   batch.input = batch.input.to(*options_.device, /*non_blocking=*/true);
-  if (batch.target.defined())
-    batch.target = batch.target.to(*options_.device, /*non_blocking=*/true);
+  if (!batch.target.defined()) return;
+  if (!options_.device->is_cpu()) batch.target_on_host = batch.target;
+  batch.target = batch.target.to(*options_.device, /*non_blocking=*/true);
 }
 
 // Called by the workers: reads nothing that changes while they run.

@@ -13,6 +13,7 @@ namespace lockstep::data {
 struct Batch {
   at::Tensor input;                     // [samples, …]
   at::Tensor target = {};               // [samples, …]; undefined where there are none
+  at::Tensor target_on_host = {};       // the same, where a loader has put it on a device
   std::vector<std::int64_t> rows = {};  // the place of each sample in the global batch
   std::int64_t global_size = 0;         // samples of all ranks together
 

@@ -87,15 +87,17 @@ at::Tensor LanguageModel::logits_of(const at::Tensor& hidden) const {
   return nn::gather_features(at::linear(nn::enter_products(hidden, axis), output_weight()), axis);
 }
 
-nn::LossSum LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  if (targets.sizes() != tokens.sizes())
+nn::LossSum LanguageModel::loss(const at::Tensor& tokens, const nn::Targets& targets) {
+  if (targets.tensor.sizes() != tokens.sizes())
     throw UsageError("tokens {} and targets {} differ in shape: each token has one target",
-                     c10::str(tokens.sizes()), c10::str(targets.sizes()));
+                     c10::str(tokens.sizes()), c10::str(targets.tensor.sizes()));
   return loss_of(hidden(tokens), targets);
 }
 
-nn::LossSum LanguageModel::loss_of(const at::Tensor& made, const at::Tensor& targets) const {
-  const at::Tensor wanted = axes_->attended_part(targets).flatten();
+nn::LossSum LanguageModel::loss_of(const at::Tensor& made, const nn::Targets& targets) const {
+  const auto rows_of = [&](const at::Tensor& all) { return axes_->attended_part(all).flatten(); };
+  nn::Targets wanted = rows_of(targets.tensor);
+  if (targets.on_host.defined()) wanted.on_host = rows_of(targets.on_host);
   if (axes_->tensor == nullptr)
     return nn::linear_cross_entropy(made.flatten(0, 1), output_weight(), wanted);
   const nn::TensorAxis& axis = *axes_->tensor;

@@ -60,8 +60,8 @@ class LanguageModel : public torch::nn::Module {
 
   // The cross-entropy of targets [batch, length], summed over those that are not -100, and how
   // many those are: divide by the count over all ranks and micro-batches.
-  nn::LossSum loss(const at::Tensor& tokens, const at::Tensor& targets);
-  nn::LossSum loss_of(const at::Tensor& hidden, const at::Tensor& targets) const;
+  nn::LossSum loss(const at::Tensor& tokens, const nn::Targets& targets);
+  nn::LossSum loss_of(const at::Tensor& hidden, const nn::Targets& targets) const;
 
   // The weight that is embedding and output layer at once, where the model ties them and these
   // layers have one of the two; undefined otherwise.

@@ -88,13 +88,13 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 }  // namespace
 
-LossSum cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                      std::int64_t ignore_index) {
+LossSum cross_entropy(const at::Tensor& logits, const Targets& given, std::int64_t ignore_index) {
+  const at::Tensor& targets = given.tensor;
   if (logits.dim() != 2)
     throw UsageError("cross_entropy: logits have the shape [{}]: they must be [rows, vocabulary]",
                      fmt::join(logits.sizes(), ", "));
   const auto count = internal::count_targets(
-      "cross_entropy", targets,
+      "cross_entropy", given,
       {.rows = logits.size(0), .vocabulary = logits.size(1), .ignore_index = ignore_index});
   const bool on_cpu = logits.device().is_cpu() && targets.device().is_cpu();
   if (on_cpu && logits.scalar_type() == at::kFloat)

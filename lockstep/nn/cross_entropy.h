@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -18,17 +19,28 @@ struct LossSum {
 
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
-// Cross-entropy of logits [rows, vocab] against targets [rows] (int64). Rows whose target is
+// Targets of a loss (int64), on the device that computes it. Where somebody has the same in the
+// host's memory, they are checked and counted there, and the host need not wait for the device.
+struct Targets {
+  at::Tensor tensor;
+  at::Tensor on_host;  // or undefined
+
+  Targets(at::Tensor targets) : tensor(std::move(targets)) {}  // NOLINT: every tensor of targets is
+  Targets(at::Tensor targets, at::Tensor same_on_host)
+      : tensor(std::move(targets)), on_host(std::move(same_on_host)) {}
+};
+
+// Cross-entropy of logits [rows, vocab] against targets [rows]. Rows whose target is
 // `ignore_index` count nothing and get no gradient; any other target outside the vocabulary is a
 // UsageError. The only tensor as large as the logits that it makes is their gradient.
-LossSum cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+LossSum cross_entropy(const at::Tensor& logits, const Targets& targets,
                       std::int64_t ignore_index = kIgnoredTarget);
 
 // The same of logits = hidden·weightᵀ, hidden [rows, width] and weight [vocab, width], of which
 // there is never more than a block of rows. Where a gradient will be asked for, it is computed
 // along with the loss.
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                             const at::Tensor& targets, std::int64_t ignore_index = kIgnoredTarget);
+                             const Targets& targets, std::int64_t ignore_index = kIgnoredTarget);
 
 // Which rows of a weight [vocabulary, width] a rank has.
 struct VocabularyPart {
@@ -41,7 +53,7 @@ struct VocabularyPart {
 // three numbers a row. The gradient of hidden is that of this rank's rows alone: enter_products()
 // (in tensor_moves.h) sums it over the ranks.
 LossSum vocab_parallel_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                     const at::Tensor& targets, const VocabularyPart& part,
+                                     const Targets& targets, const VocabularyPart& part,
                                      const std::shared_ptr<TensorAxis>& axis,
                                      std::int64_t ignore_index = kIgnoredTarget);
 

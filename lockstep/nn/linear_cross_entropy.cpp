@@ -281,11 +281,12 @@ void check_operands(const char* function, const at::Tensor& hidden, const at::Te
 }
 
 LossSum loss_of(const char* function, const at::Tensor& hidden, const at::Tensor& weight,
-                const at::Tensor& targets, std::int64_t ignore_index, const Rows& part) {
+                const Targets& given, std::int64_t ignore_index, const Rows& part) {
+  const at::Tensor& targets = given.tensor;
   check_operands(function, hidden, weight, targets);
   const auto vocabulary = part.group == nullptr ? weight.size(0) : part.vocabulary;
   const auto count = internal::count_targets(
-      function, targets,
+      function, given,
       {.rows = hidden.size(0), .vocabulary = vocabulary, .ignore_index = ignore_index});
   const bool recorded = at::GradMode::is_enabled();
   const Wanted wanted{.hidden = recorded && hidden.requires_grad(),
@@ -299,12 +300,12 @@ LossSum loss_of(const char* function, const at::Tensor& hidden, const at::Tensor
 }  // namespace
 
 LossSum linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                             const at::Tensor& targets, std::int64_t ignore_index) {
+                             const Targets& targets, std::int64_t ignore_index) {
   return loss_of("linear_cross_entropy", hidden, weight, targets, ignore_index, {});
 }
 
 LossSum vocab_parallel_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
-                                     const at::Tensor& targets, const VocabularyPart& part,
+                                     const Targets& targets, const VocabularyPart& part,
                                      const std::shared_ptr<TensorAxis>& axis,
                                      std::int64_t ignore_index) {
   const auto mine = mesh::part_of(part.vocabulary, axis->rank(), axis->size());

@@ -8,8 +8,8 @@
 
 namespace lockstep::nn::internal {
 
-std::int64_t count_targets(const char* function, const at::Tensor& targets,
-                           const TargetShape& shape) {
+std::int64_t count_targets(const char* function, const Targets& given, const TargetShape& shape) {
+  const at::Tensor& targets = given.tensor;
   if (targets.scalar_type() != at::kLong || targets.dim() != 1 || targets.size(0) != shape.rows)
     throw UsageError("{}: targets are {} of the shape [{}]: they must be Long (int64) of the shape "
                      "[{}], one for "
@@ -17,7 +17,12 @@ std::int64_t count_targets(const char* function, const at::Tensor& targets,
                      function, c10::toString(targets.scalar_type()),
                      fmt::join(targets.sizes(), ", "), shape.rows);
   // Eight bytes a row are nothing beside a row of logits, on whichever device.
-  const auto here = targets.cpu().contiguous();
+  const at::Tensor here = (given.on_host.defined() ? given.on_host : targets.cpu()).contiguous();
+  if (!here.is_cpu() || here.sizes() != targets.sizes() || here.scalar_type() != at::kLong)
+    throw UsageError("{}: targets are [{}], and what is said to be the same on the host is {} of "
+                     "the shape [{}] on {}",
+                     function, fmt::join(targets.sizes(), ", "), c10::toString(here.scalar_type()),
+                     fmt::join(here.sizes(), ", "), here.device().str());
   const auto* values = here.data_ptr<std::int64_t>();
   std::int64_t count = 0;
   for (std::int64_t row = 0; row < shape.rows; ++row) {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <ATen/core/Tensor.h>
+#include <lockstep/nn/cross_entropy.h>
 
 namespace lockstep::nn::internal {
 
@@ -14,8 +14,7 @@ struct TargetShape {
 };
 
 // How many of `targets` are not to be ignored. UsageError where they are not int64 [rows] or one is
-// outside the vocabulary. Waits for the device that holds them.
-std::int64_t count_targets(const char* function, const at::Tensor& targets,
-                           const TargetShape& shape);
+// outside the vocabulary. Waits for the device that holds them where they are not on the host, too.
+std::int64_t count_targets(const char* function, const Targets& targets, const TargetShape& shape);
 
 }  // namespace lockstep::nn::internal

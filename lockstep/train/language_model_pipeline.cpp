@@ -76,6 +76,7 @@ data::Batch LanguageModelPipeline::filled_up(const data::Batch& batch) const {
   data::Batch full = batch;
   full.input = at::zeros(shape, tokens);
   full.target = at::full(shape, nn::kIgnoredTarget, tokens);
+  full.target_on_host = at::Tensor();
   full.rows.resize(static_cast<std::size_t>(options_.micro_batch));
   if (batch.size() == 0) return full;
   full.input = at::cat({batch.input, full.input});
@@ -86,7 +87,7 @@ data::Batch LanguageModelPipeline::filled_up(const data::Batch& batch) const {
 std::int64_t LanguageModelPipeline::count(const data::Batch& batch) const {
   if (batch.size() == 0) return 0;
   return model_->axes()
-      .attended_part(batch.target)
+      .attended_part(batch.target_on_host.defined() ? batch.target_on_host : batch.target)
       .ne(nn::kIgnoredTarget)
       .sum()
       .item<std::int64_t>();
@@ -101,7 +102,7 @@ std::vector<at::Tensor> LanguageModelPipeline::forward(mesh::Interval layers, in
   const at::Tensor made =
       model_->run_layers(layers, batch.input, inputs.empty() ? at::Tensor() : inputs.front());
   if (layers.end < model_->config().num_layers) return {made};
-  const at::Tensor loss = model_->loss_of(made, batch.target).sum;
+  const at::Tensor loss = model_->loss_of(made, {batch.target, batch.target_on_host}).sum;
   return {scale_ ? scale_(loss) : loss};
 }
 

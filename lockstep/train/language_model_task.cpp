@@ -10,12 +10,11 @@
 namespace lockstep::train {
 
 nn::LossSum LanguageModelTask::loss(const data::Batch& batch) {
-  return model_->loss(batch.input, batch.target);
+  return model_->loss(batch.input, {batch.target, batch.target_on_host});
 }
 
 Evaluation LanguageModelTask::evaluate(const data::Batch& batch) {
-  if (pipeline_ == nullptr)
-    return {.loss = model_->loss(batch.input, batch.target), .metric_sums = {}};
+  if (pipeline_ == nullptr) return {.loss = loss(batch), .metric_sums = {}};
   return {.loss = {.sum = at::scalar_tensor(pipeline_->evaluate(batch), at::kDouble),
                    .count = pipeline_->count(batch)},
           .metric_sums = {}};

@@ -393,6 +393,7 @@ bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   data::Batch sample = dataset.batch(kFirst);
   batch.input = sample.input.to(dist_.device());
   if (sample.target.defined()) batch.target = sample.target.to(dist_.device());
+  batch.target_on_host = at::Tensor();
   batch.rows = {0};
   return true;
 }

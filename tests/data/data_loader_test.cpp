@@ -350,6 +350,8 @@ TEST(DataLoader, PinsAndPutsBatchesOnTheGpu) {
       ASSERT_TRUE(first);
       EXPECT_TRUE(first->input.is_cuda());
       EXPECT_THAT(values(first->target.cpu()), ElementsAre(1, 3, 5, 7));
+      EXPECT_THAT(values(first->target_on_host), ElementsAre(1, 3, 5, 7));
+      EXPECT_TRUE(first->target_on_host.is_pinned());
       const auto last = moved.next();
       ASSERT_TRUE(last);
       EXPECT_THAT(values(last->target.cpu()), ElementsAre(9));

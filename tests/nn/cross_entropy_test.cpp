@@ -76,6 +76,25 @@ TEST(CrossEntropy, CountsWhatIsNotIgnored) {
   EXPECT_EQ(loss.sum.item<float>(), 0.0f);
 }
 
+TEST(CrossEntropy, CountsOnTheHostWhatIsThere) {
+  const auto host = at::tensor({1, -100, 0, 2, 3}, at::kLong);
+  const auto hidden = random({5, 2}), weight = random({4, 2});
+  const auto wanted = linear_cross_entropy(hidden, weight, host);
+  const auto got = linear_cross_entropy(hidden, weight, {host.clone(), host});
+  EXPECT_EQ(got.count, 4);
+  EXPECT_TRUE(got.sum.equal(wanted.sum));
+  EXPECT_EQ(cross_entropy(random({5, 4}), {host.clone(), host}).count, 4);
+  const auto outside = at::tensor({1, -100, 0, 4, 3}, at::kLong);
+  EXPECT_THAT(usage_error([&] {
+                linear_cross_entropy(hidden, weight, {host, outside});
+              }),
+              ::testing::HasSubstr("the target of row 3 is 4, outside the vocabulary"));
+  EXPECT_THAT(usage_error([&] {
+                linear_cross_entropy(hidden, weight, {host, host.slice(0, 1)});
+              }),
+              ::testing::HasSubstr("said to be the same on the host is Long of the shape [4]"));
+}
+
 TEST(CrossEntropy, OfAnEmptyVocabularyIsNothing) {
   const auto none = at::full({5}, kIgnoredTarget, at::kLong);
   const auto check = [](const LossSum& loss) {
