@@ -45,7 +45,7 @@ TEST(DurableFile, NamesTheFileAndTheReason) {
 // Past the page cache or not, as the file system has it; in memory there is no other place.
 TEST(DurableFile, MuchDataComesWhole) {
   const testing::TemporaryFolder folder;
-  const std::string in_memory = "/dev/shm/lockstep-" + std::to_string(::getpid());
+  const std::string in_memory = "/dev/shm/lockstep-test-" + std::to_string(::getpid());
   constexpr std::size_t kMebi = 1 << 20;
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, std::size_t{4095}, std::size_t{4096}, std::size_t{4097},

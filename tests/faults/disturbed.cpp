@@ -20,12 +20,14 @@ namespace {
 constexpr milliseconds kLongest(180'000);
 constexpr int kSamples = 120;  // as rank/rank.cpp has them
 
+// But for those of tests that run at the same time.
 std::vector<std::string> shared_memory_names() {
   std::vector<std::string> names;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev/shm", ignored))
-    if (!entry.is_directory() && entry.path().string().find("lockstep") != std::string::npos)
-      names.push_back(entry.path().string());
+    if (const std::string name = entry.path().filename();
+        name.find("lockstep") != std::string::npos && !name.starts_with("lockstep-test-"))
+      names.push_back(name);
   return names;
 }
 
