@@ -170,9 +170,10 @@ class Communicator {
                                       GroupTensors tensors = GroupTensors::on_any_device,
                                       Where where = Where::current());
 
-  // CommError where the group has failed and its calls run on GPUs: what only a stream has waited
-  // for (Work::wait) may be anything then. To be called once a result is on the host.
-  virtual void check_device_results() const {}
+  // CommError where the group has failed, its calls run on GPUs, and none of them has said so yet:
+  // what only a stream has waited for (Work::wait) may be anything then. To be called once a result
+  // is on the host, by the thread that makes calls.
+  virtual void check_device_results() {}
 
   // Ends the group now: every call in flight or to come throws, here and on the other ranks.
   void abort(const std::string& reason);

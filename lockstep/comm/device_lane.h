@@ -21,9 +21,9 @@ class DeviceLane;
 struct LaneGroup {
   GroupInfo info;
   std::shared_ptr<flight::Recorder> recorder;
-  // The first rank's bytes, on every rank, over the host: all of them call it at the same point,
-  // and only while the lane connects.
-  std::function<void(const at::Tensor& bytes)> broadcast;
+  // While the lane connects, over the host: every rank calls the same of these at the same point.
+  std::function<bool(bool well)> all_are_well;
+  std::function<void(const at::Tensor& bytes)> broadcast;  // the first rank's
   // The lane has failed by itself: ends the group, which ends the lane.
   std::function<void(const CommError::Details& fault)> failed;
   // To be called every now and then while a call takes its time: the group looks whether its ranks
@@ -51,8 +51,8 @@ class DeviceLane {
   // UsageError for a tensor on another device than the lane's.
   virtual void check(Operation operation, const at::Tensor& tensor) const = 0;
 
-  // A call whose tensors are on the lane's device. It is enqueued when this returns, after what the
-  // current stream has been told so far.
+  // A call whose tensors are on the lane's device, after what the current stream has been told so
+  // far.
   virtual std::shared_ptr<PendingCall> start(Call call) = 0;
 
   // How the lane of a group of `group_size` of these ranks is made; null for a group of one, and
@@ -61,6 +61,9 @@ class DeviceLane {
 
   // The group has failed with this: calls in flight and later ones throw it.
   virtual void end(const CommError::Details& fault) = 0;
+
+  // CommError where the group has failed and no call has said so yet.
+  virtual void check_results() = 0;
 
   // Waits for the calls in flight; from then on the lane no longer calls its group. Only the
   // destructor and end() may follow.

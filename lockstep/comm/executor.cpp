@@ -106,11 +106,6 @@ bool Executor::idle() const {
   return queue_.empty() && !running_;
 }
 
-void Executor::check_alive() const {
-  const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
-}
-
 bool Executor::wait(Job& job, Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!job.done_) {

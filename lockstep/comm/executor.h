@@ -55,9 +55,6 @@ class Executor {
   // Whether nothing is queued, and nothing runs.
   bool idle() const;
 
-  // Throws what a job has failed with, or fail() was given.
-  void check_alive() const;
-
   // Throws what the job threw. At the deadline throws nothing and returns false.
   bool wait(Job& job, Deadline deadline);
 

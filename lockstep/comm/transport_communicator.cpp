@@ -68,8 +68,19 @@ struct TransferSide {
   Fingerprint fingerprint;
 };
 
-std::vector<TransferSide> sides_of(const Call& call) {
+// Of an exchange, and of an all_to_all whose parts may differ: what agrees does so in pairs.
+std::vector<TransferSide> sides_of(const Call& call, int rank) {
   std::vector<TransferSide> sides;
+  if (call.fingerprint.operation == Operation::all_to_all && call.inputs.size() > 1)
+    for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+      const int peer = static_cast<int>(i);
+      if (peer == rank) continue;
+      for (const bool sends : {true, false}) {
+        Fingerprint one = call.fingerprint;
+        one.count = static_cast<std::uint64_t>((sends ? call.inputs : call.outputs)[i].numel());
+        sides.push_back({peer, sends, one});
+      }
+    }
   for (std::size_t i = 0; i < call.transfers.size(); ++i) {
     const Transfer& transfer = call.transfers[i];
     Fingerprint one = call.fingerprint;
@@ -123,8 +134,15 @@ class TransportCommunicator final : public Communicator, public CallRunner {
     if (lane_ != nullptr) return std::nullopt;
     return transport_->sent_bytes();
   }
-  void check_device_results() const override {
-    if (lane_ != nullptr) executor_->check_alive();
+  // What is on the device may come of a call that other ranks have made differently.
+  void check_device_results() override {
+    if (lane_ == nullptr) return;
+    try {
+      if (last_compared_ != nullptr) (void)executor_->wait(*last_compared_, Deadline::never());
+    } catch (const CommError&) {
+      // The lane has heard of it, and knows whether anyone else has.
+    }
+    lane_->check_results();
   }
 
  private:
@@ -134,6 +152,7 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
+  int sum_of_faults(int mine);
   void open_lane();
   std::shared_ptr<PendingCall> start_on_lane(Call call);
   void compare(const Fingerprint& call, const std::vector<TransferSide>& sides, Deadline deadline);
@@ -158,10 +177,17 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   std::vector<std::byte> packed_;
   StagingStreams staging_streams_;
   std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Errand> last_compared_;  // of the lane's calls
   // These refer to this object: they go first.
   std::unique_ptr<DeviceLane> lane_;
   std::unique_ptr<WaitWatch::Watched> watched_;
 };
+
+int TransportCommunicator::sum_of_faults(int mine) {
+  const at::Tensor sum = at::full({1}, mine, at::kInt);
+  all_reduce(sum, ReduceOp::sum, {.launch = Launch::on_wait}).wait_on_host();
+  return sum.item<std::int32_t>();
+}
 
 // On all ranks, or on none of them.
 void TransportCommunicator::open_lane() {
@@ -170,6 +196,7 @@ void TransportCommunicator::open_lane() {
     lane_ = options_.make_lane(
         {.info = info(),
          .recorder = shared_recorder(),
+         .all_are_well = [this](bool well) { return sum_of_faults(well ? 0 : 1) == 0; },
          .broadcast =
              [this](const at::Tensor& bytes) {
                broadcast(bytes, 0, {.launch = Launch::on_wait}).wait_on_host();
@@ -180,9 +207,7 @@ void TransportCommunicator::open_lane() {
   } catch (const std::exception& error) {
     fault = error.what();
   }
-  const at::Tensor num_failed = at::full({1}, fault.empty() ? 0 : 1, at::kInt);
-  all_reduce(num_failed, ReduceOp::sum, {.launch = Launch::on_wait}).wait_on_host();
-  if (num_failed.item<std::int32_t>() == 0) return;
+  if (sum_of_faults(fault.empty() ? 0 : 1) == 0) return;
   lane_.reset();
   if (fault.empty()) fault = "other ranks could not connect it: their own messages say why";
   if (options_.needs_lane) throw UsageError("NCCL cannot be used: {}", fault);
@@ -222,19 +247,18 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
 // which: so a mismatch, or a rank that does not come, is found and named as in any other call.
 std::shared_ptr<PendingCall> TransportCommunicator::start_on_lane(Call call) {
   call.fingerprint.algorithm = Algorithm::nccl;
-  const auto compared = std::make_shared<Errand>(
-      call.deadline, [this, fingerprint = call.fingerprint, sides = sides_of(call),
+  last_compared_ = std::make_shared<Errand>(
+      call.deadline, [this, fingerprint = call.fingerprint, sides = sides_of(call, rank()),
                       deadline = call.deadline] { compare(fingerprint, sides, deadline); });
-  auto pending = lane_->start(std::move(call));
-  executor_->submit(compared, Launch::in_background);
-  return pending;
+  executor_->submit(last_compared_, Launch::in_background);
+  return lane_->start(std::move(call));
 }
 
 void TransportCommunicator::compare(const Fingerprint& call, const std::vector<TransferSide>& sides,
                                     Deadline deadline) {
   try {
     transport_->begin(call, deadline);
-    if (call.operation == Operation::exchange) {
+    if (call.operation == Operation::exchange || !sides.empty()) {
       for (const TransferSide& side : sides)
         if (side.sends) transport_->post_send(side.peer, side.fingerprint, {});
       for (const TransferSide& side : sides)
@@ -415,7 +439,7 @@ void TransportCommunicator::all_reduce_tensors(const Call& call, Algorithm algor
 }
 
 void TransportCommunicator::run_exchange(const Call& call) {
-  const std::vector<TransferSide> sides = sides_of(call);
+  const std::vector<TransferSide> sides = sides_of(call, rank());
   for (std::size_t i = 0; i < sides.size(); ++i)
     if (sides[i].sends)
       transport_->post_send(sides[i].peer, sides[i].fingerprint,
@@ -467,20 +491,28 @@ void TransportCommunicator::end_with(const CommError::Details& details) {
 
 std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest& request,
                                                               Deadline deadline) {
-  at::Tensor mine = at::empty({2}, at::kLong);
+  constexpr int kNumbers = 3;
+  at::Tensor mine = at::empty({kNumbers}, at::kLong);
   mine[0] = request.color;
   mine[1] = request.key;
-  at::Tensor all = at::empty({size(), 2}, at::kLong);
+  mine[2] = static_cast<int>(request.tensors);
+  at::Tensor all = at::empty({size(), kNumbers}, at::kLong);
   all_gather(
       all, mine,
       {.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()), .launch = Launch::on_wait})
       .wait_on_host();
   const auto* rows = static_cast<const std::int64_t*>(all.data_ptr());
   std::vector<int> members;
-  for (int other = 0; other < size(); ++other)
-    if (rows[2 * other] == request.color) members.push_back(other);
-  std::stable_sort(members.begin(), members.end(),
-                   [rows](int a, int b) { return rows[2 * a + 1] < rows[2 * b + 1]; });
+  for (int other = 0; other < size(); ++other) {
+    if (rows[kNumbers * other] == request.color) members.push_back(other);
+    if (rows[kNumbers * other + 2] != rows[2])
+      throw UsageError("split: rank {} of '{}' says otherwise than rank 0 where the tensors of the "
+                       "new group '{}' will be (GroupTensors): give all ranks the same",
+                       other, name(), request.name);
+  }
+  std::stable_sort(members.begin(), members.end(), [rows](int a, int b) {
+    return rows[kNumbers * a + 1] < rows[kNumbers * b + 1];
+  });
   // Before some of the ranks connect, which others do not take part in.
   MakeLane make_lane;
   if (lane_ != nullptr && request.tensors == GroupTensors::on_any_device)

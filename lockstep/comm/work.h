@@ -20,7 +20,7 @@ class PendingCall {
 
   // Blocks until it has finished; throws what it failed with, or CommError (timeout) at the
   // deadline or at the call's own, whichever comes first. At the waiter's deadline the call goes on
-  // (shm, tcp) or, where the engine cannot leave it (gloo, mpi, nccl), ends with its group.
+  // (shm, tcp, nccl) or, where the engine cannot leave it (gloo, mpi), ends with its group.
   virtual void wait_on_host(Deadline deadline) = 0;
 
   // Makes the current stream wait for the result without blocking the host where the backend can.

@@ -208,15 +208,18 @@ DeviceWay choose_device_way(const std::vector<RankGpu>& ranks, bool forced) {
           "there",
           list_ranks(without_gpu));
     if (!without_nccl.empty())
-      throw UsageError("the backend 'nccl' is not in the build that {} run",
-                       list_ranks(without_nccl));
+      throw UsageError(
+          "the backend 'nccl' needs NCCL 2.19 or newer, and {} have none: it is not in "
+          "their build, or not installed (lockstep check says which)",
+          list_ranks(without_nccl));
     return {.nccl = true, .reason = "it was asked for"};
   }
   if (without_gpu.size() == ranks.size()) return {};
   if (!without_gpu.empty())
     return {.reason = fmt::format("the tensors of {} are on no GPU", list_ranks(without_gpu))};
   if (!without_nccl.empty())
-    return {.reason = fmt::format("the build that {} run has no NCCL", list_ranks(without_nccl))};
+    return {.reason =
+                fmt::format("{} have no NCCL of version 2.19 or newer", list_ranks(without_nccl))};
   if (!sharing.empty())
     return {.reason = fmt::format("{} {} a GPU with another rank", list_ranks(sharing),
                                   sharing.size() == 1 ? "shares" : "share")};

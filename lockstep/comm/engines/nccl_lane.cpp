@@ -9,26 +9,33 @@
 //     float32, because NCCL would round after each hop.
 //   - Calls are compared beside them: kernels of a mismatched call may have run, on wrong data,
 //     before it is found.
-//   - The parts of an uneven all_to_all are not compared; where they do not fit, the call ends at
-//     its deadline.
+//   - Connections between two ranks are made in the first call that needs them, and NCCL waits
+//   there
+//     for the other rank. So a thread of the lane's makes such calls, and Work::wait() waits for
+//     it.
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
+#include <cstdlib>
 #include <deque>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
+#include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
 #include <lockstep/base/host_identity.h>
+#include <lockstep/base/log.h>
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/engines/nccl_collectives.h>
 #include <lockstep/comm/engines/nccl_library.h>
@@ -49,13 +56,24 @@ constexpr milliseconds kTakesItsTime(100);
 // group knows better what to say, and says it at the deadline.
 constexpr milliseconds kAfterDeadline(2000);
 
-// What a call leaves behind where it ends.
+// How long a lane waits for the others to be looked at, where NCCL itself reports that something is
+// wrong: it names no ranks.
+constexpr milliseconds kLookFirst(300);
+// How long the destructor waits for an abort.
+constexpr milliseconds kAborting(5000);
+
+// What a lane's calls leave behind where they end.
 struct CallLog {
   std::shared_ptr<flight::Recorder> recorder;
   std::shared_ptr<flight::Journal> journal;
+  std::shared_ptr<std::atomic<bool>> failure_was_thrown;
 
   void mark(const Call& call, flight::State state) const {
     if (call.flight_entry != 0) recorder->mark(call.flight_entry, state);
+  }
+  [[noreturn]] void raise(const CommError::Details& fault) const {
+    *failure_was_thrown = true;
+    throw CommError(fault);
   }
 };
 
@@ -63,49 +81,71 @@ struct CallLog {
 // lane.
 class DeviceCall final : public PendingCall {
  public:
-  DeviceCall(Call call, CallLog log, c10::Device device)
-      : call_(std::move(call)), log_(std::move(log)), device_(device) {}
+  // After what the stream has been told so far.
+  DeviceCall(Call call, CallLog log, const c10::cuda::CUDAStream& stream)
+      : call_(std::move(call)), log_(std::move(log)), made_on_(stream) {
+    ready_.record(stream);
+  }
 
+  // Its tensors are for who enqueues it.
   const Call& call() const { return call_; }
 
-  // What has been enqueued on the stream so far is the call.
-  void enqueued(const c10::cuda::CUDAStream& stream) { finished_.record(stream); }
+  // By one thread.
+  void enqueue(NcclComm& comm, int num_ranks, const c10::cuda::CUDAStream& stream) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (released_) return;
+      enqueuing_ = true;
+    }
+    try {
+      ready_.block(stream);
+      log_.mark(call_, flight::State::started);
+      enqueue_collective(comm, call_, num_ranks, stream);
+      finished_.record(stream);
+    } catch (...) {
+      end_enqueuing(/*enqueued=*/false);
+      throw;
+    }
+    end_enqueuing(/*enqueued=*/true);
+  }
 
-  // Streams wait for each other.
-  bool ready() const override { return true; }
+  // Streams wait for each other, once it is on one.
+  bool ready() const override {
+    const std::lock_guard lock(mutex_);
+    return enqueued_ || done_;
+  }
 
   bool done() const override {
     const std::lock_guard lock(mutex_);
     if (done_) return true;
+    if (!enqueued_) return false;
     try {
       if (!finished_.query()) return false;
       log_.mark(call_, flight::State::finished);
-      over();
+      done_ = true;
+      let_go();
     } catch (const std::exception& error) {  // of CUDA: nothing more comes of this device
-      fail_locked({.fault = Fault::engine,
-                   .operation = comm::name(call_.fingerprint.operation),
-                   .sequence = call_.fingerprint.sequence,
-                   .explanation = fmt::format("{} reports: {}", device_.str(), error.what())});
+      fail_locked(
+          {.fault = Fault::engine,
+           .operation = comm::name(call_.fingerprint.operation),
+           .sequence = call_.fingerprint.sequence,
+           .explanation = fmt::format("{} reports: {}", made_on_.device().str(), error.what())});
     }
     return true;
   }
 
-  // The stream waits, so the tensors need not be held for the lane's any longer.
   void wait() override {
+    wait_until_enqueued();
+    const auto current = c10::cuda::getCurrentCUDAStream(made_on_.device_index());
+    finished_.block(current);
+    // What is allocated on the stream from now on is used after the call.
     const std::lock_guard lock(mutex_);
-    if (fault_) throw CommError(*fault_);
-    if (done_) return;
-    finished_.block(c10::cuda::getCurrentCUDAStream(device_.index()));
-    let_go();
+    if (current == made_on_ && !fault_) let_go();
   }
 
   void wait_on_host(Deadline deadline) override {
     if (!done()) {
-      std::optional<flight::Recorder::Block> block;
-      // Who stops waiting before the call must end is not blocked: it may do something else then.
-      if (call_.flight_entry != 0 && deadline.at() >= call_.deadline.at())
-        block.emplace(*log_.recorder, call_.flight_entry);
-      const auto begin = Clock::now();
+      const Wait wait(*this, deadline);
       // Its lane ends it where it does not end by itself.
       for (int polls = 0; !done() && !deadline.passed(); ++polls) {
         if (polls < 1000)
@@ -113,9 +153,8 @@ class DeviceCall final : public PendingCall {
         else
           std::this_thread::sleep_for(std::chrono::microseconds(50));
       }
-      log_.journal->add_waited(std::chrono::nanoseconds(Clock::now() - begin).count());
     }
-    if (const auto its = fault()) throw CommError(*its);
+    if (const auto its = fault()) log_.raise(*its);
     if (!done())
       throw CommError({.fault = Fault::timeout,
                        .operation = name(call_.fingerprint.operation),
@@ -131,20 +170,67 @@ class DeviceCall final : public PendingCall {
     return fault_;
   }
 
+  // The device may go on with its tensors until the lane has been aborted: then release().
   void fail(const CommError::Details& fault) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!done_) fail_locked(fault);
+    }
+    changed_.notify_all();
+  }
+  void release() {
     const std::lock_guard lock(mutex_);
-    if (!done_) fail_locked(fault);
+    released_ = true;
+    if (!enqueuing_) let_go();
   }
 
  private:
+  // Says, while it lives, that this thread waits: to whoever looks for ranks that wait for each
+  // other, and to whoever counts how long ranks wait.
+  class Wait {
+   public:
+    Wait(DeviceCall& call, const Deadline& deadline) : call_(call), begin_(Clock::now()) {
+      // Who stops waiting before the call must end is not blocked: it may do something else then.
+      if (call.call_.flight_entry != 0 && deadline.at() >= call.call_.deadline.at())
+        block_.emplace(*call.log_.recorder, call.call_.flight_entry);
+    }
+    ~Wait() {
+      call_.log_.journal->add_waited(std::chrono::nanoseconds(Clock::now() - begin_).count());
+    }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    DeviceCall& call_;
+    const Clock::time_point begin_;
+    std::optional<flight::Recorder::Block> block_;
+  };
+
+  void end_enqueuing(bool enqueued) {
+    {
+      const std::lock_guard lock(mutex_);
+      enqueuing_ = false;
+      enqueued_ = enqueued;
+      if (released_) let_go();
+    }
+    changed_.notify_all();
+  }
+
+  void wait_until_enqueued() {
+    std::unique_lock lock(mutex_);
+    if (!enqueued_ && !done_) {
+      lock.unlock();
+      const Wait wait(*this, Deadline::never());
+      lock.lock();
+      changed_.wait(lock, [this] { return enqueued_ || done_; });
+    }
+    if (fault_) log_.raise(*fault_);
+  }
+
   void fail_locked(const CommError::Details& fault) const {
     log_.mark(call_, flight::State::failed);
     fault_ = fault;
-    over();
-  }
-  void over() const {
     done_ = true;
-    let_go();
   }
   void let_go() const {
     call_.inputs.clear();
@@ -154,14 +240,17 @@ class DeviceCall final : public PendingCall {
 
   mutable Call call_;  // its tensors go when they are no longer needed
   const CallLog log_;
-  const c10::Device device_;
-  mutable std::mutex mutex_;
+  const c10::cuda::CUDAStream made_on_;
+  at::cuda::CUDAEvent ready_;
   mutable at::cuda::CUDAEvent finished_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool enqueuing_ = false;  // somebody uses the tensors
+  bool enqueued_ = false;
+  bool released_ = false;  // nobody needs them any more
   mutable bool done_ = false;
   mutable std::optional<CommError::Details> fault_;
 };
-
-using Connect = std::function<std::shared_ptr<NcclComm>(const LaneGroup& group, Deadline deadline)>;
 
 void check_gpu() {
   if (c10::cuda::device_count() == 0)
@@ -169,48 +258,161 @@ void check_gpu() {
                      "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
 }
 
-// Connects ranks that have no communicator in common: the first tells them where to meet. Every
-// rank takes part in that, whatever is the matter with it.
-std::shared_ptr<NcclComm> connect_anew(const LaneGroup& group, Deadline deadline) {
-  ncclUniqueId id;
-  const auto size = static_cast<std::int64_t>(sizeof(id.internal));
-  const at::Tensor bytes = at::zeros({size + 1}, at::kByte);  // the last says whether they count
-  std::exception_ptr fault;
-  try {
-    check_gpu();
-    const NcclLibrary& nccl = NcclLibrary::get();
-    if (group.info.rank == 0) {
-      nccl.check(nccl.get_unique_id(&id), "ncclGetUniqueId");
-      std::memcpy(bytes.data_ptr(), id.internal, sizeof(id.internal));
-      bytes[size] = 1;
-    }
-  } catch (...) {
-    fault = std::current_exception();
+// Which connections between two ranks a communicator has made. NCCL makes them in the first call
+// that needs them, and waits there for the other rank to make it, too.
+class Connections {
+ public:
+  explicit Connections(int num_ranks) : num_ranks_(num_ranks) {
+    const char* const later = std::getenv("NCCL_RUNTIME_CONNECT");
+    collectives_wait_ = later != nullptr && std::string_view(later) != "0";
   }
-  group.broadcast(bytes);
-  if (fault) std::rethrow_exception(fault);
-  if (bytes[size].item<int>() != 1)
-    throw NcclError("the group's first rank could not begin: its own message says why");
-  std::memcpy(id.internal, bytes.data_ptr(), sizeof(id.internal));
-  return NcclComm::connect(id, group.info.rank, static_cast<int>(group.info.global_ranks.size()),
-                           deadline);
-}
+
+  // Whether NCCL may have to wait for others when the call is enqueued. Asked once of each call.
+  bool may_wait(const Call& call) {
+    switch (call.fingerprint.operation) {
+      case Operation::exchange: {
+        bool all = true;
+        for (const Transfer& transfer : call.transfers)
+          all &= !made_.insert({transfer.peer, transfer.direction}).second;
+        return !all;
+      }
+      case Operation::all_to_all:
+      case Operation::reduce_scatter: {  // 16-bit sums are an all_to_all
+        bool all = true;
+        for (int peer = 0; peer < num_ranks_; ++peer)
+          for (const auto direction : {Transfer::Direction::send, Transfer::Direction::receive})
+            all &= !made_.insert({peer, direction}).second;
+        return !all || collectives_wait_;
+      }
+      default: return collectives_wait_;
+    }
+  }
+
+ private:
+  const int num_ranks_;
+  bool collectives_wait_ = false;
+  std::set<std::pair<int, Transfer::Direction>> made_;
+};
+
+// Puts calls on a lane's stream, in their order: in the caller's thread, or, where NCCL may wait
+// for other ranks in one of them, in a thread of its own.
+//
+// Threading: one thread at a time submits or stops; clear() may come from any. Where NCCL waits for
+// ever, the thread is left behind with all that it needs.
+class Enqueuer : public std::enable_shared_from_this<Enqueuer> {
+ public:
+  // What has become of a call that NCCL refused; ends the group.
+  using Failed = std::function<CommError::Details(const Call& call, const std::string& text)>;
+
+  Enqueuer(std::shared_ptr<NcclComm> comm, int num_ranks, const c10::cuda::CUDAStream& stream,
+           Failed failed)
+      : comm_(std::move(comm)),
+        num_ranks_(num_ranks),
+        stream_(stream),
+        failed_(std::move(failed)),
+        connections_(num_ranks) {}
+
+  void submit(const std::shared_ptr<DeviceCall>& call) {
+    const bool may_wait = connections_.may_wait(call->call());
+    {
+      const std::lock_guard lock(mutex_);
+      if (may_wait || !queue_.empty() || state_ != State::idle) {
+        queue_.push_back(call);
+        if (!thread_.joinable())
+          thread_ = std::thread([self = shared_from_this()] { self->run(); });
+        changed_.notify_all();
+        return;
+      }
+    }
+    if (const auto text = enqueue(*call)) call->fail(failed_(call->call(), *text));
+  }
+
+  // Of what has not been enqueued.
+  void clear() {
+    const std::lock_guard lock(mutex_);
+    queue_.clear();
+  }
+
+  void stop() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    if (!thread_.joinable()) return;
+    if (state_ == State::in_nccl) return thread_.detach();
+    lock.unlock();
+    thread_.join();
+  }
+
+ private:
+  enum class State : std::uint8_t { idle, in_nccl, telling };
+
+  // What NCCL has against it; nothing where it is on the stream.
+  std::optional<std::string> enqueue(DeviceCall& call) {
+    try {
+      const c10::NoGradGuard no_grad;
+      const c10::cuda::CUDAStreamGuard guard(stream_);
+      call.enqueue(*comm_, num_ranks_, stream_);
+      return std::nullopt;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      state_ = State::idle;
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_) return;
+      const std::shared_ptr<DeviceCall> call = queue_.front();
+      queue_.pop_front();
+      state_ = State::in_nccl;
+      lock.unlock();
+      const auto text = enqueue(*call);
+      lock.lock();
+      if (stopping_) return;  // and the group may be gone
+      if (!text) continue;
+      state_ = State::telling;
+      lock.unlock();
+      call->fail(failed_(call->call(), *text));
+      lock.lock();
+    }
+  }
+
+  const std::shared_ptr<NcclComm> comm_;
+  const int num_ranks_;
+  const c10::cuda::CUDAStream stream_;
+  const Failed failed_;
+  Connections connections_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<DeviceCall>> queue_;
+  State state_ = State::idle;  // of the thread
+  bool stopping_ = false;
+  std::thread thread_;
+};
 
 class NcclLane final : public DeviceLane {
  public:
-  NcclLane(LaneGroup group, c10::Device device, const Connect& connect)
+  NcclLane(LaneGroup group, c10::Device device, std::shared_ptr<NcclComm> comm)
       : group_(std::move(group)),
         device_(device),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
-        comm_(connected(connect)),
+        comm_(std::move(comm)),
+        enqueuer_(std::make_shared<Enqueuer>(comm_, size(), stream_,
+                                             [this](const Call& call, const std::string& text) {
+                                               const CommError::Details fault =
+                                                   engine_fault(call.fingerprint, text);
+                                               group_.failed(fault);
+                                               return fault;
+                                             })),
+        log_{group_.recorder, group_.info.journal, std::make_shared<std::atomic<bool>>(false)},
         watcher_([this] { watch(); }) {}
 
   ~NcclLane() override {
     stop();
-    if (failed())
-      comm_->abort();
-    else
-      comm_->close();
+    if (!failed()) comm_->close();
+    if (aborted_.valid()) (void)aborted_.wait_for(kAborting);
   }
 
   std::string name() const override { return "nccl"; }
@@ -226,46 +428,29 @@ class NcclLane final : public DeviceLane {
     poll();
     throw_failure();
     const auto pending = std::make_shared<DeviceCall>(
-        std::move(call), CallLog{group_.recorder, group_.info.journal}, device_);
-    at::cuda::CUDAEvent ready;
-    ready.record(c10::cuda::getCurrentCUDAStream());
-    const c10::cuda::CUDAStreamGuard guard(stream_);
-    ready.block(stream_);
-    if (pending->call().flight_entry != 0)
-      group_.recorder->mark(pending->call().flight_entry, flight::State::started);
-    try {
-      enqueue_collective(*comm_, pending->call(), size(), stream_);
-      pending->enqueued(stream_);
-    } catch (const NcclError& error) {
-      group_.failed(engine_fault(pending->call(), error.what()));
-      throw_failure();
-    } catch (const c10::Error& error) {
-      group_.failed(engine_fault(pending->call(), error.what()));
-      throw_failure();
-    }
+        std::move(call), log_, c10::cuda::getCurrentCUDAStream(device_.index()));
     track(pending);
+    enqueuer_->submit(pending);
     return pending;
   }
 
   MakeLane split(const SplitRequest& request, int group_size, Deadline deadline) override {
     throw_failure();
-    const c10::cuda::CUDAGuard on_device(device_);
-    // NCCL wants nothing under way in the communicator that it splits.
-    for (const auto& call : outstanding()) call->wait_on_host(deadline);
     const bool takes_part = request.color >= 0 && group_size > 1;
     std::shared_ptr<NcclComm> made;
     try {
+      // NCCL wants nothing under way in the communicator that it splits.
+      for (const auto& call : outstanding()) call->wait_on_host(deadline);
       made = NcclComm::split(comm_, takes_part ? request.color : -1, request.key, deadline);
     } catch (const NcclError& error) {
-      Call call;
-      call.fingerprint = {.sequence = request.number, .operation = Operation::split};
-      group_.failed(engine_fault(call, error.what()));
-      throw_failure();
+      fail_split(
+          engine_fault({.sequence = request.number, .operation = Operation::split}, error.what()));
+    } catch (const CommError& error) {
+      fail_split(error.details());
     }
     if (!takes_part) return nullptr;
     return [device = device_, made](LaneGroup group) {
-      return std::make_unique<NcclLane>(std::move(group), device,
-                                        [made](const auto&...) { return made; });
+      return std::make_unique<NcclLane>(std::move(group), device, made);
     };
   }
 
@@ -277,9 +462,18 @@ class NcclLane final : public DeviceLane {
       fault_ = fault;
       calls.swap(outstanding_);
     }
+    changed_.notify_all();
+    enqueuer_->clear();
     // Before what is on the device ends, with whatever numbers.
     for (const auto& call : calls) call->fail(fault);
-    comm_->abort();
+    aborted_ = comm_->abort([calls] {
+      for (const auto& call : calls) call->release();
+    });
+  }
+
+  void check_results() override {
+    const std::lock_guard lock(mutex_);
+    if (fault_ && !*log_.failure_was_thrown) log_.raise(*fault_);
   }
 
   void leave() override {
@@ -303,25 +497,11 @@ class NcclLane final : public DeviceLane {
  private:
   int size() const { return static_cast<int>(group_.info.global_ranks.size()); }
 
-  std::shared_ptr<NcclComm> connected(const Connect& connect) {
-    const c10::cuda::CUDAGuard on_device(device_);
-    try {
-      return connect(group_, Deadline::after(group_.timeout));
-    } catch (const NcclError& error) {
-      throw CommError(
-          {.fault = Fault::engine,
-           .operation = "connecting nccl",
-           .group = group_.info.name,
-           .explanation = fmt::format("NCCL {} on {} reports: {}", NcclLibrary::get().version(),
-                                      device_.str(), error.what())});
-    }
-  }
-
-  CommError::Details engine_fault(const Call& call, const std::string& text) const {
+  CommError::Details engine_fault(const Fingerprint& call, const std::string& text) const {
     return {.fault = Fault::engine,
-            .operation = comm::name(call.fingerprint.operation),
+            .operation = comm::name(call.operation),
             .group = group_.info.name,
-            .sequence = call.fingerprint.sequence,
+            .sequence = call.sequence,
             .explanation = fmt::format("NCCL reports on {}: {}", device_.str(), text)};
   }
 
@@ -331,15 +511,18 @@ class NcclLane final : public DeviceLane {
   }
   void throw_failure() const {
     const std::lock_guard lock(mutex_);
-    if (fault_) throw CommError(*fault_);
+    if (fault_) log_.raise(*fault_);
+  }
+  [[noreturn]] void fail_split(const CommError::Details& fault) {
+    group_.failed(fault);
+    throw_failure();
+    log_.raise(fault);
   }
 
   void track(const std::shared_ptr<DeviceCall>& call) {
     const std::lock_guard lock(mutex_);
-    if (fault_)
-      call->fail(*fault_);
-    else
-      outstanding_.push_back(call);
+    if (fault_) log_.raise(*fault_);
+    outstanding_.push_back(call);
     changed_.notify_all();
   }
 
@@ -365,12 +548,21 @@ class NcclLane final : public DeviceLane {
     }
   }
 
+  // A thread without a device of its own would make a context on the first GPU.
+  void be_on_device() const noexcept {
+    try {
+      c10::cuda::set_device(device_.index());
+    } catch (const std::exception& error) {
+      log::error("while the calls of '{}' were watched: {}", group_.info.name, error.what());
+    }
+  }
+
   // In a thread of its own: what nobody may be waiting for on the host.
   void watch() {
-    // A thread without a device of its own would make a context on the first GPU.
-    c10::cuda::set_device(device_.index());
+    be_on_device();
     std::shared_ptr<DeviceCall> watched;
     Clock::time_point since, looked;
+    std::optional<Clock::time_point> problem_since;
     std::unique_lock lock(mutex_);
     while (!stopping_) {
       if (outstanding_.empty())
@@ -378,34 +570,47 @@ class NcclLane final : public DeviceLane {
       else
         changed_.wait_for(lock, kPollEvery, [this] { return stopping_; });
       lock.unlock();
-      const auto oldest = poll();
-      const auto now = Clock::now();
-      if (oldest != watched) since = now;
-      watched = oldest;
-      if (oldest != nullptr) check_problem(*oldest, now);
-      if (oldest != nullptr && now - since >= kTakesItsTime && now - looked >= kLookEvery) {
-        looked = now;
-        group_.look(oldest->call().fingerprint);
+      try {
+        const auto oldest = poll();
+        const auto now = Clock::now();
+        if (oldest != watched) since = now;
+        watched = oldest;
+        const std::string problem = oldest == nullptr ? "" : comm_->problem();
+        if (problem.empty())
+          problem_since.reset();
+        else if (!problem_since)
+          problem_since = now;
+        if (problem_since && now - *problem_since >= kLookFirst)
+          group_.failed(engine_fault(oldest->call().fingerprint, problem));
+        const bool takes_its_time = oldest != nullptr && now - since >= kTakesItsTime;
+        if ((takes_its_time || problem_since) && now - looked >= kLookEvery) {
+          looked = now;
+          group_.look(oldest->call().fingerprint);
+        }
+        check_deadlines(now);
+      } catch (const std::exception& error) {
+        log::error("while the calls of '{}' were watched: {}", group_.info.name, error.what());
       }
       lock.lock();
     }
   }
 
-  void check_problem(const DeviceCall& oldest, Clock::time_point now) {
-    const Call& call = oldest.call();
-    if (const std::string problem = comm_->problem(); !problem.empty())
-      return group_.failed(engine_fault(call, problem));
-    if (call.deadline.at() > now - kAfterDeadline) return;
-    group_.failed(
-        {.fault = Fault::timeout,
-         .operation = comm::name(call.fingerprint.operation),
-         .group = group_.info.name,
-         .sequence = call.fingerprint.sequence,
-         .explanation = fmt::format(
-             "All ranks have made the call, and it was not over on {} of rank {} after {:.1f} s: "
-             "this GPU or one it is connected with is busy with something else, or does not get "
-             "through to another (NCCL_DEBUG=INFO says how NCCL connects them)",
-             device_.str(), group_.info.rank, call.deadline.span_seconds())});
+  void check_deadlines(Clock::time_point now) {
+    for (const auto& one : outstanding()) {
+      const Call& call = one->call();
+      if (call.deadline.at() > now - kAfterDeadline) continue;
+      return group_.failed(
+          {.fault = Fault::timeout,
+           .operation = comm::name(call.fingerprint.operation),
+           .group = group_.info.name,
+           .sequence = call.fingerprint.sequence,
+           .explanation = fmt::format(
+               "It was not over on {} of rank {} after {:.1f} s, and no rank is known not to have "
+               "made it: this GPU, or one that it exchanges with, is busy with something else, or "
+               "they do not get through to each other (NCCL_DEBUG=INFO says how NCCL connects "
+               "them)",
+               device_.str(), group_.info.rank, call.deadline.span_seconds())});
+    }
   }
 
   void stop() {
@@ -415,19 +620,49 @@ class NcclLane final : public DeviceLane {
     }
     changed_.notify_all();
     if (watcher_.joinable()) watcher_.join();
+    enqueuer_->stop();
   }
 
   const LaneGroup group_;
   const c10::Device device_;
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<NcclComm> comm_;
+  const std::shared_ptr<Enqueuer> enqueuer_;
+  const CallLog log_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool stopping_ = false;
   std::optional<CommError::Details> fault_;
   std::deque<std::shared_ptr<DeviceCall>> outstanding_;
+  std::future<void> aborted_;
   std::thread watcher_;
 };
+
+// Connects ranks that have no communicator in common: the first tells them where to meet. Every
+// rank takes part in that, whatever is the matter with it.
+std::unique_ptr<DeviceLane> connect_anew(LaneGroup group, c10::Device device) {
+  ncclUniqueId id{};
+  std::exception_ptr fault;
+  try {
+    check_gpu();
+    const c10::cuda::CUDAGuard on_device(device);
+    (void)at::empty({1}, at::device(device));  // whether the device takes anything
+    const NcclLibrary& nccl = NcclLibrary::get();
+    if (group.info.rank == 0) nccl.check(nccl.get_unique_id(&id), "ncclGetUniqueId");
+  } catch (...) {
+    fault = std::current_exception();
+  }
+  const bool all_are_well = group.all_are_well(fault == nullptr);
+  if (fault) std::rethrow_exception(fault);
+  if (!all_are_well) throw NcclError("another rank could not begin: its own message says why");
+  const at::Tensor bytes = at::from_blob(id.internal, {sizeof(id.internal)}, at::kByte);
+  group.broadcast(bytes);
+  const c10::cuda::CUDAGuard on_device(device);
+  auto comm =
+      NcclComm::connect(id, group.info.rank, static_cast<int>(group.info.global_ranks.size()),
+                        Deadline::after(group.timeout));
+  return std::make_unique<NcclLane>(std::move(group), device, std::move(comm));
+}
 
 }  // namespace
 
@@ -448,7 +683,12 @@ void try_nccl(const Deadline& deadline) {
 
 MakeLane nccl_lanes(c10::Device device) {
   return [device](LaneGroup group) -> std::unique_ptr<DeviceLane> {
-    return std::make_unique<NcclLane>(std::move(group), device, connect_anew);
+    try {
+      return connect_anew(std::move(group), device);
+    } catch (const NcclError& error) {
+      throw NcclError(fmt::format("NCCL {} on {} reports: {}", NcclLibrary::get().version(),
+                                  device.str(), error.what()));
+    }
   };
 }
 

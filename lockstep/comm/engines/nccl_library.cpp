@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <future>
+#include <cstdlib>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -15,8 +15,6 @@ namespace lockstep::comm::engines {
 
 namespace {
 
-// How long whoever enqueues something may take before an abort comes in between.
-constexpr milliseconds kEnqueueing{1000};
 // How long we wait for NCCL to close a communicator.
 constexpr milliseconds kClosing{5000};
 
@@ -36,6 +34,9 @@ NcclLibrary find_library() {
           "(Debian: libnccl2), or use the backend shm or tcp",
           ::dlerror());
   }
+  // A communicator connects its ranks when it is made, not when they first call something, each at
+  // another time.
+  ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   NcclLibrary nccl{};
   find(nccl.get_version, "ncclGetVersion", library);
   find(nccl.get_unique_id, "ncclGetUniqueId", library);
@@ -165,15 +166,16 @@ void NcclComm::close() {
   if (!is_there(closed)) log::debug("NCCL goes on closing a communicator by itself");
 }
 
-void NcclComm::abort() {
-  std::thread([self = shared_from_this()] {
-    c10::cuda::set_device(self->device_);
-    // Whoever enqueues something is done in a moment, or waits inside of NCCL for a rank that does
-    // not come: then this is what ends it.
-    std::unique_lock use(self->in_use_, std::defer_lock);
-    (void)use.try_lock_for(kEnqueueing);
-    if (self->take_over()) (void)NcclLibrary::get().comm_abort(self->comm_);
-  }).detach();
+std::future<void> NcclComm::abort(std::function<void()> then) {
+  return run_until(Clock::now(), [self = shared_from_this(), then = std::move(then)] {
+    bool mine = false;
+    {
+      const std::lock_guard use(self->in_use_);
+      mine = self->take_over();
+    }
+    if (mine) (void)NcclLibrary::get().comm_abort(self->comm_);
+    then();
+  });
 }
 
 std::string NcclComm::problem() {

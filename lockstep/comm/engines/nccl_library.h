@@ -1,6 +1,8 @@
 // NCCL's own functions: those of the library that LibTorch has brought into this process.
 #pragma once
 
+#include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,8 +37,7 @@ struct NcclLibrary {
   decltype(&::ncclSend) send;
   decltype(&::ncclRecv) receive;
 
-  // UsageError where this process has none, or one older than 2.19: before, a communicator cannot
-  // be aborted by another thread than the one that waits in it.
+  // UsageError where this process has none, or one older than 2.19.
   static const NcclLibrary& get();
   // "2.28.9".
   std::string version() const;
@@ -72,8 +73,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  // Held while something is enqueued: nobody aborts the communicator meanwhile, unless that takes
-  // too long. NcclError where it was aborted.
+  // Held while something is enqueued: nobody aborts the communicator meanwhile. NcclError where it
+  // was aborted.
   class Use {
    public:
     explicit Use(NcclComm& comm);
@@ -81,16 +82,17 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
    private:
     NcclComm& comm_;
-    std::unique_lock<std::timed_mutex> lock_;
+    std::unique_lock<std::mutex> lock_;
   };
 
   // Ends it in good order, once what was enqueued has ended. NCCL may wait for ranks of the same
   // host to do the same: after some seconds it does so without us.
   void close();
 
-  // Ends what is on the device, and whoever waits inside of NCCL: in a thread of its own, as NCCL
-  // may take its time for that. Later calls do nothing.
-  void abort();
+  // Ends what is on the device: in a thread of its own, as NCCL may take its time for that, and as
+  // somebody may be inside of NCCL, who has to come out first. `then` runs when it has ended; where
+  // it had ended before, at once.
+  std::future<void> abort(std::function<void()> then);
 
   // What has gone wrong beside the calls; empty where nothing has.
   std::string problem();
@@ -101,7 +103,7 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 
   const ncclComm_t comm_;
   const c10::DeviceIndex device_;
-  std::timed_mutex in_use_;
+  std::mutex in_use_;
   std::mutex mutex_;
   bool over_ = false;
 };

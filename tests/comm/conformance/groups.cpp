@@ -115,10 +115,10 @@ std::optional<CommError> error_of(Suite& suite, const std::function<void()>& bod
 
 }  // namespace
 
-// These end groups; each has one of its own, and the world goes on. What engines can promise here
-// is another matter, and tested with them.
+// These end groups; each has one of its own, and the world goes on. What gloo and mpi can promise
+// here is another matter, and tested with them.
 void check_ends(Suite& suite) {
-  if (!suite.group().canonical_order() || suite.size() == 1) return;
+  if (!suite.is_ours() || suite.size() == 1) return;
   suite.cell("abort while the others wait", [&] {
     const auto group = suite.group().split(0, suite.rank(), "aborted");
     if (suite.rank() == 0) {

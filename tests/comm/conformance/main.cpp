@@ -30,9 +30,9 @@ c10::Device device_of(const std::string& kind) {
 int run_rank(const std::string& backend, const std::string& device_kind) {
   at::set_num_threads(1);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (backend == "nccl") ranks::be_a_host_for_nccl();
   const c10::Device device = device_of(device_kind);
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
-  if (backend == "nccl") ranks::be_a_host_for_nccl();
   const auto world =
       join_world({.backend = backend, .device = device, .timeout = milliseconds(30'000)});
   Suite suite(*world, device);

@@ -65,6 +65,15 @@ TEST_F(NcclFaults_cuda, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("behind").output(), HasSubstr("Not yet in this call: rank 1"));
 }
 
+// NCCL connects two ranks in the first of their exchanges, and waits there.
+TEST_F(NcclFaults_cuda, ARankThatDoesNotComeToTheFirstExchangeIsNamedAtTheDeadline) {
+  EXPECT_THAT(end_of("exchange").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
+}
+
+TEST_F(NcclFaults_cuda, PartsThatDoNotFitAreNamed) {
+  EXPECT_THAT(end_of("parts").output(), AllOf(HasSubstr("mismatch"), HasSubstr("all_to_all")));
+}
+
 TEST_F(NcclFaults_cuda, AStoppedRankIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("stop").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
 }
@@ -83,8 +92,12 @@ TEST_F(NcclFaults_cuda, AnElasticJobGoesOn) {
   std::map<int, int> process_of_rank_0;  // by generation
   for (const std::string& line : elastic::testing::lines_of(job.output())) {
     int process = 0, generation = 0;
-    if (std::sscanf(line.c_str(), "[0] process %d generation %d sum 2", &process, &generation) == 2)
-      process_of_rank_0[generation] = process;
+    double sum = 0;
+    if (std::sscanf(line.c_str(), "[0] process %d generation %d sum %lf", &process, &generation,
+                    &sum) != 3)
+      continue;
+    process_of_rank_0[generation] = process;
+    EXPECT_EQ(sum, 2) << line;
   }
   ASSERT_EQ(process_of_rank_0.size(), 2u) << job.output();
   EXPECT_EQ(process_of_rank_0[0], process_of_rank_0[1]);

@@ -213,6 +213,22 @@ void fail_over_nccl(const std::string& fault) {
   sum(tensor);
   say(fmt::format("over {}", world->backend()));
   world->barrier().wait();
+  if (fault == "exchange") {
+    if (world->rank() == 1) std::this_thread::sleep_for(milliseconds(8000));
+    const Transfer transfer = world->rank() == 0 ? receive_from(1, tensor) : send_to(0, tensor);
+    return world->exchange({transfer}, {.timeout = milliseconds(4000)}).wait_on_host();
+  }
+  if (fault == "parts") {
+    // Rank 1 sends one number less than rank 0 expects.
+    const auto part = [&](int numbers) { return at::ones({numbers}, at::device(kGpu)); };
+    const int expected = 5, sent = world->rank() == 1 ? 4 : 5;
+    world
+        ->all_to_all({part(expected), part(expected)}, {part(sent), part(expected)},
+                     {.timeout = milliseconds(4000)})
+        .wait_on_host();
+    std::this_thread::sleep_for(milliseconds(500));
+    return sum(tensor);
+  }
   if (world->rank() == 0) {
     if (fault == "abort") std::this_thread::sleep_for(milliseconds(300));
     if (fault == "abort") world->abort("the loss is not a number");
