@@ -94,9 +94,10 @@ void Agent::run() {
 void Agent::wait() {
   std::vector<pollfd> polled;
   std::vector<RankStream*> streams;
+  const auto now = Clock::now();
   for (int slot = 0; slot < processes_.num_slots(); ++slot) {
     for (RankStream& stream : processes_[slot].streams) {
-      if (!stream.open() || stream.held_back() || stream.waits_for_line()) continue;
+      if (!stream.open() || stream.held_back() || stream.waits_for_line(now)) continue;
       polled.push_back({stream.fd(), POLLIN, 0});
       streams.push_back(&stream);
     }

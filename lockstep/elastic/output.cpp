@@ -53,8 +53,8 @@ void Sink::append(std::string_view lines) {
   take(lines);
 }
 
-bool Sink::line_goes_on() const {
-  return open_line_ != 0 && open_bytes_ < kEndlessLine && Clock::now() - grew_ < kLongestSilence;
+bool Sink::line_goes_on(Clock::time_point now) const {
+  return open_line_ != 0 && open_bytes_ < kEndlessLine && now - grew_ < kLongestSilence;
 }
 
 void Sink::line_grew(std::size_t bytes) {
@@ -159,8 +159,8 @@ RankStream::RankStream(net::Fd pipe, std::string prefix, Sink& sink, Incomplete 
 
 bool RankStream::held_back() const { return sink_->backlog() > kMostBacklog; }
 
-bool RankStream::waits_for_line() const {
-  return incomplete_ == Incomplete::held && !is_open() && sink_->line_goes_on();
+bool RankStream::waits_for_line(Clock::time_point now) const {
+  return incomplete_ == Incomplete::held && !is_open() && sink_->line_goes_on(now);
 }
 
 bool RankStream::read() {

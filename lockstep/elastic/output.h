@@ -32,7 +32,7 @@ class Sink {
   // Completes the line that is open.
   void complete(std::string_view rest);
   // Whether more of it is to be expected: it grew not long ago, and is not without end.
-  bool line_goes_on() const;
+  bool line_goes_on(Clock::time_point now) const;
   // The stream has read so much of it, whether or not that has been shown.
   void line_grew(std::size_t bytes);
 
@@ -103,7 +103,7 @@ class RankStream {
   // True where the sink is so far behind that reading more would only fill memory.
   bool held_back() const;
   // True where another stream is in the middle of a long line.
-  bool waits_for_line() const;
+  bool waits_for_line(Clock::time_point now) const;
 
   // Shows what has come of a line that is not complete, now and then. To be called often.
   void show_incomplete(Clock::time_point now);

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include <lockstep/elastic/output.h>
 
@@ -98,12 +99,18 @@ TEST(Output, OthersWaitForALongLineButNotForOneWithoutEnd) {
       sink.flush();
     }
   };
-  EXPECT_FALSE(other.waits_for_line());
+  EXPECT_FALSE(other.waits_for_line(Clock::now()));
   write_of_the_line(RankStream::kLongestLine);
-  EXPECT_TRUE(other.waits_for_line());
-  EXPECT_FALSE(stream.waits_for_line()) << "it is its own line";
+  const auto begun = Clock::now();
+  EXPECT_TRUE(other.waits_for_line(begun));
+  EXPECT_FALSE(stream.waits_for_line(begun)) << "it is its own line";
+  const auto too_long = begun + std::chrono::seconds(5);
+  EXPECT_FALSE(other.waits_for_line(too_long)) << "it stands still";
+  while (Clock::now() <= begun) std::this_thread::yield();
+  write_of_the_line(1);
+  EXPECT_TRUE(other.waits_for_line(too_long)) << "it has grown since";
   write_of_the_line(64 << 20);
-  EXPECT_FALSE(other.waits_for_line());
+  EXPECT_FALSE(other.waits_for_line(Clock::now())) << "it does not end";
 }
 
 // The line is longer than what is handed on at once and the pipe together: when rank 0 is done with

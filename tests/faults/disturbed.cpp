@@ -10,6 +10,7 @@
 #include <lockstep/checkpoint/folder.h>
 
 #include "tests/base/files.h"
+#include "tests/base/shared_memory_names.h"
 
 namespace lockstep::faults {
 
@@ -19,17 +20,6 @@ namespace {
 
 constexpr milliseconds kLongest(180'000);
 constexpr int kSamples = 120;  // as rank/rank.cpp has them
-
-// But for those of tests that run at the same time.
-std::vector<std::string> shared_memory_names() {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("/dev/shm", ignored))
-    if (const std::string name = entry.path().filename();
-        name.find("lockstep") != std::string::npos && !name.starts_with("lockstep-test-"))
-      names.push_back(name);
-  return names;
-}
 
 Event parse_event(int generation, int rank, const std::string& line) {
   Event event{.generation = generation, .rank = rank, .text = line};
@@ -168,7 +158,7 @@ void DisturbedTraining::expect_each_sample_once(const std::string& name) const {
 
 void DisturbedTraining::expect_nothing_left(const Launched& job) const {
   EXPECT_TRUE(job.all_gone(milliseconds(10'000))) << "processes are left";
-  EXPECT_THAT(shared_memory_names(), ::testing::IsEmpty());
+  EXPECT_THAT(lockstep::testing::shared_memory_names(), ::testing::IsEmpty());
 }
 
 nlohmann::json DisturbedTraining::only_fault(const Launched& job) const {

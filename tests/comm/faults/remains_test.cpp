@@ -13,6 +13,7 @@
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 
+#include "../../base/shared_memory_names.h"
 #include "collective.h"
 
 namespace lockstep::comm::faults {
@@ -67,17 +68,6 @@ Holdings holdings_after(const Holdings& before) {
   return now;
 }
 
-// But for those of tests that run at the same time.
-std::vector<std::string> shared_memory_files() {
-  std::vector<std::string> files;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", ignored))
-    if (const std::string name = entry.path().filename();
-        name.find("lockstep") != std::string::npos && !name.starts_with("lockstep-test-"))
-      files.push_back(name);
-  return files;
-}
-
 class Remains : public ::testing::TestWithParam<Media> {};
 
 // Fifty groups, with buffers of their own, one after the other, in processes that live on; some end
@@ -85,7 +75,7 @@ class Remains : public ::testing::TestWithParam<Media> {};
 TEST_P(Remains, NothingAfterFiftyGroups) {
   constexpr int kRanks = 3;
   const Media media = GetParam();
-  const auto files = shared_memory_files();
+  const auto files = lockstep::testing::shared_memory_names();
   Job job(kRanks, {.media = media}, [media](Rank& rank) {
     // The job's own endpoints pass the addresses of those under test around.
     const auto one_life = [&](int life, int groups) {
@@ -141,7 +131,7 @@ TEST_P(Remains, NothingAfterFiftyGroups) {
     EXPECT_FALSE(outcome.failed || outcome.gone) << outcome.text;
     EXPECT_NE(outcome.said.find("clean\n"), std::string::npos) << outcome.said;
   }
-  EXPECT_EQ(shared_memory_files(), files);
+  EXPECT_EQ(lockstep::testing::shared_memory_names(), files);
 }
 
 // A buffer that was allocated for the group, and given back.
