@@ -299,12 +299,12 @@ class Connections {
 //
 // Threading: one thread at a time submits or stops; clear() may come from any. Where NCCL waits for
 // ever, the thread is left behind with all that it needs.
-class Enqueuer : public std::enable_shared_from_this<Enqueuer> {
+class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
  public:
   // What has become of a call that NCCL refused; ends the group.
   using Failed = std::function<CommError::Details(const Call& call, const std::string& text)>;
 
-  Enqueuer(std::shared_ptr<NcclComm> comm, int num_ranks, const c10::cuda::CUDAStream& stream,
+  NcclEnqueuer(std::shared_ptr<NcclComm> comm, int num_ranks, const c10::cuda::CUDAStream& stream,
            Failed failed)
       : comm_(std::move(comm)),
         num_ranks_(num_ranks),
@@ -399,7 +399,7 @@ class NcclLane final : public DeviceLane {
         device_(device),
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
         comm_(std::move(comm)),
-        enqueuer_(std::make_shared<Enqueuer>(comm_, size(), stream_,
+        enqueuer_(std::make_shared<NcclEnqueuer>(comm_, size(), stream_,
                                              [this](const Call& call, const std::string& text) {
                                                const CommError::Details fault =
                                                    engine_fault(call.fingerprint, text);
@@ -627,7 +627,7 @@ class NcclLane final : public DeviceLane {
   const c10::Device device_;
   const c10::cuda::CUDAStream stream_;
   const std::shared_ptr<NcclComm> comm_;
-  const std::shared_ptr<Enqueuer> enqueuer_;
+  const std::shared_ptr<NcclEnqueuer> enqueuer_;
   const CallLog log_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
