@@ -305,7 +305,7 @@ class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
   using Failed = std::function<CommError::Details(const Call& call, const std::string& text)>;
 
   NcclEnqueuer(std::shared_ptr<NcclComm> comm, int num_ranks, const c10::cuda::CUDAStream& stream,
-           Failed failed)
+               Failed failed)
       : comm_(std::move(comm)),
         num_ranks_(num_ranks),
         stream_(stream),
@@ -400,12 +400,12 @@ class NcclLane final : public DeviceLane {
         stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device_.index())),
         comm_(std::move(comm)),
         enqueuer_(std::make_shared<NcclEnqueuer>(comm_, size(), stream_,
-                                             [this](const Call& call, const std::string& text) {
-                                               const CommError::Details fault =
-                                                   engine_fault(call.fingerprint, text);
-                                               group_.failed(fault);
-                                               return fault;
-                                             })),
+                                                 [this](const Call& call, const std::string& text) {
+                                                   const CommError::Details fault =
+                                                       engine_fault(call.fingerprint, text);
+                                                   group_.failed(fault);
+                                                   return fault;
+                                                 })),
         log_{group_.recorder, group_.info.journal, std::make_shared<std::atomic<bool>>(false)},
         watcher_([this] { watch(); }) {}
 

@@ -3,19 +3,20 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <future>
+#include <mutex>
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <c10/cuda/CUDAFunctions.h>
-
-#include <lockstep/base/log.h>
 
 namespace lockstep::comm::engines {
 
 namespace {
 
-// How long we wait for NCCL to close a communicator.
+// How long a process that ends waits for NCCL to close its communicators.
 constexpr milliseconds kClosing{5000};
 
 template <typename Function>
@@ -77,6 +78,28 @@ auto run_until(const Clock::time_point& until, Task task) {
 bool is_there(const auto& future) {
   return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
+
+// Communicators that are being closed. NCCL takes half a second for each, since a thread of its own
+// looks no more often whether it is to end: nobody waits for that but the process when it ends, as
+// NCCL must be done before CUDA is unloaded.
+class Closings {
+ public:
+  static void add(std::future<void> closed) {
+    static Closings all;
+    const std::lock_guard lock(all.mutex_);
+    std::erase_if(all.closings_, [](const auto& one) { return is_there(one); });
+    all.closings_.push_back(std::move(closed));
+  }
+
+  ~Closings() {
+    const auto until = Clock::now() + kClosing;
+    for (const auto& one : closings_) (void)one.wait_until(until);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::future<void>> closings_;
+};
 
 // NCCL waits for ranks that never come, and cannot be told to stop.
 template <typename Task>
@@ -157,13 +180,12 @@ bool NcclComm::take_over() {
 
 void NcclComm::close() {
   if (!take_over()) return;
-  const auto closed = run_until(Clock::now() + kClosing, [self = shared_from_this()] {
+  Closings::add(run_until(Clock::now(), [self = shared_from_this()] {
     const NcclLibrary& nccl = NcclLibrary::get();
     c10::cuda::set_device(self->device_);
     (void)nccl.comm_finalize(self->comm_);
     (void)nccl.comm_destroy(self->comm_);
-  });
-  if (!is_there(closed)) log::debug("NCCL goes on closing a communicator by itself");
+  }));
 }
 
 std::future<void> NcclComm::abort(std::function<void()> then) {

@@ -85,8 +85,9 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::unique_lock<std::mutex> lock_;
   };
 
-  // Ends it in good order, once what was enqueued has ended. NCCL may wait for ranks of the same
-  // host to do the same: after some seconds it does so without us.
+  // Ends it in good order, once what was enqueued has ended: in a thread of its own, which the
+  // process waits for when it ends. NCCL may wait for ranks of the same host to do the same: after
+  // some seconds it does so without us.
   void close();
 
   // Ends what is on the device: in a thread of its own, as NCCL may take its time for that, and as

@@ -159,7 +159,7 @@ void check_ends(Suite& suite) {
       const auto begin = Clock::now();
       const auto error = error_of(suite, [&] {
         group->all_reduce(suite.room(10, at::kFloat), ReduceOp::sum, {.timeout = milliseconds(200)})
-            .wait();
+            .wait_on_host();
       });
       suite.expect(Clock::now() - begin < std::chrono::seconds(10), "ended far too late");
       if (error) {
@@ -170,7 +170,7 @@ void check_ends(Suite& suite) {
     }
     suite.group().barrier().wait();
     if (suite.rank() == missing)
-      error_of(suite, [&] { group->all_reduce(suite.room(10, at::kFloat)).wait(); });
+      error_of(suite, [&] { group->all_reduce(suite.room(10, at::kFloat)).wait_on_host(); });
   });
   suite.cell("the world has not noticed", [&] {
     at::Tensor tensor = suite.room(100, at::kFloat);
