@@ -21,7 +21,7 @@ Copies fresh(const std::string& lost_together = "") {
 }
 
 RankMessages messages(const std::shared_ptr<comm::Communicator>& group) {
-  return {group, at::kCPU};
+  return RankMessages(group);
 }
 
 // Copies of these steps among all ranks, of which some then lose what they held.
