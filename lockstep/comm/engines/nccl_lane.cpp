@@ -17,14 +17,12 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <future>
 #include <mutex>
 #include <optional>
 #include <set>
-#include <string_view>
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -34,6 +32,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/host_identity.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/engines/engines.h>
@@ -262,10 +261,9 @@ void check_gpu() {
 // that needs them, and waits there for the other rank to make it, too.
 class Connections {
  public:
-  explicit Connections(int num_ranks) : num_ranks_(num_ranks) {
-    const char* const later = std::getenv("NCCL_RUNTIME_CONNECT");
-    collectives_wait_ = later != nullptr && std::string_view(later) != "0";
-  }
+  explicit Connections(int num_ranks)
+      : num_ranks_(num_ranks),
+        collectives_wait_(environment_variable("NCCL_RUNTIME_CONNECT").value_or("0") != "0") {}
 
   // Whether NCCL may have to wait for others when the call is enqueued. Asked once of each call.
   bool may_wait(const Call& call) {
@@ -290,7 +288,7 @@ class Connections {
 
  private:
   const int num_ranks_;
-  bool collectives_wait_ = false;
+  const bool collectives_wait_;
   std::set<std::pair<int, Transfer::Direction>> made_;
 };
 
