@@ -3,6 +3,7 @@
 //
 //   lockstep run --nproc-per-node 4 parity_test --model-parallel 'cp 2 tp 2'
 //   lockstep run --nproc-per-node 2 parity_test --over nccl cuda --model-parallel-gpu
+#include <cstdio>
 #include <map>
 #include <string>
 #include <vector>
@@ -44,5 +45,9 @@ int main(int argc, char** argv) {
       return ranks::run_cells(comm::join_world(join), table->second,
                               words.size() > 1 ? words[1] : "");
   testing::InitGoogleTest(&argc, argv);
+  if (argc > 1) {
+    std::fprintf(stderr, "there is no table called %s\n", argv[1]);
+    return 2;
+  }
   return RUN_ALL_TESTS();
 }
