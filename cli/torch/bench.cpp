@@ -235,7 +235,8 @@ class Bench {
     return mean.item<double>();
   }
 
-  // Of one more call. Until then only zeros are sent: sums of sums would grow without end.
+  // One more call tells how many results are wrong. The timed calls before it send only zeros, as
+  // sums of sums would grow without end.
   std::int64_t total_wrong(const Trial& trial) {
     trial.given.fill_(trial.value);
     trial.call();
@@ -261,8 +262,8 @@ class Bench {
     return found.ne(wanted).sum().item<std::int64_t>();
   }
 
-  // What a rank puts in: different ones from neighbours, and so small that every dtype has the sum
-  // of what 126 ranks put in.
+  // Each rank puts in another number than its neighbours, so small that every dtype holds the sum
+  // over 126 ranks.
   static double value_of(int rank) { return rank % 3 + 1; }
 
   // Part r has what rank r put in.

@@ -64,7 +64,8 @@ struct CallOptions {
 bool has_algorithm(Operation operation, Algorithm algorithm);
 void check_algorithm(Operation operation, Algorithm algorithm);
 
-// Where the tensors of a new group's calls will be. Connecting GPUs takes time and their memory.
+// A new group is told where the tensors of its calls will be: connecting GPUs takes time, and
+// memory of theirs.
 enum class GroupTensors : std::uint8_t {
   on_any_device,
   on_host,

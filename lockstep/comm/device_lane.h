@@ -16,8 +16,8 @@ namespace lockstep::comm {
 
 class DeviceLane;
 
-// What a lane gets of the group that it is for, which outlives it. The functions may be called from
-// any thread.
+// A lane is given this by its group, which outlives it. The functions may be called from any
+// thread.
 struct LaneGroup {
   GroupInfo info;
   std::shared_ptr<flight::Recorder> recorder;

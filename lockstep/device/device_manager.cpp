@@ -13,6 +13,27 @@
 
 namespace lockstep::device {
 
+namespace {
+
+struct Peak {
+  const char* name;  // a part of the device's
+  double half;       // of bfloat16 and float16, in TFLOP/s
+  double single;     // of float32, without TF32
+};
+
+// The first that fits: longer names come before those that they begin with.
+constexpr Peak kPeaks[] = {
+    {"GB200", 2500, 80},       {"B200", 2250, 75},     {"B100", 1750, 60},
+    {"GH200", 989.4, 67},      {"H200 NVL", 835, 60},  {"H200", 989.4, 67},
+    {"H100 PCIe", 756, 51},    {"H100 NVL", 835, 60},  {"H100", 989.4, 67},
+    {"H800", 989.4, 67},       {"A100", 312, 19.5},    {"A800", 312, 19.5},
+    {"A40", 149.7, 37.4},      {"A30", 165, 10.3},     {"L40S", 362, 91.6},
+    {"L40", 181, 90.5},        {"L4", 121, 30.3},      {"RTX 5090", 209.5, 104.8},
+    {"RTX 4090", 165.2, 82.6}, {"RTX 3090", 71, 35.6},
+};
+
+}  // namespace
+
 struct DeviceManager::Probes {
   Host host;
   std::shared_ptr<const Nvml> nvml;
@@ -95,6 +116,15 @@ const Support& DeviceManager::supports_bf16() const {
 const Support& DeviceManager::supports_fp8() const {
   std::call_once(probes_->fp8_once, [&] { probes_->fp8 = probe_fp8(device_); });
   return probes_->fp8;
+}
+
+std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type) {
+  for (const Peak& peak : kPeaks) {
+    if (device_name.find(peak.name) == std::string::npos) continue;
+    if (type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half) return peak.half * 1e12;
+    if (type == c10::ScalarType::Float) return peak.single * 1e12;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::device

@@ -7,6 +7,7 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/device/host.h>
 #include <lockstep/device/support.h>
@@ -72,5 +73,10 @@ class DeviceManager {
   int num_devices_;
   std::shared_ptr<Probes> probes_;
 };
+
+// How many floating-point operations a second such a device can do in products of dense matrices of
+// this type, summed in float32, by its maker's sheet. Nothing for a device that is not in the
+// table: a share of a wrong peak misleads.
+std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type);
 
 }  // namespace lockstep::device

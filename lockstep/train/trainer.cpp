@@ -11,7 +11,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/base/progress.h>
 #include <lockstep/device/cuda.h>
-#include <lockstep/device/peak_flops.h>
+#include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/told_the_same.h>
 #include <lockstep/flight/journal.h>

@@ -11,7 +11,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/cuda.h>
-#include <lockstep/device/peak_flops.h>
 
 namespace lockstep::device {
 namespace {

@@ -22,8 +22,8 @@ inline void be_a_host_for_nccl(GpuSharing sharing = GpuSharing::at_once) {
   ::setenv("NCCL_HOSTID", host.c_str(), 1);
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   ::setenv("NCCL_IB_DISABLE", "1", 1);
-  // As setup_distributed() does: groups must not wait for each other on the device. MPS has some 128
-  // connections for all of its processes together.
+  // As setup_distributed() does: groups must not wait for each other on the device. MPS has some
+  // 128 connections for all of its processes together.
   const char* const mps = std::getenv("LOCKSTEP_TEST_MPS");
   const bool over_mps = mps != nullptr && sharing == GpuSharing::at_once;
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", over_mps ? "8" : "32", 1);

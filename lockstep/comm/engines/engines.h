@@ -35,8 +35,8 @@ MakeLane nccl_lanes(c10::Device device);
 // Connects NCCL on the current device, alone, and adds something up; throws what is wrong with it.
 void try_nccl(const Deadline& deadline);
 
-// What tells a GPU apart from every other of the job, as NCCL does: its host and its place there.
-// Empty where it is no GPU, or where there is no NCCL to be used.
+// A GPU's host and its place there, by which NCCL tells it apart from every other GPU of the job.
+// The text is empty where the device is no GPU, or where NCCL cannot be used.
 std::string gpu_identity(c10::Device device);
 
 }  // namespace lockstep::comm::engines

@@ -152,7 +152,7 @@ class Enqueuer {
                   "ncclAllGather");
       return;
     }
-    // Of different lengths: each rank tells all others.
+    // The parts have different lengths: each rank broadcasts its own to all others.
     NcclGroupCall group;
     for (std::size_t rank = 0; rank < call.outputs.size(); ++rank) {
       const at::Tensor& to = call.outputs[rank];

@@ -4,7 +4,7 @@
 // on an exchange overtaking a collective. wait() orders the current stream and never blocks the
 // host.
 //
-// What NCCL cannot promise (docs/engines.md has the whole list):
+// NCCL cannot promise some things (docs/engines.md has the whole list):
 //   - Sums come in NCCL's order: within rounding of the canonical one. 16-bit all-reduces travel as
 //     float32, because NCCL would round after each hop.
 //   - Calls are compared beside them: kernels of a mismatched call may have run, on wrong data,
@@ -61,7 +61,7 @@ constexpr milliseconds kLookFirst(300);
 // How long the destructor waits for an abort.
 constexpr milliseconds kAborting(5000);
 
-// What a lane's calls leave behind where they end.
+// A lane's calls write down here how they ended.
 struct CallLog {
   std::shared_ptr<flight::Recorder> recorder;
   std::shared_ptr<flight::Journal> journal;

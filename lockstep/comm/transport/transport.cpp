@@ -20,8 +20,8 @@ constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
 // How long mending a connection may take that nobody waits for.
 constexpr milliseconds kLookTime(5000);
-// How long a rank that fails tries to tell the others why. One that reads takes it at once; one that
-// had to wait for a core, with a message half written before it, may take a while.
+// How long a rank that fails tries to tell the others why. One that reads takes it at once; one
+// that had to wait for a core, with a message half written before it, may take a while.
 constexpr milliseconds kNoticeTime(500);
 // How long a rank may take to answer whether it is there, and how many are asked.
 constexpr milliseconds kAskTime(500);

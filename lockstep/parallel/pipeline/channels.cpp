@@ -18,9 +18,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.reshape({-1}).view
 }  // namespace
 
 Channels::Channels(const Schedule& schedule, comm::Communicator& group, c10::Device device)
-    : schedule_(schedule),
-      rank_(group.rank()),
-      device_(device) {
+    : schedule_(schedule), rank_(group.rank()), device_(device) {
   std::set<Pair> pairs;
   for (int stage = 0; stage + 1 < schedule.num_stages(); ++stage)
     if (is_sent(schedule, stage, stage + 1)) {

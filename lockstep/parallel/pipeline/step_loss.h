@@ -37,8 +37,8 @@ class StepLoss {
   std::shared_ptr<comm::Communicator> group_;
   int rank_;
   int num_micro_batches_;
-  c10::Device device_;   // of the stages
-  at::Tensor sum_;       // of the step so far, in double
+  c10::Device device_;  // of the stages
+  at::Tensor sum_;      // of the step so far, in double
   int num_added_ = 0;
   bool is_told_ = false;
   comm::Work telling_;

@@ -18,8 +18,7 @@ OptimizerShards::OptimizerShards(torch::nn::Module& module,
     : group_(group), module_name_(module.name()) {
   refuse_sharded(module);
   const auto parameters = data_parallel::distinct_tensors(module.named_parameters());
-  if (!parameters.empty())
-    data_parallel::refuse_together(shared_memory_fault(parameters), *group);
+  if (!parameters.empty()) data_parallel::refuse_together(shared_memory_fault(parameters), *group);
   for (PlannedUnit& plan : plan_units(module, units)) {
     const at::Tensor& first = plan.parameters.front().tensor;
     units_.push_back(std::make_unique<FlatUnit>(
