@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 
 #if defined(LOCKSTEP_HAVE_CUDA)
+#include <ATen/cuda/CUDAEvent.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -52,6 +53,35 @@ at::Tensor host_memory(std::int64_t elements, at::ScalarType type, c10::Device d
   at::Tensor memory = at::empty({elements}, type);
   ask_for_large_pages(memory);
   return memory;
+}
+
+struct HostCopy::OnItsWay {
+  at::Tensor copy;
+#if defined(LOCKSTEP_HAVE_CUDA)
+  at::cuda::CUDAEvent arrived;
+#endif
+};
+
+HostCopy::HostCopy(const at::Tensor& tensor) : copy_(std::make_shared<OnItsWay>()) {
+  const at::Tensor from = tensor.detach();
+#if defined(LOCKSTEP_HAVE_CUDA)
+  if (from.is_cuda()) {
+    copy_->copy = at::empty(from.sizes(), at::dtype(from.scalar_type()).pinned_memory(true));
+    copy_->copy.copy_(from, /*non_blocking=*/true);
+    copy_->arrived.record(c10::cuda::getCurrentCUDAStream(from.device().index()));
+    return;
+  }
+#endif
+  copy_->copy = from.to(at::kCPU, from.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+const at::Tensor& HostCopy::get() const {
+  LOCKSTEP_CHECK(copy_ != nullptr, "a copy of no tensor");
+#if defined(LOCKSTEP_HAVE_CUDA)
+  // At once where there is no event.
+  copy_->arrived.synchronize();
+#endif
+  return copy_->copy;
 }
 
 void wait_for(c10::Device device) {

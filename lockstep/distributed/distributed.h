@@ -201,6 +201,15 @@ class DistributedManager {
   optim::ClipResult clip_gradients(const Model& model, double max_norm) {
     return parallel(model).clip_gradients(max_norm);
   }
+  // The norm of the whole model's gradients, as one Double on their device: nothing waits for a
+  // GPU. With it, clipping is part of the step:
+  //
+  //   const at::Tensor factor = optim::clip_factor(dist.gradient_norm(model), 1.0);
+  //   adamw->step(learning_rate, optim::StepFactor(factor));
+  template <typename Model>
+  at::Tensor gradient_norm(const Model& model) {
+    return parallel(model).gradient_norm();
+  }
 
   // With a scaled loss (GradScaler), once all of a step's passes are done and before clipping:
   // divides the gradients by the scale, moves the scale on, and says whether the optimizer is to

@@ -167,10 +167,10 @@ optim::NormScope ModelParts::norm_scope() const {
   return {
       .counts = [counted = counted_](const std::string& name) { return counted.contains(name); },
       .sum =
-          [group = group_](double value) {
-            const at::Tensor sum = at::full({1}, value, at::kDouble);
+          [group = group_](const at::Tensor& mine) {
+            const at::Tensor sum = mine.clone();
             group->all_reduce(sum).wait();
-            return sum.item<double>();
+            return sum;
           }};
 }
 

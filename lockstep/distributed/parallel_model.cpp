@@ -67,6 +67,10 @@ class Replicated : public ParallelModel {
     parallel_.reducer().check_exchanged();
     return optim::clip_gradients(names_.trained(), max_norm, scope_);
   }
+  at::Tensor gradient_norm() override {
+    parallel_.reducer().check_exchanged();
+    return optim::gradient_norm(names_.trained(), scope_);
+  }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     parallel_.reducer().check_exchanged();
     at::Tensor overflow = scaler.unscale(names_.trained());
@@ -196,6 +200,7 @@ class OptimizerSharded final : public ParallelModel {
   optim::ClipResult clip_gradients(double max_norm) override {
     return replicas_.clip_gradients(max_norm);
   }
+  at::Tensor gradient_norm() override { return replicas_.gradient_norm(); }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     return replicas_.unscale_gradients(scaler);
   }
@@ -266,6 +271,7 @@ class Sharded final : public ParallelModel {
   optim::ClipResult clip_gradients(double max_norm) override {
     return sharded_.clip_gradients(max_norm, scope_);
   }
+  at::Tensor gradient_norm() override { return sharded_.gradient_norm(scope_); }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     return sharded_.unscale_gradients(scaler);
   }

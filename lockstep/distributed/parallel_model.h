@@ -49,6 +49,7 @@ class ParallelModel {
   std::unique_ptr<optim::Optimizer> make_optimizer(const optim::OptimizerOptions& options,
                                                    std::vector<optim::ParameterGroup> groups);
   virtual optim::ClipResult clip_gradients(double max_norm) = 0;
+  virtual at::Tensor gradient_norm() = 0;
   // 1 in a tensor of one element where a gradient overflowed on any rank, and 0 otherwise.
   virtual at::Tensor unscale_gradients(optim::GradScaler& scaler) = 0;
   virtual at::Tensor full_gradient(const std::string& name) = 0;

@@ -77,13 +77,18 @@ void update_by_operators(const AdamStep<double>& step, const DeviceUpdate& tenso
 template <typename T>
 class KernelTensors {
  public:
-  // False where they are not such.
-  bool take(const DeviceUpdate& one, const AdamStep<double>& step) {
-    const at::Tensor &exp_avg = one.state->at(0), &exp_avg_sq = one.state->at(1);
-    for (const at::Tensor& tensor : {one.weight, one.gradient, exp_avg, exp_avg_sq})
+  // Whether they are such.
+  static bool are(const DeviceUpdate& one) {
+    for (const at::Tensor& tensor : {one.weight, one.gradient, one.state->at(0), one.state->at(1)})
       if (!tensor.is_cuda() || !tensor.is_contiguous() ||
           tensor.scalar_type() != c10::CppTypeToScalarType<T>::value)
         return false;
+    return true;
+  }
+
+  bool take(const DeviceUpdate& one, const AdamStep<double>& step) {
+    if (!are(one)) return false;
+    const at::Tensor &exp_avg = one.state->at(0), &exp_avg_sq = one.state->at(1);
     by_device_[one.weight.device().index()].push_back({.count = one.weight.numel(),
                                                        .weight = one.weight.data_ptr<T>(),
                                                        .gradient = one.gradient.data_ptr<T>(),
@@ -95,10 +100,15 @@ class KernelTensors {
     return true;
   }
 
-  void launch() const {
+  void launch(const StepFactor& factor) const {
     for (const auto& [device, tensors] : by_device_) {
       const c10::cuda::CUDAGuard on_device(device);
-      cuda::adam_update(tensors.data(), tensors.size(), c10::cuda::getCurrentCUDAStream().stream());
+      const at::Tensor here = factor.is_one() ? at::Tensor()
+                                              : factor.tensor().to(c10::Device(at::kCUDA, device),
+                                                                   /*non_blocking=*/true);
+      cuda::adam_update(tensors.data(), tensors.size(),
+                        here.defined() ? here.data_ptr<double>() : nullptr,
+                        c10::cuda::getCurrentCUDAStream().stream());
       C10_CUDA_KERNEL_LAUNCH_CHECK();
     }
   }
@@ -127,7 +137,16 @@ void AdamW::update(const StepNumbers& numbers, const Stretch<double>& stretch) c
   update_stretch(step_of(options_, numbers), stretch);
 }
 
-void AdamW::update(const std::vector<DeviceUpdate>& tensors) const {
+bool AdamW::takes_factor([[maybe_unused]] const DeviceUpdate& tensor) const {
+#ifdef LOCKSTEP_HAVE_CUDA
+  return KernelTensors<float>::are(tensor) || KernelTensors<double>::are(tensor);
+#else
+  return false;
+#endif
+}
+
+void AdamW::update(const std::vector<DeviceUpdate>& tensors,
+                   [[maybe_unused]] const StepFactor& factor) const {
 #ifdef LOCKSTEP_HAVE_CUDA
   KernelTensors<float> floats;
   KernelTensors<double> doubles;
@@ -140,8 +159,8 @@ void AdamW::update(const std::vector<DeviceUpdate>& tensors) const {
     update_by_operators(step, one);
   }
 #ifdef LOCKSTEP_HAVE_CUDA
-  floats.launch();
-  doubles.launch();
+  floats.launch(factor);
+  doubles.launch(factor);
 #endif
 }
 

@@ -14,7 +14,8 @@ class AdamW final : public ElementwiseOptimizer {
  private:
   void update(const StepNumbers& numbers, const Stretch<float>& stretch) const override;
   void update(const StepNumbers& numbers, const Stretch<double>& stretch) const override;
-  void update(const std::vector<DeviceUpdate>& tensors) const override;
+  void update(const std::vector<DeviceUpdate>& tensors, const StepFactor& factor) const override;
+  bool takes_factor(const DeviceUpdate& tensor) const override;
 
   AdamWOptions options_;
 };

@@ -11,10 +11,10 @@ class CheckedOptimizer final : public Optimizer {
   CheckedOptimizer(std::unique_ptr<Optimizer> optimizer, OptimizerChecks checks)
       : optimizer_(std::move(optimizer)), checks_(std::move(checks)) {}
 
-  void step(double learning_rate) override {
+  void step(double learning_rate, const StepFactor& factor) override {
     checks_.before_use();
     checks_.before_step();
-    optimizer_->step(learning_rate);
+    optimizer_->step(learning_rate, factor);
   }
   void zero_grad() override {
     checks_.before_use();

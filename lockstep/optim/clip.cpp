@@ -1,12 +1,12 @@
 #include <lockstep/optim/clip.h>
 
 #include <cmath>
-#include <numeric>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/step_factor.h>
 #include <lockstep/optim/sum_of_squares.h>
 
 namespace lockstep::optim {
@@ -25,26 +25,42 @@ std::vector<at::Tensor> gradients_of(const std::vector<NamedParameter>& paramete
   return gradients;
 }
 
-double square_of(const std::vector<at::Tensor>& gradients) {
-  const std::vector<double> sums = sum_of_squares_of_blocks(gradients);
-  auto next = sums.begin();
-  double total = 0;
+at::Tensor square_of(const std::vector<at::Tensor>& gradients) {
+  std::vector<std::vector<mesh::Interval>> blocks;
+  std::int64_t begin = 0;
   for (const at::Tensor& gradient : gradients) {
-    const auto end = next + num_norm_blocks(gradient);
-    total += std::accumulate(next, end, 0.0);
-    next = end;
+    const std::int64_t end = begin + num_norm_blocks(gradient);
+    blocks.push_back({{begin, end}});
+    begin = end;
   }
-  return total;
+  return add_in_order(sums_of_squares(gradients), blocks);
 }
 
 }  // namespace
 
-double NormScope::norm(double sum_of_squares) const {
-  return std::sqrt(sum ? sum(sum_of_squares) : sum_of_squares);
+at::Tensor NormScope::norm(const at::Tensor& sum_of_squares) const {
+  return (sum ? sum(sum_of_squares) : sum_of_squares).sqrt();
 }
 
-double gradient_norm(const std::vector<NamedParameter>& parameters) {
-  return std::sqrt(square_of(gradients_of(parameters)));
+at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters, const NormScope& scope) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor sum = square_of(gradients_of(parameters, scope));
+  // Ranks add up their sums where all of them have parameters, if not gradients.
+  if (!parameters.empty() && parameters.front().tensor.is_cuda())
+    sum = sum.to(parameters.front().tensor.device());
+  return scope.norm(sum);
+}
+
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
+  check_max_norm(max_norm);
+  const c10::NoGradGuard no_grad;
+  at::Tensor factor = at::ones_like(norm);
+  if (max_norm > 0) {
+    // By a tensor: some devices divide by a number as they multiply by its reciprocal.
+    const at::Tensor c = (norm + 1e-6) / at::full_like(norm, max_norm);
+    factor = at::where(c > 1, c.reciprocal(), factor);
+  }
+  return at::where(norm.isfinite(), factor, at::zeros_like(norm));
 }
 
 void check_max_norm(double max_norm) {
@@ -59,12 +75,7 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
   if (!result.finite || max_norm == 0) return result;
   const double c = (norm + 1e-6) / max_norm;
   if (c <= 1) return result;
-  const c10::NoGradGuard no_grad;
-  // The operator refuses an empty list, and older versions of it trip over empty tensors.
-  std::vector<at::Tensor> present;
-  for (const at::Tensor& gradient : gradients)
-    if (gradient.numel() > 0) present.push_back(gradient);
-  if (!present.empty()) at::_foreach_mul_(present, 1 / c);
+  multiply(gradients, 1 / c);
   result.clipped = true;
   return result;
 }
@@ -72,7 +83,7 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
 ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm,
                           const NormScope& scope) {
   check_max_norm(max_norm);
-  return clip_to(scope.norm(square_of(gradients_of(parameters, scope))), gradients_of(parameters),
+  return clip_to(gradient_norm(parameters, scope).item<double>(), gradients_of(parameters),
                  max_norm);
 }
 

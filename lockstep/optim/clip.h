@@ -15,23 +15,32 @@ struct ClipResult {
   bool clipped = false;
 };
 
-// The root of the sum of squares over every gradient, in double: blocks of each parameter, then
-// parameters, added in order, so that the bits depend on neither threads nor device
-// (optim/sum_of_squares.h). Parameters without a gradient count as 0. UsageError for parameters
-// that check_distinct or gradient_of refuses.
-double gradient_norm(const std::vector<NamedParameter>& parameters);
-
 // What a norm needs to know where other ranks have further parameters of the same model, or further
 // parts of these: the layers of other stages, or what a tensor axis cut.
 struct NormScope {
   // Whether this rank answers for a parameter: of several ranks that have the same, one does.
   std::function<bool(const std::string& parameter)> counts = nullptr;  // all
-  // The sum of all of these ranks' numbers.
-  std::function<double(double)> sum = nullptr;  // of this one's
+  // The sum of all of these ranks' numbers, one Double each.
+  std::function<at::Tensor(const at::Tensor&)> sum = nullptr;  // of this one's
 
   bool counts_parameter(const std::string& name) const { return !counts || counts(name); }
-  double norm(double sum_of_squares) const;
+  at::Tensor norm(const at::Tensor& sum_of_squares) const;
 };
+
+// The root of the sum of squares over every gradient, as one Double: blocks of each parameter, then
+// parameters, added in order, so that the bits depend on neither threads nor device
+// (optim/sum_of_squares.h). It is where the parameters are, if that is a GPU, and nothing waits for
+// it. Parameters without a gradient count as 0. UsageError for parameters that check_distinct or
+// gradient_of refuses.
+at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters,
+                         const NormScope& scope = {});
+
+// For Optimizer::step(), what clip_gradients() multiplies gradients of such a norm by, and 0 where
+// the norm is not finite, so that the step is left out. On the norm's device; nothing waits.
+// UsageError for a max_norm below 0 or not a number.
+//
+//   optimizer->step(learning_rate, StepFactor(clip_factor(gradient_norm(parameters), 1.0)));
+at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 // DeepSpeed's rule: c = (norm + 1e-6) / max_norm, and where c > 1 gradients are divided by c, in
 // place. A max_norm of 0 only measures. A norm that is not finite changes no gradient: that step is

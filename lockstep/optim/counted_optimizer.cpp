@@ -16,7 +16,9 @@ class CountedOptimizer final : public Optimizer {
   }
   ~CountedOptimizer() override { *total_ -= bytes_; }
 
-  void step(double learning_rate) override { optimizer_->step(learning_rate); }
+  void step(double learning_rate, const StepFactor& factor) override {
+    optimizer_->step(learning_rate, factor);
+  }
   void zero_grad() override { optimizer_->zero_grad(); }
   std::vector<NamedTensor> state() const override { return optimizer_->state(); }
   void load_state(const std::vector<NamedTensor>& state) override { optimizer_->load_state(state); }

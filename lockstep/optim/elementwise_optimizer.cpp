@@ -113,28 +113,52 @@ void ElementwiseOptimizer::update_block(const Update& part, std::int64_t begin,
     update(part.numbers, stretch_of<double>(part.weight, part.gradient, state, begin, count));
 }
 
-void ElementwiseOptimizer::step(double learning_rate) {
+std::int64_t ElementwiseOptimizer::num_steps(const Parameter& parameter) const {
+  const bool left_out = parameter.in_last_step && last_factor_.value() == 0;
+  return parameter.step - (left_out ? 1 : 0);
+}
+
+void ElementwiseOptimizer::settle_last_step() {
+  for (Parameter& parameter : parameters_) {
+    parameter.step = num_steps(parameter);
+    parameter.in_last_step = false;
+  }
+}
+
+void ElementwiseOptimizer::step(double learning_rate, const StepFactor& factor) {
   const c10::NoGradGuard no_grad;
+  settle_last_step();
   const std::vector<Update> parts = updates(learning_rate);
   std::vector<std::int64_t> counts;
-  for (const Update& part : parts)
-    counts.push_back(part.weight.device().is_cpu() ? part.weight.numel() : 0);
+  std::vector<DeviceUpdate> elsewhere;
+  std::vector<at::Tensor> multiplied_here;
+  for (const Update& part : parts) {
+    const bool in_memory = part.weight.device().is_cpu();
+    counts.push_back(in_memory ? part.weight.numel() : 0);
+    if (!in_memory)
+      elsewhere.push_back({part.numbers, part.weight, part.gradient, &part.parameter->state});
+    if (in_memory || !takes_factor(elsewhere.back())) multiplied_here.push_back(part.gradient);
+  }
+  if (!multiplied_here.empty() && !factor.is_one()) {
+    if (factor.value() == 0) return;
+    multiply(multiplied_here, factor.value());
+  }
   parallel_blocks(counts, kUpdateBlock, [&](const Block& block) {
     update_block(parts[block.range], block.begin, block.count);
   });
-  std::vector<DeviceUpdate> elsewhere;
   for (const Update& part : parts) {
     const at::Tensor& parameter = part.parameter->named.tensor;
-    ++part.parameter->step;
-    if (!part.weight.device().is_cpu())
-      elsewhere.push_back({part.numbers, part.weight, part.gradient, &part.parameter->state});
-    else if (part.weight.is_same(parameter))
+    part.parameter->step = part.numbers.step;
+    part.parameter->in_last_step = true;
+    if (!part.weight.device().is_cpu()) continue;
+    if (part.weight.is_same(parameter))
       // So that autograd notices a backward that comes too late.
       parameter.unsafeGetTensorImpl()->bump_version();
     else
       parameter.copy_(part.weight);
   }
-  if (!elsewhere.empty()) update(elsewhere);
+  if (!elsewhere.empty()) update(elsewhere, factor);
+  last_factor_ = factor;
 }
 
 void ElementwiseOptimizer::zero_grad() {
@@ -147,7 +171,7 @@ std::vector<NamedTensor> ElementwiseOptimizer::state() const {
   std::vector<NamedTensor> result;
   for (const Parameter& parameter : parameters_) {
     const std::string& name = parameter.named.name;
-    result.push_back({"step." + name, at::scalar_tensor(parameter.step, at::kLong)});
+    result.push_back({"step." + name, at::scalar_tensor(num_steps(parameter), at::kLong)});
     for (std::size_t i = 0; i < state_names_.size(); ++i)
       result.push_back({state_names_[i] + "." + name, parameter.state[i]});
   }
@@ -167,6 +191,7 @@ void ElementwiseOptimizer::load_state(const std::vector<NamedTensor>& saved) {
   }
   for (std::size_t p = 0; p < parameters_.size(); ++p) {
     parameters_[p].step = steps[p];
+    parameters_[p].in_last_step = false;
     for (std::size_t i = 0; i < state_names_.size(); ++i)
       parameters_[p].state[i].copy_(matched[p * stride + 1 + i]);
   }

@@ -38,7 +38,7 @@ struct DeviceUpdate {
 // tensors elsewhere, all of a step at once. Both are called with no autograd recording.
 class ElementwiseOptimizer : public Optimizer {
  public:
-  void step(double learning_rate) final;
+  void step(double learning_rate, const StepFactor& factor = {}) final;
   void zero_grad() final;
   std::vector<NamedTensor> state() const final;
   void load_state(const std::vector<NamedTensor>& state) final;
@@ -52,21 +52,28 @@ class ElementwiseOptimizer : public Optimizer {
     NamedParameter named;
     double weight_decay = 0;
     double learning_rate_factor = 1;
-    std::int64_t step = 0;
+    std::int64_t step = 0;  // with the last step, which may turn out to have been left out
+    bool in_last_step = false;
     std::vector<at::Tensor> state;
   };
   struct Update;
 
   virtual void update(const StepNumbers& numbers, const Stretch<float>& stretch) const = 0;
   virtual void update(const StepNumbers& numbers, const Stretch<double>& stretch) const = 0;
-  virtual void update(const std::vector<DeviceUpdate>& tensors) const = 0;
+  // Multiplies the gradients of those tensors by the factor that takes_factor() says so of.
+  virtual void update(const std::vector<DeviceUpdate>& tensors, const StepFactor& factor) const = 0;
+  virtual bool takes_factor(const DeviceUpdate& tensor) const = 0;
 
   void add(NamedParameter parameter, const ParameterGroup& group);
+  // Waits for the last step's factor.
+  std::int64_t num_steps(const Parameter& parameter) const;
+  void settle_last_step();
   std::vector<Update> updates(double learning_rate);
   void update_block(const Update& update, std::int64_t begin, std::int64_t count) const;
 
   std::vector<std::string> state_names_;
   std::vector<Parameter> parameters_;
+  StepFactor last_factor_;
 };
 
 }  // namespace lockstep::optim

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/step_factor.h>
 
 namespace lockstep::optim {
 
@@ -27,7 +28,10 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   // Moves each parameter that has a gradient by one step; the others stay, and their state too.
-  virtual void step(double learning_rate) = 0;
+  // Gradients are multiplied by the factor, and may be in place. AdamW waits for no GPU; for
+  // parameters in the host's memory, and where another optimizer steps, the host waits for a factor
+  // that it does not know.
+  virtual void step(double learning_rate, const StepFactor& factor = {}) = 0;
 
   // Leaves every gradient undefined.
   virtual void zero_grad() = 0;

@@ -57,7 +57,7 @@ void SGD::update(const StepNumbers& numbers, const Stretch<double>& stretch) con
   update_stretch(options_, numbers, stretch);
 }
 
-void SGD::update(const std::vector<DeviceUpdate>& tensors) const {
+void SGD::update(const std::vector<DeviceUpdate>& tensors, const StepFactor&) const {
   for (const auto& [numbers, weight, gradient, state] : tensors) {
     const at::Tensor g =
         numbers.weight_decay == 0 ? gradient : at::add(gradient, weight, numbers.weight_decay);

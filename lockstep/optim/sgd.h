@@ -13,7 +13,8 @@ class SGD final : public ElementwiseOptimizer {
  private:
   void update(const StepNumbers& numbers, const Stretch<float>& stretch) const override;
   void update(const StepNumbers& numbers, const Stretch<double>& stretch) const override;
-  void update(const std::vector<DeviceUpdate>& tensors) const override;
+  void update(const std::vector<DeviceUpdate>& tensors, const StepFactor& factor) const override;
+  bool takes_factor(const DeviceUpdate&) const override { return false; }
 
   SGDOptions options_;
 };

@@ -63,6 +63,34 @@ at::Tensor sums_on_device(const std::vector<at::Tensor>& tensors) {
   return sums;
 }
 
+// As add_in_order(): the sums, and then their sum.
+at::Tensor add_on_device(const at::Tensor& values,
+                         const std::vector<std::vector<mesh::Interval>>& sums) {
+  const auto num_sums = static_cast<std::int64_t>(sums.size());
+  std::vector<std::int64_t> entries = {0}, segments;
+  for (const auto& sum : sums) {
+    for (const mesh::Interval& segment : sum)
+      segments.insert(segments.end(), {segment.begin, segment.end});
+    entries.push_back(static_cast<std::int64_t>(segments.size() / 2));
+  }
+  entries.insert(entries.end(), segments.begin(), segments.end());
+  const std::size_t of_all = entries.size();
+  entries.insert(entries.end(), {0, 1, 0, num_sums});
+  const at::Tensor host = at::empty({static_cast<std::int64_t>(entries.size())},
+                                    at::dtype(at::kLong).pinned_memory(true));
+  std::ranges::copy(entries, host.data_ptr<std::int64_t>());
+  const at::Tensor on_gpu = host.to(values.device(), /*non_blocking=*/true);
+  const auto* table = on_gpu.data_ptr<std::int64_t>();
+  const at::Tensor results = at::empty({num_sums + 1}, values.options());
+  auto* numbers = results.data_ptr<double>();
+  const c10::cuda::CUDAGuard on_device(values.device());
+  CUstream_st* const stream = c10::cuda::getCurrentCUDAStream().stream();
+  cuda::add_in_order(values.data_ptr<double>(), table, num_sums, numbers, stream);
+  cuda::add_in_order(numbers, table + of_all, 1, numbers + num_sums, stream);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return results[num_sums];
+}
+
 #else
 
 // No tensor is on a GPU that LibTorch does not know.
@@ -70,19 +98,23 @@ at::Tensor sums_on_device(const std::vector<at::Tensor>& tensors) {
   LOCKSTEP_CHECK(false, "{} tensors on CUDA", tensors.size());
 }
 
+at::Tensor add_on_device(const at::Tensor& values,
+                         const std::vector<std::vector<mesh::Interval>>& sums) {
+  LOCKSTEP_CHECK(false, "{} sums of {} numbers on CUDA", sums.size(), values.numel());
+}
+
 #endif
 
-void sum_in_memory(const std::vector<at::Tensor>& tensors, std::vector<double>& sums) {
+void sum_in_memory(const std::vector<at::Tensor>& tensors, double* sums) {
   // A device's tensors are counted, so that blocks keep their numbers, and left out.
   std::vector<std::int64_t> counts;
   for (const at::Tensor& flat : tensors) counts.push_back(flat.numel());
   parallel_blocks(counts, kNormBlock, [&](const Block& block) {
     const at::Tensor& flat = tensors[block.range];
     if (flat.is_cuda()) return;
-    sums[static_cast<std::size_t>(block.number)] =
-        flat.scalar_type() == at::kFloat
-            ? sum_of_squares(flat.data_ptr<float>() + block.begin, block.count)
-            : sum_of_squares(flat.data_ptr<double>() + block.begin, block.count);
+    sums[block.number] = flat.scalar_type() == at::kFloat
+                             ? sum_of_squares(flat.data_ptr<float>() + block.begin, block.count)
+                             : sum_of_squares(flat.data_ptr<double>() + block.begin, block.count);
   });
 }
 
@@ -92,19 +124,7 @@ std::int64_t num_norm_blocks(const at::Tensor& values) {
   return (values.numel() + kNormBlock - 1) / kNormBlock;
 }
 
-std::vector<double> sum_of_squares_of_blocks(const at::Tensor& values, std::int64_t first_block,
-                                             std::int64_t num_blocks) {
-  const std::int64_t there = num_norm_blocks(values);
-  if (first_block < 0 || num_blocks < 0 || first_block > there - num_blocks)
-    throw UsageError("blocks {} to {} of a tensor that has {} were asked for", first_block,
-                     first_block + num_blocks, there);
-  const std::int64_t begin = first_block * kNormBlock;
-  const std::int64_t end = std::min(values.numel(), begin + num_blocks * kNormBlock);
-  const at::Tensor part = values.detach().contiguous().view({-1}).slice(0, begin, end);
-  return sum_of_squares_of_blocks({&part, 1});
-}
-
-std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors) {
+at::Tensor sums_of_squares(std::span<const at::Tensor> tensors) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> flat;
   std::vector<std::int64_t> offsets;
@@ -114,9 +134,14 @@ std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors
     offsets.push_back(num_blocks);
     num_blocks += num_norm_blocks(tensor);
   }
-  std::vector<double> sums(static_cast<std::size_t>(num_blocks));
-  sum_in_memory(flat, sums);
+  const bool on_one_device = !flat.empty() && flat.front().is_cuda() &&
+                             std::ranges::all_of(flat, [&](const at::Tensor& one) {
+                               return one.device() == flat.front().device();
+                             });
+  if (on_one_device) return sums_on_device(flat);
 
+  const at::Tensor sums = at::zeros({num_blocks}, at::kDouble);
+  sum_in_memory(flat, sums.data_ptr<double>());
   std::vector<bool> done(flat.size());
   for (std::size_t first = 0; first < flat.size(); ++first) {
     if (!flat[first].is_cuda() || done[first]) continue;
@@ -131,11 +156,25 @@ std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors
     const at::Tensor host = sums_on_device(parts).cpu();
     const double* next = host.data_ptr<double>();
     for (const std::size_t i : members) {
-      std::copy_n(next, num_norm_blocks(flat[i]), sums.begin() + offsets[i]);
+      std::copy_n(next, num_norm_blocks(flat[i]), sums.data_ptr<double>() + offsets[i]);
       next += num_norm_blocks(flat[i]);
     }
   }
   return sums;
+}
+
+at::Tensor add_in_order(const at::Tensor& values,
+                        const std::vector<std::vector<mesh::Interval>>& sums) {
+  if (values.is_cuda()) return add_on_device(values, sums);
+  const auto* numbers = values.data_ptr<double>();
+  double total = 0;
+  for (const auto& segments : sums) {
+    double sum = 0;
+    for (const mesh::Interval& segment : segments)
+      for (std::int64_t i = segment.begin; i < segment.end; ++i) sum += numbers[i];
+    total += sum;
+  }
+  return at::scalar_tensor(total, at::kDouble);
 }
 
 }  // namespace lockstep::optim

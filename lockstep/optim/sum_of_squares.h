@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <lockstep/mesh/placement.h>
 #include <lockstep/optim/kernels/sum_of_squares.h>
 
 namespace lockstep::optim {
@@ -15,14 +16,15 @@ namespace lockstep::optim {
 // Blocks of kNormBlock elements in a tensor's row-major order; the last may be smaller.
 std::int64_t num_norm_blocks(const at::Tensor& values);
 
-// For each of some blocks of `values` the sum of squares, in double. A shard that starts at a
-// multiple of kNormBlock of its parameter has sums of the whole parameter. Float, Double, Half and
-// BFloat16; UsageError for other types, and for blocks that `values` does not have.
-std::vector<double> sum_of_squares_of_blocks(const at::Tensor& values, std::int64_t first_block,
-                                             std::int64_t num_blocks);
+// The sum of squares of each block of several tensors, as Doubles: the first tensor's, then the
+// second's, … A shard that starts at a multiple of kNormBlock of its parameter has sums of the
+// whole parameter. On their device, with nothing waiting for it, where all are on one CUDA device;
+// otherwise on the CPU. Float, Double, Half and BFloat16; UsageError for other types.
+at::Tensor sums_of_squares(std::span<const at::Tensor> tensors);
 
-// Of all blocks of several tensors: the first tensor's, then the second's, … With CUDA tensors one
-// wait for each device, whatever the number of tensors.
-std::vector<double> sum_of_squares_of_blocks(std::span<const at::Tensor> tensors);
+// One Double, on the values' device: the sum of sums over intervals of `values`, all added in the
+// order in which they are given, to the bit as one thread adds.
+at::Tensor add_in_order(const at::Tensor& values,
+                        const std::vector<std::vector<mesh::Interval>>& sums);
 
 }  // namespace lockstep::optim

@@ -225,13 +225,12 @@ TrainingResult Trainer::run() {
   if (step_ > saved_step_ && agree_to_stop(stop.made()) && !finished())
     result_.end = TrainingResult::End::interrupted;
   while (!finished() && result_.end == TrainingResult::End::finished) {
-    if (reporter_) reporter_->begin_steps();
+    if (reporter_ && !unsettled_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
     if (speeds_) speeds_->begin_step();
-    const Step step = train_step();
+    train_step();
     if (speeds_)
       for (const std::string& news : speeds_->end_step(step_)) log::warn("{}", news);
-    if (reporter_) report(step);
     const bool epoch_over = loader_.state().epoch > epoch;
     if (!finished() &&
         (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
@@ -243,6 +242,7 @@ TrainingResult Trainer::run() {
     if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
     if (!last && due(options_.memory_interval)) take_copy();
   }
+  settle();
   if (result_.end == TrainingResult::End::finished) validate();
   if (reporter_) {
     check_still_ours();
@@ -282,43 +282,43 @@ void Trainer::report(const Step& step) {
   check_still_ours();
   if (step.skipped == Skipped::non_finite)
     reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
-                                step_, step.loss, step.gradient_norm));
+                                step.number, step.loss, step.gradient_norm));
   if (step.skipped == Skipped::nothing_to_learn)
     reporter_->note(fmt::format("step {} was skipped on all ranks: there is nothing to learn from, "
                                 "as the loss counts none of its samples",
-                                step_));
+                                step.number));
   if (step.skipped == Skipped::overflow)
     reporter_->note(fmt::format("step {} was skipped on all ranks: gradients overflow at a loss "
                                 "scale of {:g}, which is {:g} now",
-                                step_, step.loss_scale, loss_scaling_->value()));
-  reporter_->step(step_, {.loss = step.loss,
-                          .count = step.count,
-                          .gradient_norm = step.gradient_norm,
-                          .learning_rate = step.learning_rate,
-                          .loss_scale = step.loss_scale,
-                          .skipped_steps = result_.skipped_steps,
-                          .memory_bytes = peak_memory(dist_.device()),
-                          .times = step.times});
+                                step.number, step.loss_scale, loss_scaling_->value()));
+  reporter_->step(step.number, {.loss = step.loss,
+                                .count = step.count,
+                                .gradient_norm = step.gradient_norm,
+                                .learning_rate = step.learning_rate,
+                                .loss_scale = step.loss_scale,
+                                .skipped_steps = result_.skipped_steps,
+                                .memory_bytes = peak_memory(dist_.device()),
+                                .times = step.times});
 }
 
-Trainer::Step Trainer::train_step() {
+void Trainer::train_step() {
   model_->train();
   optimizer_->zero_grad();
-  Step step;
+  Step step{.number = step_ + 1};
   if (options_.step_times) step.times.emplace();
   note_progress("forward and backward");
   run_passes(step.times);
   leave_finished_epoch();
-  step.loss = unsigned_nan(dist_.totals(model_).mean_loss());
-  step.count = dist_.totals(model_).count();
+  // The schedule counts the step before it, unless that was skipped.
+  settle();
   std::optional<PartClock> clock;
   if (step.times) clock.emplace(dist_.device());
   note_progress("update");
   update(step);
   if (clock) clock->add_to(step.times->update);
   ++step_;
-  if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
-  return step;
+  unsettled_ = std::move(step);
+  if (!runs_ahead()) settle();
 }
 
 // Forward and backward of the step's accumulated batches; the last of them exchanges gradients.
@@ -405,6 +405,7 @@ std::optional<device::Autocast> Trainer::low_precision() const {
 
 void Trainer::validate() {
   if (validation_ == nullptr) return;
+  settle();
   note_progress("validation");
   const c10::NoGradGuard no_grad;
   model_->eval();

@@ -78,6 +78,8 @@ class Trainer {
     nothing_to_learn,  // no sample or token of any rank counts
   };
   struct Step {
+    std::int64_t number = 0;   // from 1
+    device::HostCopy numbers;  // count, mean loss, gradient norm and factor of the update
     double loss = 0;
     double count = 0;
     double gradient_norm = 0;
@@ -99,7 +101,7 @@ class Trainer {
   void count_steps();
   void leave_finished_epoch();
   bool due(std::int64_t interval) const { return interval > 0 && step_ % interval == 0; }
-  Step train_step();
+  void train_step();
   void run_passes(std::optional<StepTimes>& times);
   void run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
@@ -113,6 +115,9 @@ class Trainer {
   // trainer_update.cpp
   void update(Step& step);
   bool unscale(Step& step);
+  bool runs_ahead() const;
+  void settle();
+  void count_update(Step& step, bool done);
   std::string last_checkpoint() const;
   [[noreturn]] void give_up(const Step& step);
 
@@ -157,7 +162,8 @@ class Trainer {
   std::shared_ptr<const FolderLock> lock_;     // of the main rank, in a run with a folder
   std::unique_ptr<Checkpointer> checkpoints_;  // of runs with a folder
 
-  std::int64_t step_ = 0;  // done so far
+  std::int64_t step_ = 0;          // done so far
+  std::optional<Step> unsettled_;  // the last of them, until the host knows what it came to
   int skips_in_a_row_ = 0;
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
   std::int64_t samples_ = 0;  // seen by all ranks

@@ -72,6 +72,7 @@ checkpoint::TrainingState Trainer::state() const {
 }
 
 CheckpointContents Trainer::contents() {
+  settle();
   CheckpointContents contents{.tensors = state_of(dist_, model_, *optimizer_),
                               .state = state(),
                               .files = task_->checkpoint_files()};

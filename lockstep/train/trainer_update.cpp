@@ -1,6 +1,8 @@
 // What a trainer does with a step's gradients, and what ends a run.
-#include <cmath>
 #include <limits>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <lockstep/train/trainer.h>
 #include <lockstep/train/unsigned_nan.h>
@@ -15,19 +17,55 @@ constexpr int kMostSkipsInARow = 20;
 
 }  // namespace
 
-// Loss and norm are the same on every rank, so all of them do the same.
+// Steps on the gradients, unless the loss or their norm is not finite: which only the device knows
+// when this returns. Loss and norm are the same on every rank, so all of them do the same.
 void Trainer::update(Step& step) {
   step.learning_rate = schedule_->learning_rate(updates_);
-  if (step.count == 0) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor totals = dist_.totals(model_).values;
+  const at::Tensor count = totals[0];
+  const at::Tensor loss = totals[1] / count;
+  at::Tensor norm = at::zeros_like(count), factor = at::zeros_like(count);
+  const bool is_left_out = loss_scaling_ && (count.item<double>() == 0 || !unscale(step));
+  if (!is_left_out) {
+    norm = dist_.gradient_norm(model_).to(totals.device());
+    // A step without a sample has no loss, 0 / 0.
+    factor =
+        at::where(loss.isfinite(), optim::clip_factor(norm, options_.gradient_clipping), factor);
+    optimizer_->step(step.learning_rate, optim::StepFactor(factor));
+  }
+  step.numbers = device::HostCopy(at::stack({count, loss, norm, factor}));
+}
+
+// Whether the host goes on to the next step while a GPU works on this one. Not where the next
+// step's loss scale depends on this one, nor where the parts of steps are timed.
+bool Trainer::runs_ahead() const {
+  return dist_.device().is_cuda() && !loss_scaling_ && !options_.step_times;
+}
+
+// What the last step came to, once it is known: what it counts as, and its report.
+void Trainer::settle() {
+  if (!unsettled_) return;
+  Step step = std::move(*unsettled_);
+  unsettled_.reset();
+  const auto* numbers = step.numbers.get().data_ptr<double>();
+  step.count = numbers[0];
+  step.loss = unsigned_nan(numbers[1]);
+  if (step.skipped == Skipped::overflow) {
+    ++result_.skipped_steps;
+  } else if (step.count == 0) {
     step.skipped = Skipped::nothing_to_learn;
     ++result_.skipped_steps;
-    return;
+  } else {
+    step.gradient_norm = unsigned_nan(numbers[2]);
+    count_update(step, /*done=*/numbers[3] != 0);
   }
-  if (loss_scaling_ && !unscale(step)) return;
-  const auto clip = dist_.clip_gradients(model_, options_.gradient_clipping);
-  step.gradient_norm = unsigned_nan(clip.norm);
-  if (std::isfinite(step.loss) && clip.finite) {
-    optimizer_->step(step.learning_rate);
+  if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
+  if (reporter_) report(step);
+}
+
+void Trainer::count_update(Step& step, bool done) {
+  if (done) {
     ++updates_;
     skips_in_a_row_ = 0;
     return;
@@ -49,7 +87,7 @@ bool Trainer::unscale(Step& step) {
   } catch (const UsageError& error) {
     if (reporter_) reporter_->finish();
     finish_save();
-    throw TrainingStopped(fmt::format("training stopped at step {}: {}. {}", step_ + 1,
+    throw TrainingStopped(fmt::format("training stopped at step {}: {}. {}", step.number,
                                       error.what(), last_checkpoint()));
   }
   step.gradient_norm = std::numeric_limits<double>::infinity();
@@ -60,10 +98,9 @@ bool Trainer::unscale(Step& step) {
         "training stopped at step {}: its gradients overflow at the fixed loss scale of {:g}, as "
         "those of the {} steps before it did. {}. Try a smaller fp16.loss_scale, or 0, which finds "
         "one that fits",
-        step_ + 1, step.loss_scale, kMostSkipsInARow, last_checkpoint()));
+        step.number, step.loss_scale, kMostSkipsInARow, last_checkpoint()));
   }
   step.skipped = Skipped::overflow;
-  ++result_.skipped_steps;
   return false;
 }
 
@@ -79,7 +116,7 @@ void Trainer::give_up(const Step& step) {
       "training stopped at step {}: the loss is {} and the gradient norm {}{}. {}. Try a smaller "
       "learning rate (it was {:g}) or a longer warm-up, gradient_clipping (it is {:g}; 0 is "
       "none){}",
-      step_ + 1, step.loss, step.gradient_norm,
+      step.number, step.loss, step.gradient_norm,
       skips_in_a_row_ == 0
           ? ""
           : fmt::format(", and the {} steps before it were skipped", kMostSkipsInARow),

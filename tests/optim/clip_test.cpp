@@ -22,6 +22,10 @@ using testing::same_bits;
 using testing::snapshot;
 using testing::with_gradient;
 
+double norm_of(const std::vector<NamedParameter>& parameters) {
+  return gradient_norm(parameters).item<double>();
+}
+
 TEST(GradientNorm, IsTheRootOfTheSumOfSquares) {
   const std::vector<NamedParameter> parameters = {with_gradient("a", numbers({100, 101}, 1)),
                                                   with_gradient("b", numbers({7}, 2, at::kDouble)),
@@ -30,23 +34,22 @@ TEST(GradientNorm, IsTheRootOfTheSumOfSquares) {
   double sum = 0;
   for (const auto& [name, tensor] : parameters)
     if (tensor.grad().defined()) sum += tensor.grad().to(at::kDouble).square().sum().item<double>();
-  EXPECT_NEAR(gradient_norm(parameters), std::sqrt(sum), 1e-12);
+  EXPECT_NEAR(norm_of(parameters), std::sqrt(sum), 1e-12);
 }
 
 TEST(GradientNorm, IsRightWhereFloatsWouldNotBe) {
   // A float's sum of squares would overflow, or lose all of the small ones.
-  EXPECT_NEAR(gradient_norm({with_gradient("a", at::full({10000}, 1e30))}) / 1e32, 1, 1e-6);
+  EXPECT_NEAR(norm_of({with_gradient("a", at::full({10000}, 1e30))}) / 1e32, 1, 1e-6);
   at::Tensor uneven = at::full({1 << 20}, 1e-4);
   uneven[0] = 1;
-  EXPECT_NEAR(gradient_norm({with_gradient("a", uneven)}), std::sqrt(1 + ((1 << 20) - 1) * 1e-8),
-              1e-9);
+  EXPECT_NEAR(norm_of({with_gradient("a", uneven)}), std::sqrt(1 + ((1 << 20) - 1) * 1e-8), 1e-9);
 }
 
 TEST(GradientNorm, OfSixteenBits) {
   const at::Tensor gradient = numbers({5000}, 1);
   for (const auto type : {at::kHalf, at::kBFloat16})
-    EXPECT_EQ(gradient_norm({with_gradient("a", gradient.to(type))}),
-              gradient_norm({with_gradient("a", gradient.to(type).to(at::kFloat))}));
+    EXPECT_EQ(norm_of({with_gradient("a", gradient.to(type))}),
+              norm_of({with_gradient("a", gradient.to(type).to(at::kFloat))}));
 }
 
 TEST(GradientNorm, BitsDependOnNeitherThreadsNorMemory) {
@@ -54,19 +57,19 @@ TEST(GradientNorm, BitsDependOnNeitherThreadsNorMemory) {
   double alone = 0;
   {
     const Threads threads(1);
-    alone = gradient_norm({with_gradient("a", gradient)});
+    alone = norm_of({with_gradient("a", gradient)});
   }
   for (const int count : {2, 3, 4}) {
     const Threads threads(count);
-    EXPECT_EQ(gradient_norm({with_gradient("a", gradient)}), alone);
-    EXPECT_EQ(gradient_norm({with_gradient("a", gradient.t().contiguous().t())}), alone);
+    EXPECT_EQ(norm_of({with_gradient("a", gradient)}), alone);
+    EXPECT_EQ(norm_of({with_gradient("a", gradient.t().contiguous().t())}), alone);
   }
 }
 
 TEST(GradientNorm, OfNothingIsNothing) {
-  EXPECT_EQ(gradient_norm({}), 0);
-  EXPECT_EQ(gradient_norm({{"no gradient", parameter({3}, 1)}}), 0);
-  EXPECT_EQ(gradient_norm({with_gradient("empty", at::empty({0, 3}))}), 0);
+  EXPECT_EQ(norm_of({}), 0);
+  EXPECT_EQ(norm_of({{"no gradient", parameter({3}, 1)}}), 0);
+  EXPECT_EQ(norm_of({with_gradient("empty", at::empty({0, 3}))}), 0);
 }
 
 TEST(GradientNorm, CudaHasTheSameBits) {
@@ -83,34 +86,46 @@ TEST(GradientNorm, CudaHasTheSameBits) {
     there.push_back(with_gradient(name, gradient.cuda()));
     mixed.push_back(key % 2 == 0 ? here.back() : there.back());
   }
-  EXPECT_EQ(gradient_norm(there), gradient_norm(here));
-  EXPECT_EQ(gradient_norm(mixed), gradient_norm(here));
+  EXPECT_EQ(norm_of(there), norm_of(here));
+  EXPECT_EQ(norm_of(mixed), norm_of(here));
 }
 
 // What a shard contributes, if it is cut between blocks.
-TEST(SumOfSquaresOfBlocks, AreThoseOfTheWhole) {
+TEST(SumsOfSquares, AreThoseOfTheWhole) {
   const at::Tensor whole = numbers({10, 4096 + 13}, 1);
   const std::int64_t num_blocks = num_norm_blocks(whole);
   ASSERT_EQ(num_blocks, 11);
-  const auto all = sum_of_squares_of_blocks(whole, 0, num_blocks);
-  ASSERT_EQ(all.size(), 11u);
+  const at::Tensor all = sums_of_squares(std::vector{whole});
+  ASSERT_EQ(all.numel(), 11);
   for (std::int64_t cut = 0; cut <= num_blocks; ++cut) {
-    auto sums = sum_of_squares_of_blocks(whole, 0, cut);
-    const at::Tensor rest = whole.view({-1}).slice(0, std::min(cut * kNormBlock, whole.numel()));
-    const auto others = sum_of_squares_of_blocks(rest, 0, num_norm_blocks(rest));
-    sums.insert(sums.end(), others.begin(), others.end());
-    EXPECT_EQ(sums, all) << cut;
+    const std::int64_t place = std::min(cut * kNormBlock, whole.numel());
+    const at::Tensor flat = whole.view({-1});
+    EXPECT_TRUE(
+        same_bits(sums_of_squares(std::vector{flat.slice(0, 0, place), flat.slice(0, place)}), all))
+        << cut;
   }
-  EXPECT_EQ(sum_of_squares_of_blocks(whole, 10, 1).front(), all.back());
+  EXPECT_THAT(usage_error([&] { sums_of_squares(std::vector{whole.to(at::kLong)}); }),
+              HasSubstr("Long"));
 }
 
-TEST(SumOfSquaresOfBlocks, RefusesBlocksThatAreNotThere) {
-  const at::Tensor values = numbers({5000}, 1);
-  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values, 1, 2); }),
-              HasSubstr("blocks 1 to 3 of a tensor that has 2"));
-  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values, -1, 1); }), HasSubstr("-1"));
-  EXPECT_THAT(usage_error([&] { sum_of_squares_of_blocks(values.to(at::kLong), 0, 1); }),
-              HasSubstr("Long"));
+// Numbers that give another sum in every other order.
+TEST(AddInOrder, AddsAsOneThreadDoes) {
+  const at::Tensor values = numbers({5000}, 3).to(at::kDouble).exp();
+  const std::vector<std::vector<mesh::Interval>> sums = {
+      {{4000, 5000}, {0, 1}, {7, 7}, {1, 33}}, {}, {{33, 4000}}, {{4999, 5000}}};
+  double wanted = 0;
+  for (const auto& segments : sums) {
+    double sum = 0;
+    for (const auto& [begin, end] : segments)
+      for (std::int64_t i = begin; i < end; ++i) sum += values[i].item<double>();
+    wanted += sum;
+  }
+  EXPECT_EQ(add_in_order(values, sums).item<double>(), wanted);
+  EXPECT_EQ(add_in_order(at::empty({0}, at::kDouble), {}).item<double>(), 0);
+  if (at::hasCUDA()) {
+    EXPECT_EQ(add_in_order(values.cuda(), sums).item<double>(), wanted);
+    EXPECT_EQ(add_in_order(at::empty({0}, at::kDouble).cuda(), {}).item<double>(), 0);
+  }
 }
 
 TEST(ClipGradients, DividesWhatIsTooLong) {
@@ -125,13 +140,13 @@ TEST(ClipGradients, DividesWhatIsTooLong) {
   EXPECT_TRUE(at::allclose(parameters[0].tensor.grad(), at::full({4}, 3 / c), 1e-7));
   EXPECT_TRUE(at::allclose(parameters[2].tensor.grad(), at::full({4, 1}, 4 / c), 1e-7));
   EXPECT_FALSE(parameters[1].tensor.grad().defined());
-  EXPECT_NEAR(gradient_norm(parameters), 2, 1e-6);
+  EXPECT_NEAR(norm_of(parameters), 2, 1e-6);
 }
 
 TEST(ClipGradients, LeavesTheRestAlone) {
   const at::Tensor gradient = numbers({100}, 1);
   const NamedParameter a = with_gradient("a", gradient.clone());
-  const double norm = gradient_norm({a});
+  const double norm = norm_of({a});
   for (const double max_norm : {norm + 1e-5, 1e9, 0.0, std::numeric_limits<double>::infinity()}) {
     const ClipResult result = clip_gradients({a}, max_norm);
     EXPECT_EQ(result.norm, norm);
@@ -160,7 +175,7 @@ TEST(ClipGradients, WhatIsNotFiniteIsSaidAndLeftAlone) {
 
 // The norm is that of all ranks, and this one has nothing, or empty parts.
 TEST(ClipGradients, OfARankThatHasNone) {
-  const NormScope scope{.sum = [](double) { return 100.0; }};
+  const NormScope scope{.sum = [](const at::Tensor& mine) { return at::full_like(mine, 100.0); }};
   const ClipResult none = clip_gradients({{"a", parameter({3}, 1)}}, 1.0, scope);
   EXPECT_EQ(none.norm, 10);
   const at::Tensor kept = numbers({5}, 1);
@@ -169,6 +184,22 @@ TEST(ClipGradients, OfARankThatHasNone) {
                                             with_gradient("last", at::empty({0, 3}))};
   EXPECT_TRUE(clip_gradients(some, 1.0, scope).clipped);
   EXPECT_TRUE(at::allclose(some[1].tensor.grad(), kept / 10.0, 1e-5));
+}
+
+TEST(ClipFactor, IsWhatGradientsAreMultipliedBy) {
+  for (const double max_norm : {0.0, 1e-3, 0.7, 1e6}) {
+    auto clipped = with_gradient("a", numbers({1000}, 1));
+    const at::Tensor before = clipped.tensor.grad().clone();
+    const double factor = clip_factor(gradient_norm({clipped}), max_norm).item<double>();
+    clip_gradients({clipped}, max_norm);
+    EXPECT_TRUE(same_bits(clipped.tensor.grad(), before * factor)) << max_norm;
+  }
+  const at::Tensor large = at::scalar_tensor(1e3, at::kDouble);
+  EXPECT_EQ(clip_factor(large, 0).item<double>(), 1);
+  for (const double norm : {std::nan(""), HUGE_VAL})
+    for (const double max_norm : {0.0, 1.0})
+      EXPECT_EQ(clip_factor(at::scalar_tensor(norm, at::kDouble), max_norm).item<double>(), 0);
+  EXPECT_THAT(usage_error([&] { clip_factor(large, -1); }), HasSubstr("-1"));
 }
 
 TEST(ClipGradients, Nothing) {

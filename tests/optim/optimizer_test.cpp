@@ -182,6 +182,40 @@ TEST_P(EveryOptimizer, CudaAgreesWithTheCpu) {
   EXPECT_LE((here - there.cpu()).abs().max().item<double>(), 1e-6);
 }
 
+// As gradients that were multiplied before, and no step at all where it is 0: which the host may
+// not know when the next step begins.
+TEST_P(EveryOptimizer, AFactorMultipliesGradientsOrLeavesTheStepOut) {
+  for (const c10::DeviceType device : {at::kCPU, at::kCUDA}) {
+    if (device == at::kCUDA && !at::hasCUDA()) continue;
+    std::vector<NamedParameter> stepped, wanted;
+    for (const std::string name : {"always", "at times"}) {
+      const at::Tensor values = numbers({1000, 33}, 1).to(device);
+      stepped.push_back({name, values.clone().set_requires_grad(true)});
+      wanted.push_back({name, values.clone().set_requires_grad(true)});
+    }
+    const auto optimizer = make(stepped), reference = make(wanted);
+    const std::vector<double> factors = {0.0, 0.3, 0.0, 0.0, 1.0, 2.5, 0.0, 0.5};
+    for (std::size_t step = 0; step < factors.size(); ++step) {
+      optimizer->zero_grad();
+      reference->zero_grad();
+      // Every other step is one of a single parameter: what the other was last in, counts for it.
+      for (std::size_t i = 0; i < 2 - step % 2; ++i) {
+        const at::Tensor gradient = numbers({1000, 33}, step + 2).to(device);
+        set_gradient(stepped[i].tensor, gradient.clone());
+        set_gradient(wanted[i].tensor, gradient * factors[step]);
+      }
+      const auto number = at::dtype(at::kDouble).device(device);
+      optimizer->step(kLearningRate, StepFactor(at::scalar_tensor(factors[step], number)));
+      if (factors[step] != 0) reference->step(kLearningRate);
+    }
+    for (std::size_t i = 0; i < stepped.size(); ++i)
+      EXPECT_TRUE(same_bits(stepped[i].tensor, wanted[i].tensor)) << stepped[i].name << device;
+    const auto state = optimizer->state(), right = reference->state();
+    for (std::size_t i = 0; i < state.size(); ++i)
+      EXPECT_TRUE(same_bits(state[i].tensor, right[i].tensor)) << state[i].name << device;
+  }
+}
+
 // More tensors than one launch takes, of sizes that fit its pieces well and badly.
 TEST(AdamW, CudaHasTheCpusBits) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";

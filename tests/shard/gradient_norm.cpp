@@ -42,8 +42,8 @@ void expect_exact(Cells& cells, const std::vector<CutGradient>& gradients,
     const mesh::Interval mine = piece.ranges[static_cast<std::size_t>(cells.rank())];
     piece.values = values.slice(0, mine.begin, mine.end).clone();
   }
-  const double wanted = optim::gradient_norm(whole);
-  const double got = std::sqrt(gradient_sum_of_squares(pieces, *cells.group()));
+  const auto wanted = optim::gradient_norm(whole).item<double>();
+  const auto got = gradient_sum_of_squares(pieces, *cells.group()).sqrt().item<double>();
   cells.expect(got == wanted, fmt::format("the norm is {:.17g}, one rank's {:.17g}", got, wanted));
 }
 
@@ -93,7 +93,7 @@ void check_gradient_norm(Cells& cells) {
     if (num_ranks == 3) piece.ranges.push_back({20, 20});
     piece.values = at::ones({piece.ranges[static_cast<std::size_t>(cells.rank())].size()});
     if (cells.rank() == 1) piece.values[3] = std::numeric_limits<float>::infinity();
-    cells.expect(std::isinf(gradient_sum_of_squares({piece}, *cells.group())),
+    cells.expect(std::isinf(gradient_sum_of_squares({piece}, *cells.group()).item<double>()),
                  "the norm is finite");
   });
 }

@@ -224,24 +224,29 @@ void FullyShardedDataParallel::after_step() {
   gatherer_->start_step();
 }
 
-optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm,
-                                                           const optim::NormScope& scope) {
-  optim::check_max_norm(max_norm);
+at::Tensor FullyShardedDataParallel::gradient_norm(const optim::NormScope& scope) {
   sharder_->check_model();
   std::vector<GradientPiece> pieces;  // that this rank answers for
-  std::vector<at::Tensor> gradients;
   for (const auto& [unit, member] : in_model_order_) {
     GradientPiece piece{.values = sharder_->piece(unit, member), .ranges = {}};
     if (!piece.values.defined()) continue;
-    gradients.push_back(piece.values);
     if (!scope.counts_parameter(units_[unit]->parameters()[member].name)) continue;
     for (int rank = 0; rank < groups_.reduce->size(); ++rank)
       piece.ranges.push_back(units_[unit]->layout().piece(member, rank));
     pieces.push_back(std::move(piece));
   }
-  return optim::clip_to(
-      scope.norm(gradient_sum_of_squares(pieces, *groups_.reduce, units_.front()->device())),
-      gradients, max_norm);
+  return scope.norm(gradient_sum_of_squares(pieces, *groups_.reduce, units_.front()->device()));
+}
+
+optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm,
+                                                           const optim::NormScope& scope) {
+  optim::check_max_norm(max_norm);
+  const double norm = gradient_norm(scope).item<double>();
+  std::vector<at::Tensor> gradients;
+  for (const auto& [unit, member] : in_model_order_)
+    if (const at::Tensor gradient = sharder_->piece(unit, member); gradient.defined())
+      gradients.push_back(gradient);
+  return optim::clip_to(norm, gradients, max_norm);
 }
 
 at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler) {

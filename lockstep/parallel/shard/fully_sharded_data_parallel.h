@@ -72,6 +72,8 @@ class FullyShardedDataParallel {
   // As optim::clip_gradients over the whole model; the same bits as without shards. All ranks that
   // cut the model among them answer for the same parameters.
   optim::ClipResult clip_gradients(double max_norm, const optim::NormScope& scope = {});
+  // As optim::gradient_norm, in the same way.
+  at::Tensor gradient_norm(const optim::NormScope& scope = {});
 
   // Divides every part of every gradient by the scale, once all of a step's passes are done and
   // before clipping; gives 1 in a tensor of one element where one overflowed on any rank, for

@@ -1,7 +1,5 @@
 #include <lockstep/parallel/shard/gradient_norm.h>
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -45,11 +43,11 @@ Interval continuation(const GradientPiece& piece, int rank) {
 class Continuations {
  public:
   Continuations(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
-                c10::Device exchange_on)
+                c10::Device device)
       : from_(static_cast<std::size_t>(group.size())) {
     std::vector<std::vector<at::Tensor>> to(from_.size());
     std::vector<std::int64_t> sizes(from_.size());
-    const at::TensorOptions options = at::dtype(at::kDouble).device(exchange_on);
+    const at::TensorOptions options = at::dtype(at::kDouble).device(device);
     for (const GradientPiece& piece : pieces) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const Interval part = continuation(piece, rank);
@@ -65,8 +63,7 @@ class Continuations {
     }
     std::vector<at::Tensor> inputs, outputs;
     for (std::size_t rank = 0; rank < from_.size(); ++rank) {
-      inputs.push_back(to[rank].empty() ? at::empty({0}, options)
-                                        : at::cat(to[rank]).to(exchange_on));
+      inputs.push_back(to[rank].empty() ? at::empty({0}, options) : at::cat(to[rank]).to(device));
       outputs.push_back(at::empty({sizes[rank]}, options));
     }
     group.all_to_all(outputs, inputs).wait();
@@ -109,49 +106,37 @@ void add_own_blocks(const GradientPiece& piece, int rank, Continuations& continu
 
 }  // namespace
 
-double gradient_sum_of_squares(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
-                               c10::Device exchange_on) {
-  if (pieces.empty()) return 0;
+at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
+                                   comm::Communicator& group, c10::Device device) {
   const c10::NoGradGuard no_grad;
-  Continuations continuations(pieces, group, exchange_on);
+  const auto options = at::dtype(at::kDouble).device(device);
+  if (pieces.empty()) return at::zeros({}, options);
+  Continuations continuations(pieces, group, device);
   std::vector<at::Tensor> blocks;
   for (const GradientPiece& piece : pieces)
     add_own_blocks(piece, group.rank(), continuations, blocks);
-  const std::vector<double> sums = optim::sum_of_squares_of_blocks(blocks);
+  const at::Tensor mine = optim::sums_of_squares(blocks).to(device);
 
-  // Every rank's sums, in the order of parameters and ranks.
-  std::vector<at::Tensor> all;
-  const auto options = at::dtype(at::kDouble).device(exchange_on);
+  // Every rank's sums, one rank after the other; added in the order of parameters and ranks.
+  std::vector<std::int64_t> begins = {0};
+  std::vector<std::vector<Interval>> sums(pieces.size());
   for (int rank = 0; rank < group.size(); ++rank) {
-    std::int64_t count = 0;
-    for (const GradientPiece& piece : pieces) {
-      const Interval range = piece.ranges[static_cast<std::size_t>(rank)];
-      const std::int64_t begin = continuation(piece, rank).end;
-      count += (range.end - begin + kNormBlock - 1) / kNormBlock;
+    std::int64_t place = begins.back();
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const Interval range = pieces[i].ranges[static_cast<std::size_t>(rank)];
+      const std::int64_t begin = continuation(pieces[i], rank).end;
+      const std::int64_t count = (range.end - begin + kNormBlock - 1) / kNormBlock;
+      sums[i].push_back({place, place + count});
+      place += count;
     }
-    all.push_back(at::empty({count}, options));
+    begins.push_back(place);
   }
-  const at::Tensor mine = at::from_blob(const_cast<double*>(sums.data()),
-                                        {static_cast<std::int64_t>(sums.size())}, at::kDouble)
-                              .to(options, /*non_blocking=*/false, /*copy=*/true);
-  group.all_gather(all, mine).wait();
-  std::vector<const double*> next;
-  for (at::Tensor& of_rank : all) {
-    of_rank = of_rank.cpu();
-    next.push_back(of_rank.data_ptr<double>());
-  }
-  double total = 0;
-  for (const GradientPiece& piece : pieces) {
-    double of_parameter = 0;
-    for (int rank = 0; rank < group.size(); ++rank) {
-      const Interval range = piece.ranges[static_cast<std::size_t>(rank)];
-      for (std::int64_t begin = continuation(piece, rank).end; begin < range.end;
-           begin += kNormBlock)
-        of_parameter += *next[static_cast<std::size_t>(rank)]++;
-    }
-    total += of_parameter;
-  }
-  return total;
+  const at::Tensor all = at::empty({begins.back()}, options);
+  std::vector<at::Tensor> of_ranks;
+  for (std::size_t rank = 0; rank + 1 < begins.size(); ++rank)
+    of_ranks.push_back(all.narrow(0, begins[rank], begins[rank + 1] - begins[rank]));
+  group.all_gather(of_ranks, mine).wait();
+  return optim::add_in_order(all, sums);
 }
 
 }  // namespace lockstep::shard

@@ -17,12 +17,12 @@ struct GradientPiece {
   std::vector<mesh::Interval> ranges;  // of every rank, in the parameter's own order
 };
 
-// The sum of squares, in double. As optim::gradient_norm adds: fixed blocks of each
+// The sum of squares, as one Double on `device`. As optim::gradient_norm adds: fixed blocks of each
 // parameter, then parameters, in order. A block that lies on several ranks is summed by the one
 // that has its begin, to whom the others send their elements. Every rank calls it, with pieces of
-// the same parameters in the same order. The few numbers that they exchange are put on a device
-// that the group's backend takes.
-double gradient_sum_of_squares(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
-                               c10::Device exchange_on = at::kCPU);
+// the same parameters in the same order, and the same device: they exchange a few numbers there.
+// Nothing waits for a GPU that the pieces are on, unless messages of GPUs go through the host.
+at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
+                                   comm::Communicator& group, c10::Device device = at::kCPU);
 
 }  // namespace lockstep::shard

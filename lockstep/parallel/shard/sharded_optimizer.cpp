@@ -32,14 +32,14 @@ class ShardedOptimizer final : public optim::Optimizer {
   ShardedOptimizer(SteppedModel model, std::vector<UnitOptimizer> units)
       : model_(std::move(model)), units_(std::move(units)) {}
 
-  void step(double learning_rate) override {
+  void step(double learning_rate, const optim::StepFactor& factor) override {
     model_.check();
     // All of them before any is stepped on: one that is missing is told with the model as it was.
     for (const UnitOptimizer& unit : units_)
       for (const Part& part : unit.parts)
         part.piece.mutable_grad() = model_.gradient(part.unit, part.member);
     for (const UnitOptimizer& unit : units_) {
-      unit.inner->step(learning_rate);
+      unit.inner->step(learning_rate, factor);
       for (const Part& part : unit.parts) part.piece.mutable_grad() = at::Tensor();
       model_.units[unit.unit]->part_changed();
     }

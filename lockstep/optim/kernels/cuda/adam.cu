@@ -22,7 +22,11 @@ template <typename T>
 using Table = TensorTable<AdamTensor<T>, kPiece>;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) update(const LOCKSTEP_GRID_CONSTANT Table<T> table) {
+__global__ void __launch_bounds__(kThreads)
+    update(const LOCKSTEP_GRID_CONSTANT Table<T> table, const double* factor) {
+  const double exact = factor == nullptr ? 1.0 : *factor;
+  if (exact == 0) return;
+  const T times = static_cast<T>(exact);
   const auto [tensor, begin, count] = table.piece();
   const AdamStep<T> step = tensor.step;
   T* const weight = tensor.weight + begin;
@@ -36,30 +40,33 @@ __global__ void __launch_bounds__(kThreads) update(const LOCKSTEP_GRID_CONSTANT 
             v = load_pack(exp_avg_sq + first);
     const Pack<T> g = load_pack(gradient + first);
     for (int i = 0; i < kPack<T>; ++i)
-      adam_element(step, g.values[i], w.values[i], m.values[i], v.values[i]);
+      adam_element(step, g.values[i] * times, w.values[i], m.values[i], v.values[i]);
     store_pack(w, weight + first);
     store_pack(m, exp_avg + first);
     store_pack(v, exp_avg_sq + first);
   }
   for (std::int64_t i = packs * kPack<T> + threadIdx.x; i < count; i += kThreads)
-    adam_element(step, gradient[i], weight[i], exp_avg[i], exp_avg_sq[i]);
+    adam_element(step, gradient[i] * times, weight[i], exp_avg[i], exp_avg_sq[i]);
 }
 
 template <typename T>
-void run(const AdamTensor<T>* tensors, std::size_t size, CUstream_st* stream) {
+void run(const AdamTensor<T>* tensors, std::size_t size, const double* factor,
+         CUstream_st* stream) {
   for_tables<kPiece>(tensors, size, [&](const Table<T>& table, unsigned pieces) {
-    update<T><<<pieces, kThreads, 0, stream>>>(table);
+    update<T><<<pieces, kThreads, 0, stream>>>(table, factor);
   });
 }
 
 }  // namespace
 
-void adam_update(const AdamTensor<float>* tensors, std::size_t size, CUstream_st* stream) {
-  run(tensors, size, stream);
+void adam_update(const AdamTensor<float>* tensors, std::size_t size, const double* factor,
+                 CUstream_st* stream) {
+  run(tensors, size, factor, stream);
 }
 
-void adam_update(const AdamTensor<double>* tensors, std::size_t size, CUstream_st* stream) {
-  run(tensors, size, stream);
+void adam_update(const AdamTensor<double>* tensors, std::size_t size, const double* factor,
+                 CUstream_st* stream) {
+  run(tensors, size, factor, stream);
 }
 
 }  // namespace lockstep::optim::cuda

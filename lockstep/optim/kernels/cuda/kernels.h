@@ -15,7 +15,8 @@ struct CUstream_st;
 
 namespace lockstep::optim::cuda {
 
-// One step of Adam.
+// One step of Adam, with gradients times *factor (1 where there is none); nothing changes where
+// that is 0.
 template <typename T>
 struct AdamTensor {
   std::int64_t count;
@@ -26,8 +27,10 @@ struct AdamTensor {
   AdamStep<T> step;
 };
 
-void adam_update(const AdamTensor<float>* tensors, std::size_t size, CUstream_st* stream);
-void adam_update(const AdamTensor<double>* tensors, std::size_t size, CUstream_st* stream);
+void adam_update(const AdamTensor<float>* tensors, std::size_t size, const double* factor,
+                 CUstream_st* stream);
+void adam_update(const AdamTensor<double>* tensors, std::size_t size, const double* factor,
+                 CUstream_st* stream);
 
 // Sums of squares over the norm's blocks.
 enum class Element : std::uint8_t { float64, float32, float16, bfloat16 };
@@ -40,5 +43,11 @@ struct NormTensor {
 };
 
 void sum_of_squares(const NormTensor* tensors, std::size_t size, CUstream_st* stream);
+
+// Sums of numbers, each added one after the other as a single thread would. `table` is on the
+// device: which segment each sum begins with, from 0, and how many segments there are; then the
+// begin and end of each segment in `values`.
+void add_in_order(const double* values, const std::int64_t* table, std::int64_t num_sums,
+                  double* sums, CUstream_st* stream);
 
 }  // namespace lockstep::optim::cuda

@@ -67,7 +67,37 @@ __global__ void __launch_bounds__(kThreads) sum_blocks(const LOCKSTEP_GRID_CONST
   }
 }
 
+// A thread block of one warp for each sum. All threads add the same numbers, of which each has
+// fetched one; the next are fetched meanwhile.
+__global__ void __launch_bounds__(kWarp)
+    add_segments(const double* values, const std::int64_t* table, std::int64_t num_sums,
+                 double* sums) {
+  const std::int64_t* const segments = table + num_sums + 1;
+  double total = 0;
+  for (std::int64_t segment = table[blockIdx.x]; segment < table[blockIdx.x + 1]; ++segment) {
+    const std::int64_t end = segments[2 * segment + 1];
+    std::int64_t mine = segments[2 * segment] + threadIdx.x;
+    double next = mine < end ? values[mine] : 0.0;
+    for (std::int64_t first = segments[2 * segment]; first < end; first += kWarp) {
+      const double value = next;
+      mine += kWarp;
+      next = mine < end ? values[mine] : 0.0;
+      // What lies behind the end is 0, which changes no sum.
+#pragma unroll
+      for (unsigned i = 0; i < kWarp; ++i) total += __shfl_sync(kWholeWarp, value, i);
+    }
+  }
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
 }  // namespace
+
+void add_in_order(const double* values, const std::int64_t* table, std::int64_t num_sums,
+                  double* sums, CUstream_st* stream) {
+  if (num_sums > 0)
+    add_segments<<<static_cast<unsigned>(num_sums), kWarp, 0, stream>>>(values, table, num_sums,
+                                                                        sums);
+}
 
 void sum_of_squares(const NormTensor* tensors, std::size_t size, CUstream_st* stream) {
   for_tables<kNormBlock>(tensors, size, [&](const Table& table, unsigned pieces) {
