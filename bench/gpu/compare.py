@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Trains the same language models on one GPU in PyTorch, eager and compiled, and with `lockstep
-train`, whole and sharded on its one rank, in turns; prints tokens/s and memory, in Markdown.
+train`, whole and sharded on its one rank, in turns; GPT-2 also in plain torch::nn with our three lines.
+Prints tokens/s and memory, in Markdown.
 
 Each figure is the median over the rounds of a program's median step, its first steps left out.
 Memory is what nvidia-smi shows at most, beyond what was in use before.
@@ -32,6 +33,7 @@ PROGRAMS = {
     "compile": "PyTorch, torch.compile",
     "stage 0": "lockstep train",
     "stage 3": "lockstep train, ZeRO-3",
+    "plain": "torch::nn, and three lines",
 }
 
 
@@ -102,6 +104,10 @@ def lockstep_steps(launcher, folder, model, stage, steps):
     return [(end - begin) * 1e3 for begin, end in zip([0.0] + ends, ends)]
 
 
+def plain_steps(build, steps):
+    return json.loads(run([os.path.join(build, "bench", "gpu_plain_gpt"), str(steps)]))["ms"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", required=True, help="the folder of a build with CUDA")
@@ -114,16 +120,19 @@ def main():
     print(name.splitlines()[0])
     for model in choices.models.split(","):
         title, _, batch, tokens = MODELS[model]
-        medians = {program: [] for program in PROGRAMS}
-        memory = {program: 0 for program in PROGRAMS}
+        programs = [program for program in PROGRAMS if program != "plain" or model == "gpt2"]
+        medians = {program: [] for program in programs}
+        memory = {program: 0 for program in programs}
         version = "PyTorch"
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(choices.rounds):
-                for program in PROGRAMS:
+                for program in programs:
                     with PeakMemory() as peak:
                         if program.startswith("stage"):
                             steps = lockstep_steps(launcher, folder, model, int(program[-1]),
                                                    choices.steps)
+                        elif program == "plain":
+                            steps = plain_steps(choices.build, choices.steps)
                         else:
                             steps, version = pytorch_steps(model, program, choices.steps)
                     medians[program].append(statistics.median(steps[WARM_UP:]))
@@ -131,7 +140,8 @@ def main():
         best = min(statistics.median(medians[program]) for program in ("eager", "compile"))
         print(f"\n{title}, bf16\n\n| | ms a step | tokens/s | of PyTorch's best | memory |")
         print("|---|---|---|---|---|")
-        for program, label in PROGRAMS.items():
+        for program in programs:
+            label = PROGRAMS[program]
             step = statistics.median(medians[program])
             print(f"| {label.replace('PyTorch', version)} | {step:.1f} | "
                   f"{batch * tokens / step * 1e3:,.0f} | {best / step:.2f} | "

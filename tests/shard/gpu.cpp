@@ -3,6 +3,7 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
 
 #include "chain.h"
@@ -195,7 +196,8 @@ void check_waiting(Cells& cells) {
       const auto step = [&] {
         it.optimizer->zero_grad();
         it.loss(input).backward();
-        it.optimizer->step(0.001);
+        const at::Tensor factor = optim::clip_factor(it.parallel.gradient_norm(), 1e-3);
+        it.optimizer->step(0.001, optim::StepFactor(factor));
       };
       // The first one agrees on an order.
       for (int i = 0; i < 3; ++i) step();
