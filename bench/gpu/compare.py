@@ -18,6 +18,8 @@ import sys
 import tempfile
 import threading
 
+import profile_step
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 WARM_UP = 5  # steps
 MODELS = {
@@ -83,7 +85,8 @@ def write_tokens(path, vocabulary, count):
                 ).tofile(open(path, "wb"))
 
 
-def lockstep_steps(launcher, folder, model, stage, steps):
+def lockstep_command(launcher, folder, model, stage, steps):
+    """`lockstep train` of a model, and the folder it writes to."""
     _, shape, batch, tokens = MODELS[model]
     data = os.path.join(folder, f"{model}.bin")
     if not os.path.exists(data):
@@ -98,8 +101,13 @@ def lockstep_steps(launcher, folder, model, stage, steps):
                    "zero_optimization": {"stage": stage}, "steps_per_print": 1,
                    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.1}}},
                   file)
-    run([launcher, "train", config])
-    with open(os.path.join(output, "run", "metrics.csv"), encoding="utf-8") as file:
+    return [launcher, "train", config], os.path.join(output, "run")
+
+
+def lockstep_steps(*job):
+    command, output = lockstep_command(*job)
+    run(command)
+    with open(os.path.join(output, "metrics.csv"), encoding="utf-8") as file:
         ends = [float(row["seconds"]) for row in csv.DictReader(file)]
     return [(end - begin) * 1e3 for begin, end in zip([0.0] + ends, ends)]
 
@@ -114,10 +122,19 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=25, help="of a program in a round")
     parser.add_argument("--models", default="gpt2,llama")
+    parser.add_argument("--profile", action="store_true",
+                        help="instead, where the time of a step of `lockstep train` goes, by ncu")
     choices = parser.parse_args()
     launcher = os.path.join(choices.build, "cli", "lockstep")
     name = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     print(name.splitlines()[0])
+    if choices.profile:
+        for model in choices.models.split(","):
+            with tempfile.TemporaryDirectory() as folder:
+                command, _ = lockstep_command(launcher, folder, model, 0, 6)
+                kernels = profile_step.kernels_of(command, skip=1500, count=3000)
+                profile_step.print_table(MODELS[model][0], profile_step.one_step(kernels))
+        return
     for model in choices.models.split(","):
         title, _, batch, tokens = MODELS[model]
         programs = [program for program in PROGRAMS if program != "plain" or model == "gpt2"]

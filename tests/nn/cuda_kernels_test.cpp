@@ -63,6 +63,34 @@ TEST_F(CudaKernels, NormsOfAnyShape) {
       }
 }
 
+// Kernels that read several elements at once must not where memory begins between them.
+TEST_F(CudaKernels, NormsOfMemoryThatBeginsAnywhere) {
+  constexpr std::int64_t kRows = 5, kWidth = 768;
+  for (const auto& [type, tolerance, name] : kPrecisions)
+    for (const std::int64_t offset : {1, 2, 3}) {
+      const Tensors inputs =
+          there({random({offset + kRows * kWidth}), random({offset + kWidth})}, type);
+      const auto rows = [&](const Tensors& in) {
+        return in[0].slice(0, offset).view({kRows, kWidth});
+      };
+      const auto weight = [&](const Tensors& in) { return in[1].slice(0, offset); };
+      expect_matches(
+          [&](const Tensors& in) {
+            return rms_norm(rows(in), {.weight = weight(in), .eps = 1e-5});
+          },
+          [&](const Tensors& in) { return plain_rms_norm(rows(in), weight(in), 1e-5); }, inputs,
+          tolerance * 3, fmt::format("RMS norm, {}, {} elements in", name, offset));
+      expect_matches(
+          [&](const Tensors& in) {
+            return layer_norm(rows(in), {.weight = weight(in), .eps = 1e-5});
+          },
+          [&](const Tensors& in) {
+            return at::layer_norm(rows(in), {kWidth}, weight(in), {}, 1e-5);
+          },
+          inputs, tolerance * 3, fmt::format("layer norm, {}, {} elements in", name, offset));
+    }
+}
+
 // Both results are used, so that gradients come from both.
 TEST_F(CudaKernels, NormsOfSums) {
   constexpr double kEps = 1e-5;
@@ -118,6 +146,43 @@ TEST_F(CudaKernels, CrossEntropyOfAnyVocabulary) {
             },
             inputs, tolerance, what);
       }
+}
+
+// More logits than are there at once: rows come out as they do among fewer, weights as their sum.
+TEST_F(CudaKernels, CrossEntropyOfSeveralBlocks) {
+  constexpr std::int64_t kRows = 4 * 8192, kWidth = 16, kVocabulary = 50257;
+  const at::Tensor hidden = random({kRows, kWidth}).to(at::kCUDA, at::kBFloat16).requires_grad_();
+  const at::Tensor weight = random({kVocabulary, kWidth}).to(at::kCUDA, at::kBFloat16);
+  const at::Tensor whole = weight.clone().requires_grad_(), parts = weight.clone().requires_grad_();
+  const at::Tensor targets = at::randint(kVocabulary, {kRows}, at::kLong).cuda();
+  const at::Tensor loss = linear_cross_entropy(hidden, whole, targets).sum;
+  loss.backward();
+  const at::Tensor gradient = hidden.grad().clone();
+  hidden.mutable_grad() = at::Tensor();
+  double sum = 0;
+  for (std::int64_t first = 0; first < kRows; first += kRows / 4) {
+    const auto rows = [&](const at::Tensor& all) { return all.narrow(0, first, kRows / 4); };
+    const at::Tensor part = linear_cross_entropy(rows(hidden), parts, rows(targets)).sum;
+    part.backward();
+    sum += part.item<double>();
+  }
+  EXPECT_NEAR(loss.item<double>() / sum, 1, 1e-5);
+  EXPECT_TRUE(at::allclose(gradient, hidden.grad(), 1e-2, 1e-4));
+  EXPECT_TRUE(at::allclose(whole.grad(), parts.grad(), 5e-2, 5e-2));
+}
+
+// As a loss scale does, which keeps small gradients from becoming 0.
+TEST_F(CudaKernels, CrossEntropyTimesALossScale) {
+  const at::Tensor targets = at::randint(1000, {70}, at::kLong);
+  expect_matches(
+      [&](const Tensors& in) {
+        return linear_cross_entropy(in[0], in[1], targets.cuda()).sum * 1024.0;
+      },
+      [&](const Tensors& in) {
+        return at::cross_entropy_loss(at::mm(in[0], in[1].t()), targets, {}, at::Reduction::Sum) *
+               1024.0;
+      },
+      there({random({70, 16}), random({1000, 16})}, at::kHalf), 4e-3, "half");
 }
 
 // Autocast reaches a function of our own: float weights, products of 16 bits.

@@ -12,7 +12,7 @@
 
 #include <lockstep/comm/world.h>
 
-#include <tests/ranks/nccl_hosts.h>
+#include <tests/ranks/gpu_sharing.h>
 
 #include "data_parallel.h"
 #include "model_parallel.h"
@@ -39,6 +39,8 @@ int main(int argc, char** argv) {
     join.device = c10::Device(words[2]);
     if (join.backend == "nccl") ranks::be_a_host_for_nccl();
     words.erase(words.begin(), words.begin() + 3);
+  } else if (!words.empty() && words[0].find("-gpu") != std::string::npos) {
+    ranks::share_the_gpu_at_once("4");
   }
   if (!words.empty())
     if (const auto table = tables.find(words[0]); table != tables.end())

@@ -58,7 +58,7 @@ TEST(WholeParityOnGpu, OfModelsOverAllAxes) {
     ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu-whole"}, milliseconds(1'800'000));
 }
 
-// Ranks that share a GPU: each is a host of its own to NCCL (ranks/nccl_hosts.h).
+// Ranks that share a GPU: each is a host of its own to NCCL (ranks/gpu_sharing.h).
 class ParityOverNccl : public ::testing::Test {
  protected:
   void SetUp() override {

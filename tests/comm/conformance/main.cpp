@@ -12,7 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
 
-#include "../../ranks/nccl_hosts.h"
+#include "../../ranks/gpu_sharing.h"
 #include "scenarios.h"
 #include "suite.h"
 

@@ -16,7 +16,7 @@
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/slow_ranks.h>
 
-#include "../../ranks/nccl_hosts.h"
+#include "../../ranks/gpu_sharing.h"
 
 namespace lockstep::comm::conformance {
 
