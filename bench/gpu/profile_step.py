@@ -9,18 +9,18 @@ import sys
 
 # The first that a kernel's name fits.
 KINDS = [
+    ("gradient norm, clipping, optimizer", r"optim::cuda|sum_blocks|add_segments|adam|multi_tensor"),
     ("attention", r"fmha|flash|sdpa|attention"),
     ("matrix products", r"gemm|cutlass|nvjet|xmma|cublas|splitk"),
     ("softmax, loss and their gradient", r"cross_entropy|softmax|nll_loss"),
     ("norms, with the sums before them", r"norm|forward_rows|backward_rows|sum_columns"),
     ("activation functions, positions", r"gelu|silu|turn_pairs|packs|::forward|::backward"),
-    ("embeddings", r"embedding|index|sort|radix|segment_offsets|krn_partial"),
-    ("gradient norm, clipping, optimizer", r"sum_blocks|add_segments|update|adam|multi_tensor"),
+    ("embeddings", r"embedding|indexSelect|radix|segment_offsets|krn_partial"),
     ("sums over rows (gradients of biases)", r"reduce"),
     ("casts, copies, fills, other operators", r""),
 ]
 METRIC = "gpu__time_duration.sum"
-# A kernel that runs once in a step, at its end.
+# It runs twice in a step, before the optimizer.
 END_OF_STEP = "add_segments"
 
 
@@ -42,7 +42,6 @@ def kernels_of(command, skip, count):
 
 def one_step(kernels):
     ends = [i for i, (name, _) in enumerate(kernels) if END_OF_STEP in name]
-    # Two launches of it end a step.
     if len(ends) < 4:
         sys.exit(f"{len(kernels)} kernels hold no whole step")
     return kernels[ends[1] + 1:ends[3] + 1]

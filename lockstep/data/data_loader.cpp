@@ -120,7 +120,7 @@ std::optional<Batch> DataLoader::next() {
   Clock::duration waited{};
   try {
     batch = take();
-    waited = Clock::now() - called;
+    if (device_is_idle()) waited = Clock::now() - called;
     if (batch) put_on_device(*batch);
   } catch (...) {
     // Whatever was loaded ahead begins after the batch that is now tried again.
@@ -146,6 +146,12 @@ std::optional<Batch> DataLoader::take() {
         [this, first = num_given_](std::int64_t k) { return load(first + k); }, left,
         options_.num_workers, std::int64_t{options_.num_workers} * options_.prefetch);
   return prefetcher_->take();
+}
+
+// A GPU may still be at what it was given before.
+bool DataLoader::device_is_idle() const {
+  if (!options_.device || !options_.device->is_cuda()) return true;
+  return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(*options_.device).query();
 }
 
 void DataLoader::put_on_device(Batch& batch) const {

@@ -89,6 +89,7 @@ class DataLoader {
  private:
   void start_at(std::int64_t position);
   std::optional<Batch> take();
+  bool device_is_idle() const;
   void put_on_device(Batch& batch) const;
   Batch load(std::int64_t number) const;
   Batch load_samples(const BatchShare& share) const;

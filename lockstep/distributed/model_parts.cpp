@@ -11,6 +11,7 @@
 #include <lockstep/checkpoint/content_hash.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensor_part.h>
+#include <lockstep/optim/sum_of_squares.h>
 
 namespace lockstep {
 
@@ -168,9 +169,16 @@ optim::NormScope ModelParts::norm_scope() const {
       .counts = [counted = counted_](const std::string& name) { return counted.contains(name); },
       .sum =
           [group = group_](const at::Tensor& mine) {
-            const at::Tensor sum = mine.clone();
-            group->all_reduce(sum).wait();
-            return sum;
+            if (mine.is_cpu()) {
+              const at::Tensor sum = mine.clone();
+              group->all_reduce(sum).wait();
+              return sum;
+            }
+            // Other groups have the same numbers, and must have the same sum: NCCL adds in an order
+            // that depends on the way between its ranks.
+            const at::Tensor all = at::empty({group->size()}, mine.options());
+            group->all_gather(all.split(1), mine.reshape({1})).wait();
+            return optim::add_in_order(all, {{{0, group->size()}}});
           }};
 }
 

@@ -65,11 +65,11 @@ class Replicated : public ParallelModel {
 
   optim::ClipResult clip_gradients(double max_norm) override {
     parallel_.reducer().check_exchanged();
-    return optim::clip_gradients(names_.trained(), max_norm, scope_);
+    return optim::clip_gradients(names_.trained(), max_norm, scope_, device());
   }
   at::Tensor gradient_norm() override {
     parallel_.reducer().check_exchanged();
-    return optim::gradient_norm(names_.trained(), scope_);
+    return optim::gradient_norm(names_.trained(), scope_, device());
   }
   at::Tensor unscale_gradients(optim::GradScaler& scaler) override {
     parallel_.reducer().check_exchanged();

@@ -42,12 +42,13 @@ at::Tensor NormScope::norm(const at::Tensor& sum_of_squares) const {
   return (sum ? sum(sum_of_squares) : sum_of_squares).sqrt();
 }
 
-at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters, const NormScope& scope) {
+at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters, const NormScope& scope,
+                         std::optional<c10::Device> device) {
   const c10::NoGradGuard no_grad;
   at::Tensor sum = square_of(gradients_of(parameters, scope));
-  // Ranks add up their sums where all of them have parameters, if not gradients.
-  if (!parameters.empty() && parameters.front().tensor.is_cuda())
-    sum = sum.to(parameters.front().tensor.device());
+  if (!device && !parameters.empty()) device = parameters.front().tensor.device();
+  // Not every device has Doubles.
+  if (device && device->is_cuda()) sum = sum.to(*device);
   return scope.norm(sum);
 }
 
@@ -81,9 +82,9 @@ ClipResult clip_to(double norm, const std::vector<at::Tensor>& gradients, double
 }
 
 ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm,
-                          const NormScope& scope) {
+                          const NormScope& scope, std::optional<c10::Device> device) {
   check_max_norm(max_norm);
-  return clip_to(gradient_norm(parameters, scope).item<double>(), gradients_of(parameters),
+  return clip_to(gradient_norm(parameters, scope, device).item<double>(), gradients_of(parameters),
                  max_norm);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,10 @@ struct NormScope {
 // parameters, added in order, so that the bits depend on neither threads nor device
 // (optim/sum_of_squares.h). It is where the parameters are, if that is a GPU, and nothing waits for
 // it. Parameters without a gradient count as 0. UsageError for parameters that check_distinct or
-// gradient_of refuses.
-at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters,
-                         const NormScope& scope = {});
+// gradient_of refuses. `device` is where the ranks of a scope have their model, all of them the
+// same kind: a rank may have no parameters to show for it.
+at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters, const NormScope& scope = {},
+                         std::optional<c10::Device> device = std::nullopt);
 
 // For Optimizer::step(), what clip_gradients() multiplies gradients of such a norm by, and 0 where
 // the norm is not finite, so that the step is left out. On the norm's device; nothing waits.
@@ -46,7 +48,8 @@ at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 // place. A max_norm of 0 only measures. A norm that is not finite changes no gradient: that step is
 // the caller's to skip. UsageError for a max_norm below 0 or not a number.
 ClipResult clip_gradients(const std::vector<NamedParameter>& parameters, double max_norm,
-                          const NormScope& scope = {});
+                          const NormScope& scope = {},
+                          std::optional<c10::Device> device = std::nullopt);
 
 // Its parts, for gradients whose norm is known otherwise.
 void check_max_norm(double max_norm);

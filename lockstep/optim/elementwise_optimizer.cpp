@@ -146,6 +146,7 @@ void ElementwiseOptimizer::step(double learning_rate, const StepFactor& factor) 
   parallel_blocks(counts, kUpdateBlock, [&](const Block& block) {
     update_block(parts[block.range], block.begin, block.count);
   });
+  last_factor_ = factor;
   for (const Update& part : parts) {
     const at::Tensor& parameter = part.parameter->named.tensor;
     part.parameter->step = part.numbers.step;
@@ -158,7 +159,6 @@ void ElementwiseOptimizer::step(double learning_rate, const StepFactor& factor) 
       parameter.copy_(part.weight);
   }
   if (!elsewhere.empty()) update(elsewhere, factor);
-  last_factor_ = factor;
 }
 
 void ElementwiseOptimizer::zero_grad() {

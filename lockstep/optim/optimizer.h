@@ -28,9 +28,9 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   // Moves each parameter that has a gradient by one step; the others stay, and their state too.
-  // Gradients are multiplied by the factor, and may be in place. AdamW waits for no GPU; for
-  // parameters in the host's memory, and where another optimizer steps, the host waits for a factor
-  // that it does not know.
+  // Gradients are multiplied by the factor, and may be in place. For that, AdamW does not wait for
+  // a GPU that its tensors are on, contiguous ones, but for the factor of the step before; otherwise
+  // the host waits for a factor that it does not know.
   virtual void step(double learning_rate, const StepFactor& factor = {}) = 0;
 
   // Leaves every gradient undefined.

@@ -228,9 +228,24 @@ TrainingResult Trainer::run() {
     if (reporter_ && !unsettled_) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
     if (speeds_) speeds_->begin_step();
-    train_step();
+    try {
+      train_step();
+    } catch (const CommError&) {
+      throw;
+    } catch (const std::exception&) {
+      // The step before it may have been the cause, and is told where it is known.
+      try {
+        finish_step();
+      } catch (const TrainingStopped&) {
+        throw;
+      } catch (const std::exception& error) {
+        log::debug("what the step before came to is not known: {}", error.what());
+      }
+      throw;
+    }
     if (speeds_)
       for (const std::string& news : speeds_->end_step(step_)) log::warn("{}", news);
+    report_settled();
     const bool epoch_over = loader_.state().epoch > epoch;
     if (!finished() &&
         (options_.validation_interval > 0 ? due(options_.validation_interval) : epoch_over))
@@ -242,7 +257,7 @@ TrainingResult Trainer::run() {
     if (!last && due(options_.checkpoint_interval)) save(Saving::on_the_way);
     if (!last && due(options_.memory_interval)) take_copy();
   }
-  settle();
+  finish_step();
   if (result_.end == TrainingResult::End::finished) validate();
   if (reporter_) {
     check_still_ours();
@@ -272,13 +287,17 @@ double Trainer::peak_flops() const {
 }
 
 // For the report of a job that hangs, and for the launcher, which ends one that is stuck.
-void Trainer::note_progress(const char* phase) const {
-  const auto step = static_cast<std::uint64_t>(step_) + 1;
-  dist_.world()->journal().note_progress(step, phase);
-  report_progress(step);
+void Trainer::note_progress(const char* phase, std::int64_t step) const {
+  const auto number = static_cast<std::uint64_t>(step);
+  dist_.world()->journal().note_progress(number, phase);
+  report_progress(number);
 }
 
-void Trainer::report(const Step& step) {
+void Trainer::report_settled() {
+  if (!unreported_) return;
+  const Step step = std::move(*unreported_);
+  unreported_.reset();
+  if (!reporter_) return;
   check_still_ours();
   if (step.skipped == Skipped::non_finite)
     reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
@@ -405,7 +424,7 @@ std::optional<device::Autocast> Trainer::low_precision() const {
 
 void Trainer::validate() {
   if (validation_ == nullptr) return;
-  settle();
+  finish_step();
   note_progress("validation");
   const c10::NoGradGuard no_grad;
   model_->eval();

@@ -107,8 +107,9 @@ class Trainer {
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
   std::optional<device::Autocast> low_precision() const;
   double peak_flops() const;
-  void note_progress(const char* phase) const;
-  void report(const Step& step);
+  void note_progress(const char* phase) const { note_progress(phase, step_ + 1); }
+  void note_progress(const char* phase, std::int64_t step) const;
+  void report_settled();
   void validate();
   bool agree_to_stop(bool wanted) const;
 
@@ -118,6 +119,7 @@ class Trainer {
   bool runs_ahead() const;
   void settle();
   void count_update(Step& step, bool done);
+  void finish_step();
   std::string last_checkpoint() const;
   [[noreturn]] void give_up(const Step& step);
 
@@ -164,6 +166,7 @@ class Trainer {
 
   std::int64_t step_ = 0;          // done so far
   std::optional<Step> unsettled_;  // the last of them, until the host knows what it came to
+  std::optional<Step> unreported_;
   int skips_in_a_row_ = 0;
   std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
   std::int64_t samples_ = 0;  // seen by all ranks

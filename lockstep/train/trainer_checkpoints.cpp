@@ -72,7 +72,6 @@ checkpoint::TrainingState Trainer::state() const {
 }
 
 CheckpointContents Trainer::contents() {
-  settle();
   CheckpointContents contents{.tensors = state_of(dist_, model_, *optimizer_),
                               .state = state(),
                               .files = task_->checkpoint_files()};
@@ -251,6 +250,7 @@ void Trainer::go_on_from(const checkpoint::TrainingState& state, const std::stri
 }
 
 void Trainer::take_copy() {
+  finish_step();
   note_progress("copy in another rank's memory");
   options_.peer_copies->take(rank_messages(), contents());
 }
@@ -265,6 +265,7 @@ void Trainer::leave_copies() {
 
 void Trainer::save(Saving saving) {
   if (checkpoints_ == nullptr) return;
+  finish_step();
   note_progress("checkpoint");
   finish_save();
   if (saving == Saving::on_the_way && options_.asynchronous_checkpoints)

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <lockstep/comm/open_groups.h>
 #include <lockstep/train/trainer.h>
 #include <lockstep/train/unsigned_nan.h>
 
@@ -43,12 +44,15 @@ bool Trainer::runs_ahead() const {
   return dist_.device().is_cuda() && !loss_scaling_ && !options_.step_times;
 }
 
-// What the last step came to, once it is known: what it counts as, and its report.
+// What the last step counts as, once the host knows what it came to.
 void Trainer::settle() {
   if (!unsettled_) return;
   Step step = std::move(*unsettled_);
   unsettled_.reset();
+  if (runs_ahead()) note_progress("the GPU's part", step.number);
   const auto* numbers = step.numbers.get().data_ptr<double>();
+  // They mean nothing where a call between GPUs has failed.
+  comm::check_device_results();
   step.count = numbers[0];
   step.loss = unsigned_nan(numbers[1]);
   if (step.skipped == Skipped::overflow) {
@@ -61,7 +65,12 @@ void Trainer::settle() {
     count_update(step, /*done=*/numbers[3] != 0);
   }
   if (step.skipped != Skipped::nothing_to_learn) result_.loss = step.loss;
-  if (reporter_) report(step);
+  unreported_ = std::move(step);
+}
+
+void Trainer::finish_step() {
+  settle();
+  report_settled();
 }
 
 void Trainer::count_update(Step& step, bool done) {

@@ -193,6 +193,11 @@ TEST(ClipFactor, IsWhatGradientsAreMultipliedBy) {
     const double factor = clip_factor(gradient_norm({clipped}), max_norm).item<double>();
     clip_gradients({clipped}, max_norm);
     EXPECT_TRUE(same_bits(clipped.tensor.grad(), before * factor)) << max_norm;
+    if (at::hasCUDA()) {
+      const at::Tensor norm = gradient_norm({with_gradient("a", before.cuda())});
+      EXPECT_TRUE(norm.is_cuda());
+      EXPECT_EQ(clip_factor(norm, max_norm).item<double>(), factor) << max_norm;
+    }
   }
   const at::Tensor large = at::scalar_tensor(1e3, at::kDouble);
   EXPECT_EQ(clip_factor(large, 0).item<double>(), 1);

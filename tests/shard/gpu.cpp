@@ -14,7 +14,9 @@
 #define LOCKSTEP_COUNTS_DEVICE_MEMORY
 #endif
 #if defined(LOCKSTEP_HAVE_CUDA)
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #endif
 
 namespace lockstep::shard {
@@ -210,6 +212,11 @@ void check_waiting(Cells& cells) {
       }
       cells.expect(watched, "nobody watches");
       for (int i = 0; i < 5; ++i) step();
+      // Events are not watched: a GPU that is busy for a second tells who waits for one.
+      const auto stream = c10::cuda::getCurrentCUDAStream();
+      at::cuda::sleep(std::int64_t{2'000'000'000});
+      step();
+      cells.expect(!stream.query(), "the host has waited for a step's own work");
     });
 }
 #else

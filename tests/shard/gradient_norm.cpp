@@ -45,6 +45,13 @@ void expect_exact(Cells& cells, const std::vector<CutGradient>& gradients,
   const auto wanted = optim::gradient_norm(whole).item<double>();
   const auto got = gradient_sum_of_squares(pieces, *cells.group()).sqrt().item<double>();
   cells.expect(got == wanted, fmt::format("the norm is {:.17g}, one rank's {:.17g}", got, wanted));
+  if (!at::hasCUDA()) return;
+  const c10::Device gpu(at::kCUDA, 0);
+  for (GradientPiece& piece : pieces) piece.values = piece.values.to(gpu);
+  const at::Tensor there = gradient_sum_of_squares(pieces, *cells.group(), gpu).sqrt();
+  cells.expect(there.is_cuda() && there.item<double>() == wanted,
+               fmt::format("the norm on a GPU is {:.17g}, one rank's {:.17g}", there.item<double>(),
+                           wanted));
 }
 
 }  // namespace
