@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 
-import profile_step
+import kernel_table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WARM_UP = 5  # steps
@@ -73,8 +73,12 @@ def run(command):
     return done.stdout
 
 
-def pytorch_steps(model, how, steps):
-    lines = run([sys.executable, os.path.join(HERE, "pytorch.py"), model, how, str(steps)])
+def pytorch_command(model, how, steps):
+    return [sys.executable, os.path.join(HERE, "pytorch.py"), model, how, str(steps)]
+
+
+def pytorch_steps(*job):
+    lines = run(pytorch_command(*job))
     found = json.loads(lines.splitlines()[-1])
     return found["ms"], f"PyTorch {found['torch'].split('+')[0]}"
 
@@ -112,8 +116,33 @@ def lockstep_steps(*job):
     return [(end - begin) * 1e3 for begin, end in zip([0.0] + ends, ends)]
 
 
-def plain_steps(build, steps):
-    return json.loads(run([os.path.join(build, "bench", "gpu_plain_gpt"), str(steps)]))["ms"]
+def plain_command(build, steps):
+    return [os.path.join(build, "bench", "gpu_plain_gpt"), str(steps)]
+
+
+def plain_steps(*job):
+    return json.loads(run(plain_command(*job)))["ms"]
+
+
+def profile(build, launcher, model):
+    """Prints where the time of a step goes."""
+    library = os.path.abspath(os.path.join(build, "bench", "libgpu_kernel_times.so"))
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            "eager": lambda steps: pytorch_command(model, "eager", steps),
+            "compile": lambda steps: pytorch_command(model, "compile", steps),
+            "stage 0": lambda steps: lockstep_command(launcher, folder, model, 0, steps)[0],
+            "plain": lambda steps: plain_command(build, steps),
+        }
+        steps = {PROGRAMS[program]: kernel_table.of_a_step(commands[program], library, folder)
+                 for program in commands if program in programs_of(model)}
+    kernel_table.print_table(MODELS[model][0], steps)
+    for label, kernels in steps.items():
+        kernel_table.print_longest(label, kernels)
+
+
+def programs_of(model):
+    return [program for program in PROGRAMS if program != "plain" or model == "gpt2"]
 
 
 def main():
@@ -123,21 +152,18 @@ def main():
     parser.add_argument("--steps", type=int, default=25, help="of a program in a round")
     parser.add_argument("--models", default="gpt2,llama")
     parser.add_argument("--profile", action="store_true",
-                        help="instead, where the time of a step of `lockstep train` goes, by ncu")
+                        help="instead, where the time of a step goes, by CUPTI")
     choices = parser.parse_args()
     launcher = os.path.join(choices.build, "cli", "lockstep")
     name = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     print(name.splitlines()[0])
     if choices.profile:
         for model in choices.models.split(","):
-            with tempfile.TemporaryDirectory() as folder:
-                command, _ = lockstep_command(launcher, folder, model, 0, 6)
-                kernels = profile_step.kernels_of(command, skip=1500, count=3000)
-                profile_step.print_table(MODELS[model][0], profile_step.one_step(kernels))
+            profile(choices.build, launcher, model)
         return
     for model in choices.models.split(","):
         title, _, batch, tokens = MODELS[model]
-        programs = [program for program in PROGRAMS if program != "plain" or model == "gpt2"]
+        programs = programs_of(model)
         medians = {program: [] for program in programs}
         memory = {program: 0 for program in programs}
         version = "PyTorch"

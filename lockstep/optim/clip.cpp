@@ -39,7 +39,11 @@ at::Tensor square_of(const std::vector<at::Tensor>& gradients) {
 }  // namespace
 
 at::Tensor NormScope::norm(const at::Tensor& sum_of_squares) const {
-  return (sum ? sum(sum_of_squares) : sum_of_squares).sqrt();
+  const at::Tensor square = sum ? sum(sum_of_squares) : sum_of_squares;
+  // LibTorch may take roots of the process's memory by Intel's MKL, which does not round them as
+  // everybody else does: the norm must not depend on where the gradients are.
+  if (square.is_cpu()) return at::scalar_tensor(std::sqrt(square.item<double>()), at::kDouble);
+  return square.sqrt();
 }
 
 at::Tensor gradient_norm(const std::vector<NamedParameter>& parameters, const NormScope& scope,

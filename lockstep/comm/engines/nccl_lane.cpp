@@ -9,8 +9,7 @@
 //     float32, because NCCL would round after each hop.
 //   - Calls are compared beside them: kernels of a mismatched call may have run, on wrong data,
 //     before it is found.
-//   - Connections between two ranks are made in the first call that needs them, and NCCL waits
-//   there
+//   - Connections between two ranks are made in the first call that needs them, where NCCL waits
 //     for the other rank. So a thread of the lane's makes such calls, and Work::wait() waits for
 //     it.
 
@@ -122,6 +121,7 @@ class DeviceCall final : public PendingCall {
       if (!finished_.query()) return false;
       log_.mark(call_, flight::State::finished);
       done_ = true;
+      in_flight_.reset();
       let_go();
     } catch (const std::exception& error) {  // of CUDA: nothing more comes of this device
       fail_locked(
@@ -180,6 +180,7 @@ class DeviceCall final : public PendingCall {
   void release() {
     const std::lock_guard lock(mutex_);
     released_ = true;
+    in_flight_.reset();
     if (!enqueuing_) let_go();
   }
 
@@ -238,6 +239,7 @@ class DeviceCall final : public PendingCall {
   }
 
   mutable Call call_;  // its tensors go when they are no longer needed
+  mutable std::optional<NcclCallInFlight> in_flight_{std::in_place};
   const CallLog log_;
   const c10::cuda::CUDAStream made_on_;
   at::cuda::CUDAEvent ready_;

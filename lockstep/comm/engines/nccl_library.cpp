@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <condition_variable>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -16,8 +18,9 @@ namespace lockstep::comm::engines {
 
 namespace {
 
-// How long a process that ends waits for NCCL to close its communicators.
-constexpr milliseconds kClosing{5000};
+// How long a process that ends waits for NCCL to close its communicators, and how long a call does.
+constexpr milliseconds kClosingAtExit{5000};
+constexpr milliseconds kClosingBeforeCall{1500};
 
 template <typename Function>
 void find(Function& function, const char* name, void* library) {
@@ -79,26 +82,65 @@ bool is_there(const auto& future) {
   return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-// Communicators that are being closed. NCCL takes half a second for each, since a thread of its own
-// looks no more often whether it is to end: nobody waits for that but the process when it ends, as
-// NCCL must be done before CUDA is unloaded.
+// Communicators that are to be closed, and what they must not meet (NcclCallInFlight). NCCL takes
+// half a second to close one, since a thread of its own looks no more often whether it is to end:
+// those of a moment are closed at once.
 class Closings {
  public:
-  static void add(std::future<void> closed) {
-    static Closings all;
-    const std::lock_guard lock(all.mutex_);
-    std::erase_if(all.closings_, [](const auto& one) { return is_there(one); });
-    all.closings_.push_back(std::move(closed));
+  // It stays until the process is gone: threads may be left behind with it.
+  static Closings& get() {
+    static Closings& all = *new Closings;
+    // NCCL must be done before CUDA is unloaded.
+    static const struct AtExit {
+      ~AtExit() { all.end(); }
+    } at_exit;
+    return all;
   }
 
-  ~Closings() {
-    const auto until = Clock::now() + kClosing;
-    for (const auto& one : closings_) (void)one.wait_until(until);
+  void add(std::function<void()> close) {
+    const std::lock_guard lock(mutex_);
+    due_.push_back(std::move(close));
+    if (num_calls_ == 0) start();
+  }
+
+  void begin_call() {
+    std::unique_lock lock(mutex_);
+    if (num_closing_ > 0)
+      changed_.wait_until(lock, since_ + kClosingBeforeCall, [this] { return num_closing_ == 0; });
+    ++num_calls_;
+  }
+  void end_call() {
+    const std::lock_guard lock(mutex_);
+    if (--num_calls_ == 0) start();
   }
 
  private:
+  void start() {
+    if (due_.empty()) return;
+    since_ = Clock::now();
+    for (const auto& close : std::exchange(due_, {})) {
+      ++num_closing_;
+      std::thread([this, close] {
+        close();
+        const std::lock_guard lock(mutex_);
+        --num_closing_;
+        changed_.notify_all();
+      }).detach();
+    }
+  }
+
+  void end() {
+    std::unique_lock lock(mutex_);
+    start();
+    changed_.wait_for(lock, kClosingAtExit, [this] { return num_closing_ == 0; });
+  }
+
   std::mutex mutex_;
-  std::vector<std::future<void>> closings_;
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> due_;
+  int num_calls_ = 0;
+  int num_closing_ = 0;
+  Clock::time_point since_;  // those that are being closed
 };
 
 // NCCL waits for ranks that never come, and cannot be told to stop.
@@ -180,12 +222,12 @@ bool NcclComm::take_over() {
 
 void NcclComm::close() {
   if (!take_over()) return;
-  Closings::add(run_until(Clock::now(), [self = shared_from_this()] {
+  Closings::get().add([self = shared_from_this()] {
     const NcclLibrary& nccl = NcclLibrary::get();
     c10::cuda::set_device(self->device_);
     (void)nccl.comm_finalize(self->comm_);
     (void)nccl.comm_destroy(self->comm_);
-  }));
+  });
 }
 
 std::future<void> NcclComm::abort(std::function<void()> then) {
@@ -209,6 +251,9 @@ std::string NcclComm::problem() {
   if (asked != ncclSuccess) result = asked;
   return result == ncclSuccess || result == ncclInProgress ? "" : nccl.text(result);
 }
+
+NcclCallInFlight::NcclCallInFlight() { Closings::get().begin_call(); }
+NcclCallInFlight::~NcclCallInFlight() { Closings::get().end_call(); }
 
 NcclGroupCall::NcclGroupCall() {
   const NcclLibrary& nccl = NcclLibrary::get();

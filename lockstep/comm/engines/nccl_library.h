@@ -85,9 +85,8 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::unique_lock<std::mutex> lock_;
   };
 
-  // Ends it in good order, once what was enqueued has ended: in a thread of its own, which the
-  // process waits for when it ends. NCCL may wait for ranks of the same host to do the same: after
-  // some seconds it does so without us.
+  // Ends it in good order, once what was enqueued has ended: in a thread of its own, while no call
+  // is in flight (NcclCallInFlight). The process waits for that when it ends, for some seconds.
   void close();
 
   // Ends what is on the device: in a thread of its own, as NCCL may take its time for that, and as
@@ -107,6 +106,19 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
   std::mutex in_use_;
   std::mutex mutex_;
   bool over_ = false;
+};
+
+// A call of this process in any communicator, from before it is enqueued until it has ended on the
+// device. No communicator is closed meanwhile: that frees memory, for which CUDA waits until every
+// kernel of the process has ended and holds up whoever else calls it; a kernel of NCCL's may wait
+// for another rank, and that one for what is held up here. A new call waits for communicators that
+// are being closed.
+class NcclCallInFlight {
+ public:
+  NcclCallInFlight();
+  ~NcclCallInFlight();
+  NcclCallInFlight(const NcclCallInFlight&) = delete;
+  NcclCallInFlight& operator=(const NcclCallInFlight&) = delete;
 };
 
 // What is enqueued from its making to end() is one call for NCCL, which runs it at once.

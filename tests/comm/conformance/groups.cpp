@@ -98,6 +98,34 @@ void check_groups(Suite& suite) {
                 ranks_where(
                     suite, [](int) { return true; }, false));
   });
+  // Rank 0 computes on its device while a receive waits there, for what rank 1 only sends after it
+  // has heard of the result: a group that is closed meanwhile must not hold that up. (A device may
+  // wait for all that runs on it before it gives memory back.)
+  suite.cell("a group is closed while another waits", [&] {
+    auto closed = world.split(0, suite.rank(), "closed");
+    const auto there = world.split(0, suite.rank(), "there"),
+               back = world.split(0, suite.rank(), "back");
+    at::Tensor answer = suite.room(1, at::kFloat), question = suite.room(1, at::kFloat);
+    if (suite.size() == 1) return;
+    const auto ask = [&] {
+      if (suite.rank() == 0) there->exchange({send_to(1, question)}).wait_on_host();
+      if (suite.rank() == 1) there->exchange({receive_from(0, question)}).wait_on_host();
+    };
+    ask();  // once before, so that there is a connection
+    Work received;
+    if (suite.rank() == 0) received = back->exchange({receive_from(1, answer)});
+    closed.reset();
+    if (suite.rank() == 0 && !suite.device().is_cpu())
+      for (int i = 0; i < 20; ++i) {
+        question = suite.place(at::full({1}, i, at::kFloat)) + 1;
+        suite.expect(question.item<float>() == static_cast<float>(i + 1), "a sum");
+        std::this_thread::sleep_for(milliseconds(50));
+      }
+    ask();
+    if (suite.rank() == 1) back->exchange({send_to(0, question)}).wait_on_host();
+    if (suite.rank() == 0) received.wait_on_host();
+    if (suite.rank() == 0) suite.expect_same(answer, question.cpu(), "the answer");
+  });
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <random>
 #include <sstream>
@@ -74,20 +75,30 @@ void Training::train(int num_ranks, const std::string& output, std::vector<std::
 }
 
 std::map<int, double> Training::losses(const std::string& output) const {
-  std::map<int, double> losses;
+  return metric("loss", output);
+}
+
+std::map<int, double> Training::metric(const std::string& column, const std::string& output) const {
+  const auto cells_of = [](const std::string& line) {
+    std::vector<std::string> cells;
+    std::istringstream text(line);
+    for (std::string cell; std::getline(text, cell, ',');) cells.push_back(cell);
+    return cells;
+  };
+  std::map<int, double> values;
   std::ifstream file(this->output(output) / "metrics.csv");
   std::string line;
   std::getline(file, line);
-  EXPECT_TRUE(line.starts_with("step,loss,")) << line;
+  const auto columns = cells_of(line);
+  const auto index = static_cast<std::size_t>(std::ranges::find(columns, column) - columns.begin());
+  EXPECT_LT(index, columns.size()) << line;
   while (std::getline(file, line)) {
-    std::istringstream cells(line);
-    std::string step, loss;
-    std::getline(cells, step, ',');
-    std::getline(cells, loss, ',');
-    if (loss.empty()) continue;  // a validation
-    EXPECT_TRUE(losses.emplace(std::stoi(step), std::stod(loss)).second) << "twice: " << line;
+    const auto cells = cells_of(line);
+    if (index >= cells.size() || cells[index].empty()) continue;  // a validation
+    EXPECT_TRUE(values.emplace(std::stoi(cells[0]), std::stod(cells[index])).second)
+        << "twice: " << line;
   }
-  return losses;
+  return values;
 }
 
 fs::path Training::checkpoint(const std::string& output) const {

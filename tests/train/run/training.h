@@ -40,8 +40,9 @@ class Training {
   // The words of that command.
   std::vector<std::string> command(const std::string& output = "run");
 
-  // Step to loss, as metrics.csv has it. Expects each step once.
+  // Step to loss, or to another column of metrics.csv. Expects each step once.
   std::map<int, double> losses(const std::string& output = "run") const;
+  std::map<int, double> metric(const std::string& column, const std::string& output = "run") const;
 
   // The newest checkpoint's; empty where there is none.
   std::filesystem::path checkpoint(const std::string& output = "run") const;
