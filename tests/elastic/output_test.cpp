@@ -203,7 +203,7 @@ TEST(Output, AReaderThatSleepsDoesNotHoldUpAFailure) {
                     " run --nproc-per-node 2 sh -c 'if [ $RANK = 1 ]; then sleep 0.3; exit 5; fi; "
                     "exec yes' > /proc/" +
                     std::to_string(::getpid()) + "/fd/" + std::to_string(ends[1])});
-  EXPECT_EQ(job.wait(milliseconds(10'000)), 5) << job.error();
+  EXPECT_EQ(job.wait(milliseconds(60'000)), 5) << job.error();
   ::close(ends[0]);
   ::close(ends[1]);
 }
