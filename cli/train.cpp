@@ -83,6 +83,7 @@ int describe(const TrainFlags& flags, train::ConfigDraft& draft, int ranks_per_h
   const train::TrainConfig& config = draft.config();
   const train::RunPlan plan =
       train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
+  warn_of_keys_without_effect(draft);
   const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
   const DescribedRun run{.config = config, .plan = plan, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));

@@ -38,6 +38,7 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   // All that is wrong is told now, and not some of it when the ranks have met.
   if (draft.has_mistakes()) train::plan_run(draft, launch.world_size);
   const train::TrainConfig& config = draft.config();
+  if (launch.rank == 0 && launch.generation == 0) warn_of_keys_without_effect(draft);
   try {
     const auto result =
         train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);

@@ -43,13 +43,16 @@ AdamStep<double> step_of(const AdamWOptions& options, const StepNumbers& numbers
   const auto [beta1, beta2] = options.betas;
   const auto t = static_cast<double>(numbers.step);
   const bool decoupled = options.decay == AdamDecay::decoupled;
+  const auto seen = [&](double beta) {
+    return options.bias_correction ? 1 - std::pow(beta, t) : 1;
+  };
   return {.beta1 = beta1,
           .beta2 = beta2,
           .one_minus_beta1 = 1 - beta1,
           .one_minus_beta2 = 1 - beta2,
           .eps = options.eps,
-          .step_size = numbers.learning_rate / (1 - std::pow(beta1, t)),
-          .root_correction = 1 / std::sqrt(1 - std::pow(beta2, t)),
+          .step_size = numbers.learning_rate / seen(beta1),
+          .root_correction = 1 / std::sqrt(seen(beta2)),
           .keep = decoupled ? 1 - numbers.learning_rate * numbers.weight_decay : 1,
           .coupled_decay = decoupled ? 0 : numbers.weight_decay};
 }

@@ -56,6 +56,8 @@ struct AdamWOptions {
   std::pair<double, double> betas = {0.9, 0.999};
   double eps = 1e-8;
   AdamDecay decay = AdamDecay::decoupled;
+  // Whether moments, which begin at 0, are scaled up by how little they have seen so far.
+  bool bias_correction = true;
 };
 
 // As torch::optim::SGD.

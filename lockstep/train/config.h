@@ -82,6 +82,7 @@ struct OptimizerSection {
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
   bool adam_w_mode = true;  // decoupled decay
+  bool bias_correction = true;
   // SGD
   double momentum = 0;
   double dampening = 0;
@@ -269,6 +270,8 @@ class ConfigDraft {
   }
 
   bool has_mistakes() const;
+  // Keys of DeepSpeed's that are there and change nothing here.
+  const std::vector<std::string>& without_effect() const;
   // UsageError naming every mistake, each with its line or flag, where there are any.
   void finish();
 
@@ -277,12 +280,18 @@ class ConfigDraft {
   std::unique_ptr<JsonReader> reader_;
 };
 
+// The draft of a text, whose files nobody looks at. UsageError where it is no JSON.
+ConfigDraft draft_config(std::string_view text, const ConfigSource& source);
+
 // The draft of a file. UsageError where it cannot be read, or is no JSON.
 ConfigDraft read_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides = {},
                         NamedFiles files = NamedFiles::checked);
 
-// The same, finished.
+// Tells in the log which keys of DeepSpeed's are there and change nothing; nothing where none is.
+void warn_of_keys_without_effect(const ConfigDraft& draft);
+
+// The draft, finished.
 TrainConfig load_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides = {},
                         NamedFiles files = NamedFiles::checked);

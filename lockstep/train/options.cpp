@@ -27,9 +27,10 @@ std::string text_of(const optim::OptimizerOptions& optimizer) {
     return fmt::format("SGD with momentum {}, dampening {}, nesterov {}", sgd->momentum,
                        sgd->dampening, sgd->nesterov);
   const auto& adam = std::get<optim::AdamWOptions>(optimizer);
-  return fmt::format("Adam with betas {} and {}, eps {}, decay {}", adam.betas.first,
+  return fmt::format("Adam with betas {} and {}, eps {}, decay {}{}", adam.betas.first,
                      adam.betas.second, adam.eps,
-                     adam.decay == optim::AdamDecay::decoupled ? "decoupled" : "coupled");
+                     adam.decay == optim::AdamDecay::decoupled ? "decoupled" : "coupled",
+                     adam.bias_correction ? "" : ", moments not corrected");
 }
 
 std::string text_of(const std::optional<optim::LossScaleOptions>& scale) {

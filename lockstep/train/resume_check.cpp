@@ -75,6 +75,8 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
   compare("optimizer.params.betas", fmt::format("{}", fmt::join(now.optimizer.betas, ", ")),
           fmt::format("{}", fmt::join(then.optimizer.betas, ", ")));
   compare("optimizer.params.eps", now.optimizer.eps, then.optimizer.eps);
+  compare("optimizer.params.bias_correction", now.optimizer.bias_correction,
+          then.optimizer.bias_correction);
   compare("optimizer.params.momentum", now.optimizer.momentum, then.optimizer.momentum);
   compare("gradient_clipping", now.gradient_clipping, then.gradient_clipping);
   compare("model.dropout", now.model.dropout, then.model.dropout);

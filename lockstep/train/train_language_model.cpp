@@ -78,7 +78,8 @@ optim::OptimizerOptions optimizer_options(const OptimizerSection& section) {
   return optim::AdamWOptions{
       .betas = {section.betas[0], section.betas[1]},
       .eps = section.eps,
-      .decay = section.adam_w_mode ? optim::AdamDecay::decoupled : optim::AdamDecay::coupled};
+      .decay = section.adam_w_mode ? optim::AdamDecay::decoupled : optim::AdamDecay::coupled,
+      .bias_correction = section.bias_correction};
 }
 
 TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {

@@ -318,5 +318,23 @@ TEST(DecayGroups, MatricesDecayAndVectorsDoNot) {
   EXPECT_TRUE(decay_groups({}, 0.1).empty());
 }
 
+// As DeepSpeed has it with "bias_correction": false.
+TEST(AdamW, WithoutBiasCorrection) {
+  const at::Tensor weight = parameter({37}, 1, at::kDouble);
+  at::Tensor expected = snapshot(weight), mean = at::zeros_like(expected), square = mean.clone();
+  const auto optimizer =
+      make_optimizer(AdamWOptions{.betas = {0.8, 0.9}, .eps = 1e-2, .bias_correction = false},
+                     {{.parameters = {{"a", weight}}, .weight_decay = 0.1}});
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const at::Tensor gradient = numbers({37}, step + 2, at::kDouble);
+    set_gradient(weight, gradient);
+    optimizer->step(kLearningRate);
+    mean = 0.8 * mean + 0.2 * gradient;
+    square = 0.9 * square + 0.1 * gradient * gradient;
+    expected = expected * (1 - kLearningRate * 0.1) - kLearningRate * mean / (square.sqrt() + 1e-2);
+    EXPECT_LE((weight - expected).abs().max().item<double>(), 1e-14) << "step " << step;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::optim

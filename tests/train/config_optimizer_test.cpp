@@ -69,8 +69,10 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
-  EXPECT_EQ(mistake_with({{"/optimizer/type", "Lion"}, {"/optimizer/params/x", 1}}),
-            "gpt.json:1: optimizer.type is \"Lion\": it must be 'AdamW', 'Adam' or 'SGD'");
+  EXPECT_EQ(
+      mistake_with({{"/optimizer/type", "Lion"}, {"/optimizer/params/x", 1}}),
+      "gpt.json:1: optimizer.type is \"Lion\": it must be 'AdamW', 'Adam', 'SGD', 'FusedAdam' "
+      "or 'DeepSpeedCPUAdam'");
   EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
             "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
             "needs a momentum above 0 and no dampening");
@@ -78,7 +80,7 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
             "gpt.json:1: optimizer.params.adam_w_mode is false, but optimizer.type is \"AdamW\": "
             "use the type \"Adam\" for decay that is part of the gradient");
   EXPECT_EQ(mistake_with({{"/optimizer/params/amsgrad", true}}),
-            "gpt.json:1: optimizer.params.amsgrad is true: Lockstep has it false only; remove it");
+            "gpt.json:1: optimizer.params.amsgrad is true: there is no AMSGrad here; remove it");
   EXPECT_EQ(usage_error([] {
               json config = least();
               config["optimizer"]["params"].erase("lr");

@@ -201,8 +201,8 @@ TEST(Config, reports_all_mistakes_at_once_in_the_order_of_the_file) {
       "  line 3: model.hidden_size is 100, which 8 heads do not divide: make it 96 or 104, or "
       "change model.num_heads\n"
       "  line 5: optimizer.params.lr is -1: it must be above 0 and at most 1000\n"
-      "  line 7: amp.enabled is true, but this build has no Apex (bf16 and fp16 are its ways to 16 "
-      "bits): set it to false, or leave the section out\n"
+      "  line 7: amp is {...}, which DeepSpeed does and Lockstep does not: use bf16.enabled or "
+      "fp16.enabled\n"
       "  line 8: seeds is no key of a config: did you mean 'seed'?\n"
       "  --set ddp.bucket_mb=big: ddp.bucket_mb is \"big\": it must be a number");
 }

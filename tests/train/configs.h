@@ -34,6 +34,10 @@ inline std::string text_with(std::initializer_list<Change> changes) {
   return config.dump();
 }
 
+inline ConfigDraft draft_with(std::initializer_list<Change> changes) {
+  return draft_config(text_with(changes), {.name = "gpt.json", .folder = "/data"});
+}
+
 inline TrainConfig config_with(std::initializer_list<Change> changes) {
   return parse_config(text_with(changes), {.name = "gpt.json", .folder = "/data"});
 }

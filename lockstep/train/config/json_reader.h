@@ -49,6 +49,8 @@ class JsonReader {
   // Whether something at this path, or in it, has been found wrong, or is meant by a key that is.
   bool has_mistake(std::string_view path) const;
   bool has_mistakes() const { return !mistakes_.empty(); }
+  // Paths that a section has said so of, in the order in which it has.
+  const std::vector<std::string>& without_effect() const { return without_effect_; }
 
   // A UsageError with all mistakes, where there are any.
   void finish();
@@ -86,6 +88,7 @@ class JsonReader {
   std::string file_;
   std::map<std::string, Known, std::less<>> known_;
   std::vector<Mistake> mistakes_;
+  std::vector<std::string> without_effect_;
 };
 
 template <typename Enum>
@@ -162,6 +165,7 @@ class JsonSection {
     return sound(std::span(keys.begin(), keys.size()));
   }
   void mistake(std::string_view key, const std::string& what);
+  void has_no_effect(std::string_view key);
   void missing(std::string_view key, const std::string& what_it_is);
 
  private:

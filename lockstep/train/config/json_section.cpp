@@ -229,6 +229,12 @@ void JsonSection::mistake(std::string_view key, const std::string& what) {
   reader_->mistake(path(key), what);
 }
 
+void JsonSection::has_no_effect(std::string_view key) {
+  auto& all = reader_->without_effect_;
+  if (const std::string here = path(key); std::ranges::find(all, here) == all.end())
+    all.push_back(here);
+}
+
 void JsonSection::missing(std::string_view key, const std::string& what_it_is) {
   // Who mistyped a key does not have to hear that it is missing as well.
   if (reader_->has_mistake(path(key))) return;

@@ -16,7 +16,12 @@ inline constexpr Named<DataFormat> kFormats[] = {{"auto", DataFormat::automatic}
                                                  {"megatron", DataFormat::megatron}};
 
 inline constexpr Named<OptimizerType> kOptimizers[] = {
-    {"AdamW", OptimizerType::adamw}, {"Adam", OptimizerType::adam}, {"SGD", OptimizerType::sgd}};
+    {"AdamW", OptimizerType::adamw},
+    {"Adam", OptimizerType::adam},
+    {"SGD", OptimizerType::sgd},
+    // DeepSpeed's names for what it takes them for.
+    {"FusedAdam", OptimizerType::adamw},
+    {"DeepSpeedCPUAdam", OptimizerType::adamw}};
 
 inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupType::log},
                                                         {"linear", optim::WarmupType::linear}};

@@ -9,11 +9,6 @@ namespace {
 
 constexpr std::int64_t kMostRanksOfANode = 1 << 24;
 
-// Memory is pinned where there is a GPU. The others are about disks.
-constexpr std::string_view kOffloadSettings[] = {
-    "nvme_path",     "buffer_count",   "buffer_size", "max_in_cpu",
-    "pipeline_read", "pipeline_write", "fast_init",   "cpuadam_cores_perc"};
-
 void read_device(JsonSection& offload, OffloadDevice& device) {
   if (const JsonNode* node = offload.find("device");
       node != nullptr && node->text() != nullptr && *node->text() == "nvme")
@@ -21,14 +16,6 @@ void read_device(JsonSection& offload, OffloadDevice& device) {
                               "the host's memory, or \"none\"");
   else
     offload.choice("device", device, kOffloadDevices);
-  bool pin_memory = false;
-  offload.boolean("pin_memory", pin_memory);
-  double ratio = 1;
-  if (offload.number("ratio", ratio, {.lowest = 0, .highest = 1}) && ratio != 1)
-    offload.mistake("ratio", fmt::format("is {}, but all of it is offloaded here or nothing: set "
-                                         "it to 1, or remove it",
-                                         ratio));
-  offload.allow(kOffloadSettings);
 }
 
 // What the section was before it was one.
@@ -57,8 +44,6 @@ void read_offload(JsonSection& zero, ShardingSection& sharding) {
   read_device(param, sharding.offload_param);
   read_old_name(zero, "cpu_offload", "offload_optimizer", sharding.offload_optimizer);
   read_old_name(zero, "cpu_offload_param", "offload_param", sharding.offload_param);
-  bool pin_memory = false;
-  zero.boolean("cpu_offload_use_pin_memory", pin_memory);
 
   const std::string_view strategy = name_of(sharding.strategy, kShardings);
   if (sharding.offload_optimizer == OffloadDevice::cpu && !cuts_gradients(sharding.strategy))
@@ -67,15 +52,16 @@ void read_offload(JsonSection& zero, ShardingSection& sharding) {
                                   "whole on every rank's device: {}, or set it to \"none\"",
                                   strategy, kCutGradients));
   if (sharding.offload_param != OffloadDevice::cpu) return;
-  if (!cuts_parameters(sharding.strategy))
-    param.mistake("device", fmt::format("is \"cpu\", but with the sharding_strategy \"{}\" "
-                                        "parameters are whole on every rank's device: {}, or set "
-                                        "it to \"none\"",
-                                        strategy, kCutParameters));
-  else if (sharding.offload_optimizer != OffloadDevice::cpu && !optimizer.has_mistake("device"))
-    param.mistake("device", "is \"cpu\", but the optimizer is not offloaded, which would bring the "
-                            "parameters back for every step: set "
-                            "zero_optimization.offload_optimizer.device to \"cpu\" as well");
+  if (!cuts_parameters(sharding.strategy)) {
+    // Parameters are whole on every rank's device, in DeepSpeed as well.
+    zero.has_no_effect("offload_param");
+    sharding.offload_param = OffloadDevice::none;
+  } else if (!optimizer.has_mistake("device")) {
+    // An optimizer elsewhere would bring the parameters back for every step.
+    if (sharding.offload_optimizer == OffloadDevice::none && optimizer.find("device") != nullptr)
+      optimizer.has_no_effect("device");
+    sharding.offload_optimizer = OffloadDevice::cpu;
+  }
 }
 
 void read_zero_plus_plus(JsonSection& zero, ShardingSection& sharding) {

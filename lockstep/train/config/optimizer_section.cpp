@@ -33,13 +33,6 @@ void read_betas(JsonSection& params, std::array<double, 2>& betas) {
                                       node->quoted()));
 }
 
-// A switch of DeepSpeed's that has to be as it is here.
-void require(JsonSection& params, std::string_view key, bool here) {
-  bool value = here;
-  if (params.boolean(key, value) && value != here)
-    params.mistake(key, fmt::format("is {}: Lockstep has it {} only; remove it", value, here));
-}
-
 void read_adam(JsonSection& params, OptimizerSection& optimizer) {
   read_betas(params, optimizer.betas);
   params.number("eps", optimizer.eps, {.lowest = 0, .highest = 1, .above_lowest = true});
@@ -47,8 +40,10 @@ void read_adam(JsonSection& params, OptimizerSection& optimizer) {
   if (optimizer.type == OptimizerType::adamw && !optimizer.adam_w_mode)
     params.mistake("adam_w_mode", "is false, but optimizer.type is \"AdamW\": use the type "
                                   "\"Adam\" for decay that is part of the gradient");
-  require(params, "bias_correction", true);
-  require(params, "amsgrad", false);
+  params.boolean("bias_correction", optimizer.bias_correction);
+  bool amsgrad = false;
+  if (params.boolean("amsgrad", amsgrad) && amsgrad)
+    params.mistake("amsgrad", "is true: there is no AMSGrad here; remove it");
 }
 
 void read_sgd(JsonSection& params, OptimizerSection& optimizer) {

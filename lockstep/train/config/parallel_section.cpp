@@ -50,6 +50,18 @@ void read_pipeline(JsonSection& section, const PathReader& paths, ParallelSectio
                                           parallel.chunks));
 }
 
+// DeepSpeed's name of an axis of `parallel`, where 0 and 1 are none. Whether it asks for one.
+bool read_old_axis(JsonSection& there, std::string_view key, JsonSection& parallel,
+                   std::string_view axis, std::int64_t& size) {
+  std::int64_t asked = 0;
+  if (!there.integer(key, asked, 0, kMostOnAnAxis) || asked <= 1) return false;
+  if (parallel.find(axis) != nullptr && asked != size && parallel.sound({axis}))
+    there.mistake(key,
+                  fmt::format("is {}, but parallel.{} is {}: set one of them", asked, axis, size));
+  size = asked;
+  return true;
+}
+
 }  // namespace
 
 void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& parallel) {
@@ -61,6 +73,12 @@ void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& p
   section.integer("tensor", parallel.tensor, 1, kMostOnAnAxis);
   section.integer("pipeline", parallel.pipeline, 1, kMostOnAnAxis);
   section.integer("context", parallel.context, 1, kMostOnAnAxis);
+  JsonSection tensor_parallel = top.section("tensor_parallel");
+  read_old_axis(tensor_parallel, "autotp_size", section, "tensor", parallel.tensor);
+  read_old_axis(top, "data_parallel_size", section, "data", parallel.data);
+  // DeepSpeed's Ulysses.
+  if (read_old_axis(top, "sequence_parallel_size", section, "context", parallel.context))
+    parallel.context_algorithm = ContextExchange::all_to_all;
   if (section.boolean("sequence_parallel", parallel.sequence_parallel) &&
       parallel.sequence_parallel && parallel.tensor == 1 && section.sound({"tensor"}))
     section.mistake("sequence_parallel",

@@ -35,9 +35,22 @@ TrainConfig read_sections(JsonReader& reader, const ConfigSource& source) {
   read_sharding(top, config.sharding);
   read_precision(top, config.sharding.strategy, config.precision);
   read_recompute(top, config.recomputed_blocks);
-  read_foreign(top);
+  read_deepspeed_keys(top);
   if (!config.elasticity) check_batch(reader, top, config.batch);
   return config;
+}
+
+// "zero_optimization": true, which was DeepSpeed's stage 1 before there were stages.
+void read_old_switch(JsonNode& root) {
+  auto* const keys = std::get_if<JsonObject>(&root.value);
+  if (keys == nullptr) return;
+  for (JsonMember& one : *keys) {
+    const bool* const on = std::get_if<bool>(&one.node.value);
+    if (one.key != "zero_optimization" || on == nullptr) continue;
+    JsonNode stage{
+        .value = std::int64_t{*on ? 1 : 0}, .line = one.node.line, .flag = one.node.flag};
+    one.node.value = JsonObject{{"stage", std::move(stage)}};
+  }
 }
 
 ConfigDraft draft_of(std::string_view text, const ConfigSource& source, NamedFiles files) {
@@ -50,6 +63,7 @@ ConfigDraft draft_of(std::string_view text, const ConfigSource& source, NamedFil
       refused.emplace_back(assignment, error.what());
     }
   }
+  read_old_switch(root);
   auto reader = std::make_unique<JsonReader>(std::move(root), source.name);
   // The first time only tells which keys there are.
   read_sections(*reader, source);
@@ -85,10 +99,17 @@ bool ConfigDraft::check(std::span<const std::string_view> keys,
 }
 
 bool ConfigDraft::has_mistakes() const { return reader_->has_mistakes(); }
+const std::vector<std::string>& ConfigDraft::without_effect() const {
+  return reader_->without_effect();
+}
 void ConfigDraft::finish() { reader_->finish(); }
 
+ConfigDraft draft_config(std::string_view text, const ConfigSource& source) {
+  return draft_of(text, source, NamedFiles::unknown);
+}
+
 TrainConfig parse_config(std::string_view text, const ConfigSource& source) {
-  ConfigDraft draft = draft_of(text, source, NamedFiles::unknown);
+  ConfigDraft draft = draft_config(text, source);
   draft.finish();
   return draft.config();
 }

@@ -55,8 +55,20 @@ void read_zero_plus_plus(JsonSection& zero, ShardingSection& sharding);
 void read_precision(JsonSection& top, Sharding strategy, PrecisionSection& precision);
 // activation_checkpointing.
 void read_recompute(JsonSection& top, double& recomputed_blocks);
-// DeepSpeed's keys for what Lockstep does not do: accepted where they ask for nothing.
-void read_foreign(JsonSection& top);
+
+// A key of DeepSpeed's that nothing here reads. One of a section stands for all that is in it.
+struct DeepSpeedKey {
+  enum class Fate : std::uint8_t {
+    no_effect,  // accepted with any value, and told once
+    not_here,   // a mistake, unless it is switched off
+  };
+  std::string_view path;
+  Fate fate;
+  std::string_view words;          // why it has no effect; what to do instead
+  std::string_view harmless = {};  // what else switches it off
+};
+std::span<const DeepSpeedKey> deepspeed_keys();
+void read_deepspeed_keys(JsonSection& top);
 
 // That files to read are there and what is written has a place. Adds to the reader's mistakes.
 void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files);

@@ -12,30 +12,10 @@ constexpr std::int64_t kMostRanks = 1 << 24;
 constexpr Sharding kStages[] = {Sharding::none, Sharding::optimizer, Sharding::gradients,
                                 Sharding::full};
 
-// How DeepSpeed goes about it: sizes of buckets and the like, which have no counterpart here.
-constexpr std::string_view kZeroSettings[] = {"contiguous_gradients",
-                                              "reduce_scatter",
-                                              "allgather_partitions",
-                                              "reduce_bucket_size",
-                                              "allgather_bucket_size",
-                                              "overlap_comm",
-                                              "sub_group_size",
-                                              "round_robin_gradients",
-                                              "ignore_unused_parameters",
-                                              "stage3_prefetch_bucket_size",
-                                              "stage3_param_persistence_threshold",
-                                              "stage3_max_live_parameters",
-                                              "stage3_max_reuse_distance",
-                                              "stage3_gather_16bit_weights_on_model_save"};
-
-constexpr std::string_view kDependent[] = {"offload_optimizer",
-                                           "offload_param",
-                                           "cpu_offload",
-                                           "cpu_offload_param",
-                                           "cpu_offload_use_pin_memory",
-                                           "zero_quantized_weights",
-                                           "zero_quantized_gradients",
-                                           "zero_hpz_partition_size"};
+constexpr std::string_view kDependent[] = {
+    "offload_optimizer",      "offload_param",          "cpu_offload",
+    "cpu_offload_param",      "zero_quantized_weights", "zero_quantized_gradients",
+    "zero_hpz_partition_size"};
 
 }  // namespace
 
@@ -79,8 +59,9 @@ void read_sharding(JsonSection& top, ShardingSection& sharding) {
     read_zero_plus_plus(zero, sharding);
   } else {
     zero.allow(kDependent);
+    for (const std::string_view offload : {"offload_optimizer", "offload_param"})
+      (void)zero.section(offload).find("device");
   }
-  zero.allow(kZeroSettings);
 }
 
 }  // namespace lockstep::train

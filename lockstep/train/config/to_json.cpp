@@ -59,6 +59,7 @@ json optimizer_json(const OptimizerSection& optimizer) {
     params["betas"] = optimizer.betas;
     params["eps"] = optimizer.eps;
     params["adam_w_mode"] = optimizer.adam_w_mode;
+    params["bias_correction"] = optimizer.bias_correction;
   }
   return {{"type", name_of(optimizer.type, kOptimizers)}, {"params", params}};
 }
