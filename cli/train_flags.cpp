@@ -1,6 +1,7 @@
 #include <cli/train_flags.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/train/config.h>
 
 #include <cli/flags.h>
 
@@ -35,9 +36,15 @@ std::optional<TrainFlags> parse_train_flags(Arguments arguments) {
   app.add_option("--nnodes", flags.num_hosts,
                  "with --describe: hosts, each with the ranks of --nproc-per-node (1); MIN:MAX "
                  "shows the most of them, and the batch on each number");
+  bool schema = false;
+  app.add_flag("--schema", schema, "print a JSON Schema of configs, for editors");
   app.add_option("--output", flags.output)->group("");
   SplitArguments split = split_at_words(app, arguments, 1);
   if (!parse_flags(app, std::move(split.flags))) return std::nullopt;
+  if (schema) {
+    fmt::print("{}", train::config_schema());
+    return std::nullopt;
+  }
   if (split.program.empty())
     throw UsageError("no config file was given: lockstep train CONFIG.json (docs/config.md has one "
                      "to start from)");

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -295,6 +296,12 @@ void warn_of_keys_without_effect(const ConfigDraft& draft);
 TrainConfig load_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides = {},
                         NamedFiles files = NamedFiles::checked);
+
+// The rows of docs/config.md's tables, by the heading that they stand under.
+std::map<std::string, std::string> key_tables();
+
+// A JSON Schema of configs, for editors.
+std::string config_schema();
 
 // The whole config with every default written out; parse_config of it gives the same config.
 std::string to_json(const TrainConfig& config);

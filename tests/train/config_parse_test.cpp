@@ -277,14 +277,14 @@ TEST(Config, shows_keys_and_values_as_they_were_written) {
 TEST(Config, says_what_is_missing_with_an_example) {
   EXPECT_EQ(usage_error([] { parse_config("{}", {.name = "gpt.json"}); }),
             "gpt.json has 5 mistakes:\n"
-            "  max_steps is missing: say how long to train with max_steps, epochs, or both (then "
-            "whichever ends first)\n"
             "  data is missing: say what is trained on, for example \"data\": {\"train\": "
             "\"input.txt\", \"sequence_length\": 256}\n"
             "  model is missing: say what is trained, for example \"model\": {\"family\": "
             "\"gpt2\", \"hidden_size\": 384, \"num_layers\": 6, \"num_heads\": 6}\n"
             "  optimizer is missing: say how to train, for example \"optimizer\": {\"type\": "
             "\"AdamW\", \"params\": {\"lr\": 3e-4}}\n"
+            "  max_steps is missing: say how long to train with max_steps, epochs, or both (then "
+            "whichever ends first)\n"
             "  train_batch_size is missing: set it to the samples of a step on all ranks, or "
             "train_micro_batch_size_per_gpu to those of one forward pass on one rank, or both");
 }

@@ -1,4 +1,4 @@
-// What becomes of DeepSpeed's keys that nothing here reads. A new one is a row of kDeepSpeedKeys.
+// What becomes of DeepSpeed's keys that are none of ours. A new one is a row of kDeepSpeedKeys.
 #include <algorithm>
 #include <iterator>
 
@@ -15,6 +15,7 @@ namespace {
 
 constexpr auto kNoEffect = DeepSpeedKey::Fate::no_effect;
 constexpr auto kNotHere = DeepSpeedKey::Fate::not_here;
+constexpr auto kRead = DeepSpeedKey::Fate::read;
 
 constexpr std::string_view kHow = "how DeepSpeed goes about it; the result is the same";
 constexpr std::string_view kShown = "what is logged; see docs/config.md for what is here";
@@ -27,6 +28,28 @@ constexpr std::string_view kRecompute =
     "computes again";
 
 constexpr DeepSpeedKey kDeepSpeedKeys[] = {
+    // Other names of what is here
+    {"bfloat16", kRead, "`bf16`"},
+    {"data_parallel_size", kRead, "`parallel.data`"},
+    {"sequence_parallel_size", kRead, "`parallel.context`, with `\"all_to_all\"` as its algorithm"},
+    {"tensor_parallel.autotp_size", kRead, "`parallel.tensor`"},
+    {"zero_optimization.cpu_offload", kRead, "`zero_optimization.offload_optimizer.device`"},
+    {"zero_optimization.cpu_offload_param", kRead, "`zero_optimization.offload_param.device`"},
+    {"elasticity.version", kRead, "0.1 and 0.2 choose the same batch here"},
+    {"elasticity.ignore_non_elastic_batch_info", kRead,
+     "whether `train_batch_size` and its kin may stand beside it"},
+    {"elasticity.model_parallel_size", kRead, "must be what `parallel` comes to"},
+    {"optimizer.params.amsgrad", kRead, "must be false"},
+    {"optimizer.params.max_grad_norm", kRead, "an error, as in DeepSpeed: use `gradient_clipping`"},
+    {"bf16.check_grad_overflow", kRead, "must be true: see `on_non_finite_loss`"},
+    {"bf16.bf16_master_weights_and_grads", kRead, "must be false: the optimizer steps on fp32"},
+    {"bf16.bf16_optimizer_states", kRead, "must be false: the optimizer steps on fp32"},
+    {"fp16.fp16_master_weights_and_grads", kRead, "must be false: the optimizer steps on fp32"},
+    {"bf16.immediate_grad_update", kNoEffect, kHow},
+    {"fp16.auto_cast", kNoEffect, "the model's inputs are whole numbers"},
+    {"elasticity.min_time", kNoEffect, "it is for whoever schedules jobs"},
+    {"elasticity.num_gpus_per_node", kNoEffect, "any number of ranks on a host will do"},
+
     // The run
     {"dump_state", kNoEffect, kShown},
     {"log_level", kNoEffect, kShown},
@@ -201,6 +224,7 @@ bool is_harmless(const JsonNode& node, const DeepSpeedKey& key) {
 }
 
 void judge(JsonSection& section, std::string_view name, const DeepSpeedKey& key) {
+  if (key.fate == kRead) return;
   const JsonNode* node = section.foreign(name);
   if (node == nullptr || node->is_default()) return;
   if (key.fate == kNoEffect)

@@ -11,22 +11,6 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr std::size_t kMostMicroBatchSizes = 64;
-constexpr std::int64_t kMostElasticRanks = 1 << 20;
-
-constexpr std::string_view kKeys[] = {"max_train_batch_size",
-                                      "micro_batch_sizes",
-                                      "min_gpus",
-                                      "max_gpus",
-                                      "min_time",
-                                      "version",
-                                      "prefer_larger_batch",
-                                      "ignore_non_elastic_batch_info",
-                                      "num_gpus_per_node",
-                                      "model_parallel_size"};
-
-constexpr std::string_view kAxes[] = {"parallel.tensor", "parallel.pipeline", "parallel.context"};
-
 struct Composite {
   std::int64_t number = 1;
   std::int64_t num_divisors = 1;
@@ -127,73 +111,6 @@ Batch elastic_batch(const ElasticitySection& elasticity, std::int64_t num_data_r
     for (const std::int64_t micro : sizes)
       if (global / num_data_ranks % micro == 0) return divide_batch(global, num_data_ranks, micro);
   return divide_batch(global, num_data_ranks, sizes.front());
-}
-
-void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainConfig& config) {
-  JsonSection section = top.section("elasticity");
-  bool enabled = false;
-  if (!section.boolean("enabled", enabled) || !enabled) {
-    // Settings of what is off, whose values do not matter.
-    section.allow(kKeys);
-    return;
-  }
-  ElasticitySection elasticity;
-  const bool has_most =
-      section.integer("max_train_batch_size", elasticity.max_global, 1, kMostSamples);
-  const bool has_sizes =
-      section.integers("micro_batch_sizes", elasticity.micro_batches, 1, kMostSamples);
-  section.integer("min_gpus", elasticity.min_ranks, 1, kMostElasticRanks);
-  section.integer("max_gpus", elasticity.max_ranks, 1, kMostElasticRanks);
-  section.boolean("prefer_larger_batch", elasticity.prefer_larger);
-  bool ignores_others = false;
-  section.boolean("ignore_non_elastic_batch_info", ignores_others);
-  std::int64_t together = parallel.ranks_together();
-  section.integer("model_parallel_size", together, 1, kMostElasticRanks);
-  double version = 0.2;
-  section.number("version", version, {.lowest = 0.1, .highest = 0.2});
-  // min_time is for whoever schedules jobs; any number of ranks of a host will do.
-  section.allow(kKeys);
-  if (!has_most) section.missing("max_train_batch_size", "the most samples that a step may have");
-  if (!has_sizes)
-    section.missing("micro_batch_sizes",
-                    "how many samples a forward pass may have, for example [2, 4]");
-  std::ranges::sort(elasticity.micro_batches);
-  auto& micro_batches = elasticity.micro_batches;
-  micro_batches.erase(std::unique(micro_batches.begin(), micro_batches.end()), micro_batches.end());
-  const bool has_both = section.sound({"max_train_batch_size", "micro_batch_sizes"});
-  if (micro_batches.size() > kMostMicroBatchSizes)
-    section.mistake("micro_batch_sizes", fmt::format("has {} sizes: give at most {}",
-                                                     micro_batches.size(), kMostMicroBatchSizes));
-  else if (has_both && micro_batches.back() > elasticity.max_global)
-    section.mistake("micro_batch_sizes",
-                    fmt::format("has {}, and max_train_batch_size is {}: leave it out, or "
-                                "make that larger",
-                                micro_batches.back(), elasticity.max_global));
-  if (elasticity.min_ranks > elasticity.max_ranks && section.sound({"min_gpus", "max_gpus"}))
-    section.mistake("min_gpus", fmt::format("is {}, and max_gpus {}: make it the smaller one",
-                                            elasticity.min_ranks, elasticity.max_ranks));
-  if (together != parallel.ranks_together() && section.sound({"model_parallel_size"}) &&
-      top.sound(kAxes))
-    section.mistake("model_parallel_size",
-                    fmt::format("is {}, and parallel has {} ranks for each share of the "
-                                "data: leave it out",
-                                together, parallel.ranks_together()));
-  const BatchSection& batch = config.batch;
-  if (!ignores_others && (batch.global || batch.micro || batch.accumulation))
-    section.mistake("enabled", "is true, which chooses the samples of a step, and the config has "
-                               "train_batch_size, train_micro_batch_size_per_gpu or "
-                               "gradient_accumulation_steps besides: leave those out, or set "
-                               "ignore_non_elastic_batch_info");
-  if (section.sound({"max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus",
-                     "model_parallel_size"}) &&
-      top.sound(kAxes) && choose_batch(elasticity, together).even_data_ranks.empty())
-    section.mistake("max_train_batch_size",
-                    fmt::format("is {}, and no number of ranks from {} to {} divides a "
-                                "batch up to that evenly: make it larger",
-                                elasticity.max_global, elasticity.min_ranks, elasticity.max_ranks));
-  if (section.has_mistake()) return;
-  config.batch = {};
-  config.elasticity = elasticity;
 }
 
 }  // namespace lockstep::train

@@ -15,11 +15,6 @@ constexpr std::size_t kMostMistakes = 20;
 
 std::string readable(std::string_view path) { return shorten_quote(path, 100); }
 
-// Other people's way to put a comment into JSON. What a flag sets is meant.
-bool is_comment(const std::string& key, const JsonNode& node) {
-  return node.flag.empty() && (key.starts_with('_') || key.starts_with("//"));
-}
-
 bool has(const std::vector<std::string>& keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
@@ -33,6 +28,10 @@ bool within(std::string_view path, std::string_view outer) {
 
 std::string join_path(std::string_view path, std::string_view key) {
   return path.empty() ? std::string(key) : fmt::format("{}.{}", path, key);
+}
+
+bool is_comment(const std::string& key, const JsonNode& node) {
+  return node.flag.empty() && (key.starts_with('_') || key.starts_with("//"));
 }
 
 JsonSection JsonReader::top() { return JsonSection(*this, &root_, ""); }

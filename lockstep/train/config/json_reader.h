@@ -3,6 +3,7 @@
 // mistake, too.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <map>
@@ -17,6 +18,9 @@
 namespace lockstep::train {
 
 class JsonSection;
+
+// Other people's way to put a comment into JSON. What a flag sets is meant.
+bool is_comment(const std::string& key, const JsonNode& node);
 
 // "a.b"
 std::string join_path(std::string_view path, std::string_view key);
@@ -146,7 +150,16 @@ class JsonSection {
     return found.has_value();
   }
 
+  // Two numbers in a list.
+  bool numbers(std::string_view key, std::array<double, 2>& values, Range range);
+  // Which of the names the key is set to; nothing where it is missing or none of them.
+  std::optional<std::size_t> choice_index(std::string_view key,
+                                          const std::vector<std::string_view>& names);
+
   JsonSection section(std::string_view key);
+
+  // The other keys that the document sets here, comments left out. They become known.
+  std::vector<std::string> keys_beside(std::string_view key);
 
   // A key of another system's that the caller deals with: not one to propose for a mistyped key.
   const JsonNode* foreign(std::string_view key);
@@ -173,8 +186,6 @@ class JsonSection {
   JsonSection(JsonReader& reader, const JsonNode* node, std::string path);
 
   JsonReader::Known& known() { return reader_->known_[path_]; }
-  std::optional<std::size_t> choice_index(std::string_view key,
-                                          const std::vector<std::string_view>& names);
 
   JsonReader* reader_;
   const JsonNode* node_;

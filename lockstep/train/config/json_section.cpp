@@ -40,13 +40,26 @@ std::string range_text(std::int64_t lowest, std::int64_t highest) {
   return fmt::format("it must be a whole number from {} to {}", lowest, highest);
 }
 
-std::string range_text(const JsonSection::Range& range) {
+std::string range_words(const JsonSection::Range& range) {
   if (std::isinf(range.highest))
-    return fmt::format("it must be {} {}", range.above_lowest ? "above" : "at least", range.lowest);
+    return fmt::format("{} {}", range.above_lowest ? "above" : "at least", range.lowest);
   if (range.above_lowest || range.below_highest)
-    return fmt::format("it must be {} {} and {} {}", range.above_lowest ? "above" : "at least",
-                       range.lowest, range.below_highest ? "below" : "at most", range.highest);
-  return fmt::format("it must be from {} to {}", range.lowest, range.highest);
+    return fmt::format("{} {} and {} {}", range.above_lowest ? "above" : "at least", range.lowest,
+                       range.below_highest ? "below" : "at most", range.highest);
+  return fmt::format("from {} to {}", range.lowest, range.highest);
+}
+
+std::optional<double> number_of(const JsonNode& node) {
+  if (const auto* real = std::get_if<double>(&node.value)) return *real;
+  if (const auto* integer = std::get_if<std::int64_t>(&node.value))
+    return static_cast<double>(*integer);
+  return std::nullopt;
+}
+
+bool is_inside(double number, const JsonSection::Range& range) {
+  return std::isfinite(number) &&
+         (range.above_lowest ? number > range.lowest : number >= range.lowest) &&
+         (range.below_highest ? number < range.highest : number <= range.highest);
 }
 
 }  // namespace
@@ -116,23 +129,16 @@ bool JsonSection::integers(std::string_view key, std::vector<std::int64_t>& valu
 bool JsonSection::number(std::string_view key, double& value, Range range) {
   const JsonNode* node = find(key);
   if (node == nullptr) return false;
-  double number = 0;
-  if (const auto* real = std::get_if<double>(&node->value)) {
-    number = *real;
-  } else if (const auto* integer = std::get_if<std::int64_t>(&node->value)) {
-    number = static_cast<double>(*integer);
-  } else {
+  const auto number = number_of(*node);
+  if (!number) {
     mistake(key, fmt::format("is {}: it must be a number", node->quoted()));
     return false;
   }
-  const bool inside = std::isfinite(number) &&
-                      (range.above_lowest ? number > range.lowest : number >= range.lowest) &&
-                      (range.below_highest ? number < range.highest : number <= range.highest);
-  if (!inside) {
-    mistake(key, fmt::format("is {}: {}", node->quoted(), range_text(range)));
+  if (!is_inside(*number, range)) {
+    mistake(key, fmt::format("is {}: it must be {}", node->quoted(), range_words(range)));
     return false;
   }
-  value = number;
+  value = *number;
   return true;
 }
 
@@ -185,6 +191,37 @@ bool JsonSection::texts(std::string_view key, std::vector<std::string>& values) 
   values.clear();
   for (const JsonNode* item : items) values.push_back(*item->text());
   return true;
+}
+
+bool JsonSection::numbers(std::string_view key, std::array<double, 2>& values, Range range) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const JsonList* list = node->list();
+  std::array<double, 2> found{};
+  bool fits = list != nullptr && list->size() == found.size();
+  for (std::size_t i = 0; fits && i < found.size(); ++i) {
+    const auto number = number_of((*list)[i]);
+    fits = number && is_inside(*number, range);
+    if (fits) found[i] = *number;
+  }
+  if (!fits) {
+    mistake(key, fmt::format("is {}: it must be a list of two numbers, each {}", node->quoted(),
+                             range_words(range)));
+    return false;
+  }
+  values = found;
+  return true;
+}
+
+std::vector<std::string> JsonSection::keys_beside(std::string_view key) {
+  std::vector<std::string> others;
+  if (node_ == nullptr) return others;
+  for (const auto& [name, child] : *node_->object()) {
+    if (name == key || is_comment(name, child)) continue;
+    (void)foreign(name);
+    if (!child.is_default()) others.push_back(name);
+  }
+  return others;
 }
 
 std::optional<std::size_t> JsonSection::choice_index(std::string_view key,

@@ -7,36 +7,16 @@ namespace lockstep::train {
 
 namespace {
 
-void check_batch(JsonReader& reader, JsonSection& top, const BatchSection& batch) {
-  for (const std::string_view key : {"train_batch_size", "train_micro_batch_size_per_gpu",
-                                     "gradient_accumulation_steps", "elasticity"})
-    if (top.has_mistake(key)) return;
-  if (!batch.global && !batch.micro)
-    top.missing(
-        "train_batch_size",
-        "set it to the samples of a step on all ranks, or train_micro_batch_size_per_gpu to "
-        "those of one forward pass on one rank, or both");
-  else if (const std::string wrong = batch_contradiction(batch); !wrong.empty())
-    reader.mistake_about("train_batch_size", wrong);
-}
-
 TrainConfig read_sections(JsonReader& reader, const ConfigSource& source) {
   const PathReader paths(reader, source);
   JsonSection top = reader.top();
   TrainConfig config;
-  read_run(top, paths, source, config);
-  read_data(top, paths, config.data);
-  read_model(top, paths, config.data, config.model);
-  read_batch(top, config.batch);
-  read_optimizer(top, config.optimizer);
-  read_scheduler(top, config);
-  read_parallel(top, paths, config.parallel);
-  read_elasticity(top, config.parallel, config);
-  read_sharding(top, config.sharding);
-  read_precision(top, config.sharding.strategy, config.precision);
-  read_recompute(top, config.recomputed_blocks);
+  std::string stem = std::filesystem::path(source.name).stem().string();
+  if (stem.empty() || stem == "." || stem == "..") stem = "run";
+  config.output = paths.absolute("", "runs/" + stem);
+  read_keys(top, paths, config);
+  check_together(reader, top, config);
   read_deepspeed_keys(top);
-  if (!config.elasticity) check_batch(reader, top, config.batch);
   return config;
 }
 
@@ -75,6 +55,25 @@ ConfigDraft draft_of(std::string_view text, const ConfigSource& source, NamedFil
 }
 
 }  // namespace
+
+std::filesystem::path PathReader::absolute(const std::string& key_path,
+                                           const std::string& text) const {
+  const bool from_flag = !key_path.empty() && !reader_.root().nearest(key_path).flag.empty();
+  const std::filesystem::path folder = from_flag ? "." : source_.folder;
+  return std::filesystem::absolute(folder / text).lexically_normal();
+}
+
+bool PathReader::read(JsonSection& section, std::string_view key,
+                      std::filesystem::path& path) const {
+  std::string text;
+  if (!section.text(key, text)) return false;
+  if (text.empty()) {
+    section.mistake(key, "is empty: it must be a path");
+    return false;
+  }
+  path = absolute(section.path(key), text);
+  return true;
+}
 
 ConfigDraft::ConfigDraft(TrainConfig config)
     : ConfigDraft(std::move(config),

@@ -1,11 +1,13 @@
-// How each part of a config is read. Each function takes the whole document and fills its part;
-// what is wrong goes to the reader, and the part keeps its defaults there.
+// The steps in which a config is read. What is wrong goes to the reader, and the value keeps its
+// default.
 #pragma once
 
 #include <lockstep/train/config.h>
 #include <lockstep/train/config/json_reader.h>
 
 namespace lockstep::train {
+
+class Keys;
 
 // No limit of the format, but sizes beyond these are slips of a finger; and products of a few of
 // them cannot overflow.
@@ -28,43 +30,24 @@ class PathReader {
   const ConfigSource& source_;
 };
 
-void read_data(JsonSection& top, const PathReader& paths, DataSection& data);
-// After the data, whose sequences are what positions are counted in.
-void read_model(JsonSection& top, const PathReader& paths, const DataSection& data,
-                ModelSection& model);
-void read_batch(JsonSection& top, BatchSection& batch);
-// After the batch, in whose place it is, and parallel.
-void read_elasticity(JsonSection& top, const ParallelSection& parallel, TrainConfig& config);
-void read_optimizer(JsonSection& top, OptimizerSection& optimizer);
-// After the optimizer and max_steps, which are its defaults.
-void read_scheduler(JsonSection& top, TrainConfig& config);
-// Steps, output, logs, checkpoints, devices.
-void read_run(JsonSection& top, const PathReader& paths, const ConfigSource& source,
-              TrainConfig& config);
-// parallel, but for the strategy that it may name.
-void read_parallel(JsonSection& top, const PathReader& paths, ParallelSection& parallel);
-// Where the strategy is said.
-inline constexpr std::string_view kStrategyKeys[] = {
-    "sharding_strategy", "parallel.sharding_strategy", "zero_optimization.stage"};
-// sharding_strategy, also in parallel, fsdp and zero_optimization.
-void read_sharding(JsonSection& top, ShardingSection& sharding);
-// What zero_optimization says of offload and ZeRO++, after its strategy.
-void read_offload(JsonSection& zero, ShardingSection& sharding);
-void read_zero_plus_plus(JsonSection& zero, ShardingSection& sharding);
-// bf16, fp16 and communication_data_type, after the strategy.
-void read_precision(JsonSection& top, Sharding strategy, PrecisionSection& precision);
-// activation_checkpointing.
-void read_recompute(JsonSection& top, double& recomputed_blocks);
+// Walks through the declarations of all keys.
+void describe(Keys& keys, TrainConfig& config);
 
-// A key of DeepSpeed's that nothing here reads. One of a section stands for all that is in it.
+// Reads what is declared.
+void read_keys(JsonSection& top, const PathReader& paths, TrainConfig& config);
+// What does not fit together, and what follows from other names of the same things.
+void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config);
+
+// A key of DeepSpeed's beside those of describe.cpp. One of a section stands for all that is in it.
 struct DeepSpeedKey {
   enum class Fate : std::uint8_t {
     no_effect,  // accepted with any value, and told once
     not_here,   // a mistake, unless it is switched off
+    read,       // by checks.cpp: it says something that another key says here
   };
   std::string_view path;
   Fate fate;
-  std::string_view words;          // why it has no effect; what to do instead
+  std::string_view words;          // why it has no effect; what to do instead; what it says
   std::string_view harmless = {};  // what else switches it off
 };
 std::span<const DeepSpeedKey> deepspeed_keys();

@@ -1,0 +1,97 @@
+// Every key of a config is declared once, in describe.cpp: its name, what it means, what it may be.
+// Whoever reads a config, writes one, or makes docs/config.md's tables or the JSON Schema walks
+// through these declarations.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <lockstep/train/config/json_reader.h>
+
+namespace lockstep::train {
+
+// The texts are Markdown, as docs/config.md has them.
+struct Key {
+  std::string_view name;
+  std::string_view meaning = {};
+  std::string_view deepspeed = {};   // "same", or what DeepSpeed or Megatron call it
+  std::string_view by_default = {};  // in words, where the value that is there does not say it
+  std::string_view needed = {};      // what is said where it is missing; empty: it may be
+  bool zero_is_auto = false;         // 0 stands for "auto"
+  // A word that a choice does not have, and what is said of it.
+  std::string_view refused = {};
+  std::string_view refused_because = {};
+};
+
+struct WholeRange {
+  std::int64_t lowest;
+  std::int64_t highest;
+};
+
+// A walk through the keys of one section. A value is what the walk is of: a reader sets it, the
+// others look at it. Each function says whether a document sets the key; only readers have one.
+class Keys {
+ public:
+  virtual ~Keys() = default;
+  Keys() = default;
+  Keys(const Keys&) = delete;
+  Keys& operator=(const Keys&) = delete;
+
+  virtual bool integer(const Key& key, std::int64_t& value, WholeRange range) = 0;
+  virtual bool integer(const Key& key, std::optional<std::int64_t>& value, WholeRange range) = 0;
+  virtual bool integers(const Key& key, std::vector<std::int64_t>& values, WholeRange range) = 0;
+  virtual bool number(const Key& key, double& value, JsonSection::Range range) = 0;
+  virtual bool number(const Key& key, std::optional<double>& value, JsonSection::Range range) = 0;
+  virtual bool two_numbers(const Key& key, std::array<double, 2>& values,
+                           JsonSection::Range range) = 0;
+  virtual bool boolean(const Key& key, bool& value) = 0;
+  virtual bool text(const Key& key, std::string& value) = 0;
+  virtual bool path(const Key& key, std::filesystem::path& value) = 0;
+  virtual bool paths(const Key& key, std::vector<std::filesystem::path>& values) = 0;
+  // The word, or a path.
+  virtual bool word_or_path(const Key& key, std::string_view word, bool& is_word,
+                            std::filesystem::path& value) = 0;
+
+  template <typename Enum, std::size_t N>
+  bool choice(const Key& key, Enum& value, const Named<Enum> (&all)[N]) {
+    std::vector<std::string_view> names;
+    std::size_t chosen = 0;
+    for (std::size_t i = 0; i < N; ++i) {
+      names.push_back(all[i].name);
+      if (all[N - 1 - i].value == value) chosen = N - 1 - i;  // the first of several
+    }
+    const bool set = choose(key, chosen, names);
+    value = all[chosen].value;
+    return set;
+  }
+
+  virtual void section(const Key& key, const std::function<void(Keys&)>& describe) = 0;
+
+  // A heading of the tables.
+  virtual void chapter(std::string_view /*title*/) {}
+  // What the section's keys belong to, in messages.
+  virtual void call(std::string_view /*title*/) {}
+  // Whether keys are there that a config has only where this holds: they are for those who show
+  // all that there is.
+  virtual bool has(bool holds) = 0;
+  // Whether they are written: a reader knows them in any case.
+  virtual bool writes(bool /*holds*/) { return true; }
+  // From here on values do not matter: they are settings of what is off.
+  virtual void ignore_values() {}
+  // Reading: what follows from the keys above, before the next is read.
+  virtual void then(const std::function<void()>& /*fill*/) {}
+  // Reading: the key is set to something that cannot be.
+  virtual void mistake(std::string_view /*name*/, const std::string& /*what*/) {}
+
+ protected:
+  virtual bool choose(const Key& key, std::size_t& chosen,
+                      const std::vector<std::string_view>& names) = 0;
+};
+
+}  // namespace lockstep::train
