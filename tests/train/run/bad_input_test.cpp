@@ -148,7 +148,7 @@ TEST(BadInput, RanksThatWereToldDifferentThings) {
   const std::vector<Case> cases = {
       {{}, "seed=77", "rank 1: seed is 77\n"},
       {{"parallel.pipeline=2"}, "optimizer.params.lr=0.5", "rank 1: optimizer.params.lr is 0.5\n"},
-      {{"parallel.tensor=2"}, "max_steps=7", "max_steps is 7\n"},
+      {{"parallel.tensor=2"}, "max_steps=7", "max_steps is 7"},
       {{"parallel.context=2"}, "data.sequence_length=4", "data.sequence_length is 4\n"},
       {{}, "data.train=" + (training.folder() / "other.txt").string(), "the training data has "},
       {{"parallel.tensor=2"}, "parallel.tensor=1", "rank 0: model_parallel is tensor 2"},

@@ -10,6 +10,7 @@ namespace {
 
 using lockstep::testing::read_file;
 using nlohmann::json;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 void expect_same_losses(const Training& training, const std::string& run,
@@ -104,7 +105,9 @@ TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
   ASSERT_EQ(run.wait(milliseconds(120'000)), 0) << run.error();
   expect_same_losses(training, "given", "one");
   // Of each rank and micro-batch, as measured: forward, and both halves of backward.
-  EXPECT_THAT(run.output(), HasSubstr("I backward (input), W backward (weights)"));
+  // A busy machine stretches it, and leaves no room for letters.
+  EXPECT_THAT(run.output(), AnyOf(HasSubstr("I backward (input), W backward (weights)"),
+                                  HasSubstr("too much for a letter each")));
   EXPECT_THAT(read_file(training.output("given") / "timeline.svg"),
               HasSubstr("zb-h1, measured in step 2"));
 
