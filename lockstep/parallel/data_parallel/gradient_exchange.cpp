@@ -1,8 +1,5 @@
 #include <lockstep/parallel/data_parallel/gradient_exchange.h>
 
-#include <algorithm>
-#include <span>
-
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -10,7 +7,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep::data_parallel {
@@ -184,25 +180,6 @@ void GradientExchange::refuse_unzeroed(const std::string& name) const {
 void GradientExchange::refuse_second(const std::string& name) {
   throw UsageError("the gradient of '{}' came twice in one backward pass, or the pass before ended "
                    "in an exception: start the ranks anew from a checkpoint",
-                   name);
-}
-
-GradientExchange::Glimpse GradientExchange::glimpse(const at::Tensor& parameter) {
-  Glimpse result{.version = static_cast<std::uint32_t>(parameter._version())};
-  if (!parameter.is_cpu() || parameter.numel() == 0) return result;
-  constexpr std::size_t kBytes = 64;
-  const std::size_t there =
-      parameter.is_non_overlapping_and_dense() ? parameter.nbytes() : parameter.element_size();
-  result.first_bytes = hash_memory(
-      std::span(static_cast<const std::byte*>(parameter.data_ptr()), std::min(there, kBytes)));
-  return result;
-}
-
-void GradientExchange::refuse_local_step(const std::string& name) {
-  throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
-                   "rank has sent: an optimizer has stepped on this rank's alone. The last "
-                   "backward pass before a step must exchange gradients, so not be under "
-                   "no_sync(); start the ranks anew from a checkpoint",
                    name);
 }
 

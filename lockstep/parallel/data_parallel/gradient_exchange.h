@@ -87,17 +87,6 @@ class GradientExchange : public intercept::PassListener,
   // is left of what was before.
   virtual void check_zeroed() const = 0;
 
-  // What shows, at no cost, that a parameter was written to: its version, which writes through
-  // data() leave as it is, and on the CPU the first of its bytes.
-  struct Glimpse {
-    std::uint32_t version = 0;
-    std::uint64_t first_bytes = 0;
-    bool operator==(const Glimpse&) const = default;
-  };
-  static Glimpse glimpse(const at::Tensor& parameter);
-  // Of a parameter that was written to after passes that exchanged nothing.
-  [[noreturn]] static void refuse_local_step(const std::string& name);
-
   // UsageError for a gradient that cannot be summed over ranks, or not with others of its step.
   void check_gradient(const std::string& name, const at::Tensor& gradient) const;
   [[noreturn]] void refuse_unzeroed(const std::string& name) const;

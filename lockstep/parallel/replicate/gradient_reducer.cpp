@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 
 namespace lockstep::replicate {
@@ -70,6 +71,17 @@ void GradientReducer::take_out_of_bucket(Slot& slot) noexcept {
   }
 }
 
+GradientReducer::Glimpse GradientReducer::glimpse(const at::Tensor& parameter) {
+  Glimpse result{.version = static_cast<std::uint32_t>(parameter._version())};
+  if (!parameter.is_cpu() || parameter.numel() == 0) return result;
+  constexpr std::size_t kBytes = 64;
+  const std::size_t there =
+      parameter.is_non_overlapping_and_dense() ? parameter.nbytes() : parameter.element_size();
+  result.first_bytes = hash_memory(
+      std::span(static_cast<const std::byte*>(parameter.data_ptr()), std::min(there, kBytes)));
+  return result;
+}
+
 void GradientReducer::check_parameters() {
   for (const auto& [name, parameter] : frozen_)
     if (parameter.requires_grad())
@@ -82,7 +94,11 @@ void GradientReducer::check_parameters() {
     if (has_moved(slot))
       moved = true;
     else if (unexchanged_ && slot.used && slot.before != glimpse(slot.parameter))
-      refuse_local_step(slot.name);
+      throw UsageError("'{}' was changed after backward passes under no_sync() whose gradients no "
+                       "rank has sent: an optimizer has stepped on this rank's alone. The last "
+                       "backward pass before a step must exchange gradients, so not be under "
+                       "no_sync(); start the ranks anew from a checkpoint",
+                       slot.name);
   }
   if (moved) follow_moved();
   // A parameter that was of another type for a while has lost its hook, though it lies where it

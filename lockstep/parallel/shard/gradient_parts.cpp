@@ -292,7 +292,6 @@ void GradientSharder::hand_out(const at::Tensor& used_by) {
     if (has_gradient) absent_->put(index, slot.parameter);
     absent_->forget_zeroing(index);
     slot.ready = slot.used = slot.adds = false;
-    slot.before.reset();
   }
 }
 

@@ -91,19 +91,11 @@ void GradientSharder::check_parameters() {
                          "freeze it afterwards",
                          name);
     }
-  for (const Slot& slot : slots_) {
-    if (slot.before && *slot.before != glimpse_of(slot)) refuse_local_step(slot.name);
+  for (const Slot& slot : slots_)
     if (slot.parameter.requires_grad() && !slot.hook->hears())
       throw UsageError("'{}' was moved to another device or dtype after the model was sharded, so "
                        "that its gradients would stay on each rank: move the model first",
                        slot.name);
-  }
-}
-
-// Where the gatherer hears of every write, nothing else needs to be looked at.
-GradientSharder::Glimpse GradientSharder::glimpse_of(const Slot& slot) const {
-  if (!model_.units[slot.unit]->has_owner()) return glimpse(slot.parameter);
-  return {.first_bytes = model_.gatherer->num_writes(slot.unit)};
 }
 
 // What is left of the step before would be added to, and gradients of mean losses to those of
@@ -142,7 +134,6 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
     has_plain_gradients_ = true;
   }
   if (!exchange()) {
-    if (!slot.before) slot.before = glimpse_of(slot);
     // Added up in the optimizer's type; autograd adds to what is there.
     const at::ScalarType summed = model_.units[slot.unit]->format().own;
     if (absent)
@@ -187,7 +178,6 @@ void GradientSharder::drop_gradients(std::span<const SteppedModel::Member> membe
     slot.parameter.mutable_grad() = at::Tensor();
     // Of passes that were not exchanged, and never will be.
     slot.used = slot.adds = false;
-    slot.before.reset();
   }
   if (std::ranges::none_of(slots_, &Slot::used)) loss_.clear();
 }

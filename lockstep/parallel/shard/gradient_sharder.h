@@ -63,8 +63,6 @@ class GradientSharder final : public data_parallel::GradientExchange {
     bool ready = false;  // in this backward pass
     bool used = false;   // in any pass since the last exchange
     bool adds = false;   // to what was exchanged before
-    // Of the parameter, at the first pass since the last exchange that exchanged nothing.
-    std::optional<Glimpse> before;
   };
   struct UnitState {
     std::vector<std::size_t> slots;  // of its members
@@ -84,7 +82,6 @@ class GradientSharder final : public data_parallel::GradientExchange {
   void check_parameters() override;
   void check_zeroed() const override;
   void check_not_counted() const;
-  Glimpse glimpse_of(const Slot& slot) const;
 
   // gradient_parts.cpp
   void finish() override;

@@ -67,18 +67,8 @@ void ParameterGatherer::on_call(intercept::Call& call, std::span<const intercept
   }
   const Hold hold(*this, std::move(units));
   call.proceed();
-  for (const intercept::Use& use : uses) {
-    if (!use.written) continue;
-    const std::size_t unit = unit_of(use.tensor);
-    units_[unit]->keep_edits();
-    const std::lock_guard lock(mutex_);
-    ++states_[unit].writes;
-  }
-}
-
-std::uint64_t ParameterGatherer::num_writes(std::size_t unit) const {
-  const std::lock_guard lock(mutex_);
-  return states_[unit].writes;
+  for (const intercept::Use& use : uses)
+    if (use.written) units_[unit_of(use.tensor)]->keep_edits();
 }
 
 void ParameterGatherer::on_save(const at::Tensor& tensor) const {

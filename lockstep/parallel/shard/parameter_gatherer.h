@@ -74,9 +74,6 @@ class ParameterGatherer final : public intercept::Owner {
   // Whether somebody holds a unit.
   bool is_held() const;
 
-  // How often operators have written to a unit's parameters.
-  std::uint64_t num_writes(std::size_t unit) const;
-
   std::int64_t num_gathers() const { return num_gathers_; }
   std::size_t peak_live_units() const { return peak_live_; }
 
@@ -84,7 +81,6 @@ class ParameterGatherer final : public intercept::Owner {
   struct State {
     std::size_t pins = 0;
     bool arriving = false;  // nobody has waited for its gather yet
-    std::uint64_t writes = 0;
   };
 
   std::size_t unit_of(const at::Tensor& tensor) const;
