@@ -146,10 +146,10 @@ TEST(BadInput, RanksThatWereToldDifferentThings) {
   std::ranges::reverse(other);
   write_file(training.folder() / "other.txt", other);
   const std::vector<Case> cases = {
-      {{}, "seed=77", "rank 1: seed is 77\n"},
-      {{"parallel.pipeline=2"}, "optimizer.params.lr=0.5", "rank 1: optimizer.params.lr is 0.5\n"},
+      {{}, "seed=77", "rank 1: seed is 77"},
+      {{"parallel.pipeline=2"}, "optimizer.params.lr=0.5", "rank 1: optimizer.params.lr is 0.5"},
       {{"parallel.tensor=2"}, "max_steps=7", "max_steps is 7"},
-      {{"parallel.context=2"}, "data.sequence_length=4", "data.sequence_length is 4\n"},
+      {{"parallel.context=2"}, "data.sequence_length=4", "data.sequence_length is 4"},
       {{}, "data.train=" + (training.folder() / "other.txt").string(), "the training data has "},
       {{"parallel.tensor=2"}, "parallel.tensor=1", "rank 0: model_parallel is tensor 2"},
   };
