@@ -25,7 +25,8 @@ struct TrainFlags {
   std::string output;                  // where the main rank speaks; empty: standard output
 };
 
-// Nothing where help or the schema was asked for, which was printed. UsageError where the flags make no sense.
+// Nothing where help or the schema was asked for, which was printed. UsageError where the flags
+// make no sense.
 std::optional<TrainFlags> parse_train_flags(Arguments arguments);
 
 }  // namespace lockstep::cli

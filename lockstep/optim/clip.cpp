@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/step_factor.h>
+#include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/sum_of_squares.h>
 
 namespace lockstep::optim {

@@ -12,10 +12,33 @@
 #include <variant>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/device/host_memory.h>
 #include <lockstep/optim/parameter_group.h>
-#include <lockstep/optim/step_factor.h>
 
 namespace lockstep::optim {
+
+// A step multiplies gradients by this number, which maybe only their device knows yet. With 0 the
+// step is left out: no parameter, no state and no count of steps changes.
+class StepFactor {
+ public:
+  StepFactor() = default;  // 1
+  // One Double, on any device. UsageError for another tensor.
+  explicit StepFactor(const at::Tensor& factor);
+
+  bool is_one() const { return !factor_.defined(); }
+  const at::Tensor& tensor() const { return factor_; }
+  // Waits until the host knows it, too.
+  double value() const;
+
+ private:
+  at::Tensor factor_;  // undefined: 1
+  device::HostCopy on_host_;
+};
+
+// Multiplies each of them in place.
+void multiply(const std::vector<at::Tensor>& gradients, double factor);
 
 // Shares the parameters with the model and owns the state, which it takes memory for when it is
 // made. Parameters are Float or Double, on any device, each its own. For one thread at a time. A
@@ -29,8 +52,8 @@ class Optimizer {
 
   // Moves each parameter that has a gradient by one step; the others stay, and their state too.
   // Gradients are multiplied by the factor, and may be in place. For that, AdamW does not wait for
-  // a GPU that its tensors are on, contiguous ones, but for the factor of the step before; otherwise
-  // the host waits for a factor that it does not know.
+  // a GPU that its tensors are on, contiguous ones, but for the factor of the step before;
+  // otherwise the host waits for a factor that it does not know.
   virtual void step(double learning_rate, const StepFactor& factor = {}) = 0;
 
   // Leaves every gradient undefined.

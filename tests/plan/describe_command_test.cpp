@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "tests/base/files.h"
 #include "tests/elastic/launched.h"
@@ -265,6 +266,14 @@ TEST_F(DescribeCommand, RefusesDataOfTwoFormats) {
   const Told told =
       ask({"data.train=[\"" + text + "\", \"" + tokens + "\"]", "data.format=text"}, {});
   EXPECT_EQ(told.code, 0) << told.error;
+}
+
+// For editors: `lockstep train --schema > lockstep.schema.json`.
+TEST(TrainSchema, IsPrintedWithoutAConfig) {
+  Launched command({LOCKSTEP_PROGRAM, "train", "--schema"});
+  ASSERT_EQ(command.wait(), 0) << command.error();
+  const auto schema = nlohmann::json::parse(command.output());
+  EXPECT_TRUE(schema["properties"]["optimizer"]["properties"].contains("params"));
 }
 
 }  // namespace

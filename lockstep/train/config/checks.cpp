@@ -1,5 +1,5 @@
-// What does not fit together in a config whose keys are right by themselves (describe.cpp). A check
-// leaves out what depends on a value that is wrong already.
+// Checks of keys against each other, each of which is right by itself (describe.cpp). A check
+// leaves out keys that depend on a wrong value.
 #include <algorithm>
 
 #include <lockstep/base/error.h>
@@ -170,8 +170,8 @@ void check_optimizer(JsonSection& top, const OptimizerSection& optimizer) {
 
 constexpr double kHighestRate = 1000;
 
-// What is wrong by itself, or what only the data will tell, in place of which a value stands that
-// the others fit.
+// The schedule with a fitting value in place of each that is wrong by itself, or that only the data
+// will tell.
 optim::ScheduleOptions with_what_fits(optim::ScheduleOptions options, JsonSection& params,
                                       bool lr_is_sound) {
   std::visit(
@@ -297,7 +297,7 @@ void check_parallel(JsonSection& top, ParallelSection& parallel) {
 constexpr std::string_view kStrategyKeys[] = {"sharding_strategy", "parallel.sharding_strategy",
                                               "zero_optimization.stage"};
 
-// What the section was before it was one.
+// DeepSpeed had a switch in place of each section once.
 void read_old_name(JsonSection& zero, std::string_view key, std::string_view section,
                    OffloadDevice& device) {
   bool offloads = false;
@@ -402,7 +402,7 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
   }
   constexpr std::string_view kOldNames[] = {"cpu_offload", "cpu_offload_param"};
   zero.allow(kOldNames);
-  // What else depends on a strategy that is not known is not judged.
+  // Nothing that depends on an unknown strategy is judged.
   if (!top.sound(kStrategyKeys)) return;
   check_offload(zero, sharding);
   check_zero_plus_plus(zero, sharding);
@@ -438,7 +438,7 @@ bool check_bf16(JsonSection& top, std::string_view name) {
 void check_fp16(JsonSection& top, const PrecisionSection& precision, bool enabled) {
   JsonSection section = top.section("fp16");
   refuse_without_masters(section);
-  // What is in range by itself and does not go together.
+  // Numbers that are in range by themselves may not go together.
   if (!enabled || !section.sound({"loss_scale", "initial_scale_power", "min_loss_scale"})) return;
   try {
     const optim::LossScale whole(precision.loss_scale);

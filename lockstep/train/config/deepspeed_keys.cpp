@@ -1,4 +1,5 @@
-// What becomes of DeepSpeed's keys that are none of ours. A new one is a row of kDeepSpeedKeys.
+// DeepSpeed's keys that are none of ours, each with its fate here. A new one is a row of
+// kDeepSpeedKeys.
 #include <algorithm>
 #include <iterator>
 

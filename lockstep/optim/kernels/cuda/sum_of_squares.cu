@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kWarp)
       const double value = next;
       mine += kWarp;
       next = mine < end ? values[mine] : 0.0;
-      // What lies behind the end is 0, which changes no sum.
+      // Elements behind the end count as 0, which changes no sum.
 #pragma unroll
       for (unsigned i = 0; i < kWarp; ++i) total += __shfl_sync(kWholeWarp, value, i);
     }
