@@ -7,7 +7,7 @@
 #include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/mesh/placement.h>
 #include <lockstep/models/config.h>
-#include <lockstep/train/layout.h>
+#include <lockstep/train/preflight/run_layout.h>
 
 namespace lockstep::cli {
 

@@ -7,7 +7,7 @@
 #include <lockstep/device/host.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/models/config.h>
-#include <lockstep/train/memory_plan.h>
+#include <lockstep/train/preflight/memory_fit.h>
 
 namespace lockstep::cli {
 

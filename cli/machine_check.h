@@ -1,8 +1,8 @@
 // Whether this machine can hold a run: found out before any rank starts.
 #pragma once
 
-#include <lockstep/train/config.h>
-#include <lockstep/train/plan.h>
+#include <lockstep/train/config/config.h>
+#include <lockstep/train/preflight/run_plan.h>
 
 namespace lockstep::cli {
 

@@ -12,8 +12,8 @@
 #include <lockstep/elastic/cores.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/plan/model_states.h>
-#include <lockstep/train/memory_plan.h>
-#include <lockstep/train/plan.h>
+#include <lockstep/train/preflight/memory_fit.h>
+#include <lockstep/train/preflight/run_plan.h>
 
 #include <cli/flags.h>
 #include <cli/num_ranks.h>

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include <lockstep/train/plan.h>
+#include <lockstep/train/preflight/run_plan.h>
 
 namespace lockstep::cli {
 

@@ -12,11 +12,11 @@
 #include <lockstep/base/final_failure.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/elastic/launch.h>
-#include <lockstep/train/begun_batch.h>
-#include <lockstep/train/config.h>
-#include <lockstep/train/layout.h>
-#include <lockstep/train/plan.h>
-#include <lockstep/train/resume_check.h>
+#include <lockstep/train/config/config.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/resume_check.h>
+#include <lockstep/train/preflight/run_layout.h>
+#include <lockstep/train/preflight/run_plan.h>
 
 #include <cli/flags.h>
 #include <cli/layout_report.h>

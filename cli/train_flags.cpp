@@ -1,7 +1,7 @@
 #include <cli/train_flags.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 
 #include <cli/flags.h>
 

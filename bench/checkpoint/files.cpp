@@ -18,7 +18,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/distributed/checkpointer.h>
+#include <lockstep/recovery/checkpointer.h>
 
 #include "state.h"
 

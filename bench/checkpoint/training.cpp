@@ -11,9 +11,9 @@
 #include <ATen/Parallel.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/distributed/checkpointer.h>
 #include <lockstep/models/make_model.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/recovery/checkpointer.h>
 
 #include "../training/job.h"
 

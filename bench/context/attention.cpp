@@ -30,9 +30,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <lockstep/comm/world.h>
-#include <lockstep/nn/attention.h>
-#include <lockstep/nn/attention_parts.h>
-#include <lockstep/nn/context_parallel.h>
+#include <lockstep/nn/context_parallel/context_parallel.h>
+#include <lockstep/nn/context_parallel/ring_attention.h>
+#include <lockstep/nn/layers/attention.h>
 
 namespace {
 

@@ -20,7 +20,7 @@
 
 #include <lockstep/comm/world.h>
 #include <lockstep/device/live_bytes.h>
-#include <lockstep/nn/context_parallel_attention.h>
+#include <lockstep/nn/context_parallel/context_parallel_attention.h>
 
 namespace {
 

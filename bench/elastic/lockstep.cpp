@@ -17,9 +17,9 @@
 
 #include <lockstep/base/progress.h>
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/distributed/checkpointer.h>
-#include <lockstep/distributed/keep_going.h>
-#include <lockstep/distributed/peer_copies.h>
+#include <lockstep/recovery/checkpointer.h>
+#include <lockstep/recovery/keep_going.h>
+#include <lockstep/recovery/peer_copies.h>
 
 namespace lockstep {
 namespace {

@@ -16,10 +16,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <lockstep/nn/attention.h>
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/gelu.h>
-#include <lockstep/nn/silu_multiply.h>
+#include <lockstep/nn/layers/activations.h>
+#include <lockstep/nn/layers/attention.h>
+#include <lockstep/nn/layers/cross_entropy.h>
 
 namespace {
 

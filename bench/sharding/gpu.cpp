@@ -17,7 +17,7 @@
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace {
 

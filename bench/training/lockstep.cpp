@@ -11,7 +11,7 @@
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
 #include "torch_gpt.h"

@@ -8,11 +8,11 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/final_failure.h>
-#include <lockstep/distributed/keep_going.h>
-#include <lockstep/distributed/peer_copies.h>
 #include <lockstep/net/fd.h>
+#include <lockstep/recovery/keep_going.h>
+#include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/out_of_memory.h>
-#include <lockstep/train/plan.h>
+#include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/train_language_model.h>
 
 #include <cli/train_flags.h>

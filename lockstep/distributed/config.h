@@ -12,7 +12,7 @@
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/mesh/mesh_shape.h>
-#include <lockstep/nn/tensor_axis.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/data_parallel/same_values.h>
 #include <lockstep/parallel/replicate/options.h>
 #include <lockstep/parallel/shard/options.h>

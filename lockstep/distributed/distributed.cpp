@@ -1,26 +1,93 @@
 #include <lockstep/distributed/distributed.h>
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/Device.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <spdlog/fmt/ranges.h>
+#include <torch/nn/module.h>
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/comm/communicator.h>
 #include <lockstep/comm/world.h>
+#include <lockstep/distributed/host_crossing.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/distributed/stages_differ.h>
-#include <lockstep/distributed/tensor_axis_warning.h>
-#include <lockstep/distributed/told_the_same.h>
 #include <lockstep/intercept/gradient_hook.h>
-#include <lockstep/nn/tensor_parallel.h>
+#include <lockstep/mesh/device_mesh.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
 
 namespace lockstep {
+
+namespace {
+
+// Every rank of a pipeline calls it with what it was given as its stage. UsageError on all of them
+// where all have the same parameters: each would train a whole model on its own, and all of them
+// the same one.
+void check_stages_differ(const torch::nn::Module& stage, comm::Communicator& group) {
+  std::vector<std::string> lines;
+  for (const auto& item : stage.named_parameters())
+    lines.push_back(fmt::format("{} [{}]", item.key(), fmt::join(item.value().sizes(), ", ")));
+  if (group.size() == 1 || data_parallel::first_difference(lines, group)) return;
+  throw UsageError(
+      "all {} ranks of the pipeline wrap the same parameters ('{}' and so on), so that each would "
+      "train the whole model and none a stage of it: give wrap_model() only the layers of this "
+      "rank's stage, under the names that they have in the whole model, and run them with "
+      "pipeline::Pipeline; or take ParallelMode::DDP or FSDP",
+      group.size(), lines.empty() ? "" : stage.named_parameters().front().key());
+}
+
+constexpr std::int64_t kMeasuredBytes = 1 << 20;
+
+std::vector<int> hosts_of_all(comm::Communicator& world, int host) {
+  const at::Tensor hosts = at::zeros({world.size()}, at::kLong);
+  hosts[world.rank()].fill_(host);
+  world.all_reduce(hosts).wait();
+  return {hosts.data_ptr<std::int64_t>(), hosts.data_ptr<std::int64_t>() + hosts.numel()};
+}
+
+// Of a sum, the second of two: the first may set up connections.
+double milliseconds_of_sum(comm::Communicator& group, c10::Device device) {
+  const at::Tensor numbers = at::zeros({kMeasuredBytes / 4}, at::dtype(at::kFloat).device(device));
+  double taken = 0;
+  for (int time = 0; time < 2; ++time) {
+    group.barrier().wait_on_host();
+    const auto start = std::chrono::steady_clock::now();
+    group.all_reduce(numbers).wait_on_host();
+    taken =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  }
+  return taken;
+}
+
+// Where the ranks of a group along "tp" are on several hosts, one rank of the job warns, with how
+// long these take for a sum. Every rank calls it; `host` is the number of its own, `device` its
+// tensors are on.
+void warn_of_tensor_axis_across_hosts(const mesh::DeviceMesh& mesh, int host, c10::Device device) {
+  const auto crossing = host_crossing(mesh.shape(), "tp", hosts_of_all(*mesh.world(), host));
+  if (!crossing) return;
+  const auto& group = mesh.axis("tp");
+  const double taken = milliseconds_of_sum(*group, device);
+  if (mesh.rank() != crossing->ranks.front()) return;
+  log::warn(
+      "the tensor axis reaches over hosts ({}{}): each layer that is cut waits for the "
+      "network twice forward and twice backward, and a sum of 1 MiB takes {:.2f} ms here. {}; "
+      "pipeline and data are for what lies between hosts",
+      to_text(*crossing),
+      crossing->num_groups > 1 ? fmt::format(", and {} more", crossing->num_groups - 1) : "", taken,
+      crossing->inside > 1
+          ? fmt::format("With tensor {} it stays inside of hosts", crossing->inside)
+          : "Give hosts a number of ranks that a tensor axis divides, or leave tensor at 1");
+}
+
+}  // namespace
 
 struct DistributedManager::State {
   struct Wrapped {

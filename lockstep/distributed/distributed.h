@@ -32,7 +32,7 @@
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/mesh/held_tensor.h>
 #include <lockstep/optim/parameter_group.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep {
 

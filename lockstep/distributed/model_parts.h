@@ -16,7 +16,7 @@
 #include <lockstep/mesh/held_tensor.h>
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/mesh/placement.h>
-#include <lockstep/nn/layer_cut.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/optim/clip.h>
 
 namespace lockstep {

@@ -41,4 +41,10 @@ class RankMessages {
   std::shared_ptr<comm::Communicator> group_;
 };
 
+// Checks that all ranks were told the same things: where one reads an older config, or another file
+// of the same name, each would train something else, and nobody would know. Every rank calls it,
+// with a line for each thing, as "seed is 7". UsageError on all of them, with the lines that
+// differ, where a rank's are not rank 0's.
+void check_told_the_same(const std::vector<std::string>& lines, const RankMessages& ranks);
+
 }  // namespace lockstep

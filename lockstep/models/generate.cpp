@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/philox.h>
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/layers/random.h>
 
 namespace lockstep::models {
 

@@ -9,9 +9,9 @@
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/keepable_attention.h>
-#include <lockstep/nn/dropout.h>
-#include <lockstep/nn/gelu.h>
-#include <lockstep/nn/norms.h>
+#include <lockstep/nn/layers/activations.h>
+#include <lockstep/nn/layers/dropout.h>
+#include <lockstep/nn/layers/norms.h>
 
 namespace lockstep::models {
 

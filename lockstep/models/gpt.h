@@ -5,7 +5,7 @@
 #include <memory>
 
 #include <lockstep/models/language_model.h>
-#include <lockstep/nn/linear.h>
+#include <lockstep/nn/tensor_parallel/linear.h>
 
 namespace lockstep::models {
 

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/layers/random.h>
 
 namespace lockstep::models {
 

@@ -5,7 +5,7 @@
 
 #include <lockstep/models/key_value_cache.h>
 #include <lockstep/models/model_axes.h>
-#include <lockstep/nn/attention.h>
+#include <lockstep/nn/layers/attention.h>
 #include <lockstep/recompute/keep_results.h>
 
 namespace lockstep::models {

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/tensor_moves.h>
+#include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
 namespace lockstep::models {
 

@@ -12,8 +12,8 @@
 #include <lockstep/models/config.h>
 #include <lockstep/models/key_value_cache.h>
 #include <lockstep/models/model_axes.h>
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/dropout.h>
+#include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/nn/layers/dropout.h>
 #include <lockstep/recompute/block_list.h>
 
 namespace lockstep::models {

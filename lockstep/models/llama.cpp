@@ -7,10 +7,10 @@
 #include <lockstep/base/error.h>
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/keepable_attention.h>
-#include <lockstep/nn/dropout.h>
-#include <lockstep/nn/rms_norm.h>
-#include <lockstep/nn/rotary.h>
-#include <lockstep/nn/silu_multiply.h>
+#include <lockstep/nn/layers/activations.h>
+#include <lockstep/nn/layers/dropout.h>
+#include <lockstep/nn/layers/norms.h>
+#include <lockstep/nn/layers/rotary.h>
 
 namespace lockstep::models {
 

@@ -8,8 +8,8 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/placement.h>
 #include <lockstep/models/config.h>
-#include <lockstep/nn/context_parallel.h>
-#include <lockstep/nn/tensor_plan.h>
+#include <lockstep/nn/context_parallel/context_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 namespace lockstep::models {
 

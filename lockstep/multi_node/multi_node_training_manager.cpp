@@ -5,11 +5,11 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/distributed/keep_going.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/multi_node/launch_in_child.h>
 #include <lockstep/net/address.h>
+#include <lockstep/recovery/keep_going.h>
 
 namespace lockstep {
 

@@ -1,14 +1,19 @@
 // A language model as something to train.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include <lockstep/data/dataset.h>
 #include <lockstep/mesh/named_tensor.h>
 #include <lockstep/models/language_model.h>
-#include <lockstep/train/language_model_pipeline.h>
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/train/preflight/pipeline_plan.h>
 #include <lockstep/train/task.h>
 
 namespace lockstep::train {
@@ -45,5 +50,55 @@ class LanguageModelTask : public Task {
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder);
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
+
+// A language model whose stages are on several ranks, as a trainer runs it.
+
+struct LanguageModelPipelineOptions {
+  c10::Device device = at::kCPU;  // where this rank's stages are put
+  std::int64_t micro_batch = 1;   // samples
+  std::int64_t sequence_length = 0;
+  std::optional<c10::ScalarType> autocast = {};  // what operators of forward passes compute in
+  // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
+  std::int64_t timeline_step = 0;
+  std::function<void(const pipeline::Timeline&)> on_timeline = {};
+};
+
+// Gives this rank's stages to the model, which keeps nothing else, and runs steps of micro-batches
+// through all of them. Every rank of the group makes one, with the same model, and calls the same
+// functions with the same batches.
+//
+// Ownership: shares the model. Threading: one thread. Failure: as pipeline::Pipeline.
+class LanguageModelPipeline : public PipelinePasses {
+ public:
+  LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
+                        const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
+                        LanguageModelPipelineOptions options = {});
+
+  // At most as many batches as the plan has micro-batches, of at most as many samples.
+  double run(std::int64_t step, const std::vector<data::Batch>& batches,
+             const GradientScale& scale = {}) override;
+  // Targets of a batch that count on this rank of the data.
+  std::int64_t count(const data::Batch& batch) const override;
+
+  // Forward of one batch of at most as many samples.
+  double evaluate(const data::Batch& batch);
+
+ private:
+  // With samples that do not count: all that go through a pipeline have one shape.
+  data::Batch filled_up(const data::Batch& batch) const;
+  std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
+                                           const std::shared_ptr<comm::Communicator>& group);
+  std::vector<at::Tensor> forward(mesh::Interval layers, int micro_batch,
+                                  const std::vector<at::Tensor>& inputs);
+
+  std::shared_ptr<models::LanguageModel> model_;
+  LanguageModelPipelineOptions options_;
+  std::map<int, mesh::Interval> layers_;               // of this rank's stages
+  std::unique_ptr<pipeline::Pipeline> training_;       // a step's micro-batches
+  std::unique_ptr<pipeline::Pipeline> evaluation_;     // one of them
+  const std::vector<data::Batch>* batches_ = nullptr;  // of the step under way
+  GradientScale scale_;                                // likewise; none for an evaluation
+  std::int64_t step_ = 0;
+};
 
 }  // namespace lockstep::train

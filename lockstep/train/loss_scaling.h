@@ -1,7 +1,9 @@
 // The loss scale of a run in fp16, as the training loop needs it.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -52,5 +54,10 @@ class LossScaling {
   bool is_fixed_;
   bool knows_step_ = false;
 };
+
+// For people to read: the sign of a NaN depends on the processor and says nothing.
+inline double unsigned_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
 
 }  // namespace lockstep::train

@@ -3,7 +3,7 @@
 #include <exception>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/stopped.h>
+#include <lockstep/train/stop_request.h>
 
 namespace lockstep::train {
 

@@ -3,12 +3,16 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/models/language_model.h>
-#include <lockstep/train/config.h>
-#include <lockstep/train/language_model_pipeline.h>
-#include <lockstep/train/plan.h>
+#include <lockstep/train/config/config.h>
+#include <lockstep/train/language_model_task.h>
+#include <lockstep/train/preflight/run_plan.h>
 
 namespace lockstep::train {
 
@@ -24,5 +28,13 @@ struct SpreadLanguageModel {
 SpreadLanguageModel make_language_model(const TrainConfig& config, const RunPlan& plan,
                                         DistributedManager& dist,
                                         std::function<void(const pipeline::Timeline&)> on_timeline);
+
+// The type of numbers that a config computes in. Nothing for fp32, which is what weights are.
+std::optional<c10::ScalarType> scalar_type_of(Precision precision);
+
+// What operators compute in while weights stay what they are: where gradients are whole, weights
+// are too, and 16 bits are autocast's; where they are cut, 16 bits are the strategy's. CPUs compute
+// in what weights are.
+std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Device device);
 
 }  // namespace lockstep::train

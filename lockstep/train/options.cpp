@@ -33,6 +33,15 @@ std::string text_of(const optim::OptimizerOptions& optimizer) {
                      adam.bias_correction ? "" : ", moments not corrected");
 }
 
+const char* text_of(Resume resume) {
+  switch (resume) {
+    case Resume::automatic: return "automatic";
+    case Resume::never: return "never";
+    case Resume::from: return "from";
+  }
+  return "";
+}
+
 std::string text_of(const std::optional<optim::LossScaleOptions>& scale) {
   if (!scale) return "not given";
   if (scale->loss_scale != 0) return fmt::format("{}, always", scale->loss_scale);
@@ -48,6 +57,10 @@ void check(const TrainerOptions& options) {
     throw UsageError("how long to train is not said: set max_steps, epochs or both");
   check_least("max_steps", options.max_steps.value_or(1), 1);
   check_least("epochs", options.epochs.value_or(1), 1);
+  if ((options.resume == Resume::from) == options.resume_from.empty())
+    throw UsageError("resume is {} and resume_from '{}': give the checkpoint to start from with "
+                     "Resume::from, and none without it",
+                     text_of(options.resume), options.resume_from.string());
   check_least("batch_size", options.batch_size, 1);
   check_least("accumulation", options.accumulation, 1);
   check_least("samples_per_step", options.samples_per_step.value_or(1), 1);
@@ -111,8 +124,8 @@ std::vector<std::string> lines_of(const TrainerOptions& options) {
       fmt::format("checkpoint_interval is {}", options.checkpoint_interval),
       fmt::format("asynchronous_checkpoints is {}", flag(options.asynchronous_checkpoints)),
       fmt::format("memory_interval is {}", options.memory_interval),
-      fmt::format("resume is {}", options.resume == ResumePolicy::newest ? "newest" : "never"),
-      fmt::format("resume_from is {}", options.resume_from ? "given" : "not given")};
+      fmt::format("resume is {}", text_of(options.resume)),
+      fmt::format("resume_from is {}", options.resume_from.empty() ? "not given" : "given")};
   const auto schedule = optim::make_schedule(options.schedule, options.learning_rate);
   for (const std::int64_t step : {0, 1, 10, 100, 1000, 10'000, 100'000})
     lines.push_back(

@@ -15,6 +15,7 @@
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/optim/schedule.h>
+#include <lockstep/train/config/config.h>
 
 namespace lockstep {
 class PeerCopies;
@@ -27,19 +28,6 @@ enum class LearningRateScaling {
   none,
   linear,       // by the number of ranks (Goyal et al., 2017)
   square_root,  // by its root
-};
-
-// What to do about a step whose loss or gradient is not a number, or infinite.
-enum class NonFinite {
-  stop,  // the same step on every rank, with the weights before it
-  skip,  // leave the weights as they are and go on
-};
-
-// Of a run that begins. Generations of a job that are formed later, when ranks or hosts are lost or
-// come, go on with the run once one of them has begun it, from the newest that it has saved since.
-enum class ResumePolicy {
-  newest,  // the run's newest checkpoint, or from the start where it has none
-  never,   // from the start, in a folder without checkpoints
 };
 
 struct TrainerOptions {
@@ -98,10 +86,10 @@ struct TrainerOptions {
   // ranks still have all of it and no checkpoint is newer.
   std::int64_t memory_interval = 0;
   std::shared_ptr<PeerCopies> peer_copies = {};
-  ResumePolicy resume = ResumePolicy::newest;
-  // Another checkpoint to start from, in place of the run's own, which has none of later steps in
-  // its folder. A run that has begun may remove it, where it is one of its folder's.
-  std::optional<std::filesystem::path> resume_from = {};
+  Resume resume = Resume::automatic;
+  // With Resume::from, the checkpoint to start from in place of the run's own, which has none of
+  // later steps in its folder. A run that has begun may remove it, where it is one of its folder's.
+  std::filesystem::path resume_from = {};
   bool csv = true;
   bool tensorboard = true;
   std::filesystem::path csv_folder = {};          // empty: `output`

@@ -27,7 +27,8 @@ std::string out_of_memory_advice(const TrainConfig& config, const std::exception
       "{}), {}{}or a smaller model",
       what, config.data.sequence_length,
       config.recomputed_blocks < 1 ? "activation_checkpointing.ratio 1, " : "",
-      config.sharding.strategy == Sharding::full || config.sharding.strategy == Sharding::hybrid
+      config.sharding.strategy == ShardingStrategy::FULL_SHARD ||
+              config.sharding.strategy == ShardingStrategy::HYBRID_SHARD
           ? ""
           : "the sharding_strategy \"FULL_SHARD\" on several ranks, ");
 }

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 
 namespace lockstep::train {
 

@@ -1,19 +1,72 @@
 // What a run tells the world: the progress bar, metrics in files, the picture of its loss.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
+#include <c10/core/Device.h>
+
+#include <lockstep/distributed/distributed.h>
+#include <lockstep/distributed/rank_messages.h>
 #include <lockstep/observe/metrics.h>
 #include <lockstep/observe/progress_bar.h>
+#include <lockstep/observe/slow_ranks.h>
 #include <lockstep/observe/throughput.h>
-#include <lockstep/train/counted.h>
 #include <lockstep/train/options.h>
-#include <lockstep/train/step_times.h>
+#include <lockstep/train/task.h>
 
 namespace lockstep::train {
+
+// Seconds of one step on this rank. Backward holds the exchange of gradients, and with it the wait
+// for ranks that come later.
+struct StepTimes {
+  double data = 0;
+  double forward = 0;
+  double backward = 0;
+  double update = 0;
+};
+
+// Gives the time since it was last asked to one part after the other. Waits for a CUDA
+// device first: it computes on after calls return.
+class PartClock {
+ public:
+  explicit PartClock(c10::Device device);
+
+  void add_to(double& part);
+
+ private:
+  c10::Device device_;
+  std::chrono::steady_clock::time_point since_;
+};
+
+// Finds ranks that are slow. Every rank makes one and calls it around each step. A rank's own time
+// of a step is the step's without the wait for others; every few steps the ranks add theirs up, in
+// one sum of a few numbers, and compare those of one pipeline stage.
+//
+// Ownership: shares the world. Threading: one thread. Failure: CommError.
+class RankSpeeds {
+ public:
+  explicit RankSpeeds(const DistributedManager& dist);
+
+  void begin_step();
+  // What is new, in words, on the main rank: a rank that is slow, or well again.
+  std::vector<std::string> end_step(std::int64_t step);
+
+ private:
+  static constexpr std::size_t kStepsTogether = 5;
+
+  std::shared_ptr<comm::Communicator> world_;
+  RankMessages ranks_;
+  std::vector<observe::SlowRanks> stages_;  // of the main rank
+  std::vector<std::vector<int>> ranks_of_stages_;
+  std::vector<double> own_seconds_;  // of the steps since they were last brought together
+  std::chrono::steady_clock::time_point began_;
+  double waited_before_ = 0;
+};
 
 struct StepReport {
   double loss = 0;

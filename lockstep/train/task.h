@@ -1,4 +1,4 @@
-// What a trainer trains: a model, and what its loss is.
+// The task of a trainer: a model and its loss.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,12 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/train/counted.h>
+#include <lockstep/nn/layers/cross_entropy.h>
 
 namespace lockstep::train {
+
+// The unit in which a run's progress is counted.
+enum class Counted { samples, tokens };
 
 // Sums over the things (samples, tokens) of a batch, to be divided by how many there are.
 struct Evaluation {

@@ -1,38 +1,117 @@
 #include <lockstep/train/train_language_model.h>
 
-#include <ATen/Parallel.h>
-#include <unistd.h>
-
+#include <algorithm>
+#include <array>
 #include <sstream>
+#include <string>
+#include <vector>
 
+#include <ATen/Parallel.h>
 #include <spdlog/fmt/ranges.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <lockstep/base/count_text.h>
+#include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
+#include <lockstep/base/error.h>
 #include <lockstep/base/is_there.h>
+#include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/distributed/rank_messages.h>
+#include <lockstep/models/hugging_face.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/train/begun_batch.h>
+#include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/config/names.h>
-#include <lockstep/train/data_digest.h>
 #include <lockstep/train/language_model_task.h>
-#include <lockstep/train/layout.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/make_language_model.h>
-#include <lockstep/train/memory_plan.h>
-#include <lockstep/train/plan.h>
-#include <lockstep/train/precision.h>
-#include <lockstep/train/resume_check.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/data_digest.h>
+#include <lockstep/train/preflight/memory_fit.h>
+#include <lockstep/train/preflight/resume_check.h>
+#include <lockstep/train/preflight/run_layout.h>
+#include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/run_folder.h>
-#include <lockstep/train/same_on_all_ranks.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
-#include <lockstep/train/timeline_file.h>
 
 namespace lockstep::train {
+
+std::filesystem::path timeline_file(const TrainConfig& config) {
+  return config.output / "timeline.svg";
+}
+
+bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
+                   const PipelinePlan& plan) {
+  const std::string title =
+      fmt::format("{}, measured in step {}", plan.schedule.name, config.parallel.timeline_step);
+  const std::string subtitle =
+      fmt::format("{} ranks, {} stages, {} micro-batches", plan.schedule.num_ranks(),
+                  plan.schedule.num_stages(), plan.schedule.num_micro_batches);
+  try {
+    write_durably(
+        timeline_file(config),
+        pipeline::draw_svg(timeline, {.title = title, .subtitle = subtitle, .time_unit = "s"}));
+    return true;
+  } catch (const FileError& error) {
+    log::warn("the timeline of step {} was not drawn: {}", config.parallel.timeline_step,
+              error.what());
+    return false;
+  }
+}
+
+namespace {
+
+// Where files lie may differ from host to host, and so may how a rank loads and prints.
+bool is_for_a_host(const std::string& key) {
+  static constexpr std::array kBeginnings = {
+      "data.train",       "data.validation.",       "data.num_workers",  "data.prefetch",
+      "model.from",       "parallel.schedule_file", "checkpoint.resume", "output",
+      "tensorboard.",     "csv_monitor.",           "steps_per_print",   "device",
+      "threads_per_rank", "timeout_seconds",
+  };
+  return key.ends_with("nvme_path") ||
+         std::ranges::any_of(kBeginnings, [&](const char* one) { return key.starts_with(one); });
+}
+
+// The leaves of a JSON text, as "model.hidden_size is 8".
+void add_lines(const std::string& json, const std::string& prefix,
+               std::vector<std::string>& lines) {
+  const auto values = nlohmann::ordered_json::parse(json).flatten();
+  for (const auto& [path, value] : values.items()) {
+    std::string key = prefix + path.substr(1);
+    std::ranges::replace(key, '/', '.');
+    if (!is_for_a_host(key)) lines.push_back(fmt::format("{} is {}", key, value.dump()));
+  }
+}
+
+std::string text_of(const char* what, const data::TokenStream& stream) {
+  const DataDigest all = digest(stream);
+  return fmt::format("the {} data has {} tokens with a checksum of {:08x}", what, all.num_tokens,
+                     all.crc32c);
+}
+
+}  // namespace
+
+void check_same_config(const TrainConfig& config, const RankMessages& ranks) {
+  std::vector<std::string> lines;
+  add_lines(to_json(config), "", lines);
+  check_told_the_same(lines, ranks);
+}
+
+void check_same_files(const RunPlan& plan, const RankMessages& ranks) {
+  std::vector<std::string> lines;
+  add_lines(models::to_hugging_face(plan.model), "the model's ", lines);
+  if (plan.pipeline)
+    add_lines(pipeline::to_text(plan.pipeline->schedule), "the schedule's ", lines);
+  lines.push_back(text_of("training", plan.training.stream()));
+  if (plan.validation) lines.push_back(text_of("validation", plan.validation->stream()));
+  check_told_the_same(lines, ranks);
+}
 
 namespace {
 
@@ -96,8 +175,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.weight_decay = config.optimizer.weight_decay;
   options.schedule = plan.schedule;
   options.gradient_clipping = config.gradient_clipping;
-  options.on_non_finite =
-      config.on_non_finite_loss == OnNonFiniteLoss::skip ? NonFinite::skip : NonFinite::stop;
+  options.on_non_finite = config.on_non_finite_loss;
   // For a run of many epochs, "only at the end" is what an interval that never comes says.
   options.validation_interval = config.validation.interval > 0
                                     ? config.validation.interval
@@ -109,9 +187,8 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.keep_checkpoints = static_cast<int>(config.checkpoint.keep);
   options.asynchronous_checkpoints = config.checkpoint.asynchronous;
   options.memory_interval = config.checkpoint.memory_interval;
-  options.resume =
-      config.checkpoint.resume == Resume::never ? ResumePolicy::never : ResumePolicy::newest;
-  if (config.checkpoint.resume == Resume::from) options.resume_from = config.checkpoint.resume_from;
+  options.resume = config.checkpoint.resume;
+  options.resume_from = config.checkpoint.resume_from;
   options.step_times = config.wall_clock_breakdown;
   options.csv = config.csv_monitor.enabled;
   options.tensorboard = config.tensorboard.enabled;
@@ -135,7 +212,7 @@ std::string layout_text(const TrainConfig& config) {
                                     ? std::string(name_of(parallel.schedule, kPipelineSchedules))
                                     : parallel.schedule_file.filename().string()));
   if (parallel.context > 1) parts.push_back(fmt::format("context {}", parallel.context));
-  if (config.sharding.strategy != Sharding::none)
+  if (config.sharding.strategy != ShardingStrategy::NO_SHARD)
     parts.emplace_back(name_of(config.sharding.strategy, kShardings));
   if (config.precision.compute != Precision::fp32)
     parts.emplace_back(name_of(config.precision.compute, kPrecisions));

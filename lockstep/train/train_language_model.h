@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {

@@ -12,13 +12,13 @@
 #include <lockstep/base/progress.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
-#include <lockstep/distributed/keep_going.h>
-#include <lockstep/distributed/told_the_same.h>
+#include <lockstep/distributed/rank_messages.h>
 #include <lockstep/flight/journal.h>
-#include <lockstep/train/begun_batch.h>
-#include <lockstep/train/run_length.h>
+#include <lockstep/recovery/keep_going.h>
+#include <lockstep/train/loss_scaling.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/stop_request.h>
-#include <lockstep/train/unsigned_nan.h>
 
 namespace lockstep::train {
 

@@ -14,16 +14,15 @@
 #include <lockstep/checkpoint/training_state.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
-#include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/distributed.h>
-#include <lockstep/distributed/peer_copies.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/recovery/checkpointer.h>
+#include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
-#include <lockstep/train/rank_speeds.h>
 #include <lockstep/train/reporter.h>
-#include <lockstep/train/stopped.h>
+#include <lockstep/train/stop_request.h>
 #include <lockstep/train/task.h>
 
 namespace lockstep::train {

@@ -10,11 +10,11 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/generators.h>
 #include <lockstep/checkpoint/manifest.h>
-#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/main_rank.h>
-#include <lockstep/train/resume_check.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/resume_check.h>
+#include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/run_folder.h>
-#include <lockstep/train/run_start.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep::train {
@@ -46,8 +46,7 @@ void restore_generators(const std::vector<mesh::HeldTensor>& held, const Distrib
 }
 
 Beginning beginning_of(const TrainerOptions& options) {
-  if (options.resume_from) return {.resume = Resume::from, .from = *options.resume_from};
-  return {.resume = options.resume == ResumePolicy::never ? Resume::never : Resume::automatic};
+  return {.resume = options.resume, .from = options.resume_from};
 }
 
 }  // namespace
@@ -164,7 +163,7 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
     return set_aside(damaged);
   }
   // They keep their names where there is nothing to go on from: the same command finds them again.
-  if (!damaged.empty() && !options_.resume_from)
+  if (!damaged.empty() && options_.resume != Resume::from)
     throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
                                       "on from. Put a copy of one into "
                                       "'{}', or train in a new folder",
@@ -173,8 +172,8 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
     if (!options_.output.empty()) check_nothing_lost(options_.output, told, start);
     return std::string();
   });
-  if (!options_.resume_from) return;
-  restore(*options_.resume_from);
+  if (options_.resume != Resume::from) return;
+  restore(options_.resume_from);
   set_aside(damaged);
 }
 

@@ -5,8 +5,8 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/comm/open_groups.h>
+#include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/trainer.h>
-#include <lockstep/train/unsigned_nan.h>
 
 namespace lockstep::train {
 

@@ -13,7 +13,7 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/manifest.h>
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/distributed/checkpointer.h>
+#include <lockstep/recovery/checkpointer.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -11,8 +11,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/utils.h>
 
-#include <lockstep/nn/attention.h>
-#include <lockstep/nn/context_parallel.h>
+#include <lockstep/nn/context_parallel/context_parallel.h>
+#include <lockstep/nn/layers/attention.h>
 
 #include "tables.h"
 

@@ -1,5 +1,5 @@
 #include <lockstep/device/live_bytes.h>
-#include <lockstep/nn/context_parallel_attention.h>
+#include <lockstep/nn/context_parallel/context_parallel_attention.h>
 
 #include "against_whole.h"
 

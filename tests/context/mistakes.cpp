@@ -1,5 +1,5 @@
 #include <lockstep/base/error.h>
-#include <lockstep/nn/context_parallel_attention.h>
+#include <lockstep/nn/context_parallel/context_parallel_attention.h>
 
 #include "against_whole.h"
 

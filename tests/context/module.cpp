@@ -1,4 +1,4 @@
-#include <lockstep/nn/context_parallel_attention.h>
+#include <lockstep/nn/context_parallel/context_parallel_attention.h>
 #include <lockstep/recompute/recompute.h>
 
 #include "against_whole.h"

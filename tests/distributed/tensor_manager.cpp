@@ -6,7 +6,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
-#include <lockstep/nn/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 
 namespace lockstep {
 

@@ -9,7 +9,7 @@
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/net/job_identity.h>
 #include <lockstep/train/distributed_trainer.h>
-#include <lockstep/train/run_start.h>
+#include <lockstep/train/preflight/run_start.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -119,12 +119,12 @@ TEST(Checkpoints, ARunThatHasSavedIsNotBegunAnewInItsFolder) {
     EXPECT_EQ(checkpoint::list_checkpoints(checkpoints), all) << attempt;
   }
   const auto refused = [&](const std::string& part) {
-    for (const auto policy : {train::ResumePolicy::newest, train::ResumePolicy::never}) {
+    for (const auto policy : {train::Resume::automatic, train::Resume::never}) {
       options.resume = policy;
       EXPECT_THAT(usage_error(train),
                   AllOf(HasSubstr("of a run was saved in"), HasSubstr(part), HasSubstr("folder")));
     }
-    options.resume = train::ResumePolicy::newest;
+    options.resume = train::Resume::automatic;
   };
   // Set aside by a run that had an older one then.
   for (const auto& one : all) checkpoint::set_aside(one);
@@ -181,7 +181,7 @@ TEST(Checkpoints, AnOldOneThatCannotBeRemovedCostsNothing) {
   write_file(old / checkpoint::kManifestFile, "");
   ASSERT_EQ(::mount("tmpfs", (old / "held").c_str(), "tmpfs", 0, "size=4k"), 0);
   TrainerOptions one = three_steps(disk / "run");
-  one.resume = train::ResumePolicy::never;
+  one.resume = train::Resume::never;
   one.keep_checkpoints = 1;
   one.checkpoint_interval = 1;
   const TrainingResult result =

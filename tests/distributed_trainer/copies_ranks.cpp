@@ -3,7 +3,7 @@
 
 #include <torch/nn/modules/dropout.h>
 
-#include <lockstep/distributed/peer_copies.h>
+#include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <tests/base/files.h>
 

@@ -17,8 +17,8 @@
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
-#include <lockstep/train/plan.h>
-#include <lockstep/train/resume_check.h>
+#include <lockstep/train/preflight/resume_check.h>
+#include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/train_language_model.h>
 
 #include "../base/files.h"

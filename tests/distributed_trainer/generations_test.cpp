@@ -6,10 +6,10 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/net/job_identity.h>
-#include <lockstep/train/begun_batch.h>
 #include <lockstep/train/distributed_trainer.h>
-#include <lockstep/train/resume_check.h>
-#include <lockstep/train/run_start.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/resume_check.h>
+#include <lockstep/train/preflight/run_start.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -145,7 +145,7 @@ TEST(Generations, ALaterOneGoesOnWithARunThatWasToStartAnew) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();
   TrainerOptions options = saving_each_step(folder.path(), 0);
-  options.resume = train::ResumePolicy::never;
+  options.resume = train::Resume::never;
   EXPECT_EQ(steps_before(dist, 1, options), 0) << "the first was lost before it saved";
   EXPECT_EQ(steps_before(dist, 2, options), 3);
   EXPECT_THAT(usage_error([&] { steps_before(dist, 0, options); }), HasSubstr("up to step 6"));
@@ -156,6 +156,7 @@ TEST(Generations, ALaterOneGoesOnWithARunThatBeganFromAnothersCheckpoint) {
   const DistributedManager dist = setup_distributed();
   steps_before(dist, 0, saving_each_step(folder / "before", 0));
   TrainerOptions options = saving_each_step(folder / "run", 0);
+  options.resume = train::Resume::from;
   options.resume_from = checkpoint::newest_checkpoint(folder / "before" / "checkpoints")->path;
   Variables variables;
   const auto from = [&](int generation, int max_steps) {
@@ -183,8 +184,9 @@ TEST(Generations, OthersCheckpointsAreNotTakenForOnesOfTheJob) {
   DistributedTrainer(dist, Net(), kMean, options).fit(Line(40));
   options.max_steps = 4;
   TrainerOptions from_nothing = options;
-  from_nothing.resume = train::ResumePolicy::never;
+  from_nothing.resume = train::Resume::never;
   TrainerOptions from_the_first = options;
+  from_the_first.resume = train::Resume::from;
   from_the_first.resume_from = folder / "checkpoints" / checkpoint::checkpoint_name(1);
   const auto refused = [&](int generation, const TrainerOptions& told) {
     Variables variables;
@@ -204,9 +206,10 @@ TEST(Generations, ALaterOneGoesOnWhereTheCheckpointThatItsRunBeganFromIsGone) {
   const DistributedManager dist = setup_distributed();
   TrainerOptions options = saving_each_step(folder.path(), 0);
   EXPECT_EQ(steps_before(dist, 0, options), 0);
+  options.resume = train::Resume::from;
   options.resume_from = checkpoint::newest_checkpoint(folder / "checkpoints")->path;
   EXPECT_EQ(steps_before(dist, 0, options), 3);
-  EXPECT_FALSE(fs::exists(*options.resume_from));
+  EXPECT_FALSE(fs::exists(options.resume_from));
   EXPECT_EQ(steps_before(dist, 1, options), 6);
   EXPECT_EQ(steps_before(dist, 2, options), 9);
 }
@@ -256,6 +259,7 @@ TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
   TrainerOptions options = saving_each_step(folder / "run", 0);
   options.max_steps = 2;
   DistributedTrainer(dist, Net(), kMean, options).fit(Line(40));
+  options.resume = train::Resume::from;
   options.resume_from = checkpoint::newest_checkpoint(folder / "before" / "checkpoints")->path;
   options.keep_checkpoints = 0;
   Variables variables;
@@ -272,9 +276,9 @@ TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
   train::TrainConfig config;
   config.output = folder / "run";
   config.checkpoint.resume = train::Resume::from;
-  config.checkpoint.resume_from = *options.resume_from;
+  config.checkpoint.resume_from = options.resume_from;
   EXPECT_EQ(train::checkpoint_to_resume(config, {.job = net::job_identity(), .generation = 2}),
-            *options.resume_from);
+            options.resume_from);
   EXPECT_EQ(resumed_after(2, 5), 3);
 }
 

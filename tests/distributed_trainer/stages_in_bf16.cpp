@@ -8,7 +8,7 @@
 #include <lockstep/device/autocast.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/train/language_model_pipeline.h>
+#include <lockstep/train/language_model_task.h>
 #include <lockstep/train/layer_times.h>
 
 #include "ranks.h"

@@ -17,7 +17,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/distributed/distributed.h>
-#include <lockstep/distributed/keep_going.h>
+#include <lockstep/recovery/keep_going.h>
 
 namespace lockstep {
 namespace {

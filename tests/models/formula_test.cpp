@@ -9,7 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/models/make_model.h>
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/layers/random.h>
 
 #include "configs.h"
 

@@ -9,7 +9,7 @@
 
 #include <lockstep/models/generate.h>
 #include <lockstep/models/make_model.h>
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/layers/random.h>
 
 #include "../base/errors.h"
 #include "configs.h"

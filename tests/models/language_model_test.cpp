@@ -9,7 +9,7 @@
 
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/make_model.h>
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/layers/random.h>
 #include <lockstep/recompute/keep_results.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 

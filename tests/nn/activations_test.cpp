@@ -4,8 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include <lockstep/nn/gelu.h>
-#include <lockstep/nn/silu_multiply.h>
+#include <lockstep/nn/layers/activations.h>
 
 #include "../base/errors.h"
 #include "compare.h"

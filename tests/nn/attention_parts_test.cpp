@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/mesh/placement.h>
-#include <lockstep/nn/attention.h>
-#include <lockstep/nn/attention_parts.h>
+#include <lockstep/nn/context_parallel/ring_attention.h>
+#include <lockstep/nn/layers/attention.h>
 
 #include "compare.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include <lockstep/nn/attention.h>
+#include <lockstep/nn/layers/attention.h>
 
 #include "../base/errors.h"
 #include "compare.h"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include <lockstep/nn/cross_entropy.h>
+#include <lockstep/nn/layers/cross_entropy.h>
 
 #include "../base/errors.h"
 #include "compare.h"

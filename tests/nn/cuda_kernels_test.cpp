@@ -6,11 +6,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/device/autocast.h>
-#include <lockstep/nn/attention.h>
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/norms.h>
-#include <lockstep/nn/rotary.h>
-#include <lockstep/nn/silu_multiply.h>
+#include <lockstep/nn/layers/activations.h>
+#include <lockstep/nn/layers/attention.h>
+#include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/nn/layers/norms.h>
+#include <lockstep/nn/layers/rotary.h>
 
 #include "compare.h"
 

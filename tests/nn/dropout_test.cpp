@@ -7,9 +7,9 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/philox.h>
-#include <lockstep/nn/dropout.h>
-#include <lockstep/nn/random.h>
-#include <lockstep/nn/sequence_split.h>
+#include <lockstep/nn/context_parallel/sequence_split.h>
+#include <lockstep/nn/layers/dropout.h>
+#include <lockstep/nn/layers/random.h>
 
 #include "../base/errors.h"
 #include "../device/threads.h"

@@ -1,4 +1,4 @@
-#include <lockstep/nn/layer_names.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 #include <gtest/gtest.h>
 

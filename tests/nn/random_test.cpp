@@ -8,8 +8,8 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/philox.h>
-#include <lockstep/nn/philox_lanes.h>
-#include <lockstep/nn/random.h>
+#include <lockstep/nn/kernels/cpu/philox_lanes.h>
+#include <lockstep/nn/layers/random.h>
 
 #include "../base/errors.h"
 #include "../device/threads.h"

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <lockstep/nn/rms_norm.h>
+#include <lockstep/nn/layers/norms.h>
 
 namespace lockstep::nn {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/nn/rotary.h>
-#include <lockstep/nn/sequence_split.h>
+#include <lockstep/nn/context_parallel/sequence_split.h>
+#include <lockstep/nn/layers/rotary.h>
 
 #include "../base/errors.h"
 

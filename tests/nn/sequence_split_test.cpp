@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/nn/sequence_split.h>
+#include <lockstep/nn/context_parallel/sequence_split.h>
 
 #include "../base/errors.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/nn/context_parallel.h>
-#include <lockstep/nn/tensor_axis.h>
+#include <lockstep/nn/context_parallel/context_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
 #include <lockstep/parallel/shard/strategy.h>
 

@@ -6,7 +6,7 @@
 
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 #include <lockstep/parallel/shard/optimizer_shards.h>

@@ -6,9 +6,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/device/autocast.h>
-#include <lockstep/distributed/checkpointer.h>
 #include <lockstep/models/make_model.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/recovery/checkpointer.h>
 
 namespace lockstep::parity {
 

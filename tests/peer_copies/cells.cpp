@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/distributed/fetch_stretches.h>
+#include <lockstep/recovery/snapshot.h>
 
 #include "held_parts.h"
 #include "tables.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/distributed/checkpointer.h>
+#include <lockstep/recovery/checkpointer.h>
 #include <tests/ranks/cells.h>
 
 namespace lockstep::peer_copies {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/distributed/neighbours.h>
+#include <lockstep/recovery/peer_copies.h>
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/distributed/peer_copies.h>
+#include <lockstep/recovery/peer_copies.h>
 #include <tests/ranks/cells.h>
 
 namespace lockstep::peer_copies {

@@ -3,8 +3,8 @@
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
-#include <lockstep/nn/tensor_parallel.h>
-#include <lockstep/nn/tensor_plan.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
 
 #include "counted.h"

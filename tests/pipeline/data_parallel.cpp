@@ -7,7 +7,7 @@
 #include <torch/nn.h>
 #include <torch/utils.h>
 
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>

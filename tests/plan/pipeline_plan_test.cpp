@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/train/pipeline_plan.h>
+#include <lockstep/train/preflight/pipeline_plan.h>
 
 #include "tests/base/errors.h"
 #include "tests/train/configs.h"

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/memory_plan.h>
+#include <lockstep/train/preflight/memory_fit.h>
 
 #include "tests/base/errors.h"
 
@@ -62,12 +62,12 @@ TEST(RunMemory, FollowsTheConfig) {
   changed.batch.accumulation = 8;
   EXPECT_LT(peak(), plain);
   changed = config();
-  changed.sharding.strategy = Sharding::full;
+  changed.sharding.strategy = ShardingStrategy::FULL_SHARD;
   const std::int64_t full = peak();
   EXPECT_LT(full, plain);
   changed.sharding.max_live_units = 6;
   EXPECT_GT(peak(), full);
-  changed.sharding = {.strategy = Sharding::hybrid, .ranks_per_copy = 1};
+  changed.sharding = {.strategy = ShardingStrategy::HYBRID_SHARD, .ranks_per_copy = 1};
   EXPECT_GT(peak(), full);
 }
 
@@ -79,9 +79,10 @@ TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
             plan.estimate(plan.configured(1)).activations / 3);
   EXPECT_EQ(plan.configured(3).micro_batch, 6) << "what the ranks with most of it have";
   TrainConfig odd = config();
-  odd.sharding = {.strategy = Sharding::hybrid, .ranks_per_copy = 3};
+  odd.sharding = {.strategy = ShardingStrategy::HYBRID_SHARD, .ranks_per_copy = 3};
   EXPECT_THAT(usage_error([&] { plan_of(odd).configured(4); }), HasSubstr("ranks_per_copy is 3"));
-  odd.sharding = {.strategy = Sharding::full, .zero_plus_plus = {.hpz_partition_size = 3}};
+  odd.sharding = {.strategy = ShardingStrategy::FULL_SHARD,
+                  .zero_plus_plus = {.hpz_partition_size = 3}};
   EXPECT_THAT(usage_error([&] { plan_of(odd).configured(4); }), HasSubstr("partition_size is 3"));
 }
 
@@ -101,7 +102,7 @@ TEST(RunMemory, WaysToFit) {
   // Where all of that is done, more ranks help, if each has memory of its own.
   TrainConfig frugal = config();
   frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
-  frugal.sharding.strategy = Sharding::full;
+  frugal.sharding.strategy = ShardingStrategy::FULL_SHARD;
   frugal.recomputed_blocks = 1;
   plan = plan_of(frugal);
   const std::int64_t least = plan.estimate(plan.configured(2)).peak;
@@ -116,7 +117,7 @@ TEST(RunMemory, WaysToFit) {
 TEST(RunMemory, OffloadIsAWayToFit) {
   TrainConfig frugal = config();
   frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
-  frugal.sharding.strategy = Sharding::full;
+  frugal.sharding.strategy = ShardingStrategy::FULL_SHARD;
   frugal.recomputed_blocks = 1;
   MemoryPlan plan = plan_of(frugal, plan::Device::gpu);
   const auto choice = plan.configured(1);
@@ -129,7 +130,7 @@ TEST(RunMemory, OffloadIsAWayToFit) {
               Each(Not(HasSubstr("offload"))));
 
   // What has nothing to offload must cut first.
-  frugal.sharding.strategy = Sharding::none;
+  frugal.sharding.strategy = ShardingStrategy::NO_SHARD;
   plan = plan_of(frugal, plan::Device::gpu);
   EXPECT_THAT(plan.ways_to_fit(plan.configured(1), {.bytes = peak - 1}),
               ElementsAre(AllOf(HasSubstr("\"SHARD_GRAD_OP\""), HasSubstr("offload"))));
@@ -137,7 +138,8 @@ TEST(RunMemory, OffloadIsAWayToFit) {
 
 TEST(RunMemory, OfTheHostIsJudgedWhereItIsUsed) {
   TrainConfig offloaded = config();
-  offloaded.sharding = {.strategy = Sharding::full, .offload_optimizer = OffloadDevice::cpu};
+  offloaded.sharding = {.strategy = ShardingStrategy::FULL_SHARD,
+                        .offload_optimizer = OffloadDevice::cpu};
   MemoryPlan plan = plan_of(offloaded, plan::Device::gpu);
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;
@@ -172,7 +174,7 @@ TEST(RunMemory, HasTheCopiesOfWhatIsSaved) {
   saved.checkpoint.memory_interval = 1;
   EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, 4 * share);
   EXPECT_EQ(estimate(plan::Device::cpu, 1).copies, 2 * 4 * share) << "there is no neighbour";
-  saved.sharding.strategy = Sharding::full;
+  saved.sharding.strategy = ShardingStrategy::FULL_SHARD;
   EXPECT_EQ(estimate(plan::Device::cpu, 4).copies, 4 * share);
   saved.checkpoint.asynchronous = true;
   EXPECT_EQ(estimate(plan::Device::gpu, 4).host_copies, 5 * share);

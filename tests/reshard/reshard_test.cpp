@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/distributed/checkpointer.h>
+#include <lockstep/recovery/checkpointer.h>
 
 #include <tests/base/files.h>
 #include <tests/ranks/cells.h>

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/shard/flat_layout.h>
+#include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {

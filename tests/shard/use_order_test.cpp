@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/shard/use_order.h>
+#include <lockstep/parallel/shard/parameter_gatherer.h>
 
 namespace lockstep::shard {
 namespace {

@@ -13,8 +13,8 @@
 #include <torch/utils.h>
 
 #include <lockstep/mesh/tensor_part.h>
-#include <lockstep/nn/layer_cut.h>
-#include <lockstep/nn/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 
 #include "tables.h"
 

@@ -1,8 +1,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/tensor_plan.h>
+#include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 #include "parallel_mlp.h"
 

@@ -4,7 +4,7 @@
 #include <torch/nn/modules/conv.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/tensor_parallel.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/replicate/distributed_data_parallel.h>

@@ -2,8 +2,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include <lockstep/nn/rms_norm.h>
-#include <lockstep/nn/tensor_plan.h>
+#include <lockstep/nn/layers/norms.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 #include "against_whole.h"
 

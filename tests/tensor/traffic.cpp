@@ -3,8 +3,8 @@
 
 #include <ATen/record_function.h>
 
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/tensor_moves.h>
+#include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
 #include "parallel_mlp.h"
 

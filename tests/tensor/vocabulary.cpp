@@ -1,5 +1,5 @@
-#include <lockstep/nn/cross_entropy.h>
-#include <lockstep/nn/tensor_moves.h>
+#include <lockstep/nn/layers/cross_entropy.h>
+#include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
 #include "against_whole.h"
 

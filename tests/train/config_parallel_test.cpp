@@ -22,7 +22,7 @@ TEST(ParallelKeys, say_how_many_ranks_lie_along_each_axis) {
   EXPECT_EQ(config.parallel.schedule, PipelineSchedule::interleaved);
   EXPECT_EQ(config.parallel.context_algorithm, ContextExchange::all_to_all);
   EXPECT_TRUE(config.parallel.sequence_parallel);
-  EXPECT_EQ(config.sharding.strategy, Sharding::full);
+  EXPECT_EQ(config.sharding.strategy, ShardingStrategy::FULL_SHARD);
   const TrainConfig again = parse_config(to_json(config), {.name = "again.json"});
   EXPECT_EQ(to_json(again), to_json(config));
 }

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 #include "tests/base/errors.h"
 
 namespace lockstep::train {

@@ -14,7 +14,7 @@
 #include <lockstep/intercept/engine.h>
 #include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
-#include <lockstep/parallel/data_parallel/registered_parameters.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/same_values.h>
 
 namespace lockstep::data_parallel {

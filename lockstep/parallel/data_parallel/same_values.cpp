@@ -10,7 +10,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/parallel/data_parallel/difference.h>
+#include <lockstep/parallel/data_parallel/agreement.h>
 
 namespace lockstep::data_parallel {
 

@@ -10,7 +10,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/difference.h>
 
 namespace lockstep::pipeline {
 

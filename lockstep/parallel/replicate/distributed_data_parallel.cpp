@@ -4,7 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::replicate {
 

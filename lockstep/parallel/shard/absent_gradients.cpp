@@ -6,7 +6,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/parallel/shard/absent_memory.h>
+#include <lockstep/parallel/shard/flat_unit.h>
 
 namespace lockstep::shard {
 

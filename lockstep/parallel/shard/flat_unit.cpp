@@ -1,16 +1,70 @@
 #include <lockstep/parallel/shard/flat_unit.h>
 
+#include <algorithm>
 #include <limits>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/parallel/shard/absent_memory.h>
+#include <lockstep/parallel/shard/unit_sizes.h>
 
 namespace lockstep::shard {
+
+FlatLayout::FlatLayout(std::span<const std::int64_t> sizes, int num_ranks) : num_ranks_(num_ranks) {
+  std::int64_t next = 0;
+  for (const std::int64_t size : sizes) {
+    ranges_.push_back({next, next + size});
+    next += size;
+  }
+  part_ = shard::part_size(next, num_ranks);
+}
+
+mesh::Interval FlatLayout::piece(std::size_t member, int rank) const {
+  const mesh::Interval whole = ranges_[member];
+  const mesh::Interval mine = part(rank);
+  const std::int64_t begin = std::clamp(mine.begin, whole.begin, whole.end);
+  const std::int64_t end = std::clamp(mine.end, whole.begin, whole.end);
+  return {begin - whole.begin, end - whole.begin};
+}
+
+std::int64_t FlatLayout::piece_offset(std::size_t member, int rank) const {
+  return std::clamp(ranges_[member].begin - part(rank).begin, std::int64_t{0}, part_);
+}
+
+UnitFormat UnitFormat::of(at::ScalarType own, c10::Device device) {
+  return {.own = own,
+          .gathered = own,
+          .sent = own,
+          .reduced = own,
+          .device = device,
+          .stepped_on = device,
+          .sent_from = device};
+}
+
+UnitFormat UnitFormat::of(at::ScalarType own, c10::Device device, const MixedPrecision& precision,
+                          const CPUOffload& offload) {
+  UnitFormat format = of(own, device);
+  if (own == at::kFloat) {
+    format.sent = precision.param_dtype.value_or(own);
+    format.reduced = precision.reduce_dtype.value_or(own);
+    if (computes_in_param_dtype(precision, device)) format.gathered = format.sent;
+  }
+  if (offload.offload_optimizer) format.stepped_on = at::kCPU;
+  if (offload.offload_params) format.sent_from = at::kCPU;
+  return format;
+}
+
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  c10::Storage memory(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, options.device()),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor tensor = at::empty({0}, options).set_(std::move(memory));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
 
 namespace {
 
@@ -279,6 +333,42 @@ void FlatUnit::replace(const at::Tensor& whole) {
   part_.copy_(mine_of(whole));
   part_changed();
   if (is_there_) flat_.copy_(whole.to(format_.sent));
+}
+
+namespace {
+
+struct Row {
+  std::string name, tensors, elements, dtype, place;
+};
+
+Row row_of(const FlatUnit& unit) {
+  const bool sharded = unit.residence() == Residence::sharded;
+  return {unit.name() + (unit.is_trained() ? "" : " (frozen)"),
+          std::to_string(unit.parameters().size()), std::to_string(unit.layout().num_elements()),
+          c10::toString(unit.format().gathered),
+          sharded ? fmt::format("{} on each rank, gathered when used", unit.layout().part_size())
+                  : std::string("whole on every rank")};
+}
+
+}  // namespace
+
+std::int64_t count_parameters(std::span<const std::unique_ptr<FlatUnit>> units) {
+  std::int64_t total = 0;
+  for (const auto& unit : units) total += unit->layout().num_elements();
+  return total;
+}
+
+std::string describe_units(std::span<const std::unique_ptr<FlatUnit>> units) {
+  std::vector<Row> rows{{"unit", "tensors", "elements", "type", "between steps"}};
+  for (const auto& unit : units) rows.push_back(row_of(*unit));
+  std::size_t width = 0;
+  for (const Row& row : rows) width = std::max(width, row.name.size());
+  std::string text;
+  for (const Row& row : rows)
+    text += fmt::format("{:<{}}  {:>7}  {:>12}  {:<8}  {}\n", row.name, width, row.tensors,
+                        row.elements, row.dtype, row.place);
+  return text +
+         fmt::format("{} units, {} parameters in all", units.size(), count_parameters(units));
 }
 
 }  // namespace lockstep::shard

@@ -1,6 +1,8 @@
-// The memory of one unit on one rank.
+// The memory of one unit on one rank: where its parameters lie, in which types, and how that is cut
+// among ranks.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,12 +15,67 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
 #include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/placement.h>
 #include <lockstep/parallel/shard/buffer_pool.h>
-#include <lockstep/parallel/shard/flat_layout.h>
-#include <lockstep/parallel/shard/unit_format.h>
+#include <lockstep/parallel/shard/options.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {
+
+// The layout of a unit, in plain numbers: parameters one after the other in row-major order, then
+// as much padding as makes all ranks' parts equal and begin where vectors and cache lines do. A
+// value; offsets and sizes are in elements.
+class FlatLayout {
+ public:
+  FlatLayout(std::span<const std::int64_t> sizes, int num_ranks);
+
+  std::size_t num_members() const { return ranges_.size(); }
+  // A parameter's place in the unit.
+  mesh::Interval range(std::size_t member) const { return ranges_[member]; }
+
+  std::int64_t num_elements() const { return ranges_.empty() ? 0 : ranges_.back().end; }
+  std::int64_t num_padded() const { return part_ * num_ranks_; }
+
+  // What a rank holds of the unit.
+  std::int64_t part_size() const { return part_; }
+  mesh::Interval part(int rank) const { return {rank * part_, (rank + 1) * part_}; }
+
+  // What a rank holds of a parameter, in the parameter's own order; may be empty.
+  mesh::Interval piece(std::size_t member, int rank) const;
+  // Where in the rank's part that begins.
+  std::int64_t piece_offset(std::size_t member, int rank) const;
+
+ private:
+  int num_ranks_;
+  std::int64_t part_ = 0;
+  std::vector<mesh::Interval> ranges_;
+};
+
+// The types and places of a unit's numbers.
+struct UnitFormat {
+  at::ScalarType own;       // of the part that the optimizer steps on, and of its gradient
+  at::ScalarType gathered;  // of the parameters, while they are there
+  at::ScalarType sent;      // of parameters, from rank to rank
+  at::ScalarType reduced;   // of gradients, from rank to rank
+  c10::Device device;       // where operators use them
+  c10::Device stepped_on;   // where the optimizer's part is, and its gradient
+  c10::Device sent_from;    // where what is sent waits to be
+  bool quantized = false;   // parameters go from rank to rank as int8
+
+  // As the parameters are.
+  static UnitFormat of(at::ScalarType own, c10::Device device);
+  // Types other than Float stay what they are.
+  static UnitFormat of(at::ScalarType own, c10::Device device, const MixedPrecision& precision,
+                       const CPUOffload& offload);
+
+  // Whether the optimizer can step on gathered parameters themselves.
+  bool is_one() const { return sent == own && gathered == own && stepped_on == device; }
+  // Whether operators compute in another type than the optimizer.
+  bool computes_in_other_type() const { return gathered != own; }
+};
+
+// A contiguous tensor over a storage of its own that has no bytes.
+at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 // Whether a unit's parameters are there between steps.
 enum class Residence {
@@ -146,5 +203,11 @@ class FlatUnit {
   std::shared_ptr<comm::Communicator> node_;
   at::Tensor node_part_;
 };
+
+std::int64_t count_parameters(std::span<const std::unique_ptr<FlatUnit>> units);
+
+// A line for each unit: its name, how many parameters and elements, where they are between steps
+// and what a rank holds; then all of them together.
+std::string describe_units(std::span<const std::unique_ptr<FlatUnit>> units);
 
 }  // namespace lockstep::shard

@@ -7,7 +7,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/state_match.h>
 #include <lockstep/parallel/shard/fully_sharded_data_parallel.h>
 
 namespace lockstep::shard {

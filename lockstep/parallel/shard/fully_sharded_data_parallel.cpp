@@ -9,7 +9,8 @@
 #include <lockstep/intercept/key.h>
 #include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
 #include <lockstep/parallel/shard/low_precision_operators.h>
 #include <lockstep/parallel/shard/optimizer_state.h>
@@ -17,7 +18,6 @@
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/shared_memory_check.h>
 #include <lockstep/parallel/shard/unit_sizes.h>
-#include <lockstep/parallel/shard/unit_table.h>
 
 namespace lockstep::shard {
 

@@ -10,7 +10,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/host_memory.h>
-#include <lockstep/parallel/data_parallel/agreed_order.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
 #include <lockstep/parallel/shard/unit_sizes.h>

@@ -4,11 +4,11 @@
 #include <lockstep/base/log.h>
 #include <lockstep/optim/counted_optimizer.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/shard/flat_unit.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/shared_memory_check.h>
-#include <lockstep/parallel/shard/unit_table.h>
 
 namespace lockstep::shard {
 

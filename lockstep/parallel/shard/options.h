@@ -1,14 +1,90 @@
-// What a user may choose about sharding.
+// The options of a sharded model: what is cut, offload to the host, mixed precision, ZeRO++.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
 
-#include <lockstep/parallel/shard/cpu_offload.h>
-#include <lockstep/parallel/shard/mixed_precision.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <lockstep/comm/communicator.h>
+#include <lockstep/comm/quantized.h>
+#include <lockstep/mesh/named_tensor.h>
 #include <lockstep/parallel/shard/unit_plan.h>
-#include <lockstep/parallel/shard/zero_plus_plus.h>
 
 namespace lockstep::shard {
+
+// The part of a sharded model's state that waits in the host's memory instead of the device's. Its
+// update runs on the host's cores; only what operators need comes to the device.
+struct CPUOffload {
+  // The optimizer's state, the part that it steps on, and that part's gradient.
+  bool offload_optimizer = false;
+  // What a rank sends of its parameters, too. Needs the optimizer's there, and sharded parameters.
+  bool offload_params = false;
+};
+
+// UsageError where they do not go together.
+void check(const CPUOffload& offload);
+
+// Where the product of two 16-bit numbers is slow, 16 bits save bytes between ranks alone.
+enum class Compute : std::uint8_t {
+  where_fast,      // in 16 bits on GPUs, in the module's own type on CPUs
+  in_param_dtype,  // in 16 bits everywhere
+};
+
+// The types of numbers that a sharded model computes in and sends. Parameters, gradients and
+// buffers of type Float become these; where one is not given, it stays as it is, as batch norms do.
+// The part of a parameter that a rank's optimizer steps on is always of its own type.
+struct MixedPrecision {
+  // What ranks send each other of parameters, and what operators compute with.
+  std::optional<c10::ScalarType> param_dtype = {};
+  // What ranks send each other of gradients. They are added up as floats and kept as such.
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  // Of masks, tables and the like, where operators compute in 16 bits; not of batch norms.
+  std::optional<c10::ScalarType> buffer_dtype = {};
+  Compute compute = Compute::where_fast;
+};
+
+// UsageError for a type that is neither Float, Half nor BFloat16.
+void check(const MixedPrecision& precision);
+
+// Their running statistics need all their digits, and their kernels want parameters of that type.
+bool is_batch_norm(const torch::nn::Module& module);
+KeepType parameters_of_batch_norms(const torch::nn::Module& module);
+
+// Whether operators on this device compute in param_dtype.
+bool computes_in_param_dtype(const MixedPrecision& precision, c10::Device device);
+
+// ZeRO++: fewer bytes between nodes, for some of the numbers' digits.
+struct ZeroPlusPlusConfig {
+  // Parameters are gathered as int8, in blocks with a scale each (qwZ).
+  bool quantize_weights = false;
+  // Gradients are summed from int4, in blocks with a scale each (qgZ).
+  bool quantize_gradients = false;
+  // So many consecutive ranks make a node, and keep a copy of the model among them from the first
+  // gather after a step to the next step (hpZ): gathers in between do not leave the node, and
+  // quantized gradients are summed inside of it first. 0 or 1: no nodes.
+  int hierarchical_partition = 0;
+
+  bool has_nodes() const { return hierarchical_partition > 1; }
+};
+
+// UsageError where a parameter's type cannot be quantized.
+void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTensor>& parameters);
+
+// The same ranks as nodes; null where there are none.
+struct Nodes {
+  std::shared_ptr<comm::Communicator> gather;  // the ranks of this one's node
+  comm::NodeGroups reduce;
+};
+
+// Every rank calls it. UsageError, with the numbers, where ranks cannot be divided so.
+Nodes make_nodes(const ZeroPlusPlusConfig& config, comm::Communicator& gather,
+                 comm::Communicator& reduce);
 
 // What is cut among the ranks beside the optimizer's state.
 enum class Cut {

@@ -1,8 +1,10 @@
 // Gathers a unit when an operator is about to use it, the next one meanwhile, and lets others go.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -12,9 +14,25 @@
 #include <lockstep/base/deadline.h>
 #include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/flat_unit.h>
-#include <lockstep/parallel/shard/use_order.h>
 
 namespace lockstep::shard {
+
+// The order in which a step uses its units, learned from the step before. It depends on nothing but
+// the calls made to it, so that ranks that run the same program predict the same.
+class UseOrder {
+ public:
+  // A unit is used, and it was not the last one that was. Returns the one that came after it the
+  // last time; none where that is not known.
+  std::optional<std::size_t> note(std::size_t unit);
+
+  // The next step begins. Returns the unit that the last one began with.
+  std::optional<std::size_t> start_over();
+
+ private:
+  std::vector<std::size_t> last_;
+  std::vector<std::size_t> now_;
+  std::size_t next_ = 0;  // in last_: what is expected
+};
 
 // Owns the memory of sharded units in the eyes of LibTorch's operators. All ranks must use the same
 // units in the same order; a gather names its unit, so that ranks that differ are told so. In the

@@ -9,7 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/tensor/planned_layers.h>
 #include <lockstep/parallel/tensor/save_guard.h>
 #include <lockstep/parallel/tensor/split_owner.h>

@@ -18,7 +18,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/named_tensor.h>
-#include <lockstep/nn/layer_cut.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/tensor/gather_log.h>
 
 namespace lockstep::tensor {

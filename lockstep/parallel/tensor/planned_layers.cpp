@@ -10,8 +10,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/nn/layer_cut.h>
-#include <lockstep/nn/planned_layers.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 namespace lockstep::tensor {
 

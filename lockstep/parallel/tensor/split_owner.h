@@ -6,7 +6,7 @@
 #include <string>
 
 #include <lockstep/intercept/owner.h>
-#include <lockstep/nn/tensor_axis.h>
+#include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/tensor/gather_log.h>
 
 namespace lockstep::tensor {

@@ -11,7 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/nn/tensor_moves.h>
+#include <lockstep/nn/tensor_parallel/tensor_moves.h>
 #include <lockstep/parallel/tensor/split_owner.h>
 
 namespace lockstep::tensor {

@@ -2,7 +2,7 @@
 
 #include <unordered_map>
 
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::plan {
 

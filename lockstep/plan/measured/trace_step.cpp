@@ -12,7 +12,7 @@
 #include <lockstep/device/live_bytes.h>
 #include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/parallel/data_parallel/distinct_tensors.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::plan {
 

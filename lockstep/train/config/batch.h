@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 
 namespace lockstep::train {
 

@@ -357,8 +357,9 @@ void check_zero_plus_plus(JsonSection& zero, const ShardingSection& sharding) {
     refuse("zero_quantized_gradients", "true", "gradients are whole on every rank", kCutGradients);
 }
 
-constexpr Sharding kStages[] = {Sharding::none, Sharding::optimizer, Sharding::gradients,
-                                Sharding::full};
+constexpr ShardingStrategy kStages[] = {
+    ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER, ShardingStrategy::SHARD_GRAD_OP,
+    ShardingStrategy::FULL_SHARD};
 
 // A key that is set, to something that it may be.
 bool is_set(JsonSection& section, std::string_view key) {
@@ -380,7 +381,7 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
     named = true;
   }
   JsonSection fsdp = top.section("fsdp");
-  if (is_set(fsdp, "ranks_per_copy") && sharding.strategy != Sharding::hybrid &&
+  if (is_set(fsdp, "ranks_per_copy") && sharding.strategy != ShardingStrategy::HYBRID_SHARD &&
       top.sound(kStrategyKeys))
     fsdp.mistake("ranks_per_copy",
                  fmt::format("is {}, but only the sharding_strategy \"HYBRID_SHARD\" has several "
@@ -391,9 +392,10 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
   if (is_set(zero, "stage")) {
     std::int64_t stage = 0;
     zero.integer("stage", stage, 0, 3);
-    const Sharding asked = kStages[stage];
-    const bool agrees = asked == sharding.strategy ||
-                        (asked == Sharding::full && sharding.strategy == Sharding::hybrid);
+    const ShardingStrategy asked = kStages[stage];
+    const bool agrees =
+        asked == sharding.strategy || (asked == ShardingStrategy::FULL_SHARD &&
+                                       sharding.strategy == ShardingStrategy::HYBRID_SHARD);
     if (named && !agrees)
       zero.mistake("stage", fmt::format("is {}, but sharding_strategy is \"{}\": set one of them",
                                         stage, name_of(sharding.strategy, kShardings)));
@@ -447,7 +449,7 @@ void check_fp16(JsonSection& top, const PrecisionSection& precision, bool enable
   }
 }
 
-void check_precision(JsonSection& top, Sharding strategy, PrecisionSection& precision) {
+void check_precision(JsonSection& top, ShardingStrategy strategy, PrecisionSection& precision) {
   JsonSection half = top.section("fp16");
   bool fp16 = false;
   if (is_set(half, "enabled")) half.boolean("enabled", fp16);

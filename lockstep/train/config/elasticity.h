@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <lockstep/train/config.h>
 #include <lockstep/train/config/batch.h>
+#include <lockstep/train/config/config.h>
 
 namespace lockstep::train {
 

@@ -1,7 +1,7 @@
 // The words of a config for our enumerations: read and written by the same table.
 #pragma once
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 #include <lockstep/train/config/json_reader.h>
 
 namespace lockstep::train {
@@ -26,15 +26,16 @@ inline constexpr Named<OptimizerType> kOptimizers[] = {
 inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupType::log},
                                                         {"linear", optim::WarmupType::linear}};
 
-inline constexpr Named<OnNonFiniteLoss> kOnNonFiniteLoss[] = {{"stop", OnNonFiniteLoss::stop},
-                                                              {"skip", OnNonFiniteLoss::skip}};
+inline constexpr Named<NonFinite> kOnNonFiniteLoss[] = {{"stop", NonFinite::stop},
+                                                        {"skip", NonFinite::skip}};
 
 // PyTorch's names; it has none for ZeRO-1.
-inline constexpr Named<Sharding> kShardings[] = {{"NO_SHARD", Sharding::none},
-                                                 {"SHARD_OPTIMIZER", Sharding::optimizer},
-                                                 {"SHARD_GRAD_OP", Sharding::gradients},
-                                                 {"FULL_SHARD", Sharding::full},
-                                                 {"HYBRID_SHARD", Sharding::hybrid}};
+inline constexpr Named<ShardingStrategy> kShardings[] = {
+    {"NO_SHARD", ShardingStrategy::NO_SHARD},
+    {"SHARD_OPTIMIZER", ShardingStrategy::SHARD_OPTIMIZER},
+    {"SHARD_GRAD_OP", ShardingStrategy::SHARD_GRAD_OP},
+    {"FULL_SHARD", ShardingStrategy::FULL_SHARD},
+    {"HYBRID_SHARD", ShardingStrategy::HYBRID_SHARD}};
 
 inline constexpr Named<PipelineSchedule> kPipelineSchedules[] = {
     {"gpipe", PipelineSchedule::gpipe},

@@ -2,7 +2,7 @@
 // default.
 #pragma once
 
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 #include <lockstep/train/config/json_reader.h>
 
 namespace lockstep::train {

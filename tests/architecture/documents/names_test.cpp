@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/config.h>
+#include <lockstep/train/config/config.h>
 
 #include "code.h"
 

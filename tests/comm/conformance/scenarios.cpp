@@ -12,9 +12,9 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/world.h>
-#include <lockstep/distributed/keep_going.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/slow_ranks.h>
+#include <lockstep/recovery/keep_going.h>
 
 #include "../../ranks/gpu_sharing.h"
 

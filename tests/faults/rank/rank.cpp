@@ -40,8 +40,8 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/distributed/distributed.h>
-#include <lockstep/distributed/keep_going.h>
-#include <lockstep/distributed/peer_copies.h>
+#include <lockstep/recovery/keep_going.h>
+#include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/trainer.h>
 
 namespace lockstep {

@@ -1,0 +1,65 @@
+// Self-attention with its projections, over a sequence whose positions are split among ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <lockstep/nn/context_parallel/context_parallel.h>
+#include <lockstep/nn/layers/rotary.h>
+#include <lockstep/nn/tensor_parallel/linear.h>
+
+namespace lockstep::nn {
+
+struct ContextParallelAttentionOptions {
+  std::optional<std::int64_t> num_kv_heads;  // num_heads where not given
+  bool causal = true;
+  ContextAlgorithm algorithm = ContextAlgorithm::ring;
+  SplitKind split = SplitKind::zigzag;
+  std::optional<double> rotary_theta;  // no rotary positions where not given
+  Bias bias = Bias::none;              // of all four projections
+};
+
+// o(attention(q(x), k(x), v(x))) of the whole sequence, of which each rank has its part of x
+// (take_part) and gets its part of the result.
+//
+// The weights are the same on every rank where the generator is (torch::manual_seed): each rank
+// draws them as torch::nn::Linear does. Their gradients here are of this rank's positions: the
+// whole sequence's is their sum over the group, as over ranks that have other samples. Who sums
+// those (data parallelism over the joint group of dp and cp) sums these, too.
+//
+// Ownership: shares the group. Threading: as the group's calls, one thread at a time. Failure:
+// UsageError for sizes that do not divide; else as context_parallel_attention().
+class ContextParallelAttentionImpl : public torch::nn::Module {
+ public:
+  ContextParallelAttentionImpl(std::int64_t hidden_size, std::int64_t num_heads,
+                               std::shared_ptr<comm::Communicator> group,
+                               const ContextParallelAttentionOptions& options = {});
+
+  at::Tensor forward(const at::Tensor& x);  // [batch, local length, hidden], as the result
+
+  torch::nn::Linear q_proj{nullptr};
+  torch::nn::Linear k_proj{nullptr};
+  torch::nn::Linear v_proj{nullptr};
+  torch::nn::Linear o_proj{nullptr};
+
+ private:
+  // [batch, local length, heads · head_dim] to [batch, heads, local length, head_dim].
+  at::Tensor heads(const at::Tensor& projected) const;
+
+  std::int64_t hidden_size_;
+  std::int64_t head_dim_;
+  std::shared_ptr<comm::Communicator> group_;
+  ContextParallelAttentionOptions options_;
+  std::optional<Rotary> rotary_;
+};
+
+TORCH_MODULE(ContextParallelAttention);
+
+}  // namespace lockstep::nn

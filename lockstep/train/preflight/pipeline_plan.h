@@ -1,0 +1,38 @@
+// The pipeline of a run: what its ranks do in a step, and which layers they have. No LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/mesh/placement.h>
+#include <lockstep/models/config.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
+#include <lockstep/train/config/config.h>
+
+namespace lockstep::train {
+
+struct PipelinePlan {
+  pipeline::Schedule schedule;         // of a step
+  std::vector<mesh::Interval> layers;  // of each stage
+};
+
+// A batch is cut into so many micro-batches. Layers that are to be balanced by measured time are
+// balanced by compute. UsageError, with the numbers and the way out, for more stages than layers,
+// layers that do not add up, and a schedule file of other ranks or micro-batches.
+PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig& model,
+                           std::int64_t num_micro_batches);
+
+// How long ranks are idle, and what to change, where a step has fewer micro-batches than stages;
+// empty elsewhere.
+std::string idle_note(const PipelinePlan& plan);
+
+// What each layer of the model costs in all; the first with the embedding, the last with the head.
+std::vector<double> parameters_of_layers(const models::ModelConfig& model);
+std::vector<double> compute_of_layers(const models::ModelConfig& model,
+                                      std::int64_t sequence_length);
+
+// So that the dearest stage costs as little as it can.
+std::vector<mesh::Interval> balanced_layers(const std::vector<double>& costs, int num_stages);
+
+}  // namespace lockstep::train

@@ -1,0 +1,213 @@
+#include <lockstep/train/preflight/resume_check.h>
+
+#include <string>
+#include <vector>
+
+#include <spdlog/fmt/ranges.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/is_there.h>
+#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/reader.h>
+#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/train/config/names.h>
+#include <lockstep/train/preflight/begun_batch.h>
+#include <lockstep/train/preflight/data_digest.h>
+#include <lockstep/train/preflight/run_start.h>
+
+namespace lockstep::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoints_in(const fs::path& output) { return output / "checkpoints"; }
+
+std::vector<std::string> differences(const models::ModelConfig& now,
+                                     const models::ModelConfig& then) {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* key, const auto& mine, const auto& theirs) {
+    if (mine != theirs) found.push_back(fmt::format("model.{} is {}, was {}", key, mine, theirs));
+  };
+  compare("family", std::string(models::family_name(now.family)), models::family_name(then.family));
+  compare("vocab_size", now.vocab_size, then.vocab_size);
+  compare("hidden_size", now.hidden_size, then.hidden_size);
+  compare("num_layers", now.num_layers, then.num_layers);
+  compare("num_heads", now.num_heads, then.num_heads);
+  compare("num_kv_heads", now.num_kv_heads, then.num_kv_heads);
+  compare("intermediate_size", now.intermediate_size, then.intermediate_size);
+  compare("max_positions", now.max_positions, then.max_positions);
+  compare("tie_embeddings", now.tie_embeddings, then.tie_embeddings);
+  compare("norm_eps", now.norm_eps, then.norm_eps);
+  if (now.family == models::Family::llama) compare("rope_theta", now.rope_theta, then.rope_theta);
+  return found;
+}
+
+// What an optimizer keeps for each parameter, which another kind has no use for.
+std::string kept_by(const OptimizerSection& optimizer) {
+  if (optimizer.type != OptimizerType::sgd) return "Adam";
+  return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
+}
+
+// The tokens that were trained on; nothing where the checkpoint does not say.
+std::optional<DataDigest> digest_in(checkpoint::CheckpointReader& reader) {
+  if (!reader.manifest().files.contains(kDataFile)) return std::nullopt;
+  return parse_digest(reader.read_text_file(kDataFile), (reader.path() / kDataFile).string());
+}
+
+std::string number_text(const std::optional<std::int64_t>& value) {
+  return value ? std::to_string(*value) : "\"auto\"";
+}
+
+// What a run may change on its way.
+std::vector<std::string> changed_settings(const TrainConfig& now, const TrainConfig& then) {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* key, const auto& mine, const auto& before) {
+    if (mine != before) found.push_back(fmt::format("{} is {}, was {}", key, mine, before));
+  };
+  compare("train_batch_size", number_text(now.batch.global), number_text(then.batch.global));
+  compare("train_micro_batch_size_per_gpu", number_text(now.batch.micro),
+          number_text(then.batch.micro));
+  compare("gradient_accumulation_steps", number_text(now.batch.accumulation),
+          number_text(then.batch.accumulation));
+  compare("optimizer.params.lr", now.optimizer.lr, then.optimizer.lr);
+  compare("optimizer.params.weight_decay", now.optimizer.weight_decay, then.optimizer.weight_decay);
+  compare("optimizer.params.betas", fmt::format("{}", fmt::join(now.optimizer.betas, ", ")),
+          fmt::format("{}", fmt::join(then.optimizer.betas, ", ")));
+  compare("optimizer.params.eps", now.optimizer.eps, then.optimizer.eps);
+  compare("optimizer.params.bias_correction", now.optimizer.bias_correction,
+          then.optimizer.bias_correction);
+  compare("optimizer.params.momentum", now.optimizer.momentum, then.optimizer.momentum);
+  compare("gradient_clipping", now.gradient_clipping, then.gradient_clipping);
+  compare("model.dropout", now.model.dropout, then.model.dropout);
+  compare("the precision", name_of(now.precision.compute, kPrecisions),
+          name_of(then.precision.compute, kPrecisions));
+  compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
+          name_of(then.precision.gradients, kPrecisions));
+  compare("sharding_strategy", name_of(now.sharding.strategy, kShardings),
+          name_of(then.sharding.strategy, kShardings));
+  compare("parallel.data", now.parallel.data, then.parallel.data);
+  compare("parallel.tensor", now.parallel.tensor, then.parallel.tensor);
+  compare("parallel.pipeline", now.parallel.pipeline, then.parallel.pipeline);
+  compare("parallel.context", now.parallel.context, then.parallel.context);
+  compare("zero_quantized_weights", now.sharding.zero_plus_plus.quantized_weights,
+          then.sharding.zero_plus_plus.quantized_weights);
+  compare("zero_quantized_gradients", now.sharding.zero_plus_plus.quantized_gradients,
+          then.sharding.zero_plus_plus.quantized_gradients);
+  if (now.scheduler.index() != then.scheduler.index()) found.emplace_back("scheduler is another");
+  return found;
+}
+
+// The step that a run begins or began with, where it finds no checkpoint of its own.
+std::int64_t first_step(const Beginning& told,
+                        const std::optional<checkpoint::TrainingState>& start) {
+  if (start) return start->step;  // what it was told to begin from may have been removed since
+  if (told.resume != Resume::from) return 0;
+  return checkpoint::CheckpointReader(told.from).manifest().state.step;
+}
+
+std::string way_out(const TrainConfig& config) {
+  return fmt::format(
+      "Put back what differs, or train another model in a folder of its own: --set output=FOLDER "
+      "(it is '{}')",
+      config.output.string());
+}
+
+}  // namespace
+
+std::vector<checkpoint::Checkpoint> to_go_on_from(
+    const fs::path& output, const Beginning& told,
+    const std::optional<checkpoint::TrainingState>& start) {
+  auto all = checkpoint::list_checkpoints(checkpoints_in(output));
+  if (told.resume == Resume::automatic) return all;
+  const std::int64_t first = first_step(told, start);
+  std::erase_if(all, [&](const checkpoint::Checkpoint& one) { return one.step <= first; });
+  if (!start && !all.empty())
+    throw UsageError(
+        "this run would begin at step {}, and '{}' has checkpoints of another up to step {}, which "
+        "would be taken for newer ones: choose another output folder, remove those, or go on from "
+        "the newest (checkpoint.resume \"auto\")",
+        first, checkpoints_in(output).string(), all.back().step);
+  return all;
+}
+
+void check_nothing_lost(const fs::path& output, const Beginning& told,
+                        const std::optional<checkpoint::TrainingState>& start) {
+  // A job that has begun this run goes back to the checkpoint that it began from, as to any other.
+  if (start && told.resume == Resume::from) return;
+  const auto saved = saved_before(output);
+  if (!saved || (told.resume != Resume::automatic && *saved <= first_step(told, start))) return;
+  std::string aside;
+  for (const checkpoint::Checkpoint& one : checkpoint::list_set_aside(checkpoints_in(output)))
+    aside = fmt::format(" ('{}' was set aside)", one.path.filename().string());
+  throw UsageError(
+      "step {} of a run was saved in '{}', and no checkpoint there is whole{}: nothing to go on "
+      "from. Steps that were trained are not begun anew in the same folder: put a copy of a "
+      "checkpoint into '{}', or train in a new folder (--set output=FOLDER), or remove this one",
+      *saved, output.string(), aside, checkpoints_in(output).string());
+}
+
+std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, const FolderHolder& now) {
+  const Beginning told{.resume = config.checkpoint.resume, .from = config.checkpoint.resume_from};
+  const auto start = begun_before(config.output, now);
+  const auto usable = checkpoint::newest_usable(to_go_on_from(config.output, told, start));
+  if (usable.checkpoint) return usable.checkpoint->path;
+  const bool goes_back = told.resume == Resume::from && is_there(told.from);
+  if (!usable.damages.empty() && !goes_back)
+    throw UsageError("{}, and '{}' has no older one that is whole: nothing to go on from. Put a "
+                     "copy of one there, or train in a new folder (--set output=FOLDER)",
+                     usable.damages.front(), checkpoints_in(config.output).string());
+  check_nothing_lost(config.output, told, start);
+  if (told.resume == Resume::from) return told.from;
+  return std::nullopt;
+}
+
+std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
+  return fmt::format(
+      "the same command{} goes on from step {}",
+      config.checkpoint.resume == Resume::automatic ? "" : " with --set checkpoint.resume=auto",
+      step);
+}
+
+std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+                                      const FolderHolder& now) {
+  const auto from = checkpoint_to_resume(config, now);
+  if (!from) return {};
+  checkpoint::CheckpointReader reader(*from);
+  reader.check_files();
+  const checkpoint::Manifest& saved = reader.manifest();
+  if (!saved.files.contains("config.json"))
+    throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
+                     "config.json of a GPT or Llama. {}",
+                     from->string(),
+                     config.checkpoint.resume == Resume::from
+                         ? "Name another in checkpoint.resume"
+                         : "Choose another folder for this run: --set output=FOLDER");
+  std::vector<std::string> found = differences(plan.model, models::read_model_config(reader));
+  const TrainConfig before = parse_config(
+      saved.state.config, {.name = (*from / checkpoint::kManifestFile).string() + ", its config"});
+  if (kept_by(config.optimizer) != kept_by(before.optimizer))
+    found.push_back(fmt::format("optimizer.type is {}, was {}", kept_by(config.optimizer),
+                                kept_by(before.optimizer)));
+  if (static_cast<std::uint64_t>(config.seed) != saved.state.seed)
+    found.push_back(fmt::format("seed is {}, was {}", config.seed, saved.state.seed));
+  if (plan.training.size() != saved.state.data.size)
+    found.push_back(
+        fmt::format("the training data has {} sequences, had {} (data.train, data.sequence_length, "
+                    "data.validation_fraction)",
+                    plan.training.size(), saved.state.data.size));
+  else if (const auto then = digest_in(reader); then && *then != digest(plan.training.stream()))
+    found.push_back("the training data has other tokens than it had (data.train)");
+  if (found.empty()) {
+    std::vector<std::string> changed = changed_settings(config, before);
+    if (const auto begun = begun_in(saved.state.values);
+        begun && begun->global != plan.batch.global)
+      changed.push_back(
+          fmt::format("a step has {} samples, had {}", plan.batch.global, begun->global));
+    return changed;
+  }
+  throw UsageError("the checkpoint '{}' is of another run:\n  {}\n{}", from->string(),
+                   fmt::join(found, "\n  "), way_out(config));
+}
+
+}  // namespace lockstep::train

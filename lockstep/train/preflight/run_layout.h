@@ -1,0 +1,55 @@
+// Who holds what in a run: which layers, parts of them, positions and samples each rank has. No
+// LibTorch: found out before any rank starts.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <lockstep/distributed/host_crossing.h>
+#include <lockstep/distributed/job_axes.h>
+#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/mesh/placement.h>
+#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/train/config/config.h>
+#include <lockstep/train/preflight/run_plan.h>
+
+namespace lockstep::train {
+
+struct RankLayout {
+  int host = 0;
+  std::vector<int> coordinates;        // along the mesh's axes
+  std::vector<int> stages;             // of the pipeline; one, 0, where there is none
+  std::vector<mesh::Interval> layers;  // of each of these
+  // Of each layer, as a tensor axis cuts it; all where there is none.
+  mesh::Interval heads;
+  mesh::Interval kv_heads;
+  mesh::Interval inside;                  // of the MLP
+  mesh::Interval vocabulary;              // rows of the embedding and of the head
+  std::vector<mesh::Interval> positions;  // of each sequence
+  int data_rank = 0;   // has samples data_rank, data_rank + data_ranks, … of each batch
+  int shard_rank = 0;  // which of RunLayout::shards
+  std::int64_t num_parameters = 0;  // of its layers, before the strategy cuts them
+};
+
+struct RunLayout {
+  mesh::MeshShape shape;
+  JobAxes axes;
+  ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
+  int shards = 1;  // ranks that hold together what the strategy cuts
+  int data_ranks = 1;
+  std::vector<RankLayout> ranks;
+  // Where the tensor axis reaches over hosts, and what a rank sends along it in a step: on a GPU,
+  // unless the config says that there is none.
+  std::optional<HostCrossing> tensor_crossing;
+  std::int64_t tensor_bytes = 0;
+};
+
+// The job's axes, as a config names them.
+JobSizes job_sizes(const TrainConfig& config);
+
+// UsageError as plan_run(); for `ranks_per_host` that do not divide the ranks, too.
+RunLayout layout_of(const TrainConfig& config, const RunPlan& plan, int num_ranks,
+                    int ranks_per_host);
+
+}  // namespace lockstep::train
