@@ -1,11 +1,18 @@
-# Finds LibTorch: Torch_DIR where given, then the one inside an installed Python torch, then the
-# system's. Says which.
+# Finds LibTorch: Torch_DIR where given, then one in CMAKE_PREFIX_PATH (an unpacked zip), then the one
+# inside an installed Python torch, then the system's. Says which.
 if(Torch_DIR AND NOT EXISTS "${Torch_DIR}/TorchConfig.cmake")
   if(EXISTS "${Torch_DIR}/share/cmake/Torch/TorchConfig.cmake")
     set(Torch_DIR "${Torch_DIR}/share/cmake/Torch" CACHE PATH "Where TorchConfig.cmake is" FORCE)
   else()
     message(FATAL_ERROR "Torch_DIR is '${Torch_DIR}', which has no TorchConfig.cmake: set it to "
                         "LibTorch's share/cmake/Torch, or unset it")
+  endif()
+endif()
+if(NOT Torch_DIR)
+  find_path(LOCKSTEP_TORCH_IN_PREFIX TorchConfig.cmake NO_DEFAULT_PATH NO_CACHE
+    PATHS ${CMAKE_PREFIX_PATH} PATH_SUFFIXES share/cmake/Torch)
+  if(LOCKSTEP_TORCH_IN_PREFIX)
+    set(Torch_DIR "${LOCKSTEP_TORCH_IN_PREFIX}" CACHE PATH "Where TorchConfig.cmake is" FORCE)
   endif()
 endif()
 if(NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR})

@@ -1,0 +1,35 @@
+# Run as a script: builds and runs `project` in `work`, which takes Lockstep in from `source` by
+# `take_in` and links `part`; with a LibTorch in a folder of CMAKE_PREFIX_PATH, which leads to that of
+# `torch_dir`, unless that is empty.
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "failed (${status}): ${ARGN}")
+  endif()
+endfunction()
+
+file(REMOVE_RECURSE ${work})
+set(options -D LOCKSTEP_LIBTORCH=OFF)
+if(torch_dir)
+  file(WRITE ${work}/libtorch/share/cmake/Torch/TorchConfig.cmake
+    "include(\"${torch_dir}/TorchConfig.cmake\")\n")
+  set(options -D CMAKE_PREFIX_PATH=${work}/libtorch -D CMAKE_CXX_FLAGS=-DWITH_LIBTORCH)
+endif()
+run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator} -D CMAKE_CXX_COMPILER=${compiler}
+    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D LOCKSTEP_SOURCE=${source} -D TAKE_IN=${take_in} -D PART=${part}
+    ${options})
+if(torch_dir)
+  file(STRINGS ${work}/build/CMakeCache.txt found REGEX "^Torch_DIR:PATH=${work}/libtorch/")
+  if(NOT found)
+    message(FATAL_ERROR "the LibTorch in CMAKE_PREFIX_PATH was not taken")
+  endif()
+endif()
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
+# Nothing but what the project links was built.
+file(GLOB_RECURSE libraries ${work}/build/*.a)
+foreach(library IN LISTS libraries)
+  if(library MATCHES "liblockstep_(train|elastic|launch|cli|models)")
+    message(FATAL_ERROR "${library} was built, which nobody asked for")
+  endif()
+endforeach()
