@@ -61,8 +61,8 @@ struct DistributedConfig {
   // compare them; where they differ, backward() throws on all of them. 0: never.
   std::int64_t consistency_check_interval = data_parallel::kConsistencyCheckInterval;
   replicate::Options ddp = {};
-  // Of FSDP; what is cut is the strategy's to say. Mixed precision, offload and ZeRO++ are of the
-  // strategies that cut gradients.
+  // Options of FSDP; what is cut is the strategy's to say. Mixed precision, offload and ZeRO++ are
+  // of the strategies that cut gradients.
   shard::Options fsdp = {};
 };
 

@@ -53,7 +53,7 @@ std::vector<int> hosts_of_all(comm::Communicator& world, int host) {
   return {hosts.data_ptr<std::int64_t>(), hosts.data_ptr<std::int64_t>() + hosts.numel()};
 }
 
-// Of a sum, the second of two: the first may set up connections.
+// The time of the second of two sums: the first may set up connections.
 double milliseconds_of_sum(comm::Communicator& group, c10::Device device) {
   const at::Tensor numbers = at::zeros({kMeasuredBytes / 4}, at::dtype(at::kFloat).device(device));
   double taken = 0;

@@ -15,14 +15,14 @@ constexpr const char* kContext = "cp";
 constexpr const char* kTensor = "tp";
 constexpr const char* kPipeline = "pp";
 
-// Those of a host that have samples of their own, or as many of them as can be put together to all:
+// Ranks of a host that have samples of their own, or as many of them as can be put together to all:
 // stages are on hosts of their own first.
 int ranks_of_host(const JobSizes& job, const JobRanks& ranks) {
   const int together = job.model_parallel.tensor * job.model_parallel.context;
   return std::max(1, std::gcd(ranks.of_host / together, ranks.world / job.model_parallel.ranks()));
 }
 
-// Those that data is spread over.
+// The axes that data is spread over.
 std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
   const ShardingStrategy strategy = job.strategy;
   const bool replicates = !cuts_gradients(strategy);

@@ -45,7 +45,7 @@ struct JobAxes {
 // "tensor 2 × pipeline 1 × context 1"
 std::string to_text(const ModelParallelSizes& sizes);
 
-// Those that so many ranks divide into groups of: none larger than asked for, of the most ranks
+// The largest axis sizes that divide so many ranks: none larger than asked for, of the most ranks
 // together that can be, and then with the fewest of them changed. `possible` is asked where given.
 ModelParallelSizes nearest_sizes(
     const ModelParallelSizes& wanted, int num_ranks,
@@ -55,7 +55,7 @@ ModelParallelSizes nearest_sizes(
 // that is not there, or there is one that it cannot use.
 JobAxes axes_for(const JobSizes& job, const JobRanks& ranks);
 
-// Those of its groups that are of several axes.
+// The groups of ranks along several axes.
 std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes);
 
 }  // namespace lockstep

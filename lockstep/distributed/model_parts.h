@@ -79,9 +79,9 @@ class ModelParts {
   static std::string to_text(const Piece& piece);
   static Piece parse(const std::string& line);
   Piece piece_of(const NamedTensor& tensor, Names names) const;
-  // Of a tensor of such a shape on this rank; nothing where no layer is cut so.
+  // The cut of a tensor that has this shape on this rank; nothing where no layer is cut so.
   const nn::CutParameter* cut_of(const std::string& name, Names names, at::IntArrayRef shape) const;
-  // Of each rank of the group.
+  // The pieces of each rank of the group.
   std::vector<std::vector<Piece>> pieces_of_all(const std::vector<NamedTensor>& mine,
                                                 Names names) const;
   void check_same_values(const std::vector<NamedTensor>& parameters,

@@ -93,7 +93,7 @@ void RankMessages::exchange(const std::vector<comm::Transfer>& transfers) const 
 
 namespace {
 
-// Those of the one that the other has not.
+// Lines of the one that the other has not.
 std::string lines_missing(const std::vector<std::string>& of, const std::vector<std::string>& in) {
   std::vector<std::string> missing;
   std::ranges::copy_if(of, std::back_inserter(missing), [&](const std::string& line) {

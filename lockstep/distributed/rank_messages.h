@@ -26,7 +26,7 @@ class RankMessages {
   std::string broadcast(const std::string& text) const;
   // Every rank's, on every rank, in their order.
   std::vector<std::string> gather(const std::string& text) const;
-  // Of all ranks' numbers.
+  // The sums of all ranks' numbers.
   std::vector<double> sum(std::vector<double> values) const;
   double sum(double value) const { return sum(std::vector{value}).front(); }
   // numbers[r] goes to rank r; gives what each rank had for this one.

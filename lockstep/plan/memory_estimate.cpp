@@ -80,11 +80,11 @@ class Accountant {
   bool uses_autocast() const {
     return on_gpu() && !cuts_gradients_ && options_.precision != Precision::fp32;
   }
-  // Of an element that operators read: CPUs have no fast product of 16 bits.
+  // Bytes of an element that operators read: CPUs have no fast product of 16 bits.
   std::int64_t computed_bytes(const Unit& unit) const {
     return is_narrow() && on_gpu() ? bytes_of(options_.precision) : unit.element_bytes;
   }
-  // Of an element that a rank sends.
+  // Bytes of an element that a rank sends.
   std::int64_t sent_bytes(const Unit& unit) const {
     return is_narrow() ? bytes_of(options_.precision) : unit.element_bytes;
   }

@@ -48,8 +48,8 @@ void remove_old_or_warn(const fs::path& folder, int keep_last) {
   }
 }
 
-// Of this thread: the rest of the program comes first, on its cores and at its disk. A thread that
-// nobody competes with is as fast as ever.
+// Lowers this thread's priority: the rest of the program comes first, on its cores and at its disk.
+// A thread that nobody competes with is as fast as ever.
 void yield_to_computing() {
 #if defined(__linux__)
   const auto self = static_cast<id_t>(::gettid());
@@ -71,12 +71,12 @@ struct Checkpointer::State {
   fs::path folder;
   CheckpointerOptions options;
 
-  // Who writes what of these: the same in every save of a run.
+  // The share of these that each rank writes: the same in every save of a run.
   std::vector<checkpoint::HeldPiece> shared;
   std::vector<checkpoint::WrittenPart> written;
 
-  // Of a save under way: ranks do each thing together, and each tells the others how it went before
-  // the next begins.
+  // The steps of a save under way: ranks do each thing together, and each tells the others how it
+  // went before the next begins.
   enum class Phase { none, opening, writing, committing, dropping };
   enum class Where { this_thread, another_thread };
   Phase phase = Phase::none;
@@ -166,7 +166,7 @@ struct Checkpointer::State {
     return checkpoint::to_text(mine);
   }
 
-  // Of all ranks' parts.
+  // Commits the parts of all ranks.
   std::string commit(const std::vector<Outcome>& written_parts) {
     Manifest manifest{.state = training, .files = {}, .tensors = {}};
     for (const Outcome& one : written_parts)
@@ -219,7 +219,7 @@ struct Checkpointer::State {
     return std::nullopt;
   }
 
-  // Of a checkpoint that is not to be: what was written of it goes.
+  // Removes what was written of a checkpoint that is not to be.
   std::string drop() {
     checkpoint.reset();
     return "";

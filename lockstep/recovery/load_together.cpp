@@ -32,7 +32,7 @@ std::vector<Outcome> tell_all(const RankMessages& ranks, const Outcome& mine) {
 
 namespace {
 
-// Of what is stored, what no rank has.
+// Stored tensors that no rank wants.
 std::string unexpected(const RankMessages& ranks, const checkpoint::StoredTensors& stored,
                        const std::vector<mesh::HeldTensor>& tensors,
                        const std::vector<std::string>& complete) {

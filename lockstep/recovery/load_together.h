@@ -43,7 +43,8 @@ struct Outcome {
   std::string text = {};  // what there is to say, or why it failed
 };
 
-// Of work whose exceptions end here: the ranks are to go on together, whatever happens to this one.
+// The outcome of work, whose exceptions end here: the ranks are to go on together, whatever happens
+// to this one.
 Outcome outcome_of(const std::function<std::string()>& work);
 
 // Every rank's, on every rank, in their order.

@@ -73,7 +73,7 @@ struct PeerCopies::State {
   std::uint64_t num_taken = 0;
   std::int64_t bytes_sent = 0;
 
-  // Of the ranks that it was called with last.
+  // The ranks that it was called with last.
   std::weak_ptr<comm::Communicator> called_with;
   std::optional<RankMessages> ranks;
   int keeper = 0;                            // who has this rank's copy

@@ -90,7 +90,7 @@ class PeerCopies {
 
   // The memory that it takes.
   std::int64_t bytes_held() const;
-  // Of copies to the neighbour, so far.
+  // Bytes of copies that were sent to the neighbour, so far.
   std::int64_t bytes_sent() const;
 
  private:

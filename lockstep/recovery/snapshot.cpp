@@ -218,7 +218,7 @@ SnapshotFilling::SnapshotFilling(const StoredPieces& stored, const WholeCopy& co
         one.here.push_back({stretch, into});
         continue;
       }
-      // Those who ask for a block ask different ones of its holders.
+      // Ranks that ask for a block ask different ones of its holders.
       const auto from = static_cast<std::size_t>(
           holders[static_cast<std::size_t>(rank + place.block) % holders.size()]);
       one.missing_bytes += stretch.bytes;

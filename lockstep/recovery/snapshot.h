@@ -43,7 +43,7 @@ struct Snapshot {
   // Holds nothing then; the memory stays, unless it is abandoned.
   void clear();
   std::vector<int> held_blocks() const;
-  // Of one that is held.
+  // The bytes of a block that is held.
   std::span<const std::byte> block(std::int64_t number) const;
 };
 

@@ -96,7 +96,7 @@ class DistributedTrainer {
   // The job, for what else there is to ask or do: ranks, whole weights.
   DistributedManager& dist() { return dist_; }
 
-  // Of the model's own type; a module that was given by value is a shared_ptr to it.
+  // The model, in its own type; a module that was given by value is a shared_ptr to it.
   const Shared& model() const { return task_->typed_model(); }
 
  private:

@@ -63,8 +63,8 @@ struct TrainerOptions {
   // BFloat16 or Half: what operators compute in where that is safe, with weights as they are. For
   // models whose gradients are not cut among ranks; others have MixedPrecision.
   std::optional<c10::ScalarType> autocast = {};
-  // Of training in Half, which has one in any case. A step whose gradients overflow is skipped on
-  // all ranks, and is no failure.
+  // The loss scale of training in Half, which has one in any case. A step whose gradients overflow
+  // is skipped on all ranks, and is no failure.
   std::optional<optim::LossScaleOptions> loss_scale = {};
 
   // Steps between validations, besides one at the end. 0: at the end of each epoch.

@@ -8,7 +8,7 @@
 
 namespace lockstep::train {
 
-// Of the host or of a GPU, whichever way LibTorch says it.
+// Whether the host or a GPU is out of memory, whichever way LibTorch says it.
 bool is_out_of_memory(const std::exception& error);
 
 // What was asked for, and what to make smaller, with the config's numbers.

@@ -292,7 +292,7 @@ class Speaker {
   void operator()(fmt::format_string<Args...> format, Args&&... args) const {
     if (fd_ < 0) return;
     const std::string line = fmt::format(format, std::forward<Args>(args)...) + "\n";
-    // Whoever closed the stream does not want to read it.
+    // A stream that was closed is not read any more: nothing is lost.
     [[maybe_unused]] const auto written = ::write(fd_, line.data(), line.size());
   }
 
@@ -320,7 +320,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {
-    // Whoever loads the files looks into them.
+    // A rank that loads the files looks into them.
     if (!in_memory) changed = check_resume(config, plan, this_generation());
     // What model parallelism takes has no formula here yet.
     if (config.parallel.ranks_together() > 1) return std::string();

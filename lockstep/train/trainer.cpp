@@ -135,7 +135,8 @@ Batch Trainer::asked_batch() const {
           .global = options_.batch_size * options_.accumulation * num_ranks};
 }
 
-// Of the run that goes on, whatever number of ranks it had, unless another is asked for.
+// Keeps the batch of the run that goes on, whatever number of ranks it had, unless another batch is
+// asked for.
 void Trainer::keep_batch(const std::map<std::string, double>& values) {
   const auto begun = begun_in(values);
   if (!begun || begun->global == batch_.global) return;
@@ -275,7 +276,7 @@ TrainingResult Trainer::run() {
   return result_;
 }
 
-// Of all ranks together, which have devices of one kind; 0 where it is not known.
+// The peak of all ranks together, which have devices of one kind; 0 where it is not known.
 double Trainer::peak_flops() const {
   if (!dist_.device().is_cuda()) return 0;
   const auto& shards = dist_.config().fsdp.mixed_precision;
@@ -383,7 +384,7 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
   }
 }
 
-// Of all batches at once: which of them is where in it is for its schedule to say.
+// Runs all batches at once: the schedule says which of them is where.
 void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   std::vector<data::Batch> batches;

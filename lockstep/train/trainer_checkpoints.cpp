@@ -216,7 +216,7 @@ void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
   go_on_from(*state, "copies in the ranks' memory");
   result_.checkpoint = on_disk.path;
   saved_step_ = on_disk.step;
-  // Of what was lost there is one copy left: the next loss must not come before there are two.
+  // One copy is left of what was lost: the next loss must not come before there are two.
   take_copy();
 }
 

@@ -158,7 +158,7 @@ struct Piece {
   mesh::Interval batch;
   mesh::Interval kv_heads;
 
-  // Of a tensor with kv_heads, or with heads, of which `heads` share one of those.
+  // The slice of a tensor with kv_heads, or with heads, of which `heads` share one of those.
   at::Tensor of(const at::Tensor& x, std::int64_t heads = 1) const {
     return x.narrow(0, batch.begin, batch.size())
         .narrow(1, kv_heads.begin * heads, kv_heads.size() * heads);

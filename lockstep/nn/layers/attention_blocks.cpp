@@ -61,7 +61,7 @@ struct Sight {
   std::int64_t of(std::int64_t query) const {
     return causal ? std::min(keys, query + offset + 1) : keys;
   }
-  // Of those in [begin, begin + count).
+  // The number of visible keys in [begin, begin + count).
   std::int64_t within(std::int64_t query, std::int64_t begin, std::int64_t count) const {
     return std::clamp<std::int64_t>(of(query) - begin, 0, count);
   }

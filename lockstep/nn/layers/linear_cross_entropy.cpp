@@ -162,7 +162,7 @@ struct Rows {
   std::int64_t vocabulary = 0;
   std::shared_ptr<comm::Communicator> group = nullptr;
 
-  // Of any rank's part.
+  // The most rows that a rank's part has.
   std::int64_t most() const { return (vocabulary + group->size() - 1) / group->size(); }
 };
 

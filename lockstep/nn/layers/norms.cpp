@@ -158,7 +158,8 @@ std::optional<at::ScalarType> fused_type(const at::Tensor& x, const NormWeights&
   if (!cuda::takes(x) || x.dim() == 0 || !cuda::norm_takes(x.size(-1)) ||
       !of_its_width(norm.weight) || (norm.bias.defined() && !of_its_width(norm.bias)))
     return std::nullopt;
-  // Of floats, as it is of operators that autocast wants in float, and would then cast.
+  // A result for floats is a float, as of operators that autocast wants in float, and is cast
+  // after.
   if (x.scalar_type() != at::kFloat) return x.scalar_type();
   return device::Autocast::active(x.device().type()).value_or(at::kFloat);
 }

@@ -53,8 +53,8 @@ struct Turn {
   double sine;
 };
 
-// Of the angle that is turn/2^32 of a full turn: reduced exactly, as whole numbers, to at most an
-// eighth of a turn, where the Taylor series ends soon.
+// Sine and cosine of the angle turn/2^32 of a full turn. The turn is reduced exactly, as whole
+// numbers, to at most an eighth, where the Taylor series ends soon.
 [[gnu::always_inline]] inline Turn cosine_and_sine(std::uint32_t turn) {
   const std::uint32_t quarter = (turn + (1u << 29)) >> 30;  // 0 to 3: it wraps as the turn does
   const auto rest = static_cast<std::int32_t>(turn - (quarter << 30));

@@ -60,7 +60,7 @@ at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 static_assert(kMostProducts == 3);
 using MaybeTensor = c10::optional<at::Tensor>;
 
-// Of one pair, in this half of a pass or the whole of it.
+// The gradients of one pair that are wanted, in this half of a pass or the whole of it.
 struct WantedProduct {
   bool weight = false;
   bool bias = false;

@@ -56,11 +56,11 @@ enum class Features : std::uint8_t { cut, whole };
 
 struct LayerCut {
   CutKind kind = CutKind::column;
-  // Of a column: its outputs are so many blocks, one after the other, of which each is cut: 3 where
+  // The outputs of a column are so many blocks, one after the other, of which each is cut: 3 where
   // one product gives queries, keys and values.
   std::int64_t blocks = 1;
-  // Of a column: a part of a block is a multiple of so many outputs, a head's. With fewer of them
-  // than ranks, ranks that are next to each other have the same one.
+  // A part of a column's block is a multiple of so many outputs, a head's. With fewer heads than
+  // ranks, ranks that are next to each other have the same one.
   std::int64_t unit = 1;
   Features features = Features::cut;
 

@@ -113,7 +113,7 @@ void broadcast_from_first(std::span<const NamedTensor> tensors, comm::Communicat
   const c10::NoGradGuard no_grad;
   // One call for each kind of tensor, in the order of first appearance.
   std::vector<std::vector<at::Tensor>> kinds;
-  // Of what does not lie in one piece, or lies elsewhere.
+  // Copies of what does not lie in one piece, or lies elsewhere.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (const auto& [name, tensor] : tensors) {
     if (tensor.numel() == 0) continue;

@@ -158,7 +158,7 @@ class FlatUnit {
   // Whether all of it is here, or has failed.
   bool gather_is_over() const { return gathering_.done() && (!quantized_ || quantized_->done()); }
 
-  // Whoever wrote to part() says so: other ranks are to get it from now on.
+  // A caller that wrote to part() says so: other ranks are to get it from now on.
   void part_changed();
   // This rank's part becomes what the gathered memory has there: a caller has written to it.
   void keep_edits();
@@ -189,7 +189,7 @@ class FlatUnit {
   at::Tensor part_;
   at::Tensor sent_;  // [part_size]
 
-  // Of a gather under way.
+  // A gather under way.
   comm::Work gathering_;
   std::optional<comm::QuantizedGather> quantized_;
   at::Tensor leaving_;   // what is sent, on the device

@@ -141,7 +141,7 @@ class FullyShardedDataParallel {
   std::shared_ptr<ParameterGatherer> gatherer_;
   std::shared_ptr<LowPrecisionOperators> low_precision_;  // where operators compute in 16 bits
   std::shared_ptr<GradientSharder> sharder_;
-  // Of those that there are.
+  // Bytes of the state of the optimizers that there are.
   std::shared_ptr<std::int64_t> optimizer_bytes_ = std::make_shared<std::int64_t>(0);
 };
 

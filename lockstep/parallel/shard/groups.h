@@ -12,10 +12,10 @@ namespace lockstep::shard {
 struct Groups {
   // Every rank that has samples of its own: counts, what was used, buffers.
   std::shared_ptr<comm::Communicator> all;
-  // Those that hold the parts of one copy of the model.
+  // Ranks that hold the parts of one copy of the model.
   std::shared_ptr<comm::Communicator> gather;
   std::shared_ptr<comm::Communicator> reduce;
-  // Those that hold the same part of each copy; null where there is one copy.
+  // Ranks that hold the same part of each copy; null where there is one copy.
   std::shared_ptr<comm::Communicator> replicas;
 };
 

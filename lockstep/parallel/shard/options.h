@@ -44,7 +44,7 @@ struct MixedPrecision {
   std::optional<c10::ScalarType> param_dtype = {};
   // What ranks send each other of gradients. They are added up as floats and kept as such.
   std::optional<c10::ScalarType> reduce_dtype = {};
-  // Of masks, tables and the like, where operators compute in 16 bits; not of batch norms.
+  // The type of masks, tables and the like, where operators compute in 16 bits; not of batch norms.
   std::optional<c10::ScalarType> buffer_dtype = {};
   Compute compute = Compute::where_fast;
 };

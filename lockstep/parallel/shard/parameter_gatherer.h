@@ -50,8 +50,8 @@ class ParameterGatherer final : public intercept::Owner {
     std::size_t max_live_units = 2;
     bool scrub_freed_memory = false;
   };
-  // Of these units. Those that are always there stay so; it hears of edits to them where the units
-  // say that somebody has to.
+  // A gatherer of these units. Those that are always there stay so; it hears of edits to them where
+  // the units say that somebody has to.
   ParameterGatherer(std::span<const std::unique_ptr<FlatUnit>> units, Limits limits);
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;

@@ -25,7 +25,7 @@ Extent extent_of(const NamedTensor& parameter) {
   return {tensor.storage_offset(), tensor.storage_offset() + last + 1, parameter.name};
 }
 
-// Of one memory: what lies there, and the tensors that are known to.
+// The tensors that are known to lie in one memory.
 struct Users {
   std::vector<Extent> extents;
   std::set<const void*> tensors;

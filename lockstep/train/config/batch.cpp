@@ -15,7 +15,8 @@ std::string ranks_text(std::int64_t world_size) {
   return world_size == 1 ? "1 rank" : fmt::format("{} ranks", world_size);
 }
 
-// Of those that have samples of their own: each is a rank, or several that work together.
+// The ranks that have samples of their own, in words: each is a rank, or several that work
+// together.
 std::string shares_text(std::int64_t num_ranks, std::int64_t ranks_together) {
   if (ranks_together == 1) return ranks_text(num_ranks);
   return fmt::format("{} share{} of the data", num_ranks, num_ranks == 1 ? "" : "s");

@@ -128,7 +128,7 @@ void check_model_folder(JsonReader& reader, const fs::path& folder) {
       !problem.empty())
     return named(is_there(folder / "config.json") ? "has a config.json that " + problem
                                                   : "has no config.json");
-  // Of a checkpoint, or of a Hugging Face model.
+  // A checkpoint, or a Hugging Face model, has one of these.
   for (const char* weights : {"manifest.json", "model.safetensors", "model.safetensors.index.json"})
     if (is_there(folder / weights)) return;
   named(is_there(folder / "pytorch_model.bin")

@@ -128,7 +128,8 @@ void JsonReader::start_over() {
 
 void JsonReader::finish() {
   if (mistakes_.empty()) return;
-  // Of the whole first, then in the file's order, then those of the command line.
+  // Mistakes of the whole come first, then the others in the file's order, then those of the
+  // command line.
   std::stable_sort(mistakes_.begin(), mistakes_.end(), [](const Mistake& a, const Mistake& b) {
     return std::pair(!a.flag.empty(), a.line) < std::pair(!b.flag.empty(), b.line);
   });

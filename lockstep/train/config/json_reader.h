@@ -41,7 +41,7 @@ class JsonReader {
   void mistake(const std::string& path, const std::string& what);
   // The same with a sentence of its own.
   void mistake_about(const std::string& path, const std::string& sentence);
-  // Of a --set that could not be applied, as apply_override() says it.
+  // A mistake in a --set that could not be applied, as apply_override() says it.
   void mistake_of_flag(const std::string& assignment, const std::string& sentence);
   // The same for a value that is right by itself: what depends on it can still be judged.
   void misfit(std::string_view path, const std::string& sentence);

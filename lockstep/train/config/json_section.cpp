@@ -273,7 +273,7 @@ void JsonSection::has_no_effect(std::string_view key) {
 }
 
 void JsonSection::missing(std::string_view key, const std::string& what_it_is) {
-  // Who mistyped a key does not have to hear that it is missing as well.
+  // A key that was mistyped is not said to be missing as well.
   if (reader_->has_mistake(path(key))) return;
   mistake(key, "is missing: " + what_it_is);
 }

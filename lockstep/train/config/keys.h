@@ -1,5 +1,5 @@
 // Every key of a config is declared once, in describe.cpp: its name, what it means, what it may be.
-// Whoever reads a config, writes one, or makes docs/config.md's tables or the JSON Schema walks
+// Reading a config, writing one, and making docs/config.md's tables or the JSON Schema are walks
 // through these declarations.
 #pragma once
 

@@ -27,7 +27,7 @@ std::optional<std::int64_t> whole_number(const std::map<std::string, double>& va
   return static_cast<std::int64_t>(found->second);
 }
 
-// Of a run that asked for the same.
+// The batch in a state, where its run asked for the same.
 std::optional<BegunBatch> begun_by(const checkpoint::TrainingState& state, const TrainConfig& now) {
   const TrainConfig then = parse_config(state.config, {.name = "config"});
   if (then.batch != now.batch || then.elasticity != now.elasticity) return std::nullopt;

@@ -16,7 +16,7 @@ void put(const BegunBatch& begun, std::map<std::string, double>& values);
 // Nothing where there is none that makes sense.
 std::optional<BegunBatch> begun_in(const std::map<std::string, double>& values);
 
-// Of the run that the config leads to: by the checkpoint that it goes on from or, where a
+// The batch of the run that the config leads to: by the checkpoint that it goes on from or, where a
 // generation of the job before `now` has begun it, by the state that it began in. Nothing where it
 // begins now, asks for another batch than it did, or what is there cannot be read, which
 // check_resume() tells.

@@ -14,8 +14,9 @@ inline constexpr const char* kDataFile = "data.json";
 
 struct DataDigest {
   std::int64_t num_tokens = 0;
-  // Of the first tokens, the last, and blocks at even distances between: as quick for a terabyte as
-  // for a megabyte. Small files are read whole; in large ones a change may lie between the blocks.
+  // A checksum of the first tokens, the last, and blocks at even distances between: as quick for a
+  // terabyte as for a megabyte. Small files are read whole; in large ones a change may lie between
+  // the blocks.
   std::uint32_t crc32c = 0;
 
   bool operator==(const DataDigest&) const = default;

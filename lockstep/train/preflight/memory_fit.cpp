@@ -16,14 +16,14 @@ namespace {
 
 constexpr double kTight = 0.9;
 
-// Of the optimizer, for each parameter.
+// Bytes of optimizer state for each parameter.
 std::int64_t state_bytes(const OptimizerSection& optimizer) {
   if (optimizer.type != OptimizerType::sgd) return 8;
   return optimizer.momentum > 0 ? 4 : 0;
 }
 
-// Of what a rank writes, in the host's memory. What is on another device is copied there for any
-// checkpoint.
+// Bytes of what a rank writes, in the host's memory. What is on another device is copied there for
+// any checkpoint.
 int copied_shares(const CheckpointSection& checkpoint, int num_ranks, plan::Device device) {
   const bool saves_beside = checkpoint.asynchronous && checkpoint.interval > 0;
   int shares = saves_beside || device == plan::Device::gpu ? plan::kSharesOfSave : 0;
@@ -48,7 +48,7 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
   return text;
 }
 
-// Those that leave less on a rank, or let the host have it, the least change first.
+// Strategies that leave less on a rank, or let the host have it, the least change first.
 std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice, plan::Offload offload) {
   using enum ShardingStrategy;
   std::vector<ShardingStrategy> further;

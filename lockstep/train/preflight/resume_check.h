@@ -22,10 +22,11 @@ struct Beginning {
   std::filesystem::path from = {};
 };
 
-// Those in the folder of a run that it may go on from, ascending by step. One that a generation of
-// its job before has begun, in the state `start` (run_start.h), goes on from what it has written
-// since, wherever it began. UsageError where one that begins now finds checkpoints of later steps
-// than its first: the newest are kept, which would be those of the other run, and its own be lost.
+// The checkpoints in a run's folder that it may go on from, ascending by step. One that a
+// generation of its job before has begun, in the state `start` (run_start.h), goes on from what it
+// has written since, wherever it began. UsageError where one that begins now finds checkpoints of
+// later steps than its first: the newest are kept, which would be those of the other run, and its
+// own be lost.
 std::vector<checkpoint::Checkpoint> to_go_on_from(
     const std::filesystem::path& output, const Beginning& told,
     const std::optional<checkpoint::TrainingState>& start);

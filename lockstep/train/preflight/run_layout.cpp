@@ -68,7 +68,7 @@ std::int64_t num_parameters_of(const RankLayout& layout, const models::ModelConf
   return models::num_parameters(model, share);
 }
 
-// Those that share what the strategy cuts.
+// The axes whose ranks share what the strategy cuts.
 std::vector<std::string> axes_of_shards(const JobAxes& axes, ShardingStrategy strategy) {
   if (strategy == ShardingStrategy::NO_SHARD) return {};
   return strategy == ShardingStrategy::SHARD_OPTIMIZER ? axes.gradients : axes.shards;

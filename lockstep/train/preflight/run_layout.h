@@ -1,4 +1,4 @@
-// Who holds what in a run: which layers, parts of them, positions and samples each rank has. No
+// The layout of a run: the layers, parts of them, positions and samples that each rank has. No
 // LibTorch: found out before any rank starts.
 #pragma once
 
@@ -21,7 +21,8 @@ struct RankLayout {
   std::vector<int> coordinates;        // along the mesh's axes
   std::vector<int> stages;             // of the pipeline; one, 0, where there is none
   std::vector<mesh::Interval> layers;  // of each of these
-  // Of each layer, as a tensor axis cuts it; all where there is none.
+  // The part of each layer that a tensor axis leaves on the rank; all of it where there is no such
+  // axis.
   mesh::Interval heads;
   mesh::Interval kv_heads;
   mesh::Interval inside;                  // of the MLP

@@ -39,7 +39,7 @@ RunPlan plan_run(const TrainConfig& config, int world_size,
 // checks that do not depend on what is wrong are still made.
 RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun = {});
 
-// Who shares a step's samples.
+// The ranks that share a step's samples.
 struct BatchShares {
   std::int64_t num_data_ranks = 1;  // those that have samples of their own
   Batch batch;
@@ -70,13 +70,13 @@ struct RunLength {
     std::int64_t steps_left = 0;  // of that epoch
   };
 
-  // Of a whole run; where that is more than can be counted, the most that can.
+  // The steps of a whole run; where that is more than can be counted, the most that can.
   std::int64_t total_steps(std::int64_t steps_per_epoch) const {
     return total_steps(steps_per_epoch, {.steps_left = steps_per_epoch});
   }
 
-  // Of one that has come so far, perhaps with batches of another size: what is done, and what is
-  // left.
+  // The steps of a run that has come so far, perhaps with batches of another size: those that are
+  // done and those that are left.
   std::int64_t total_steps(std::int64_t steps_per_epoch, const Place& place) const {
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     std::int64_t total = kMost;

@@ -82,7 +82,8 @@ __device__ inline float sum_over_warp(float value) {
   return value;
 }
 
-// Of two numbers of each thread, to all of them. `shared` has room for one of each warp.
+// Sums two numbers over a block of threads; every thread gets the sums. `shared` has room for one
+// pair of each warp.
 __device__ inline float2 sum_over_block(float2 value, float2* shared) {
   const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const unsigned num_warps = blockDim.x / kWarp;
