@@ -3,7 +3,12 @@
 include(CMakePackageConfigHelpers)
 set(package_folder lib/cmake/Lockstep)
 
-install(DIRECTORY lockstep DESTINATION include FILES_MATCHING PATTERN "*.h")
+include(LockstepPublicHeaders)
+lockstep_installed_headers(installed_headers)
+foreach(header IN LISTS installed_headers)
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${header} DESTINATION include/${folder})
+endforeach()
 get_property(LOCKSTEP_PARTS GLOBAL PROPERTY LOCKSTEP_PARTS)
 get_property(LOCKSTEP_LIBTORCH_PARTS GLOBAL PROPERTY LOCKSTEP_LIBTORCH_PARTS)
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION ${package_folder})

@@ -371,6 +371,25 @@ TEST(Documents, NameOnlyWhatIsThere) {
   EXPECT_GT(num_spans, 1000U) << "pages are read";
 }
 
+// cmake/LockstepPublicHeaders.cmake says which headers are installed for programs.
+TEST(Documents, ListTheHeadersThatProgramsInclude) {
+  const fs::path root = LOCKSTEP_SOURCE_DIR;
+  const std::string file = read_text(root / "cmake/LockstepPublicHeaders.cmake");
+  const std::string list = file.substr(file.find("set(LOCKSTEP_PUBLIC_HEADERS"));
+  std::set<std::string> installed, documented;
+  for (std::istringstream words(list.substr(0, list.find(')'))); words;) {
+    std::string word;
+    words >> word;
+    if (word.ends_with(".h")) installed.insert("lockstep/" + word);
+  }
+  for (const Page& page : pages_of(root))
+    if (page.name == "docs/api.md")
+      for (const Piece& span : page.spans)
+        if (span.text.ends_with(".h")) documented.insert(span.text);
+  EXPECT_GT(installed.size(), 30U) << "the list is read";
+  EXPECT_EQ(documented, installed);
+}
+
 TEST(Documents, AreFoundWhereTheyNameWhatIsNotThere) {
   Checker& checker = checker_of_the_tree();
   const auto missing = [&](const std::string& text) {

@@ -1,0 +1,64 @@
+# The headers that programs include, each with what it is for (docs/api.md shows the same list). What
+# they include comes along when Lockstep is installed, is internal, and may change any day.
+set(LOCKSTEP_PUBLIC_HEADERS
+  base/deadline.h
+  base/error.h
+  base/log.h
+  base/progress.h
+  comm/communicator.h
+  comm/scalar_type.h
+  comm/world.h
+  data/data_loader.h
+  data/torch_dataset.h
+  device/device_manager.h
+  distributed/distributed.h
+  mesh/device_mesh.h
+  models/generate.h
+  models/make_model.h
+  multi_node/multi_node_training_manager.h
+  nn/context_parallel/context_parallel_attention.h
+  nn/layers/cross_entropy.h
+  nn/tensor_parallel/tensor_parallel.h
+  nn/tensor_parallel/tensor_plan.h
+  optim/adamw.h
+  optim/clip.h
+  optim/grad_scaler.h
+  optim/sgd.h
+  parallel/pipeline/listed_model.h
+  parallel/pipeline/model_parallel.h
+  parallel/pipeline/pipe.h
+  parallel/pipeline/pipeline.h
+  parallel/tensor/parallelize_module.h
+  plan/measured/trace_step.h
+  plan/model_states.h
+  recompute/offload_activations.h
+  recompute/recompute.h
+  recompute/wrap_activation_checkpointing.h
+  recovery/checkpointer.h
+  recovery/keep_going.h
+  recovery/peer_copies.h
+  store/client.h
+  store/server.h
+  train/distributed_trainer.h
+  train/fsdp_trainer.h
+  train/train_language_model.h)
+
+# lockstep_installed_headers(<variable>): these and whatever of ours they include, relative to the project.
+function(lockstep_installed_headers variable)
+  set(found "")
+  list(TRANSFORM LOCKSTEP_PUBLIC_HEADERS PREPEND lockstep/ OUTPUT_VARIABLE open)
+  while(open)
+    list(POP_FRONT open header)
+    if(header IN_LIST found)
+      continue()
+    endif()
+    list(APPEND found ${header})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${header} lines REGEX "^#include <lockstep/")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "#include <(lockstep/[^>]+)>.*" "\\1" included "${line}")
+      list(APPEND open ${included})
+    endforeach()
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header})
+  endwhile()
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()
