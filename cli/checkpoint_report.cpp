@@ -8,7 +8,7 @@
 
 #include <lockstep/base/count_text.h>
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/plan/bytes_text.h>
 

@@ -10,7 +10,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/final_failure.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config.h>

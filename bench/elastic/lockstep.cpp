@@ -16,7 +16,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/progress.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/peer_copies.h>

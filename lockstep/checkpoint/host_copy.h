@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/checkpoint/piece_file.h>
-#include <lockstep/checkpoint/shares.h>
+#include <lockstep/checkpoint/format/piece_file.h>
+#include <lockstep/checkpoint/format/shares.h>
 #include <lockstep/mesh/held_tensor.h>
 
 namespace lockstep::checkpoint {

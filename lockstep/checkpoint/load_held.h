@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/mesh/held_tensor.h>
 
 namespace lockstep::checkpoint {

@@ -15,10 +15,10 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/distributed_sampler.h>
-#include <lockstep/data/prefetcher.h>
-#include <lockstep/data/starvation.h>
-#include <lockstep/data/step_cut.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
+#include <lockstep/data/sampling/prefetcher.h>
+#include <lockstep/data/sampling/starvation.h>
+#include <lockstep/data/sampling/step_cut.h>
 
 namespace lockstep::data {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/sequences.h>
+#include <lockstep/data/tokens/sequences.h>
 
 namespace lockstep::data {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 
 namespace lockstep::device {
 

@@ -9,7 +9,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 #include <lockstep/device/support.h>
 
 namespace lockstep::device {

@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/world.h>
-#include <lockstep/distributed/job_axes.h>
+#include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/distributed/stages_differ.h>
 #include <lockstep/distributed/tensor_axis_warning.h>

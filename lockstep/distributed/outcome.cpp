@@ -2,7 +2,7 @@
 
 #include <exception>
 
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/format/manifest.h>
 
 namespace lockstep {
 

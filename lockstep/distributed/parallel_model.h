@@ -9,9 +9,9 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/axis_groups.h>
 #include <lockstep/distributed/config.h>
-#include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/tensor_names.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/mesh/held_tensor.h>

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/load_together.h>
 #include <lockstep/distributed/rank_messages.h>

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/log.h>
-#include <lockstep/distributed/host_crossing.h>
+#include <lockstep/distributed/axes/host_crossing.h>
 
 namespace lockstep {
 

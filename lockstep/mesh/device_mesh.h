@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
 
 namespace lockstep::mesh {
 

@@ -8,7 +8,7 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/tensor_axis.h>
 
 namespace lockstep::nn {

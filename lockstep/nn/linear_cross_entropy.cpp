@@ -11,7 +11,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/autocast.h>
 #include <lockstep/device/parallel_pieces.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/cross_entropy.h>
 #include <lockstep/nn/once_differentiable.h>
 #include <lockstep/nn/softmax_kernels.h>

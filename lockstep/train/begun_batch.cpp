@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/train/resume_check.h>
 #include <lockstep/train/run_start.h>
 

@@ -5,10 +5,10 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/step_cut.h>
-#include <lockstep/distributed/job_axes.h>
+#include <lockstep/data/sampling/step_cut.h>
+#include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/models/hugging_face_folder.h>
-#include <lockstep/nn/sequence_positions.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/run_length.h>
 
@@ -106,7 +106,7 @@ ModelParallelSizes sizes_of(const ParallelSection& parallel) {
 // Lengths that ranks share are cut into equal parts.
 void check_lengths(const ParallelSection& parallel, std::int64_t length) {
   const std::int64_t context_parts =
-      nn::length_multiple(static_cast<int>(parallel.context), nn::SplitKind::zigzag);
+      mesh::length_multiple(static_cast<int>(parallel.context), mesh::SplitKind::zigzag);
   const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
   const std::int64_t multiple =
       slices % 2 == 0 && context_parts > 1 ? context_parts * slices / 2 : context_parts * slices;

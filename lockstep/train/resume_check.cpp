@@ -7,8 +7,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/is_there.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/config/names.h>

@@ -1,4 +1,4 @@
-#include <lockstep/data/permutation.h>
+#include <lockstep/data/sampling/permutation.h>
 
 #include <algorithm>
 #include <cmath>

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/net/job_identity.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/run_start.h>

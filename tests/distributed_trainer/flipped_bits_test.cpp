@@ -10,9 +10,9 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/checkpoint/compare.h>
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/format/compare.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/checkpoint/safetensors/file.h>
 #include <lockstep/checkpoint/scalar_type.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/megatron_index.h>
+#include <lockstep/data/tokens/megatron_index.h>
 
 #include "target.h"
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/token_formats.h>
+#include <lockstep/data/tokens/token_formats.h>
 
 #include "target.h"
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/attention.h>
 #include <lockstep/nn/attention_parts.h>
 

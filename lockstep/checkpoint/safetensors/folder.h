@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/safetensors/file.h>
 #include <lockstep/checkpoint/safetensors/hashes.h>
 
 namespace lockstep::checkpoint {

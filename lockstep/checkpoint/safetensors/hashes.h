@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include <lockstep/checkpoint/content_hash.h>
+#include <lockstep/checkpoint/safetensors/content_hash.h>
 
 namespace lockstep::checkpoint {
 

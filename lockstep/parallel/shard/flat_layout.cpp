@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 

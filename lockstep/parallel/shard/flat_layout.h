@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::shard {
 
