@@ -16,22 +16,10 @@ namespace lockstep::train {
 
 namespace {
 
-data::TokenFormat format_of(DataFormat format) {
-  switch (format) {
-    case DataFormat::automatic: return data::TokenFormat::automatic;
-    case DataFormat::text: return data::TokenFormat::bytes;
-    case DataFormat::nanogpt: return data::TokenFormat::nanogpt;
-    case DataFormat::llm_c: return data::TokenFormat::llm_c;
-    case DataFormat::megatron: return data::TokenFormat::megatron;
-  }
-  LOCKSTEP_CHECK(false, "format {}", static_cast<int>(format));
-  return {};
-}
-
 std::shared_ptr<const data::TokenStream> open_stream(
     const std::vector<std::filesystem::path>& paths, const DataSection& section) {
   return std::make_shared<const data::TokenStream>(
-      data::TokenStream::open(paths, format_of(section.format)));
+      data::TokenStream::open(paths, section.format));
 }
 
 // `data_vocabulary` is that of the data, where the config has none.

@@ -144,12 +144,12 @@ std::string layout_text(const TrainConfig& config) {
 
 // "input.txt read as text, 1.1 M tokens"
 std::string data_text(const data::TokenStream& stream) {
-  const data::TokenFormat format = stream.files().front().format();
+  const data::TokenFormat& format = stream.files().front().format();
   const std::string first = stream.files().front().path().filename().string();
   const std::size_t others = stream.files().size() - 1;
-  return fmt::format(
-      "{}{} read as {}, {} tokens", first, others == 0 ? "" : fmt::format(" and {} more", others),
-      data::token_format_name(format), count_text(static_cast<double>(stream.size())));
+  return fmt::format("{}{} read as {}, {} tokens", first,
+                     others == 0 ? "" : fmt::format(" and {} more", others), format.name,
+                     count_text(static_cast<double>(stream.size())));
 }
 
 void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions& options) {

@@ -1,45 +1,29 @@
-// A file of tokens, mapped into memory: text, or what nanoGPT, llm.c and Megatron-LM prepare.
+// A file of tokens, mapped into memory, in any format of the table in token_format.h.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include <lockstep/base/mapped_file.h>
-#include <lockstep/data/tokens/megatron_index.h>
-#include <lockstep/data/tokens/token_layout.h>
+#include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::data {
-
-enum class TokenFormat {
-  automatic,  // Megatron's where a .idx lies beside it, llm.c's by its magic number, nanoGPT's
-              // where the name ends in .bin, and bytes otherwise
-  bytes,      // each byte is a token: text
-  nanogpt,    // headerless 16-bit tokens
-  llm_c,      // a header, then 16-bit (GPT-2) or 32-bit tokens (Llama 3)
-  megatron,   // a pair of .bin and .idx; either name, or the two without their endings
-};
-
-// "auto", "text", "nanogpt", "llm.c", "megatron": as configs have them.
-const char* token_format_name(TokenFormat format);
-// UsageError that lists them where the name is none.
-TokenFormat token_format_named(std::string_view name);
 
 // Ownership: holds the mapping; no token is read before it is asked for. Threading: read-only.
 // Failure: UsageError naming the file, the place, what was found and what to do, for files that
 // are missing, unreadable, empty or not what they claim to be.
 class TokenFile {
  public:
+  // `format` is a name of the table, or "auto".
   static TokenFile open(const std::filesystem::path& path,
-                        TokenFormat format = TokenFormat::automatic);
+                        std::string_view format = kAutomaticFormat);
 
-  // Never automatic.
-  TokenFormat format() const { return format_; }
+  const TokenFormat& format() const { return *format_; }
   // Where the tokens are; Megatron's .bin.
-  const std::filesystem::path& path() const { return tokens_.path(); }
+  const std::filesystem::path& path() const { return files_.front().path(); }
   std::int64_t size() const { return layout_.size(); }
 
   // Tokens [first, first + tokens.size()). UsageError where there are not that many.
@@ -58,15 +42,11 @@ class TokenFile {
   std::vector<std::int64_t> document_bounds() const;
 
  private:
-  TokenFile(TokenFormat format, MappedFile tokens, TokenLayout layout);
+  TokenFile(const TokenFormat& format, std::vector<MappedFile> files);
 
-  static TokenFile open_megatron(const std::filesystem::path& tokens,
-                                 const std::filesystem::path& index);
-
-  TokenFormat format_;
-  MappedFile tokens_;
+  const TokenFormat* format_;
+  std::vector<MappedFile> files_;  // the one with the tokens first
   TokenLayout layout_;
-  MappedFile index_;  // Megatron's
 };
 
 }  // namespace lockstep::data

@@ -100,6 +100,17 @@ void TokenLayout::append(std::int64_t first_byte, std::int64_t count) {
   size_ += count;
 }
 
+bool TokenLayout::lies_in(std::uint64_t file_bytes) const {
+  for (std::size_t run = 0; run < runs_.size(); ++run) {
+    const auto first = static_cast<std::uint64_t>(runs_[run].first_byte);
+    const auto count = static_cast<std::uint64_t>(end_of(run) - runs_[run].first_token);
+    if (runs_[run].first_byte < 0 || first > file_bytes ||
+        count > (file_bytes - first) / static_cast<std::uint64_t>(item_bytes(type_)))
+      return false;
+  }
+  return true;
+}
+
 void TokenLayout::copy(std::span<const std::byte> file, std::int64_t first,
                        std::span<std::int64_t> tokens) const {
   LOCKSTEP_CHECK(first >= 0 && first <= size_ && std::ssize(tokens) <= size_ - first);

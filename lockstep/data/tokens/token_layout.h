@@ -41,6 +41,9 @@ class TokenLayout {
   std::int64_t size() const { return size_; }
   std::size_t num_runs() const { return runs_.size(); }
 
+  // Whether all of it lies in a file of so many bytes.
+  bool lies_in(std::uint64_t file_bytes) const;
+
   // Tokens [first, first + tokens.size()) of `file`, which must be among those there are.
   void copy(std::span<const std::byte> file, std::int64_t first,
             std::span<std::int64_t> tokens) const;

@@ -9,13 +9,13 @@
 namespace lockstep::data {
 
 void check_same_tokens(const TokenFile& one, const TokenFile& other) {
-  if (one.format() == other.format() && one.type() == other.type()) return;
+  if (&one.format() == &other.format() && one.type() == other.type()) return;
   throw UsageError(
       "'{}' is read as {} ({} tokens) and '{}' as {} ({} tokens), and one model cannot learn from "
       "both: prepare them alike, with one tokenizer, or say which format they have (data.format) "
       "where one was taken for what it is not",
-      one.path().string(), token_format_name(one.format()), token_type_name(one.type()),
-      other.path().string(), token_format_name(other.format()), token_type_name(other.type()));
+      one.path().string(), one.format().name, token_type_name(one.type()), other.path().string(),
+      other.format().name, token_type_name(other.type()));
 }
 
 TokenStream::TokenStream(std::vector<TokenFile> files) : files_(std::move(files)) {
@@ -31,7 +31,8 @@ TokenStream::TokenStream(std::vector<TokenFile> files) : files_(std::move(files)
   }
 }
 
-TokenStream TokenStream::open(std::span<const std::filesystem::path> paths, TokenFormat format) {
+TokenStream TokenStream::open(std::span<const std::filesystem::path> paths,
+                              std::string_view format) {
   std::vector<TokenFile> files;
   for (const auto& path : paths) files.push_back(TokenFile::open(path, format));
   return TokenStream(std::move(files));

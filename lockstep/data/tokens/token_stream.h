@@ -22,7 +22,7 @@ class TokenStream {
   explicit TokenStream(std::vector<TokenFile> files);
 
   static TokenStream open(std::span<const std::filesystem::path> paths,
-                          TokenFormat format = TokenFormat::automatic);
+                          std::string_view format = kAutomaticFormat);
 
   const std::vector<TokenFile>& files() const { return files_; }
   std::int64_t size() const { return ends_.back(); }

@@ -1,9 +1,10 @@
-#include <lockstep/data/tokens/token_formats.h>
-
+// llm.c's files: a header of 1024 bytes, then 16-bit tokens (GPT-2) or 32-bit tokens (Llama 3).
 #include <cstring>
 #include <optional>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/mapped_file.h>
+#include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::data {
 
@@ -11,12 +12,13 @@ namespace {
 
 constexpr std::size_t llm_c_header_bytes = 1024;
 
-struct LlmC {
+// What the header says, by its first word.
+struct LlmCKind {
   std::int32_t magic;
   std::int32_t version;
   TokenType type;
 };
-constexpr LlmC llm_c_kinds[] = {
+constexpr LlmCKind llm_c_kinds[] = {
     {.magic = 20240520, .version = 1, .type = TokenType::u16},
     {.magic = 20240801, .version = 7, .type = TokenType::u32},
 };
@@ -27,41 +29,25 @@ std::int32_t header_word(std::span<const std::byte> file, std::size_t word) {
   return value;
 }
 
-std::optional<LlmC> llm_c_kind(std::span<const std::byte> file) {
+std::optional<LlmCKind> llm_c_kind(std::span<const std::byte> file) {
   if (file.size() < sizeof(std::int32_t)) return std::nullopt;
-  for (const LlmC& kind : llm_c_kinds)
+  for (const LlmCKind& kind : llm_c_kinds)
     if (header_word(file, 0) == kind.magic) return kind;
   return std::nullopt;
 }
 
-void check_not_empty(std::span<const std::byte> file, const std::filesystem::path& path) {
-  if (file.empty())
-    throw UsageError("token file '{}' is empty: was it written to the end?", path.string());
+bool is_llm_c(const std::filesystem::path& path) {
+  try {
+    return llm_c_kind(MappedFile(path).bytes()).has_value();
+  } catch (const UsageError&) {
+    return false;
+  }
 }
 
-}  // namespace
-
-TokenLayout bytes_layout(std::span<const std::byte> file, const std::filesystem::path& path) {
-  check_not_empty(file, path);
-  return {TokenType::u8, 0, std::ssize(file)};
-}
-
-TokenLayout nanogpt_layout(std::span<const std::byte> file, const std::filesystem::path& path) {
-  check_not_empty(file, path);
-  if (file.size() % 2 != 0)
-    throw UsageError(
-        "token file '{}' has {} bytes, an odd number, so it is not nanoGPT's 16-bit tokens: write "
-        "it again if it was cut short, or say which format it has ('text' for text, "
-        "which is read byte by byte)",
-        path.string(), file.size());
-  return {TokenType::u16, 0, std::ssize(file) / 2};
-}
-
-bool is_llm_c(std::span<const std::byte> file) { return llm_c_kind(file).has_value(); }
-
-TokenLayout llm_c_layout(std::span<const std::byte> file, const std::filesystem::path& path) {
-  check_not_empty(file, path);
-  const std::string name = path.string();
+TokenLayout llm_c_layout(std::span<const TokenBytes> files) {
+  check_not_empty(files.front());
+  const std::span<const std::byte> file = files.front().bytes;
+  const std::string name = files.front().path.string();
   if (file.size() < llm_c_header_bytes)
     throw UsageError(
         "token file '{}' has {} bytes, but llm.c's header alone has {}: write it again, or say "
@@ -90,6 +76,12 @@ TokenLayout llm_c_layout(std::span<const std::byte> file, const std::filesystem:
   if (count == 0)
     throw UsageError("token file '{}' has a header and no tokens: write it again", name);
   return {kind->type, llm_c_header_bytes, count};
+}
+
+}  // namespace
+
+TokenFormat llm_c_format() {
+  return {.name = "llm.c", .note = ".bin", .recognises = is_llm_c, .layout = llm_c_layout};
 }
 
 }  // namespace lockstep::data

@@ -1,16 +1,18 @@
-#include <lockstep/data/tokens/megatron_index.h>
-
+// Megatron-LM's files: a .bin with the tokens, and beside it an .idx that says which bytes are
+// which sequence, and where documents begin.
 #include <cstring>
 #include <limits>
 #include <string>
 #include <string_view>
 
 #include <lockstep/base/error.h>
+#include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::data {
 
 namespace {
 
+namespace fs = std::filesystem;
 using namespace std::string_view_literals;
 
 constexpr std::string_view magic = "MMIDIDX\0\0"sv;
@@ -80,9 +82,36 @@ TokenType checked_type(std::span<const std::byte> bytes, const std::string& name
   return token_type(load<std::uint8_t>(bytes, type_at), name);
 }
 
-}  // namespace
+// The contents of an .idx file, which are checked against the sizes of both files before anything
+// is believed. A view of the file's bytes, which must outlive it; it owns the layout alone.
+class MegatronIndex {
+ public:
+  // `index` is the whole .idx file, `path` its name for messages, `token_bytes` the .bin's size.
+  MegatronIndex(std::span<const std::byte> index, const fs::path& path, std::int64_t token_bytes);
 
-MegatronIndex::MegatronIndex(std::span<const std::byte> index, const std::filesystem::path& path,
+  // The tokens of all sequences, in the index's order.
+  const TokenLayout& layout() const { return layout_; }
+
+  // The position of each document's first token, and at the end the number of tokens. Sequences
+  // after the last bound in the file are one more document. Read from the file at each call.
+  std::vector<std::int64_t> document_bounds() const;
+
+ private:
+  std::int32_t length(std::int64_t sequence) const;
+  std::int64_t pointer(std::int64_t sequence) const;
+  std::int64_t document(std::int64_t number) const;
+
+  void check_sizes(const std::string& name) const;
+  void read_sequences(const std::string& name, std::int64_t token_bytes);
+  void check_documents(const std::string& name) const;
+
+  std::span<const std::byte> bytes_;
+  std::int64_t num_sequences_ = 0;
+  std::int64_t num_documents_ = 0;  // as the file counts: one more than there are
+  TokenLayout layout_;
+};
+
+MegatronIndex::MegatronIndex(std::span<const std::byte> index, const fs::path& path,
                              std::int64_t token_bytes)
     : bytes_(index), layout_(checked_type(index, path.string())) {
   const std::string name = path.string();
@@ -168,6 +197,51 @@ std::vector<std::int64_t> MegatronIndex::document_bounds() const {
   if (bounds.empty()) bounds.push_back(0);
   if (bounds.back() < layout_.size()) bounds.push_back(layout_.size());
   return bounds;
+}
+
+bool is_missing(const fs::path& path) {
+  std::error_code ignored;
+  return fs::status(path, ignored).type() == fs::file_type::not_found;
+}
+
+bool names_one_of_the_pair(const fs::path& path) {
+  return path.extension() == ".bin" || path.extension() == ".idx";
+}
+
+// The pair is named by one of its two files, or by their name without an ending.
+std::vector<fs::path> megatron_files(const fs::path& path) {
+  fs::path stem = path;
+  if (names_one_of_the_pair(path)) stem.replace_extension();
+  return {fs::path(stem) += ".bin", fs::path(stem) += ".idx"};
+}
+
+// An .idx is Megatron's, and so is the .bin beside it. A name without an ending is that of a pair
+// where no such file exists, but one of the two does.
+bool is_megatron(const fs::path& path) {
+  const auto pair = megatron_files(path);
+  if (names_one_of_the_pair(path)) return path.extension() == ".idx" || !is_missing(pair[1]);
+  return is_missing(path) && (!is_missing(pair[0]) || !is_missing(pair[1]));
+}
+
+MegatronIndex index_of(std::span<const TokenBytes> files) {
+  return {files[1].bytes, files[1].path, std::ssize(files[0].bytes)};
+}
+
+TokenLayout megatron_layout(std::span<const TokenBytes> files) { return index_of(files).layout(); }
+
+std::vector<std::int64_t> megatron_document_bounds(std::span<const TokenBytes> files) {
+  return index_of(files).document_bounds();
+}
+
+}  // namespace
+
+TokenFormat megatron_format() {
+  return {.name = "megatron",
+          .note = ".bin and .idx; named by either, or without extension",
+          .files = megatron_files,
+          .recognises = is_megatron,
+          .layout = megatron_layout,
+          .document_bounds = megatron_document_bounds};
 }
 
 }  // namespace lockstep::data
