@@ -7,7 +7,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 #include <lockstep/checkpoint/format/compare.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>

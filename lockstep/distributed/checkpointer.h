@@ -21,7 +21,7 @@
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/load_together.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/optimizer.h>
 
 namespace lockstep {

@@ -14,7 +14,7 @@
 #include <lockstep/distributed/config.h>
 #include <lockstep/distributed/tensor_names.h>
 #include <lockstep/mesh/device_mesh.h>
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/checkpoint/host_copy.h>
+#include <lockstep/checkpoint/held_tensors.h>
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/format/piece_reads.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 namespace lockstep {
 

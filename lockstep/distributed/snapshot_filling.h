@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/load_held.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/distributed/fetch_stretches.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/distributed/snapshot.h>

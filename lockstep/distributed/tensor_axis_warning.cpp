@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/log.h>
-#include <lockstep/distributed/axes/host_crossing.h>
+#include <lockstep/distributed/axes/job_axes.h>
 
 namespace lockstep {
 

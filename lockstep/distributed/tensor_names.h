@@ -8,7 +8,7 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/parameter_group.h>
 
 namespace lockstep {

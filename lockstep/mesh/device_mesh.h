@@ -13,7 +13,7 @@
 namespace lockstep::mesh {
 
 struct MeshOptions {
-  // Joint groups to make at once, as flatten() would: then flatten() of these needs nobody else.
+  // Joint groups that the constructor makes, so that flatten() of these does not communicate later.
   std::vector<std::vector<std::string>> flatten;
 };
 

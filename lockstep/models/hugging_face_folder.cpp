@@ -9,7 +9,7 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/piece_file.h>
 #include <lockstep/checkpoint/safetensors/folder.h>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 
-#include <lockstep/parallel/shard/sizes/idle_buffers.h>
 #include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::plan {

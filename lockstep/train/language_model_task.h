@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/train/language_model_pipeline.h>
 #include <lockstep/train/task.h>

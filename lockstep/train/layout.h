@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include <lockstep/distributed/axes/host_crossing.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/mesh/placement/mesh_shape.h>
 #include <lockstep/mesh/placement/placement.h>

@@ -6,7 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/hugging_face_folder.h>

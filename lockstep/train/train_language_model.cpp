@@ -7,11 +7,11 @@
 
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/base/count_text.h>
 #include <lockstep/base/environment.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
+#include <lockstep/base/text.h>
 #include <lockstep/comm/world.h>
-#include <lockstep/data/token_dataset.h>
+#include <lockstep/data/dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>

@@ -7,7 +7,7 @@
 
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/net/job_identity.h>
+#include <lockstep/net/secret.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/run_start.h>
 

@@ -12,8 +12,8 @@
 
 #include <lockstep/checkpoint/format/compare.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/checkpoint/safetensors/file.h>
-#include <lockstep/checkpoint/scalar_type.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
+#include <lockstep/checkpoint/tensors.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>

@@ -5,7 +5,7 @@
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/net/job_identity.h>
+#include <lockstep/net/secret.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/resume_check.h>

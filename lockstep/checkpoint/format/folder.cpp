@@ -13,7 +13,7 @@
 #include <utility>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/format/piece_file.h>
 

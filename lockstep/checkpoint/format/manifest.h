@@ -1,6 +1,6 @@
-// What a checkpoint holds and what its bytes are: manifest.json, written last. Its tensors lie in
-// pieces in safetensors files, each piece as some rank held it; whoever loads takes what it needs
-// of any of them, in any layout.
+// The manifest of a checkpoint lists what it holds, with hashes: manifest.json, written last. Its
+// tensors lie in pieces in safetensors files, each piece as some rank held it. A reader takes what
+// it needs from any of them, in any layout.
 //
 //   step-00000500/
 //     shard-00000.safetensors   pieces that rank 0 wrote
@@ -18,7 +18,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/checkpoint/safetensors/content_hash.h>
-#include <lockstep/checkpoint/safetensors/dtype.h>
+#include <lockstep/checkpoint/safetensors/header.h>
 #include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::checkpoint {
@@ -26,8 +26,8 @@ namespace lockstep::checkpoint {
 // A checkpoint without it is not one.
 inline constexpr const char* kManifestFile = "manifest.json";
 
-// A piece has a hash for each stretch of so many bytes, so that who reads a part of it can tell
-// that this part is what was written.
+// A piece has a hash for each stretch of this many bytes, so that a reader of a part can tell that
+// the part is as it was written.
 inline constexpr std::uint64_t kHashedBytes = 4 << 20;
 
 // Something of a checkpoint is not as it was written. The text names the file and the tensor.
@@ -38,8 +38,8 @@ class DamagedCheckpoint : public UsageError {
 
 struct Piece {
   std::string file;
-  // Which elements of the tensor. Its shape may be another one with as many elements, as which the
-  // tensor was cut: [3, n, m] of a tensor [3·n, m].
+  // The elements of the tensor that the piece holds. The tensor may have been cut as another shape
+  // with as many elements: [3, n, m] for a tensor [3·n, m].
   mesh::Placement placement = mesh::Placement::full({});
   std::vector<ContentHash> hashes = {};  // of each kHashedBytes; the last may be of fewer
 
@@ -72,7 +72,7 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-// What a piece is called in its file: the tensor's name, and which part it is.
+// The name of a piece in its file: the tensor's name, and which part it is.
 std::string piece_name(const std::string& tensor, const mesh::Placement& placement);
 std::uint64_t piece_bytes(DType dtype, const mesh::Placement& placement);
 // How many hashes it has.
@@ -96,5 +96,10 @@ std::string seal_manifest(std::string_view body);
 // the key too for what is of another version or makes no sense. A checkpoint's is read by
 // CheckpointReader.
 Manifest parse_manifest(std::string_view text, const std::string& file);
+
+// How many elements of a tensor some piece holds; an element that several hold counts once.
+// This is fast for thousands of pieces whose boxes are equal or apart, as in every layout. Throws
+// DamagedCheckpoint where boxes overlap in more places than any writer makes.
+std::int64_t covered_elements(const TensorRecord& tensor);
 
 }  // namespace lockstep::checkpoint

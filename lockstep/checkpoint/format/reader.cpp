@@ -7,13 +7,48 @@
 #include <cstring>
 #include <optional>
 
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/error.h>
+#include <lockstep/base/file.h>
 #include <lockstep/base/on_threads.h>
-#include <lockstep/checkpoint/format/piece_reads.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/device/host/host.h>
 
 namespace lockstep::checkpoint {
+
+namespace {
+
+// Placements that are not cut along a dim can be converted to any shape with as many elements.
+void take_as_one_shape(const SavedTensor& tensor, std::vector<mesh::Placement>& pieces,
+                       mesh::Placement& wanted) {
+  std::optional<std::vector<std::int64_t>> cut_as;
+  const auto look_at = [&](const mesh::Placement& placement) {
+    if (placement.has_whole_box_of_tensor()) return;
+    if (cut_as && *cut_as != placement.shape())
+      throw UsageError("{} was cut along the dims of {}, and is asked for along those of {}",
+                       quote(tensor.name), shape_text(*cut_as), shape_text(placement.shape()));
+    cut_as = placement.shape();
+  };
+  for (const mesh::Placement& piece : pieces) look_at(piece);
+  look_at(wanted);
+  const auto& shape = cut_as ? *cut_as : tensor.shape;
+  const auto take = [&](mesh::Placement& placement) {
+    if (placement.shape() != shape) placement = placement.in_shape(shape);
+  };
+  for (mesh::Placement& piece : pieces) take(piece);
+  take(wanted);
+}
+
+}  // namespace
+
+std::vector<mesh::Read> plan_piece_reads(const SavedTensor& tensor,
+                                         std::vector<mesh::Placement> pieces,
+                                         mesh::Placement wanted, int reader) {
+  take_as_one_shape(tensor, pieces, wanted);
+  mesh::ReadPlan plan = mesh::plan_reads(wanted, pieces, {.reader = reader, .local = {}});
+  plan.check_complete(tensor.name, wanted);
+  std::ranges::stable_sort(plan.reads, {}, &mesh::Read::holder);
+  return std::move(plan.reads);
+}
 
 namespace {
 
@@ -216,7 +251,7 @@ std::vector<std::string> CheckpointReader::damages() {
   std::vector<std::byte> stretch;
   for (const auto& tensor : manifest_.tensors)
     for (const Piece& piece : tensor.second.pieces) {
-      // Of a file that is gone as a whole there is nothing more to say.
+      // One sentence is enough for a file that is missing as a whole.
       if (!files_.contains(piece.file)) continue;
       std::optional<Source> source;
       look([&] { source = source_of(tensor.first, tensor.second, piece); });

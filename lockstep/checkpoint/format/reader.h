@@ -1,7 +1,7 @@
 // Reads a checkpoint: any part of any tensor, whatever pieces it was written in, and nothing that
-// is not what was written. There is no other way to read a file of a checkpoint: whoever wants its
-// config.json, a tensor or the manifest asks a CheckpointReader, which compares each byte that it
-// gives away with the manifest's hashes, and the manifest with its own.
+// is not what was written. There is no other way to read a file of a checkpoint: a
+// CheckpointReader gives config.json, tensors and the manifest, and compares each byte with the
+// manifest's hashes, and the manifest with its own hash.
 //
 //   CheckpointReader reader(folder);
 //   reader.read("model/fc.weight", Placement::full({4, 8}).cut_flat(0, 2), DType::f32, bytes);
@@ -17,12 +17,30 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/regular_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/safetensors/header.h>
+#include <lockstep/mesh/placement/read_plan.h>
 
 namespace lockstep::checkpoint {
+
+// A tensor as it was saved.
+struct SavedTensor {
+  const std::string& name;
+  const std::vector<std::int64_t>& shape;
+};
+
+// Plans which pieces of a tensor, in files or in memory, fill the wanted part of it. The holders of
+// the reads are the pieces, by index; reads are sorted by holder, so that what lies together is
+// read once. `reader` is that of mesh::ReadOptions. Pieces may overlap, and may have been cut as
+// another shape with as many elements.
+//
+// Throws a UsageError where pieces and `wanted` are cut along dims of different shapes, or where no
+// piece has some of the wanted elements.
+std::vector<mesh::Read> plan_piece_reads(const SavedTensor& tensor,
+                                         std::vector<mesh::Placement> pieces,
+                                         mesh::Placement wanted, int reader);
 
 // Ownership: keeps files open that it has read from. Threading: one thread, which has the help of
 // others while a call lasts; several readers may read one checkpoint. Failure: DamagedCheckpoint,
@@ -31,8 +49,8 @@ namespace lockstep::checkpoint {
 // that the checkpoint does not have or has in another shape or type.
 class CheckpointReader {
  public:
-  // `reader`: which of those that read the checkpoint at once this is. Where several files hold the
-  // same, they begin with different ones.
+  // `reader` is the number of this reader among the ones that read the checkpoint at once. Where
+  // several files hold the same elements, different readers begin with different files.
   explicit CheckpointReader(std::filesystem::path checkpoint, int reader = 0);
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
@@ -46,7 +64,7 @@ class CheckpointReader {
   // reads of the files is that, rounded up to the stretches that have a hash.
   void read(const std::string& tensor, const mesh::Placement& placement, std::span<std::byte> into);
 
-  // Many of them at once, on as many cores as there are.
+  // Reads parts of many tensors at once, on all usable cores.
   struct Wanted {
     std::string tensor;
     mesh::Placement placement;
@@ -59,10 +77,10 @@ class CheckpointReader {
 
   // DamagedCheckpoint where a tensor's pieces are not all of it, or a file is not there, or not as
   // large as it was, or does not begin as it did: all that can be known without reading everything.
-  // Of every `stride`-th file, for readers that share the work.
+  // Readers that share the work each check every `stride`-th file.
   void check_files(int stride = 1);
 
-  // Of all files so far.
+  // Bytes read from all files so far.
   std::uint64_t bytes_read() const { return bytes_read_; }
 
   // Reads everything. What is damaged, a sentence for each; nothing where all is as it was written.
@@ -90,7 +108,7 @@ class CheckpointReader {
   std::string read_head(const RegularFile& opened, const std::string& file);
   Source source_of(const std::string& tensor, const TensorRecord& record, const Piece& piece);
   void read_bytes(int fd, const std::string& file, std::uint64_t offset, std::span<std::byte> into);
-  // One of those that have a hash, all of which is wanted.
+  // A stretch that has a hash of its own and is wanted as a whole.
   struct Stretch {
     Source source;
     std::uint64_t index = 0;

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <cmath>
 
-#include <lockstep/checkpoint/format/training_state_json.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/strict_json.h>
 
 namespace lockstep::checkpoint {
 

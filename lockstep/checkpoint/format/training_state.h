@@ -38,4 +38,8 @@ std::string to_text(const TrainingState& state);
 // UsageError that names `file` and the key for what is not such a text or lacks a key.
 TrainingState parse_state(std::string_view text, const std::string& file);
 
+// Reads the state from a place within a larger JSON text. UsageError as parse_state.
+class JsonPlace;
+TrainingState state_at(const JsonPlace& place);
+
 }  // namespace lockstep::checkpoint

@@ -1,5 +1,5 @@
-// What bytes on a disk are known by: XXH3, 128 bits. Finds any damage there is; proves nothing
-// against someone who makes files to deceive.
+// The hash that tells whether bytes on a disk are as they were written: XXH3, 128 bits. It finds
+// any damage, but does not protect against someone who forges files.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,36 @@
-// Which samples each rank works on, in which order.
+// The order of an epoch's samples, and which of them each rank works on.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include <lockstep/data/sampling/permutation.h>
-
 namespace lockstep::data {
+
+// A pseudo-random permutation of [0, size) as a function of (seed, epoch): any place of it at once
+// and without memory, so that a resumed run starts anywhere. The same on every machine and in every
+// version. A Feistel network over Philox on the next larger power of four, walked along its cycles
+// until it is back inside: at most four steps on average (for sizes under 64 more, but never more
+// than 256 for all places together).
+//
+// A value. Thread-safe.
+class Permutation {
+ public:
+  // UsageError for a negative size or one of more than 2^62.
+  Permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+  std::int64_t size() const { return size_; }
+
+  // The number that stands at `place`, which is in [0, size).
+  std::int64_t operator()(std::int64_t place) const;
+
+ private:
+  std::uint64_t step(std::uint64_t value) const;
+
+  std::int64_t size_;
+  std::uint64_t key_;
+  std::uint64_t epoch_;
+  int half_bits_;
+};
 
 struct SamplerOptions {
   std::int64_t size = 0;  // samples of the dataset
@@ -14,8 +38,9 @@ struct SamplerOptions {
   int rank = 0;           // which of them this is
   bool shuffle = true;    // another order each epoch, or the dataset's own
   std::uint64_t seed = 0;
-  // What becomes of samples that are too few for one each: all are used, once, and some ranks have
-  // one fewer than others; or they are left out; or the epoch's first are repeated.
+  // At the end of an epoch there may be fewer samples than ranks. By default each is used once, and
+  // some ranks have one fewer than others; drop_last leaves them out; pad_with_repeats gives the
+  // other ranks the epoch's first samples again.
   bool drop_last = false;
   bool pad_with_repeats = false;
 };
@@ -31,7 +56,7 @@ struct BatchShare {
 struct SamplerState {
   std::int64_t epoch = 0;
   std::int64_t position = 0;  // of the epoch's order: how many samples all ranks have had
-  // Of what it was taken from: another dataset or seed has another order.
+  // The dataset's size and the seed: with another dataset or seed, the order is another one.
   std::int64_t size = 0;
   std::uint64_t seed = 0;
 
@@ -57,22 +82,22 @@ class DistributedSampler {
   // Positions of an epoch, of all ranks together: the dataset's size but for what drop_last leaves
   // out and pad_with_repeats adds.
   std::int64_t num_positions() const { return num_positions_; }
-  // How many of them are this rank's.
+  // How many of these positions are this rank's.
   std::int64_t num_samples() const;
 
   // The sample at a position of the epoch's order.
   std::int64_t index_at(std::int64_t position) const;
 
-  // The same on every rank; the last one may be smaller than the others.
+  // The number is the same on every rank. The last batch may be smaller than the others.
   std::int64_t num_global_batches(std::int64_t batch_per_rank) const;
 
-  // This rank's share of the `num_samples` from `position` on, or of those that the epoch has left,
-  // in ascending order of rows: some ranks may have one more than others.
+  // This rank's share of `num_samples` samples from `position` on, or of as many as the epoch has
+  // left. Rows ascend; some ranks may have one more than others.
   BatchShare share_of(std::int64_t position, std::int64_t num_samples) const;
-  // The same of the global batch that begins there: batch_per_rank samples, fewer or none where the
-  // epoch ends.
+  // This rank's share of the global batch that begins at `position`: batch_per_rank samples, or
+  // fewer at the end of the epoch.
   BatchShare share_at(std::int64_t position, std::int64_t batch_per_rank) const;
-  // Of global batch `number`.
+  // This rank's share of global batch `number`.
   BatchShare share(std::int64_t number, std::int64_t batch_per_rank) const;
 
   // Positions that a global batch takes; UsageError for a batch_per_rank that makes no sense.

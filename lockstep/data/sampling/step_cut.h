@@ -1,5 +1,5 @@
-// How an epoch is cut into steps, and a step into the batches that are added up for it. Whoever
-// counts steps asks here: a plan, a loader and a trainer that counted differently would disagree.
+// Cuts an epoch into steps, and a step into the batches whose gradients are accumulated. A plan, a
+// loader and a trainer all count steps with this struct, so that they agree.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,13 @@ struct StepCut {
 
   std::int64_t batches_per_step() const { return parts(samples_per_step, samples_per_batch); }
 
-  // Of so many samples, of an epoch or from the start of a step to its end, those that are used.
+  // How many of `num_samples` are used: the samples of an epoch, or those from the start of a step
+  // on.
   std::int64_t num_used(std::int64_t num_samples) const {
     return drop_last ? num_samples / samples_per_step * samples_per_step : num_samples;
   }
 
-  // What so many samples come to, all of which are used.
+  // How many steps and batches `num_used` samples make, all of which are used.
   std::int64_t num_steps(std::int64_t num_used) const { return parts(num_used, samples_per_step); }
   std::int64_t num_batches(std::int64_t num_used) const {
     return num_used / samples_per_step * batches_per_step() +

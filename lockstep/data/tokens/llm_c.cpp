@@ -3,7 +3,7 @@
 #include <optional>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::data {
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t llm_c_header_bytes = 1024;
 
-// What the header says, by its first word.
+// A kind of file, which the first word of the header tells.
 struct LlmCKind {
   std::int32_t magic;
   std::int32_t version;

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::data {

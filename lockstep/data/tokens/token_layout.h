@@ -26,12 +26,12 @@ struct PlacedToken {
 };
 
 // Tokens of one type in one or more runs of a file's bytes, numbered in the runs' order. A value;
-// holds no bytes: whoever made it from a file has checked that the runs lie in it. Memory grows
+// holds no bytes; lies_in() tells whether a file has all of them. Memory grows
 // with the runs that do not follow each other, not with the tokens. Little-endian, any alignment.
 class TokenLayout {
  public:
   explicit TokenLayout(TokenType type) : type_(type) {}
-  // All of them in one run.
+  // `count` tokens in one run.
   TokenLayout(TokenType type, std::int64_t first_byte, std::int64_t count);
 
   // `count` more tokens, from `first_byte` on.
@@ -41,7 +41,7 @@ class TokenLayout {
   std::int64_t size() const { return size_; }
   std::size_t num_runs() const { return runs_.size(); }
 
-  // Whether all of it lies in a file of so many bytes.
+  // Whether all tokens lie in a file of `file_bytes` bytes.
   bool lies_in(std::uint64_t file_bytes) const;
 
   // Tokens [first, first + tokens.size()) of `file`, which must be among those there are.

@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <sys/utsname.h>
 
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 
 namespace lockstep::device {
 

@@ -1,5 +1,5 @@
-// What this host lets this process use: cores, memory, and how busy they are. Linux; containers'
-// limits (cgroups, version 1 and 2) count as much as the machine's size.
+// The cores and the memory that this process may use on its host, and how busy they are. For Linux;
+// the limits of containers (cgroups, version 1 and 2) count as much as the machine's size.
 #pragma once
 
 #include <chrono>
@@ -40,7 +40,7 @@ class Host {
   // object was made; nothing where the kernel does not say or no time has passed on its clock.
   std::optional<double> utilisation();
 
-  // The same over the next `interval`; blocks that long.
+  // The share of time over the next `interval`; blocks that long.
   std::optional<double> utilisation(std::chrono::milliseconds interval) const;
 
  private:

@@ -1,7 +1,10 @@
 #include <lockstep/distributed/axes/job_axes.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 
@@ -15,14 +18,14 @@ constexpr const char* kContext = "cp";
 constexpr const char* kTensor = "tp";
 constexpr const char* kPipeline = "pp";
 
-// Those of a host that have samples of their own, or as many of them as can be put together to all:
-// stages are on hosts of their own first.
+// The number of shares of the data that a host has ranks for, or the largest part of it that
+// divides the number of all shares. Stages of a pipeline are put on hosts of their own first.
 int ranks_of_host(const JobSizes& job, const JobRanks& ranks) {
   const int together = job.model_parallel.tensor * job.model_parallel.context;
   return std::max(1, std::gcd(ranks.of_host / together, ranks.world / job.model_parallel.ranks()));
 }
 
-// Those that data is spread over.
+// The axes of the mesh that data is spread over.
 std::vector<mesh::Axis> data_axes(const JobSizes& job, const JobRanks& ranks) {
   const ShardingStrategy strategy = job.strategy;
   const bool replicates = !cuts_gradients(strategy);
@@ -117,6 +120,50 @@ std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes) {
   for (const auto& names : {axes.gradients, axes.shards, axes.model})
     if (names.size() > 1 && std::ranges::count(groups, names) == 0) groups.push_back(names);
   return groups;
+}
+
+namespace {
+
+std::map<int, std::vector<int>> ranks_by_host(const std::vector<int>& ranks,
+                                              const std::vector<int>& hosts) {
+  std::map<int, std::vector<int>> found;
+  for (std::size_t i = 0; i < ranks.size(); ++i) found[hosts[i]].push_back(ranks[i]);
+  return found;
+}
+
+}  // namespace
+
+std::optional<HostCrossing> host_crossing(const mesh::MeshShape& shape, const std::string& axis,
+                                          const std::vector<int>& host_of_rank) {
+  LOCKSTEP_CHECK(host_of_rank.size() == static_cast<std::size_t>(shape.world_size()),
+                 "{} hosts for {} ranks", host_of_rank.size(), shape.world_size());
+  HostCrossing crossing;
+  for (int rank = 0; rank < shape.world_size(); ++rank) {
+    if (shape.coordinate(rank, axis) != 0) continue;
+    const std::vector<int> ranks = shape.group_of(rank, {axis});
+    std::vector<int> hosts;
+    for (const int member : ranks) hosts.push_back(host_of_rank[static_cast<std::size_t>(member)]);
+    const auto by_host = ranks_by_host(ranks, hosts);
+    if (by_host.size() == 1) continue;
+    if (crossing.num_groups++ > 0) continue;
+    crossing.ranks = ranks;
+    crossing.hosts = hosts;
+  }
+  if (crossing.num_groups == 0) return std::nullopt;
+  crossing.inside = shape.size(axis);
+  std::map<int, int> ranks_on_host;
+  for (const int host : host_of_rank) ++ranks_on_host[host];
+  for (const auto& [host, num_ranks] : ranks_on_host)
+    crossing.inside = std::gcd(crossing.inside, num_ranks);
+  return crossing;
+}
+
+std::string to_text(const HostCrossing& crossing) {
+  std::string text;
+  for (const auto& [host, ranks] : ranks_by_host(crossing.ranks, crossing.hosts))
+    text += fmt::format("{}{} of host {}", text.empty() ? "ranks " : " with ",
+                        fmt::join(ranks, ", "), host);
+  return text;
 }
 
 }  // namespace lockstep

@@ -1,7 +1,9 @@
-// The mesh that a job asks for, and what its axes are for. No LibTorch: launchers show it too.
+// The mesh that a job asks for: what its axes are for, and which of them reach over several hosts.
+// No LibTorch, as launchers show it too.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,9 +12,9 @@
 
 namespace lockstep {
 
-// Ranks that work together on the same samples, by axes of the mesh: those along which data is
-// spread are the rest. What is cut is the model's own to say: layers (nn::ColumnParallelLinear and
-// the like, models::LanguageModel::spread), stages (pipeline::Pipeline), attention
+// How many ranks work together on the same samples, by axes of the mesh. Data is spread over the
+// other axes. The model decides what is cut: layers (nn::ColumnParallelLinear and the like,
+// models::LanguageModel::spread), stages (pipeline::Pipeline), attention
 // (nn::ContextParallelAttention).
 struct ModelParallelSizes {
   int tensor = 1;    // "tp": parts of each layer; ranks next to each other
@@ -45,8 +47,9 @@ struct JobAxes {
 // "tensor 2 × pipeline 1 × context 1"
 std::string to_text(const ModelParallelSizes& sizes);
 
-// Those that so many ranks divide into groups of: none larger than asked for, of the most ranks
-// together that can be, and then with the fewest of them changed. `possible` is asked where given.
+// The largest sizes, none above `wanted`, whose product divides `num_ranks`; among equals, the ones
+// that change the fewest of the wanted sizes. Only sizes that `possible` accepts, where it is
+// given.
 ModelParallelSizes nearest_sizes(
     const ModelParallelSizes& wanted, int num_ranks,
     const std::function<bool(const ModelParallelSizes&)>& possible = {});
@@ -55,7 +58,23 @@ ModelParallelSizes nearest_sizes(
 // that is not there, or there is one that it cannot use.
 JobAxes axes_for(const JobSizes& job, const JobRanks& ranks);
 
-// Those of its groups that are of several axes.
+// The groups of these axes that span several axes of the mesh.
 std::vector<std::vector<std::string>> joint_groups(const JobAxes& axes);
+
+// An axis that reaches over several hosts.
+struct HostCrossing {
+  std::vector<int> ranks;  // of the first group along the axis that is on several hosts
+  std::vector<int> hosts;  // the host of each of these ranks
+  int num_groups = 0;      // that are on several hosts
+  int inside = 1;          // the largest part of the axis that every host has whole groups of
+};
+
+// `host_of_rank` has a number for each rank of the world. Nothing where each group of the axis is
+// on one host.
+std::optional<HostCrossing> host_crossing(const mesh::MeshShape& shape, const std::string& axis,
+                                          const std::vector<int>& host_of_rank);
+
+// "ranks 0, 1 of host 0 with 2, 3 of host 1"
+std::string to_text(const HostCrossing& crossing);
 
 }  // namespace lockstep

@@ -36,7 +36,7 @@ class MeshShape {
   const std::vector<Axis>& axes() const { return axes_; }
   int world_size() const { return world_size_; }
   int size(const std::string& axis) const;
-  // Of the group that several axes span together.
+  // The size of the group that several axes span together.
   int group_size(const std::vector<std::string>& axes) const;
 
   std::vector<int> coordinates(int rank) const;  // one for each axis
@@ -46,7 +46,7 @@ class MeshShape {
   // The ranks that differ from `rank` only along the given axes, `rank` among them, ascending:
   // row-major in the mesh's order, in whichever order the axes are named.
   std::vector<int> group_of(int rank, const std::vector<std::string>& axes) const;
-  // Which of the groups along these axes `rank` is in, from 0, and where in it.
+  // The number of the group along these axes that `rank` is in, from 0, and its position in it.
   int group_number(int rank, const std::vector<std::string>& axes) const;
   int position_in_group(int rank, const std::vector<std::string>& axes) const;
 

@@ -1,4 +1,4 @@
-// Which part of a logical tensor a rank holds. Plain numbers: no LibTorch, no communication.
+// The part of a logical tensor that a rank holds. Plain numbers: no LibTorch, no communication.
 #pragma once
 
 #include <cstdint>
@@ -77,12 +77,12 @@ class Placement {
   std::int64_t logical_index(std::int64_t local) const;
   Shape coordinates(std::int64_t local) const;
 
-  // The same elements of a tensor of another shape with as many, which a placement has whose box is
-  // the whole tensor; UsageError for any other.
+  // This placement for the tensor viewed in another shape with as many elements. Throws a
+  // UsageError unless the box is the whole tensor.
   Placement in_shape(Shape shape) const;
   bool has_whole_box_of_tensor() const { return box_elements_ == logical_elements_; }
 
-  // The same box and range of the same shape. Two placements may hold the same elements and differ.
+  // Compares shape, box and range. Two placements may differ and hold the same elements.
   bool operator==(const Placement&) const = default;
 
   // "[0:4, 2:6] of [8, 6]", "elements 3:9 of [0:4, 2:6] of [8, 6]"
@@ -114,7 +114,7 @@ struct SharedRun {
 // UsageError where they are of different shapes.
 std::vector<SharedRun> intersect(const Placement& a, const Placement& b);
 
-// The same without a list.
+// Calls `visit` for each run of intersect(), without making a list.
 void for_each_run(const Placement& a, const Placement& b,
                   const std::function<void(const SharedRun&)>& visit);
 

@@ -1,6 +1,6 @@
-// What a rank must read, from whom, to fill the part of a tensor it is to hold: loading a
-// checkpoint written in another layout, gathering, re-sharding. Elements throughout; bytes are the
-// caller's.
+// The reads that fill the part of a tensor that a rank is to hold, from the parts that others hold:
+// for loading a checkpoint of another layout, gathering, re-sharding. All numbers count elements;
+// the caller knows their bytes.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Stretch {
 
 struct ReadPlan {
   std::vector<Read> reads;                  // ascending in destination, no element twice
-  std::vector<Stretch> missing;             // of my storage: what nobody holds
+  std::vector<Stretch> missing;             // stretches of my storage that nobody holds
   std::vector<std::int64_t> elements_from;  // for each holder
 
   bool complete() const { return missing.empty(); }
@@ -42,8 +42,8 @@ struct ReadPlan {
 };
 
 struct ReadOptions {
-  // Which of the ranks that plan reads from the same holders this is: where several hold the same,
-  // different readers begin with different ones.
+  // The number of this reader among the ranks that read from the same holders. Where several hold
+  // the same elements, different readers begin with different holders.
   int reader = 0;
   // A holder that costs nothing to read (this rank itself, a local disk): taken wherever it can.
   std::optional<int> local;
@@ -57,9 +57,9 @@ struct ReadOptions {
 ReadPlan plan_reads(const Placement& mine, std::span<const Placement> holders,
                     const ReadOptions& options = {});
 
-// The stretches of `mine`'s storage that none of `others` holds, ascending. With the holders before
-// it in rank order as `others`, this is what a rank answers for when each element counts once: a
-// norm's share, a checkpoint's bytes.
+// The stretches of `mine`'s storage that none of `others` holds, ascending. Where each element must
+// count once, as in a norm, `others` are the ranks before this one, and the rank answers for these
+// stretches.
 std::vector<Stretch> held_by_none(const Placement& mine, std::span<const Placement> others);
 
 }  // namespace lockstep::mesh

@@ -1,4 +1,4 @@
-// Which positions of a sequence each rank of a context-parallel group holds. Plain numbers: no
+// The positions of a sequence that each rank of a context-parallel group holds. Plain numbers: no
 // LibTorch.
 #pragma once
 
@@ -23,7 +23,7 @@ struct SequencePart {
   SplitKind kind = SplitKind::zigzag;
 };
 
-// What a length must be a multiple of: c, and 2c for zigzag; 1 where one rank holds all.
+// A length must be a multiple of this: c ranks, or 2c for zigzag; 1 where one rank holds all.
 std::int64_t length_multiple(int size, SplitKind kind);
 
 // How many positions each rank holds. UsageError, with the lengths next to it that would do, where
@@ -36,8 +36,8 @@ std::vector<Interval> positions(std::int64_t length, const SequencePart& part);
 
 namespace internal {
 
-// Which of a rank's queries see which of a rank's keys, in offsets into their parts. Of every pair
-// of ranks and split it is one rectangle, or the triangle of a rank and itself.
+// The queries of one rank that see keys of another, in offsets into their parts. For every pair of
+// ranks this is one rectangle; for a rank and itself, a triangle.
 struct BlockSight {
   Interval queries;
   Interval keys;

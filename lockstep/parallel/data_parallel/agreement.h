@@ -6,7 +6,7 @@
 #include <string>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::data_parallel {
 

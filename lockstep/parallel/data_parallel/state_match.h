@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::data_parallel {
 

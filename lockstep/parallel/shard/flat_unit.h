@@ -12,7 +12,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/shard/buffer_pool.h>
 #include <lockstep/parallel/shard/flat_layout.h>
 #include <lockstep/parallel/shard/unit_format.h>

@@ -6,7 +6,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::shard {
 

@@ -9,7 +9,7 @@
 #include <lockstep/train/config/sections.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 #include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::train {

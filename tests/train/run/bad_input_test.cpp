@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/checkpoint/safetensors/file.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
 
 #include "tests/base/files.h"
 #include "tests/checkpoint/tiny_disk.h"

@@ -1,9 +1,9 @@
-// What is cut among ranks.
+// Sharding strategies: what is cut among ranks.
 #pragma once
 
 namespace lockstep {
 
-// The answer is the same with each of them.
+// Training gives the same result with each of them.
 enum class ShardingStrategy {
   NO_SHARD,         // nothing: as DDP
   SHARD_OPTIMIZER,  // the optimizer's state: ZeRO-1

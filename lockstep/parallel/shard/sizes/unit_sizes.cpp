@@ -7,7 +7,7 @@ namespace lockstep::shard {
 
 namespace {
 
-// What stays on every rank may cost a rank so much of what its parts do: a half of a percent.
+// The units that stay on every rank have at most this share of the elements of a rank's parts.
 constexpr double kResidentShare = 0.02;
 
 }  // namespace

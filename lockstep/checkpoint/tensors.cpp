@@ -1,16 +1,59 @@
+#include <lockstep/checkpoint/tensors.h>
+
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
-#include <lockstep/checkpoint/scalar_type.h>
-#include <lockstep/checkpoint/tensors.h>
+#include <lockstep/checkpoint/safetensors/writer.h>
 
 namespace lockstep::checkpoint {
+
+namespace {
+
+// By LibTorch's own names, as older versions lack some of these types and their enumerators.
+constexpr std::pair<DType, std::string_view> kTypes[] = {
+    {DType::boolean, "Bool"},
+    {DType::u8, "Byte"},
+    {DType::i8, "Char"},
+    {DType::f8_e5m2, "Float8_e5m2"},
+    {DType::f8_e4m3, "Float8_e4m3fn"},
+    {DType::f8_e8m0, "Float8_e8m0fnu"},
+    {DType::f8_e4m3fnuz, "Float8_e4m3fnuz"},
+    {DType::f8_e5m2fnuz, "Float8_e5m2fnuz"},
+    {DType::i16, "Short"},
+    {DType::u16, "UInt16"},
+    {DType::f16, "Half"},
+    {DType::bf16, "BFloat16"},
+    {DType::i32, "Int"},
+    {DType::u32, "UInt32"},
+    {DType::f32, "Float"},
+    {DType::c64, "ComplexFloat"},
+    {DType::f64, "Double"},
+    {DType::i64, "Long"},
+    {DType::u64, "UInt64"},
+};
+
+}  // namespace
+
+std::optional<DType> dtype_of(c10::ScalarType type) {
+  for (const auto& [dtype, name] : kTypes)
+    if (name == c10::toString(type)) return dtype;
+  return std::nullopt;
+}
+
+std::optional<c10::ScalarType> scalar_type_of(DType dtype) {
+  for (int i = 0; i < static_cast<int>(c10::ScalarType::NumOptions); ++i)
+    if (const auto type = static_cast<c10::ScalarType>(i); dtype_of(type) == dtype) return type;
+  return std::nullopt;
+}
 
 namespace {
 
@@ -147,6 +190,65 @@ std::vector<NamedTensor> load_tensors(const std::filesystem::path& source) {
   for (const StoredTensor& stored : folder.tensors())
     result.push_back({stored.name(), view_of(stored).clone()});
   return result;
+}
+
+namespace {
+
+struct Plan {
+  std::vector<TensorDeclaration> declarations;
+  std::map<std::string, std::pair<const at::Tensor*, bool>> sources;  // file's name; transposed
+};
+
+DType checked_dtype(const NamedTensor& named, const StoredForm& form) {
+  const at::Tensor& tensor = named.tensor;
+  const std::string what = fmt::format("the tensor {} cannot be saved", quote(named.name));
+  if (!tensor.defined()) throw UsageError("{}: it is undefined", what);
+  if (tensor.layout() != at::kStrided)
+    throw UsageError("{}: its layout is {}; make it dense (to_dense())", what,
+                     tensor.layout() == at::kSparse ? "sparse" : "not strided");
+  if (tensor.is_meta()) throw UsageError("{}: it is on the meta device and has no values", what);
+  if (form.transposed && tensor.dim() != 2)
+    throw UsageError("{}: it is to be stored transposed, and its shape is {}", what,
+                     shape_text(tensor.sizes()));
+  const auto dtype = dtype_of(tensor.scalar_type());
+  if (!dtype)
+    throw UsageError("{}: safetensors files cannot hold its dtype, {}; convert it first", what,
+                     c10::toString(tensor.scalar_type()));
+  return *dtype;
+}
+
+Plan plan(std::span<const NamedTensor> tensors, const SaveOptions& options) {
+  Plan result;
+  for (const NamedTensor& named : tensors) {
+    StoredForm form = options.stored ? options.stored(named.name) : StoredForm{named.name};
+    const DType dtype = checked_dtype(named, form);
+    std::vector<std::int64_t> shape = named.tensor.sizes().vec();
+    if (form.transposed) std::swap(shape[0], shape[1]);
+    result.declarations.push_back({form.name, dtype, std::move(shape)});
+    result.sources.emplace(std::move(form.name), std::pair(&named.tensor, form.transposed));
+  }
+  return result;
+}
+
+}  // namespace
+
+void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                  const SaveOptions& options) {
+  const c10::NoGradGuard no_grad;
+  const Plan planned = plan(tensors, options);
+  SafetensorsWriter writer(path, planned.declarations, options.metadata);
+  for (const TensorEntry& entry : writer.entries()) {
+    const auto& [tensor, transposed] = planned.sources.at(entry.name);
+    const at::Tensor host =
+        (transposed ? tensor->t() : *tensor).to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+    LOCKSTEP_CHECK(host.nbytes() == entry.size_bytes(), "tensor {}", entry.name);
+    writer.write({static_cast<const std::byte*>(host.data_ptr()), host.nbytes()});
+  }
+  writer.commit();
+}
+
+std::uint64_t file_bytes(std::span<const NamedTensor> tensors, const SaveOptions& options) {
+  return plan_safetensors(plan(tensors, options).declarations, options.metadata).file_bytes();
 }
 
 }  // namespace lockstep::checkpoint

@@ -1,4 +1,5 @@
-// Which known word a mistyped one was meant to be.
+// Texts for people: large numbers as they are said, and which known word a mistyped one was meant
+// to be.
 #pragma once
 
 #include <span>
@@ -12,5 +13,8 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
 
 // ": did you mean 'run'?", or nothing where no word is near enough to be meant.
 std::string did_you_mean(std::string_view word, std::span<const std::string_view> known);
+
+// "7.00 B", "124.4 M", "12.5 k", "512".
+std::string count_text(double count);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/mesh/tensors.h>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

@@ -1,4 +1,4 @@
-#include <lockstep/data/sampling/starvation.h>
+#include <lockstep/data/sampling/prefetcher.h>
 
 namespace lockstep::data {
 

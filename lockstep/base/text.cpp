@@ -1,4 +1,4 @@
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 #include <algorithm>
 #include <numeric>
@@ -45,6 +45,13 @@ std::string_view nearest_word(std::string_view word, std::span<const std::string
 std::string did_you_mean(std::string_view word, std::span<const std::string_view> known) {
   const std::string_view nearest = nearest_word(word, known);
   return nearest.empty() ? "" : fmt::format(": did you mean '{}'?", nearest);
+}
+
+std::string count_text(double count) {
+  if (count >= 1e9) return fmt::format("{:.2f} B", count / 1e9);
+  if (count >= 1e6) return fmt::format("{:.1f} M", count / 1e6);
+  if (count >= 1e3) return fmt::format("{:.1f} k", count / 1e3);
+  return fmt::format("{:.0f}", count);
 }
 
 }  // namespace lockstep

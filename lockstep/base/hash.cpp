@@ -1,4 +1,4 @@
-#include <lockstep/base/crc32c.h>
+#include <lockstep/base/hash.h>
 
 #include <array>
 #include <cstring>
