@@ -6,9 +6,9 @@
 #include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/count_text.h>
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/base/text.h>
+#include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/plan/bytes_text.h>
 

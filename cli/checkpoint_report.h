@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 namespace lockstep::cli {
 

@@ -7,10 +7,10 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
-#include <lockstep/checkpoint/compare.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/base/text.h>
+#include <lockstep/checkpoint/format/compare.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/plan/bytes_text.h>
 

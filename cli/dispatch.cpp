@@ -8,11 +8,10 @@
 #include <filesystem>
 #include <vector>
 
-#include <lockstep/base/computing_environment.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 #include <cli/standard_streams.h>
 

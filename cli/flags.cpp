@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 namespace lockstep::cli {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/mesh/mesh_shape.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/models/config.h>
 #include <lockstep/train/preflight/run_layout.h>
 

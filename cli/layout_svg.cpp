@@ -2,7 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <lockstep/base/count_text.h>
+#include <lockstep/base/text.h>
 #include <lockstep/observe/svg.h>
 
 #include <cli/layout_report.h>

@@ -4,7 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/models/config.h>
 #include <lockstep/train/preflight/memory_fit.h>

@@ -7,8 +7,8 @@
 #include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/count_text.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/text.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/plan/model_states.h>

@@ -1,7 +1,7 @@
 #include <cli/num_ranks.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 #include <lockstep/elastic/cores.h>
 
 #include <cli/flags.h>

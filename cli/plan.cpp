@@ -2,7 +2,7 @@
 #include <optional>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 #include <cli/flags.h>
 #include <cli/memory_report.h>

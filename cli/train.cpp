@@ -10,7 +10,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/final_failure.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/elastic/launch.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/begun_batch.h>

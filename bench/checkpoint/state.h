@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::bench {
 

@@ -16,7 +16,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/progress.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/recovery/checkpointer.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/recovery/peer_copies.h>

@@ -11,7 +11,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/generate.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>

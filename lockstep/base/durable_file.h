@@ -1,4 +1,4 @@
-// Files and folders that are whole or not there: written under another name, synced, renamed.
+// Files that are complete or do not exist: they are written under another name, synced and renamed.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 #include <span>
 #include <string_view>
 
-#include <lockstep/base/direct_output.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep {
 
-// What the machine's disk did: full, read-only, gone. Names the file and the system's reason.
+// A failure of the machine's disk, which is full, read-only or gone. Names the file and the
+// system's reason.
 class FileError : public Error {
  public:
   using Error::Error;
@@ -28,7 +28,7 @@ class DurableFile {
  public:
   enum class Length {
     short_text,
-    much_data,  // many megabytes, which would only be in the way in the page cache
+    much_data,  // many megabytes, which bypass the page cache where the file system allows it
   };
   explicit DurableFile(std::filesystem::path path, Length length = Length::short_text);
   ~DurableFile();
@@ -38,23 +38,25 @@ class DurableFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  // Of many files in one folder, which nobody looks for before all are there, the folder is synced
-  // once, by who has it.
+  // `is_left` is for one of many files that nobody looks for before all are there: the caller then
+  // syncs their folder once.
   enum class Folder { is_synced, is_left };
   void commit(Folder folder = Folder::is_synced);
 
  private:
+  class DirectOutput;
+
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int fd_ = -1;
-  std::unique_ptr<DirectOutput> direct_;  // of much data
+  std::unique_ptr<DirectOutput> direct_;  // for much data
 };
 
-// A whole file at once.
+// Writes a whole file at once.
 void write_durably(const std::filesystem::path& path, std::string_view text,
                    DurableFile::Folder folder = DurableFile::Folder::is_synced);
 
-// Puts what was renamed, made or removed in a folder on disk.
+// Makes sure that renamed, new and removed entries of a folder are on disk.
 void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace lockstep

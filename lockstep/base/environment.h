@@ -1,8 +1,9 @@
-// The one place where environment variables are read.
+// Environment variables: this is the one place where they are read and set.
 #pragma once
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -10,15 +11,15 @@ namespace lockstep {
 // A variable's value; nothing where it is unset or empty.
 std::optional<std::string> environment_variable(const char* name);
 
-// The same for variables whose emptiness says something: nothing only where it is unset.
+// A variable's value, which may be empty; nothing only where it is unset.
 std::optional<std::string> environment_variable_or_empty(const char* name);
 
-// The first as a whole number in [lowest, highest]; UsageError naming the variable and its value
-// where it is something else.
+// A variable's value as a whole number in [lowest, highest]. Throws a UsageError that names the
+// variable and its value where it is anything else.
 std::optional<long> environment_integer(const char* name, long lowest, long highest);
 
-// Where temporary files go: TMPDIR, or else /tmp. UsageError that names the variable where that is
-// no folder that this process can write to.
+// The folder for temporary files: TMPDIR, or else /tmp. Throws a UsageError that names the variable
+// where this is not a folder that the process can write to.
 std::string temporary_directory();
 
 // Every variable as "NAME=value", for passing on to a child.
@@ -30,12 +31,12 @@ void set_environment_default(const char* name, const char* value);
 // Sets a variable; an empty value unsets it. No other thread may read the environment meanwhile.
 void set_environment(const char* name, const char* value);
 
-// Who started this process as a rank.
+// The program that started this process as a rank.
 enum class Launcher { none, lockstep, torchrun, mpirun, srun };
 
 const char* launcher_name(Launcher launcher);
 
-// What a rank learns from whoever launched it.
+// Everything that a rank learns from its launcher.
 struct LaunchEnvironment {
   Launcher launcher = Launcher::none;
   // Started by lockstep run to stand by until a rank is lost: it has no rank yet (launcher_line.h).
@@ -50,8 +51,8 @@ struct LaunchEnvironment {
   int master_port = 0;      // 0 likewise
   int restart_count = 0;    // how often the launcher has restarted this job
   int max_restarts = 0;     // how often it would
-  // Which forming of the job this process is of: restarts and nodes that joined since the first.
-  // Those of different generations cannot talk to each other.
+  // Counts how often the job was formed anew, by restarts and by nodes that joined. Processes of
+  // different generations cannot talk to each other.
   int generation = 0;
   std::string run_id;  // one job's name; "none" where the launcher gives none
   // The job's secret (lockstep run): an inherited descriptor, or a file with mode 0600.
@@ -69,5 +70,23 @@ struct LaunchEnvironment {
 // that order. A process that nobody launched is rank 0 of 1. A set of variables that is incomplete
 // or contradicts itself is a UsageError that names the variable.
 LaunchEnvironment read_launch_environment();
+
+// Variables that a process which computes should be started with, unless its user has set them. The
+// libraries below LibTorch read them when they are loaded.
+//
+// - OPENBLAS_CORETYPE: an OpenBLAS that is older than the CPU takes it for one with SSE3. The one
+// of
+//   Debian 12 runs at a fifth of the speed on Xeons of 2023, which have AVX-512.
+// - GOMP_SPINCOUNT, unless OMP_WAIT_POLICY is set: GNU's OpenMP threads spin for milliseconds
+// between
+//   two loops. Where other processes want the cores too, this takes time from the very thread that
+//   they wait for. On two busy cores, a small GPT with one thread a core trained at 2.7 thousand
+//   tokens a second by default, at 16 to 24 with this setting, and at 22 to 28 with threads that
+//   sleep at once (OMP_WAIT_POLICY=passive). On idle cores (8 threads, tiny matrices), this setting
+//   cost at most a fifth, and sleeping at once up to three quarters.
+// - UCX_DEBUG_SIGNO: UCX, which comes with newer Open MPIs, handles SIGHUP itself from the moment
+// it
+//   is loaded, even where nohup had it ignored.
+std::vector<std::pair<const char*, const char*>> computing_environment();
 
 }  // namespace lockstep

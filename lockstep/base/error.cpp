@@ -20,7 +20,8 @@ const char* fault_name(Fault fault) {
 
 namespace {
 
-// The job's numbers of ranks of a group; those that are none of its members stay as they are.
+// Translates a group's rank numbers to the job's. Numbers that are not in the group stay as they
+// are.
 std::vector<int> in_job(const std::vector<int>& ranks, const std::vector<int>& global_ranks) {
   std::vector<int> result;
   for (const int rank : ranks) {
@@ -37,8 +38,8 @@ bool renumbered(const std::vector<int>& global_ranks) {
   return false;
 }
 
-// What an explanation says of other ranks than those at fault is the group's numbers, too: how to
-// read them. Empty where a large group has no rule.
+// Explains how to read the rank numbers in an explanation, which count within the group. Empty for
+// a large group whose ranks follow no simple rule.
 std::string legend(const CommError::Details& details) {
   constexpr std::size_t kListed = 8;
   const std::vector<int>& to = details.global_ranks;

@@ -1,10 +1,17 @@
-// The three kinds of error. Everything Lockstep throws is one of these.
+// The three kinds of error: everything that Lockstep throws is one of these.
 #pragma once
 
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
+#include <version>
+
+#if defined(__cpp_lib_source_location)
+#include <source_location>
+#else  // clang before 16, with which clang-tidy reads our headers
+#include <experimental/source_location>
+#endif
 
 #include <spdlog/fmt/fmt.h>
 
@@ -27,7 +34,7 @@ class UsageError : public Error {
       : Error(fmt::format(format, std::forward<Args>(args)...)) {}
 };
 
-// What went wrong between ranks.
+// The kinds of failure between ranks.
 enum class Fault : std::uint8_t {
   timeout,    // a deadline passed; `ranks` are those that did not arrive
   peer_lost,  // a process died, or its connection is gone for good
@@ -62,8 +69,8 @@ class CommError : public Error {
   const Details& details() const { return details_; }
   Fault fault() const { return details_.fault; }
   const std::vector<int>& ranks() const { return details_.ranks; }
-  // The ranks at fault by their numbers in the job, ascending; those of a group that is not known
-  // are taken for the job's.
+  // The ranks at fault by their numbers in the job, ascending. Where the group is not known, its
+  // numbers are taken for the job's.
   std::vector<int> global_ranks() const;
 
  private:
@@ -75,6 +82,13 @@ class InternalError : public Error {
  public:
   using Error::Error;
 };
+
+// The place that a function was called from.
+#if defined(__cpp_lib_source_location)
+using CallSite = std::source_location;
+#else
+using CallSite = std::experimental::source_location;
+#endif
 
 // "rank 3", "ranks 0, 2 and 5", "ranks 0-7 and 12": how every message of ours lists ranks.
 std::string list_ranks(const std::vector<int>& ranks);

@@ -28,7 +28,7 @@ inline BFloat16 to_bfloat16(float value) {
 inline float to_float(Float16 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t rest = static_cast<std::uint32_t>(value.bits & 0x7fffu) << 13;
-  // As a float's bits `rest` is the value divided by 2^112, subnormals included.
+  // Read as a float's bits, `rest` is the value divided by 2^112, subnormals included.
   const float finite = std::bit_cast<float>(rest) * 0x1p112f;
   // Infinities and NaNs lack the upper bits of their exponent.
   const std::uint32_t special = (value.bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
@@ -46,7 +46,7 @@ inline Float16 to_float16(float value) {
   const std::uint32_t larger = exponent + (13u << 23);
   const float sum = std::bit_cast<float>(larger) + std::bit_cast<float>(magnitude);
   const std::uint32_t units = std::bit_cast<std::uint32_t>(sum) - larger;
-  // What is too large, however the above came out, is infinity.
+  // Values that are too large become infinity, whatever the sum above is.
   const std::uint32_t rounded = std::min((exponent >> 13) - (113u << 10) + units, 0x7c00u);
   // The sign of a difference: more comparisons would become branches.
   const std::uint32_t quiet_nan = ((0x7f800000u - magnitude) >> 22) & 0x0200u;

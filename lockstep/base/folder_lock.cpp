@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kNoteFile = ".holder";
 
-// Whoever only looks whether a folder is free holds it for a moment.
+// A process that only checks whether a folder is free holds the lock for a moment, so try again.
 constexpr int kAttempts = 4;
 constexpr std::chrono::milliseconds kBetweenAttempts(25);
 

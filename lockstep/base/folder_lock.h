@@ -1,4 +1,4 @@
-// One writer at a time for a folder.
+// Locks a folder for one writer at a time.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-// A job that holds a folder, and may be formed anew while a process of it hangs that held the
-// folder before.
+// The generation of a job that holds a folder. The job may be formed anew while a process of an
+// earlier generation hangs and still holds the folder.
 struct FolderHolder {
   std::string job;  // all generations of a job have the same, and no other job has it
   int generation = 0;
@@ -17,10 +17,10 @@ struct FolderHolder {
 // Holds a folder's lock (flock) from here to the end of its life. A process that ends, however it
 // does, gives up its locks.
 //
-// One that hangs, or whose host is gone, does not: so a holder that is a generation of a job takes
-// the folder over from an earlier generation of the same job, at once. It notes itself in a file
-// there, `.holder`, which it holds a lock of as well and which is never written to, only replaced:
-// by it the earlier one knows, should it wake up, that the folder is not its own any more.
+// A process that hangs, or whose host is gone, keeps them. Therefore a generation of a job takes
+// the folder over from an earlier generation of the same job, at once. It writes its name to a file
+// in the folder, `.holder`, and locks that too. The file is never changed, only replaced: an
+// earlier generation that wakes up sees by it that the folder is no longer its own.
 //
 // Ownership: of descriptors of the folder and of the file. Threading: any, one at a time; check()
 // any. Failure: CommError (aborted) where a later generation of the job has the folder: this one is
@@ -36,8 +36,8 @@ class FolderLock {
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
 
-  // For before each thing that is written: CommError (aborted) where a later generation has taken
-  // the folder over. A folder that cannot be looked at has not been.
+  // To be called before each write. Throws a CommError (aborted) where a later generation has taken
+  // the folder over. A folder that cannot be looked at counts as still held.
   void check() const;
 
  private:

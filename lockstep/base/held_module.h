@@ -1,4 +1,5 @@
-// Which module is meant by a type: users name the holder that TORCH_MODULE makes, or what it holds.
+// The module that a user means by a type: users name either the holder that TORCH_MODULE makes, or
+// the module in it.
 #pragma once
 
 namespace lockstep {
@@ -17,7 +18,7 @@ struct HeldModule<Holder> {
 
 }  // namespace internal
 
-// What a holder holds, or the type itself.
+// The module type that a holder holds; for any other type, the type itself.
 template <typename Module>
 using held_module = typename internal::HeldModule<Module>::Type;
 

@@ -34,7 +34,7 @@ void on_threads(std::size_t count, int num_threads, const std::function<void(std
   try {
     while (others.size() + 1 < wanted) others.emplace_back(run);
   } catch (const std::system_error&) {
-    // No more threads to be had: those that are there do it.
+    // The system gives no more threads: the ones that have started do the work.
   }
   run();
   others.clear();

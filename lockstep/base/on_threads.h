@@ -1,4 +1,4 @@
-// Many small pieces of work on a few threads.
+// Runs many small pieces of work on a few threads.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 namespace lockstep {
 
 // Calls work(0), …, work(count - 1), each once, in about this order, on this thread and at most
-// num_threads - 1 more. Where some throw, what the first of them threw is thrown here, when all
-// that had begun are done; what had not begun by then is left out.
+// num_threads - 1 more. If a call throws, no further ones begin; when all that have begun are done,
+// the error of the one with the lowest number is thrown here.
 void on_threads(std::size_t count, int num_threads, const std::function<void(std::size_t)>& work);
 
 }  // namespace lockstep

@@ -24,7 +24,7 @@ __device__ void store_pack(const Pack<T>& pack, T* to) {
   *reinterpret_cast<Pack<T>*>(to) = pack;
 }
 
-// Whether packs of all of them can be moved: they begin at multiples of 16 bytes.
+// Whether memory at all of these addresses can be moved in packs: they are multiples of 16 bytes.
 template <typename... Pointers>
 __device__ bool in_packs(const Pointers*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % 16 == 0) && ...);

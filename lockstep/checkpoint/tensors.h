@@ -4,19 +4,26 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/header.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::checkpoint {
 
-// How a tensor of ours is stored: under which name, and whether as its transpose (Hugging Face's
+// Element types of LibTorch and of safetensors, one from the other. Nothing where the other side
+// has no such type, or this version of LibTorch has not.
+std::optional<DType> dtype_of(c10::ScalarType type);
+std::optional<c10::ScalarType> scalar_type_of(DType dtype);
+
+// How a tensor is stored: under which name, and whether as its transpose (Hugging Face's
 // GPT-2 keeps the weights of its linear layers as [in, out]).
 struct StoredForm {
   std::string name;
@@ -39,7 +46,7 @@ struct SaveOptions {
 void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                   const SaveOptions& options = {});
 
-// What the file of such tensors takes on disk.
+// The size on disk of a file of such tensors.
 std::uint64_t file_bytes(std::span<const NamedTensor> tensors, const SaveOptions& options = {});
 
 enum class Conversion {

@@ -9,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/base/call_site.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/types.h>

@@ -19,8 +19,8 @@ namespace {
 constexpr int most_workers = 1024;
 constexpr int most_prefetch = 1 << 16;
 
-// Which GPU batches are pinned for, if any. Asked in the user's thread: in a worker "the current
-// one" is GPU 0, which every rank would start up.
+// The GPU that batches are pinned for, if any. Call this in the user's thread: in a worker the
+// current GPU is GPU 0, which every rank would start up.
 std::optional<c10::Device> pinned_for(const DataLoaderOptions& options) {
   if (options.device && options.device->is_cuda() && options.device->has_index())
     return options.device;
@@ -123,7 +123,7 @@ std::optional<Batch> DataLoader::next() {
     if (device_is_idle()) waited = Clock::now() - called;
     if (batch) put_on_device(*batch);
   } catch (...) {
-    // Whatever was loaded ahead begins after the batch that is now tried again.
+    // The batches that were loaded ahead come after the one that is now tried again.
     prefetcher_.reset();
     throw;
   }

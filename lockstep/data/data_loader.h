@@ -15,10 +15,9 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/data/dataset.h>
-#include <lockstep/data/distributed_sampler.h>
-#include <lockstep/data/prefetcher.h>
-#include <lockstep/data/starvation.h>
-#include <lockstep/data/step_cut.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
+#include <lockstep/data/sampling/prefetcher.h>
+#include <lockstep/data/sampling/step_cut.h>
 
 namespace lockstep::data {
 
@@ -54,7 +53,7 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Other steps, from where it is: between two of them.
+  // Changes the sizes from the next step on. To be called between two steps.
   void set_step(std::int64_t batch_size, std::int64_t samples_per_step);
 
   // The start of an epoch; that of epoch 0 where never called.
@@ -63,11 +62,11 @@ class DataLoader {
   // Nothing at the end of the epoch.
   std::optional<Batch> next();
 
-  // Of a whole epoch, on every rank.
+  // The number of batches of a whole epoch, the same on every rank.
   std::int64_t num_batches() const;
-  // That next() has still to give, likewise.
+  // The number of batches that next() has still to give, the same on every rank.
   std::int64_t batches_left() const { return cut_.num_batches(end_ - start_) - num_given_; }
-  // The same in steps; one that has begun counts.
+  // The numbers of steps. A step that has begun counts.
   std::int64_t num_steps() const { return cut_.num_steps(cut_.num_used(sampler_.num_positions())); }
   std::int64_t steps_left() const {
     return cut_.num_steps(end_ - start_) - num_given_ / cut_.batches_per_step();

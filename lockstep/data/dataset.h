@@ -1,4 +1,4 @@
-// What a model is trained on: samples by number.
+// Datasets: samples by number. For those of torch::data see torch_dataset.h.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include <lockstep/data/tokens/sequences.h>
 
 namespace lockstep::data {
 
@@ -20,8 +22,7 @@ struct Batch {
   std::int64_t size() const { return input.defined() ? input.size(0) : 0; }
 };
 
-// A dataset with random access. For those of torch::data see torch_dataset.h, for files of tokens
-// token_dataset.h.
+// A dataset with random access.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -35,6 +36,20 @@ class Dataset {
   // generator come in a fixed order only then: draw them from (index, epoch) otherwise, or load
   // with num_workers = 0.
   virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
+};
+
+// Samples are a SequenceSet's sequences: input and target are [samples, length] of int64, the
+// target the input shifted by one. Thread-safe.
+class TokenDataset : public Dataset {
+ public:
+  explicit TokenDataset(SequenceSet sequences);
+
+  const SequenceSet& sequences() const { return sequences_; }
+  std::int64_t size() const override { return sequences_.size(); }
+  Batch batch(std::span<const std::int64_t> indices) const override;
+
+ private:
+  SequenceSet sequences_;
 };
 
 }  // namespace lockstep::data

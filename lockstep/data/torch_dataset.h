@@ -24,7 +24,7 @@ namespace lockstep::data {
 // torch::data hands each of its workers a copy of the dataset; here all use one.
 enum class TorchCalls {
   one_at_a_time,  // right for every dataset
-  concurrent,     // for those whose get or get_batch changes nothing: lets several workers load
+  concurrent,     // for datasets whose get or get_batch changes nothing: several workers may load
 };
 
 // Any dataset of torch::data that has a size and gives examples of two tensors, stacked or not.

@@ -15,14 +15,14 @@
 
 namespace lockstep::device {
 
-// What becomes of the copies that autocast makes of weights.
+// How long the copies that autocast makes of weights live.
 enum class CastCache : std::uint8_t {
   kept,    // until the outermost Autocast ends: a weight is cast once for all its uses
   unused,  // cast anew for each use: where weights change or lose their memory in between
 };
 
-// As long as it lives, operators on one type of device compute in 16 bits where that is safe, in
-// the thread that made it. When it ends, everything is as it was, and with the outermost one the
+// While this object lives, operators on one type of device compute in 16 bits where that is safe,
+// in the thread that made it. When it ends, everything is as it was, and with the outermost one the
 // copies of weights are gone. They nest like blocks, end in the thread they began in, and are
 // neither copied nor moved.
 class Autocast {
@@ -38,7 +38,8 @@ class Autocast {
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  // What this thread computes in on such a device; nothing where autocast is off or not there.
+  // The type that this thread computes in on such a device; nothing where autocast is off or
+  // missing.
   static std::optional<c10::ScalarType> active(c10::DeviceType device);
 
  private:

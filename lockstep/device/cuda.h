@@ -5,14 +5,14 @@
 #include <string>
 #include <utility>
 
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 
 namespace lockstep::device {
 
 // GPUs that answer; 0 where there is no driver or no CUDA in LibTorch.
 int num_gpus();
 
-// Of GPU `index`, 0 to num_gpus() - 1. CUDA's errors are thrown as UsageError.
+// Properties of GPU `index`, 0 to num_gpus() - 1. CUDA's errors are thrown as UsageError.
 std::string gpu_name(int index);
 std::string gpu_bus_id(int index);              // "0000:3b:00.0"
 std::pair<int, int> gpu_capability(int index);  // {9, 0}

@@ -1,4 +1,4 @@
-// What this process runs on and what it can do.
+// The device that this process runs on, and what the device can do.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,25 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <lockstep/device/host.h>
-#include <lockstep/device/support.h>
+#include <lockstep/device/host/host.h>
 
 namespace lockstep::device {
+
+// Whether something works on this device, and the reason with the figures that were measured.
+struct Support {
+  bool yes = false;
+  std::string reason;
+
+  explicit operator bool() const { return yes; }
+};
 
 enum class GpuUse {
   one_rank_each,  // more ranks than GPUs are an error
   shared,         // ranks are dealt to the GPUs in turn
 };
 
-// Which GPU the `local_rank`th of `local_world_size` ranks on a host with `num_gpus` takes.
-// UsageError where they do not fit.
+// The GPU that the `local_rank`th of `local_world_size` ranks takes on a host with `num_gpus`.
+// Throws a UsageError where they do not fit.
 int pick_gpu(int local_rank, int local_world_size, int num_gpus, GpuUse use);
 
 struct DetectOptions {
@@ -49,7 +56,7 @@ class DeviceManager {
   // Cores this process may use, for its share of threads.
   int num_cores() const;
 
-  // Of the device; the host's where device and host share it.
+  // The device's memory; the host's where device and host share it.
   Memory memory() const;
   Memory host_memory() const;
 

@@ -18,8 +18,8 @@ namespace lockstep::device {
 
 namespace {
 
-// In large pages, where the system has them for who asks: much memory that is filled for the first
-// time is there several times as fast.
+// Asks for large pages, which some systems give only on request: memory that is filled for the
+// first time is available several times faster.
 void ask_for_large_pages([[maybe_unused]] const at::Tensor& memory) {
 #if defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kLargePage = 2 << 20;

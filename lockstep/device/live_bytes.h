@@ -11,7 +11,7 @@ namespace lockstep::device {
 
 // Bytes of one device's tensors that were made since this object was and are still there: on its
 // thread and those that autograd starts for it, as LibTorch's allocators report them to profilers.
-// What other threads make, as the threads of an operator for themselves, is left out.
+// Memory of other threads, such as the ones that an operator starts, is not counted.
 //
 // While it lives, no profiler of LibTorch's counts memory on this thread. Threading: made and
 // destroyed on one thread; its numbers may be asked for on any.

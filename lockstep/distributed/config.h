@@ -10,13 +10,13 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/device/device_manager.h>
-#include <lockstep/distributed/job_axes.h>
-#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/data_parallel/same_values.h>
 #include <lockstep/parallel/replicate/options.h>
 #include <lockstep/parallel/shard/options.h>
-#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/parallel/shard/sizes/strategy.h>
 
 namespace lockstep {
 

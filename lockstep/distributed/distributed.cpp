@@ -15,8 +15,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/world.h>
-#include <lockstep/distributed/host_crossing.h>
-#include <lockstep/distributed/job_axes.h>
+#include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/intercept/gradient_hook.h>
 #include <lockstep/mesh/device_mesh.h>

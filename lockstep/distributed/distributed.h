@@ -30,7 +30,7 @@
 #include <lockstep/distributed/model_parts.h>
 #include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 

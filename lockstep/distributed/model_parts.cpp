@@ -8,9 +8,9 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/content_hash.h>
+#include <lockstep/checkpoint/safetensors/content_hash.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/sum_of_squares.h>
 
 namespace lockstep {

@@ -13,9 +13,8 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/held_tensor.h>
-#include <lockstep/mesh/named_tensor.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/optim/clip.h>
 

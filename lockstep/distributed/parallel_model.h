@@ -11,11 +11,10 @@
 
 #include <torch/nn/module.h>
 
+#include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/config.h>
-#include <lockstep/distributed/job_axes.h>
 #include <lockstep/mesh/device_mesh.h>
-#include <lockstep/mesh/held_tensor.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
 #include <lockstep/optim/optimizer.h>

@@ -14,7 +14,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 #include <lockstep/elastic/agent.h>
 #include <lockstep/elastic/cores.h>
 #include <lockstep/elastic/descendants.h>

@@ -1,10 +1,9 @@
 #include <lockstep/elastic/rank_environment.h>
 
-#include <lockstep/base/computing_environment.h>
+#include <lockstep/base/environment.h>
 
 #include <algorithm>
 
-#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 
 namespace lockstep::elastic {

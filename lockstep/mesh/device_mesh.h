@@ -8,12 +8,12 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
 
 namespace lockstep::mesh {
 
 struct MeshOptions {
-  // Joint groups to make at once, as flatten() would: then flatten() of these needs nobody else.
+  // Joint groups that the constructor makes, so that flatten() of these does not communicate later.
   std::vector<std::vector<std::string>> flatten;
 };
 

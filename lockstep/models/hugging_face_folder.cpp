@@ -9,9 +9,9 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/piece_file.h>
+#include <lockstep/base/file.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/piece_file.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/safetensors/writer.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/config.h>
 
 namespace lockstep::models {

@@ -31,10 +31,10 @@ struct SocketAddress {
 // Looks a name up. UsageError where it does not resolve; never returns an empty list.
 std::vector<SocketAddress> resolve(const Address& address);
 
-// What this host calls itself.
+// The name of this host.
 std::string own_host_name();
 
-// The address this host would use to reach `peer`: what to tell others to connect to.
+// The address that this host would use to reach `peer`: the one to give to others.
 std::string local_host_toward(const Address& peer);
 
 }  // namespace lockstep::net

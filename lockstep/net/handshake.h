@@ -52,7 +52,7 @@ class Acceptor {
   // Takes at most wanted() bytes and returns what to send back, if anything.
   std::vector<std::byte> take(std::span<const std::byte> bytes);
 
-  // What the connection is for; proven once welcomed.
+  // The purpose that the connector stated; proven once welcomed.
   const std::string& purpose() const { return purpose_; }
 
  private:

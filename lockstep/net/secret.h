@@ -1,6 +1,6 @@
-// The job's secret: what proves that a process belongs to the job. It travels in a file that only
-// its owner can read or in an inherited descriptor, never in an argument or an environment
-// variable, and is wiped from memory when no longer needed.
+// The job's secret, which proves that a process belongs to the job, and the job's identity. The
+// secret travels in a file that only its owner can read or in an inherited descriptor, never in an
+// argument or an environment variable, and is wiped from memory when no longer needed.
 #pragma once
 
 #include <array>
@@ -46,10 +46,16 @@ class Secret {
   std::array<std::byte, kBytes> bytes_{};
 };
 
-// In time that does not depend on where they differ.
+// Compares two codes, in time that does not depend on where they differ.
 bool equal(const Secret::Mac& a, const Secret::Mac& b);
 
-// Bytes nobody can guess.
+// Fills memory with bytes that nobody can guess.
 void fill_random(std::span<std::byte> bytes);
+
+// A text that is the same in all processes of this job, in all of its generations, and different in
+// every other job. It is made from its name (`--rdzv-id`) and its secret, which it does not tell.
+// Empty where the launcher gives neither. Two jobs that run at the same time with the same name and
+// the same secret file cannot be told apart.
+std::string job_identity();
 
 }  // namespace lockstep::net

@@ -17,13 +17,14 @@ namespace lockstep::net {
 // one of this host's.
 Fd listen_tcp(const Address& address, int backlog = 1024);
 
-// A port number that a listener ended up with.
+// The address, or the port alone, that a socket is bound to.
 Address local_address(const Fd& socket);
 int local_port(const Fd& socket);
-// Who is at the other end; without a host where it is gone already.
+// The address of the other end; its host is empty where the peer is gone already.
 Address peer_address(const Fd& socket);
 
-// What a refused connection means: nobody listens there yet, or nobody does any more.
+// How to take a refused connection: nobody listens there yet (try again), or nobody does any more
+// (give up).
 enum class IfRefused { try_again, give_up };
 
 // Connects, trying again until the deadline. CommError names the address and the last reason:

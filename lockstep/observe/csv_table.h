@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 
 namespace lockstep::observe {
 

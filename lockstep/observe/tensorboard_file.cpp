@@ -5,8 +5,8 @@
 #include <chrono>
 #include <system_error>
 
-#include <lockstep/base/crc32c.h>
 #include <lockstep/base/durable_file.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/observe/protobuf_writer.h>
 
 namespace lockstep::observe {

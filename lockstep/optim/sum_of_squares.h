@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/optim/kernels/sum_of_squares.h>
 
 namespace lockstep::optim {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 #include <lockstep/plan/pooled_units.h>
 
 namespace lockstep::plan {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/parallel/shard/sizes/strategy.h>
 #include <lockstep/plan/device.h>
 #include <lockstep/plan/model_sizes.h>
 #include <lockstep/plan/precision.h>

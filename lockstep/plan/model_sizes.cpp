@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::plan {
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <deque>
 
-#include <lockstep/parallel/shard/idle_buffers.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::plan {
 

@@ -11,12 +11,12 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/host_copy.h>
-#include <lockstep/checkpoint/manifest.h>
-#include <lockstep/checkpoint/piece_file.h>
-#include <lockstep/checkpoint/safetensors/free_space.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/manifest.h>
+#include <lockstep/checkpoint/format/piece_file.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/recovery/load_together.h>
 

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/recovery/load_together.h>
 

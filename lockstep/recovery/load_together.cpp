@@ -8,7 +8,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 
 namespace lockstep {

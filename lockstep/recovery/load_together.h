@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/load_held.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/mesh/held_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep {
 

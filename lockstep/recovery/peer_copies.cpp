@@ -11,7 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/host_identity.h>
-#include <lockstep/checkpoint/host_copy.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/recovery/snapshot.h>
 

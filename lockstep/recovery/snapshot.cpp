@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/piece_reads.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 namespace lockstep {
 

@@ -14,8 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/checkpoint/host_copy.h>
-#include <lockstep/checkpoint/load_held.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/distributed/rank_messages.h>
 
 namespace lockstep {

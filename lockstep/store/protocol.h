@@ -1,4 +1,4 @@
-// What client and server of the store say to each other once the handshake is done.
+// The protocol between client and server of the store, once the handshake is done.
 //
 //   server → client   a Greeting: which server this is, and of which generation of the job; who is
 //                     of another gets nothing more
@@ -42,7 +42,7 @@ std::uint32_t generation_in(const Greeting& greeting);
 inline constexpr std::size_t kSizeBytes = 4;
 inline constexpr std::size_t kLongestRequest = 4 << 20;
 inline constexpr std::size_t kLongestReply = 64 << 20;
-// What a reply's values may take together, so that the reply around them stays under its limit.
+// The limit of a reply's values together, so that the reply around them stays under its own.
 inline constexpr std::size_t kMostValueBytes = 48 << 20;
 
 enum class Op : std::uint8_t { set = 1, get, wait, compare_and_set, add, watch, remove };

@@ -2,21 +2,29 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <list>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/net/fd.h>
+#include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
-#include <lockstep/store/connection.h>
+#include <lockstep/store/protocol.h>
 #include <lockstep/store/table.h>
 
 namespace lockstep::store {
@@ -42,6 +50,144 @@ net::Fd checked(int fd, const char* what) {
 }
 
 }  // namespace
+
+// One connection of the server, from the first byte of a stranger to the last reply.
+//
+// Owns its socket. Never blocks; not thread-safe. Memory grows with the bytes that arrive, never
+// with a size that is only announced, and not past one request and one reply.
+class Connection {
+ public:
+  Connection(net::Fd socket, const net::Secret& secret, const Greeting& greeting);
+
+  int fd() const { return socket_.get(); }
+  Clock::time_point since() const { return since_; }
+
+  // Whether it has proven to be of this job, and wants the store.
+  bool proven() const {
+    return acceptor_.state() == net::Acceptor::State::welcomed &&
+           acceptor_.purpose().starts_with(kPurpose);
+  }
+
+  // Identifies a client across its connections. Empty before it is proven.
+  std::string client() const;
+
+  enum class Condition : std::uint8_t {
+    open,
+    closed,   // by the other side
+    refused,  // a stranger, or a break of the protocol
+  };
+
+  // Reads what is there. A request that is complete appears in `request`; until it is answered with
+  // send(), the other side has nothing to say, and bytes that it sends are a break of the protocol.
+  Condition receive(std::optional<Request>& request);
+
+  // The answer to the request received last.
+  Condition send(const Reply& reply);
+
+  // Writes what waits to be written, as far as that goes.
+  Condition flush();
+  bool has_unsent() const { return sent_ < output_.size(); }
+
+ private:
+  Condition shake_hands();
+  Condition receive_request(std::optional<Request>& request);
+  // Bytes read into `into`; 0 where none are there for now, nothing where the other side closed.
+  std::optional<std::size_t> read(std::span<std::byte> into);
+
+  net::Fd socket_;
+  Clock::time_point since_ = Clock::now();
+  const Greeting& greeting_;
+  net::Acceptor acceptor_;
+  bool answering_ = false;  // a request has been received and not answered
+  std::vector<std::byte> input_;
+  std::vector<std::byte> output_;
+  std::size_t sent_ = 0;
+};
+
+Connection::Connection(net::Fd socket, const net::Secret& secret, const Greeting& greeting)
+    : socket_(std::move(socket)), greeting_(greeting), acceptor_(secret) {}
+
+std::string Connection::client() const {
+  return proven() ? acceptor_.purpose().substr(std::string_view(kPurpose).size()) : std::string();
+}
+
+Connection::Condition Connection::receive(std::optional<Request>& request) {
+  if (!proven()) {
+    const Condition condition = shake_hands();
+    if (condition != Condition::open || !proven()) return condition;
+  }
+  return receive_request(request);
+}
+
+Connection::Condition Connection::shake_hands() {
+  std::array<std::byte, net::kLongestPurpose> bytes;
+  while (acceptor_.wanted() > 0) {
+    const auto got = read(std::span(bytes).first(std::min(bytes.size(), acceptor_.wanted())));
+    if (!got) return Condition::closed;
+    if (*got == 0) return flush();
+    const auto reply = acceptor_.take(std::span(bytes).first(*got));
+    output_.insert(output_.end(), reply.begin(), reply.end());
+  }
+  if (!proven()) return Condition::refused;
+  output_.insert(output_.end(), greeting_.begin(), greeting_.end());
+  // One that its job has left behind learns so from the greeting, and nothing else.
+  const bool stale = generation_in(acceptor_.purpose()) != generation_in(greeting_);
+  const Condition condition = flush();
+  return stale ? Condition::refused : condition;
+}
+
+Connection::Condition Connection::receive_request(std::optional<Request>& request) {
+  std::array<std::byte, 64 << 10> bytes;
+  while (true) {
+    const auto got = read(bytes);
+    if (!got) return Condition::closed;
+    if (*got == 0) return Condition::open;
+    if (answering_) return Condition::refused;
+    input_.insert(input_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(*got));
+    if (input_.size() < kSizeBytes) continue;
+    const auto size = parse_size(std::span(input_).first<kSizeBytes>(), kLongestRequest);
+    if (!size || input_.size() > kSizeBytes + *size) return Condition::refused;
+    if (input_.size() < kSizeBytes + *size) continue;
+    request = parse_request(std::span(input_).subspan(kSizeBytes));
+    if (!request) return Condition::refused;
+    input_ = {};
+    answering_ = true;
+  }
+}
+
+std::optional<std::size_t> Connection::read(std::span<std::byte> into) {
+  while (true) {
+    const ssize_t got = ::recv(socket_.get(), into.data(), into.size(), 0);
+    if (got > 0) return static_cast<std::size_t>(got);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return 0;
+    return std::nullopt;
+  }
+}
+
+Connection::Condition Connection::send(const Reply& reply) {
+  const auto bytes = encode(reply);
+  output_.insert(output_.end(), bytes.begin(), bytes.end());
+  answering_ = false;
+  return flush();
+}
+
+Connection::Condition Connection::flush() {
+  while (has_unsent()) {
+    const ssize_t put =
+        ::send(socket_.get(), output_.data() + sent_, output_.size() - sent_, MSG_NOSIGNAL);
+    if (put > 0) {
+      sent_ += static_cast<std::size_t>(put);
+    } else if (put < 0 && errno == EAGAIN) {
+      return Condition::open;
+    } else if (put == 0 || errno != EINTR) {
+      return Condition::closed;
+    }
+  }
+  output_ = {};
+  sent_ = 0;
+  return Condition::open;
+}
 
 class Server::Impl {
  public:
@@ -236,8 +382,8 @@ void Server::Impl::settle(Ticket ticket, Condition condition) {
   peer.interest = interest;
 }
 
-// Who cannot be answered loses its connection, and asks again: the others' answers must not be lost
-// with it.
+// A client that cannot be answered loses its connection and asks again, so that the others still
+// get their answers.
 void Server::Impl::deliver() {
   for (const Answer& answer : std::exchange(answers_, {})) {
     const auto found = peers_.find(answer.ticket);

@@ -11,7 +11,7 @@
 
 namespace lockstep::store {
 
-// What a store holds at most; larger requests are refused before memory is taken.
+// Limits of a store. Larger requests are refused before memory is taken.
 inline constexpr std::size_t kLongestKey = 1024;
 inline constexpr std::size_t kLongestValue = 1 << 20;
 inline constexpr std::size_t kMostKeysInWait = 1 << 16;

@@ -1,8 +1,10 @@
-// The contents of a store and who waits for what: everything but the sockets.
+// The contents of a store and which requests wait for what: everything but the sockets.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,11 +15,48 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/store/protocol.h>
-#include <lockstep/store/repeats.h>
 
 namespace lockstep::store {
 
-// Who asked: a connection's number. Has at most one request open.
+// Keeps a change from being made twice, when a client sends its request again after a broken
+// connection. Remembers, for each client, the results of its calls that may still be repeated.
+// Bounded: past kMostClients the client that has been silent longest is forgotten, past kMostCalls
+// a client's oldest call. Not thread-safe.
+class Repeats {
+ public:
+  static constexpr std::size_t kMostClients = 1 << 16;
+  static constexpr std::size_t kMostCalls = 1024;
+
+  enum class Kind : std::uint8_t {
+    fresh,     // not seen before: carry it out
+    repeated,  // carried out; here is what came of it
+    stale,     // the client has its answer or gave up: this came late on an old connection
+  };
+  struct Verdict {
+    Kind kind = Kind::fresh;
+    std::int64_t result = 0;
+  };
+
+  // To be asked before a change is made. Forgets the client's calls below `answered`.
+  Verdict look_up(const std::string& client, std::uint64_t call, std::uint64_t answered);
+
+  // To be told after it is made; the client has been looked up just before.
+  void remember(const std::string& client, std::uint64_t call, std::int64_t result);
+
+ private:
+  struct Calls {
+    std::uint64_t answered = 0;
+    std::map<std::uint64_t, std::int64_t> results;
+  };
+  using Clients = std::list<std::pair<std::string, Calls>>;
+
+  Calls& touch(const std::string& client);
+
+  Clients clients_;  // the one heard from last stands first
+  std::unordered_map<std::string, Clients::iterator> index_;
+};
+
+// The number of the connection that asked. It has at most one request open.
 using Ticket = std::uint64_t;
 
 struct Answer {

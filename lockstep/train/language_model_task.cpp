@@ -3,8 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/load_held.h>
-#include <lockstep/checkpoint/scalar_type.h>
+#include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/device/autocast.h>
 #include <lockstep/models/hugging_face.h>

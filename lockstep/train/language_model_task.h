@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <lockstep/data/dataset.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/train/preflight/pipeline_plan.h>

@@ -11,7 +11,7 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
-#include <lockstep/net/job_identity.h>
+#include <lockstep/net/secret.h>
 
 namespace lockstep::train {
 

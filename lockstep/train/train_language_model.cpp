@@ -11,14 +11,14 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/count_text.h>
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
 #include <lockstep/base/log.h>
+#include <lockstep/base/text.h>
 #include <lockstep/comm/world.h>
-#include <lockstep/data/token_dataset.h>
+#include <lockstep/data/dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/models/hugging_face.h>
@@ -221,12 +221,12 @@ std::string layout_text(const TrainConfig& config) {
 
 // "input.txt read as text, 1.1 M tokens"
 std::string data_text(const data::TokenStream& stream) {
-  const data::TokenFormat format = stream.files().front().format();
+  const data::TokenFormat& format = stream.files().front().format();
   const std::string first = stream.files().front().path().filename().string();
   const std::size_t others = stream.files().size() - 1;
-  return fmt::format(
-      "{}{} read as {}, {} tokens", first, others == 0 ? "" : fmt::format(" and {} more", others),
-      data::token_format_name(format), count_text(static_cast<double>(stream.size())));
+  return fmt::format("{}{} read as {}, {} tokens", first,
+                     others == 0 ? "" : fmt::format(" and {} more", others), format.name,
+                     count_text(static_cast<double>(stream.size())));
 }
 
 void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions& options) {

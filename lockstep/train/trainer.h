@@ -10,8 +10,8 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/distributed.h>

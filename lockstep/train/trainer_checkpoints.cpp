@@ -7,9 +7,9 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/generators.h>
-#include <lockstep/checkpoint/manifest.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>

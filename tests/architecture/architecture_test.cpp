@@ -28,15 +28,15 @@ class Rules : public testing::Test {
     std::string name = (fs::temp_directory_path() / "architecture_test_XXXXXX").string();
     root_ = ::mkdtemp(name.data());
     write_table("| `base` | the ground | | no |\n"
-                "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+                "| `comm/types` | vocabulary | base | no |\n"
                 "| `comm` | collectives | base, comm/types | yes |\n"
                 "| `cli` | the program | base | no |\n");
     write("lockstep/base/environment.cpp", "auto home() { return std::getenv(\"HOME\"); }\n");
     write("lockstep/base/error.h", "#include <string>\n");
-    write("lockstep/comm/types.h", "#include <lockstep/base/error.h>\n");
-    write("lockstep/comm/words.h", "#include <lockstep/comm/types.h>\n");
+    write("lockstep/comm/types/call.h", "#include <lockstep/base/error.h>\n");
+    write("lockstep/comm/types/words.h", "#include <lockstep/comm/types/call.h>\n");
     write("lockstep/comm/tcp/link.h",
-          "#include <ATen/core/Tensor.h>\n#include <lockstep/comm/words.h>\n");
+          "#include <ATen/core/Tensor.h>\n#include <lockstep/comm/types/words.h>\n");
     write("cli/main.cpp", "#include <lockstep/base/error.h>\n#include \"verbs.h\"\n");
   }
   ~Rules() override { fs::remove_all(root_); }
@@ -58,19 +58,19 @@ class Rules : public testing::Test {
 TEST_F(Rules, ATreeThatKeepsToItsTablePasses) { EXPECT_THAT(violations(root_), IsEmpty()); }
 
 TEST_F(Rules, AnArrowThatTheTableDoesNotHave) {
-  write("lockstep/base/error.h", "#pragma once\n  # include <lockstep/comm/types.h>\n");
+  write("lockstep/base/error.h", "#pragma once\n  # include <lockstep/comm/types/call.h>\n");
   EXPECT_THAT(violations(root_), ElementsAre(AllOf(StartsWith("lockstep/base/error.h:2: "),
                                                    HasSubstr("base may not include comm/types"))));
 }
 
-TEST_F(Rules, AFileThatStandsLowerThanItsFolderMayNotIncludeTheRestOfIt) {
-  write("lockstep/comm/words.h", "#include \"lockstep/comm/tcp/link.h\"\n");
+TEST_F(Rules, APartWithinAFolderMayNotIncludeTheRestOfIt) {
+  write("lockstep/comm/types/words.h", "#include \"lockstep/comm/tcp/link.h\"\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
 }
 
 TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
   write_table("| `base` | the ground | | no |\n"
-              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm/types` | vocabulary | base | no |\n"
               "| `comm` | collectives | base, comm/types | yes |\n"
               "| `parallel/shard` | a strategy | base | no |\n"
               "| `cli` | the program | base | no |\n");
@@ -88,7 +88,7 @@ TEST_F(Rules, AnArrowOfTheProgram) {
 
 TEST_F(Rules, APartOfTheProgramMayHaveARowOfItsOwn) {
   write_table("| `base` | the ground | | no |\n"
-              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm/types` | vocabulary | base | no |\n"
               "| `comm` | collectives | base, comm/types | yes |\n"
               "| `cli` | the program | base | no |\n"
               "| `cli/torch` | the one with LibTorch | base, comm, cli | yes |\n");
@@ -99,16 +99,16 @@ TEST_F(Rules, APartOfTheProgramMayHaveARowOfItsOwn) {
 }
 
 TEST_F(Rules, ARelativeIncludeWouldHideAnArrow) {
-  write("lockstep/base/error.h", "#include \"../comm/types.h\"\n");
+  write("lockstep/base/error.h", "#include \"../comm/types/call.h\"\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("write it as <lockstep/")));
 }
 
 TEST_F(Rules, LibTorchWhereTheTableSaysNo) {
   for (const char* header :
        {"ATen/ATen.h", "c10/util/Half.h", "torch/torch.h", "caffe2/core/a.h"}) {
-    write("lockstep/comm/types.h", std::string("#include <") + header + ">\n");
-    EXPECT_THAT(violations(root_),
-                ElementsAre(AllOf(StartsWith("lockstep/comm/types.h:1: "), HasSubstr(header))));
+    write("lockstep/comm/types/call.h", std::string("#include <") + header + ">\n");
+    EXPECT_THAT(violations(root_), ElementsAre(AllOf(StartsWith("lockstep/comm/types/call.h:1: "),
+                                                     HasSubstr(header))));
   }
 }
 
@@ -118,9 +118,40 @@ TEST_F(Rules, AFolderWithoutARow) {
 }
 
 TEST_F(Rules, ARowWithoutAFolder) {
-  fs::remove(root_ / "lockstep/comm/words.h");
+  fs::remove_all(root_ / "lockstep/comm/types");
   write("lockstep/comm/tcp/link.h", "");
-  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/words")));
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/types")));
+}
+
+TEST_F(Rules, ARowForAFile) {
+  fs::remove_all(root_ / "lockstep/comm/types");
+  write("lockstep/comm/tcp/link.h", "");
+  write("lockstep/comm/types.h", "#include <lockstep/base/error.h>\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("a row for comm/types, which is no folder of lockstep/")));
+}
+
+TEST_F(Rules, ARowForSeveralFolders) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm` | collectives | base, comm/types | yes |\n"
+              "| `cli` | the program | base | no |\n");
+  write("lockstep/comm/words/names.h", "");
+  EXPECT_THAT(
+      violations(root_),
+      ElementsAre(HasSubstr("the row of comm/types names comm/words too: a part is one folder")));
+}
+
+TEST_F(Rules, ARowMayHoldAFolderOfEachOther) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/*/spec` | vocabulary | base | no |\n"
+              "| `comm` | collectives | base, comm/types | yes |\n"
+              "| `cli` | the program | base | no |\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/*/spec")));
+  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/types/call.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
 }
 
 TEST_F(Rules, AnEnvironmentVariableReadElsewhere) {

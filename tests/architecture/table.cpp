@@ -28,11 +28,13 @@ std::vector<std::string> cells(const std::string& row) {
   return split(row.substr(1, last - 1), '|');
 }
 
+// Whether a file lies in a row's folder, where "*" is the name of any folder.
 bool holds(const std::string& path, const std::string& file) {
-  if (!file.starts_with(path) || file.size() == path.size()) return false;
-  // A folder, or a file with any extension.
-  const std::string rest = file.substr(path.size());
-  return rest.front() == '/' || (rest.front() == '.' && rest.find('/') == std::string::npos);
+  const auto star = path.find('*');
+  if (star == std::string::npos) return file.starts_with(path + "/");
+  const auto end = file.find('/', star);
+  return file.starts_with(path.substr(0, star)) && end != std::string::npos &&
+         file.substr(end).starts_with(path.substr(star + 1) + "/");
 }
 
 void add_row(Table& table, const std::vector<std::string>& row) {
@@ -44,6 +46,10 @@ void add_row(Table& table, const std::vector<std::string>& row) {
   Part part;
   part.paths = split(row[0], ',');
   part.name = part.paths.front();
+  for (std::size_t i = 1; i < part.paths.size(); ++i)
+    if (part.paths[i].find('*') == std::string::npos)
+      table.mistakes.push_back("the row of " + part.name + " names " + part.paths[i] +
+                               " too: a part is one folder, so move its files into one");
   part.libtorch = row[3] == "yes";
   for (const std::string& used : split(row[2], ',')) {
     if (used.empty()) continue;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include <lockstep/base/crc32c.h>
+#include <lockstep/base/hash.h>
 
 namespace lockstep {
 namespace {

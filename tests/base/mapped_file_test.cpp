@@ -6,8 +6,7 @@
 #include <unistd.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
-#include <lockstep/base/regular_file.h>
+#include <lockstep/base/file.h>
 
 #include "errors.h"
 #include "files.h"

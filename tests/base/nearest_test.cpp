@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 namespace lockstep {
 namespace {

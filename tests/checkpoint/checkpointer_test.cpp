@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/manifest.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/manifest.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/recovery/checkpointer.h>
 
 #include "../base/errors.h"

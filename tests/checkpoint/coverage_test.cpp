@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/coverage.h>
+#include <lockstep/checkpoint/format/manifest.h>
 
 #include "../base/errors.h"
 

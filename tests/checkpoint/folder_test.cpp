@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/piece_file.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/piece_file.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 #include "../base/files.h"
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/format/manifest.h>
 
 #include "../base/errors.h"
 

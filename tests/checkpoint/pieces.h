@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/checkpoint/manifest.h>
-#include <lockstep/checkpoint/piece_file.h>
+#include <lockstep/checkpoint/format/manifest.h>
+#include <lockstep/checkpoint/format/piece_file.h>
 
 namespace lockstep::testing {
 

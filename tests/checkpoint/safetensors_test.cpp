@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -1,8 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/safetensors.h>
-#include <lockstep/checkpoint/safetensors/free_space.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
 
 #include "../base/errors.h"

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/shares.h>
+#include <lockstep/checkpoint/format/piece_file.h>
 
 namespace lockstep::checkpoint {
 namespace {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/checkpoint/safetensors/writer.h>
-#include <lockstep/checkpoint/scalar_type.h>
 #include <lockstep/checkpoint/tensors.h>
 
 #include "../base/errors.h"

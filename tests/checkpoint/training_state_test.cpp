@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/training_state.h>
 
 #include "../base/errors.h"
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/data/token_file.h>
+#include <lockstep/data/tokens/token_file.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -18,8 +18,7 @@ using lockstep::testing::write_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string opening(const std::filesystem::path& path,
-                    TokenFormat format = TokenFormat::automatic) {
+std::string opening(const std::filesystem::path& path, std::string_view format = kAutomaticFormat) {
   return usage_error([&] { TokenFile::open(path, format); });
 }
 
@@ -27,12 +26,11 @@ TEST(BadTokenFile, MissingEmptyOrNoFile) {
   const TemporaryFolder folder;
   EXPECT_THAT(opening(folder / "nowhere.txt"),
               AllOf(HasSubstr("no token file '" + (folder / "nowhere.txt").string()),
-                    HasSubstr("give a text file")));
+                    HasSubstr("one of these formats: text, nanogpt (.bin, no header), llm.c")));
   EXPECT_THAT(opening(folder.path()), HasSubstr("is a folder"));
   for (const char* name : {"empty.txt", "empty.bin"}) {
     write_file(folder / name, "");
-    for (const TokenFormat format :
-         {TokenFormat::automatic, TokenFormat::bytes, TokenFormat::nanogpt, TokenFormat::llm_c})
+    for (const char* format : {"auto", "text", "nanogpt", "llm.c"})
       EXPECT_THAT(opening(folder / name, format), AllOf(HasSubstr(name), HasSubstr("is empty")));
   }
 }
@@ -70,8 +68,7 @@ TEST(BadTokenFile, LlmC) {
   for (const auto& [what, bytes, says] : cases) {
     SCOPED_TRACE(what);
     write_file(folder / "t.bin", bytes);
-    EXPECT_THAT(opening(folder / "t.bin", TokenFormat::llm_c),
-                AllOf(HasSubstr("t.bin"), HasSubstr(says)));
+    EXPECT_THAT(opening(folder / "t.bin", "llm.c"), AllOf(HasSubstr("t.bin"), HasSubstr(says)));
   }
   // Where the magic number is right, it is not taken for something else.
   write_file(folder / "t.bin", llm_c_header(20240520, 2, 2) + four);
@@ -181,9 +178,9 @@ TEST_F(BadMegatron, DocumentsThatAreNone) {
 TEST_F(BadMegatron, HalfOfThePair) {
   write_file(folder_ / "c.idx", good().bytes());
   EXPECT_THAT(opening(folder_ / "c.idx"), AllOf(HasSubstr("there is no '"), HasSubstr("c.bin'")));
-  EXPECT_THAT(opening(folder_ / "d", TokenFormat::megatron), HasSubstr("d.bin'"));
+  EXPECT_THAT(opening(folder_ / "d", "megatron"), HasSubstr("d.bin'"));
   write_file(folder_ / "d.bin", "to");
-  EXPECT_THAT(opening(folder_ / "d.bin", TokenFormat::megatron),
+  EXPECT_THAT(opening(folder_ / "d.bin", "megatron"),
               AllOf(HasSubstr("there is no '"), HasSubstr("d.idx'")));
 }
 

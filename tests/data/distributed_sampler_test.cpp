@@ -1,4 +1,4 @@
-#include <lockstep/data/distributed_sampler.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 
 #include <algorithm>
 #include <functional>

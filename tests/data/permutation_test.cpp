@@ -1,4 +1,4 @@
-#include <lockstep/data/permutation.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include <lockstep/data/prefetcher.h>
+#include <lockstep/data/sampling/prefetcher.h>
 
 #include <atomic>
 #include <memory>

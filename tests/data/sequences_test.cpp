@@ -1,4 +1,4 @@
-#include <lockstep/data/sequences.h>
+#include <lockstep/data/tokens/sequences.h>
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include <lockstep/data/starvation.h>
+#include <lockstep/data/sampling/prefetcher.h>
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include <lockstep/data/step_cut.h>
+#include <lockstep/data/sampling/step_cut.h>
 
 #include <limits>
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/data/token_stream.h>
+#include <lockstep/data/tokens/sequences.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -22,7 +22,7 @@ TEST(TokenFile, TextIsBytes) {
   const TemporaryFolder folder;
   write_file(folder / "verse.txt", std::string("In the \xff\0beginning", 17));
   const TokenFile file = TokenFile::open(folder / "verse.txt");
-  EXPECT_EQ(file.format(), TokenFormat::bytes);
+  EXPECT_EQ(file.format().name, "text");
   EXPECT_EQ(file.size(), 17);
   EXPECT_EQ(file.max_token(), 255);
   EXPECT_THAT(copied(file, 0, 2), ElementsAre('I', 'n'));
@@ -35,11 +35,11 @@ TEST(TokenFile, NanoGpt) {
   const TemporaryFolder folder;
   write_file(folder / "train.bin", bytes_of(std::vector<std::uint16_t>{1, 50256, 65535}));
   const TokenFile file = TokenFile::open(folder / "train.bin");
-  EXPECT_EQ(file.format(), TokenFormat::nanogpt);
+  EXPECT_EQ(file.format().name, "nanogpt");
   EXPECT_EQ(file.max_token(), 65535);
   EXPECT_THAT(all_of(file), ElementsAre(1, 50256, 65535));
   // Whoever knows better says so.
-  EXPECT_THAT(all_of(TokenFile::open(folder / "train.bin", TokenFormat::bytes)),
+  EXPECT_THAT(all_of(TokenFile::open(folder / "train.bin", "text")),
               ElementsAre(1, 0, 0x50, 0xc4, 255, 255));
 }
 
@@ -48,7 +48,7 @@ TEST(TokenFile, LlmCOfBothKinds) {
   write_file(folder / "gpt2.bin",
              llm_c_header(20240520, 1, 3) + bytes_of(std::vector<std::uint16_t>{7, 50256, 9}));
   const TokenFile gpt2 = TokenFile::open(folder / "gpt2.bin");
-  EXPECT_EQ(gpt2.format(), TokenFormat::llm_c);
+  EXPECT_EQ(gpt2.format().name, "llm.c");
   EXPECT_EQ(gpt2.max_token(), 65535);
   EXPECT_THAT(all_of(gpt2), ElementsAre(7, 50256, 9));
   EXPECT_THAT(copied(gpt2, 2, 1), ElementsAre(9));
@@ -56,7 +56,7 @@ TEST(TokenFile, LlmCOfBothKinds) {
   write_file(folder / "llama", llm_c_header(20240801, 7, 2) +
                                    bytes_of(std::vector<std::uint32_t>{128000, 4294967295u}));
   const TokenFile llama = TokenFile::open(folder / "llama");
-  EXPECT_EQ(llama.format(), TokenFormat::llm_c);
+  EXPECT_EQ(llama.format().name, "llm.c");
   EXPECT_EQ(llama.max_token(), 4294967295);
   EXPECT_THAT(all_of(llama), ElementsAre(128000, 4294967295));
 }
@@ -71,7 +71,7 @@ void megatron_round_trip(std::uint8_t type) {
   write_file(folder / "corpus.bin", bytes_of(tokens));
   write_file(folder / "corpus.idx", IndexFile::contiguous(type, sizeof(T), {3, 0, 2, 1}).bytes());
   const TokenFile file = TokenFile::open(folder / "corpus.bin");
-  EXPECT_EQ(file.format(), TokenFormat::megatron);
+  EXPECT_EQ(file.format().name, "megatron");
   EXPECT_EQ(file.max_token(), static_cast<std::int64_t>(Limits::max()));
   EXPECT_EQ(all_of(file), std::vector<std::int64_t>(tokens.begin(), tokens.end()));
   EXPECT_THAT(file.document_bounds(), ElementsAre(0, 3, 3, 5, 6));
@@ -91,9 +91,9 @@ TEST(TokenFile, MegatronByAnyOfItsNames) {
   write_file(folder / "corpus.v1_text.bin", bytes_of(std::vector<std::uint16_t>{1, 2, 3}));
   write_file(folder / "corpus.v1_text.idx", IndexFile::contiguous(8, 2, {2, 1}).bytes());
   for (const char* name : {"corpus.v1_text.bin", "corpus.v1_text.idx", "corpus.v1_text"}) {
-    for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::megatron}) {
+    for (const char* format : {"auto", "megatron"}) {
       const TokenFile file = TokenFile::open(folder / name, format);
-      EXPECT_EQ(file.format(), TokenFormat::megatron) << name;
+      EXPECT_EQ(file.format().name, "megatron") << name;
       EXPECT_THAT(all_of(file), ElementsAre(1, 2, 3)) << name;
       EXPECT_EQ(file.path(), folder / "corpus.v1_text.bin");
     }
@@ -101,7 +101,7 @@ TEST(TokenFile, MegatronByAnyOfItsNames) {
   // A text beside them is a text.
   write_file(folder / "corpus.txt", "text");
   write_file(folder / "corpus.idx", "no index");
-  EXPECT_EQ(TokenFile::open(folder / "corpus.txt").format(), TokenFormat::bytes);
+  EXPECT_EQ(TokenFile::open(folder / "corpus.txt").format().name, "text");
 }
 
 TEST(TokenFile, MegatronSequencesInAnyOrder) {
@@ -182,12 +182,80 @@ TEST(TokenFile, VocabularyAtTheEndsOfTheTypes) {
 }
 
 TEST(TokenFormat, NamesAsConfigsHaveThem) {
-  for (const TokenFormat format : {TokenFormat::automatic, TokenFormat::bytes, TokenFormat::nanogpt,
-                                   TokenFormat::llm_c, TokenFormat::megatron})
-    EXPECT_EQ(token_format_named(token_format_name(format)), format);
-  EXPECT_THAT(usage_error([] { token_format_named("megatrom"); }),
+  for (const char* name : {"text", "nanogpt", "llm.c", "megatron"})
+    EXPECT_EQ(token_format(name).name, name);
+  EXPECT_THAT(usage_error([] { token_format("megatrom"); }),
               ::testing::AllOf(HasSubstr("did you mean 'megatron'?"),
                                HasSubstr("auto, text, nanogpt, llm.c, megatron")));
+}
+
+// A format of a program's own: a byte that counts the tokens, then 16-bit tokens.
+TokenLayout own_layout(std::span<const TokenBytes> files) {
+  const auto& [bytes, path] = files.front();
+  check_not_empty(files.front());
+  return {TokenType::u16, 1, std::to_integer<std::int64_t>(bytes.front())};
+}
+
+TEST(TokenFormat, OfAProgramsOwnIsReadAsAnyOther) {
+  add_token_format(
+      {.name = "own",
+       .recognises = [](const std::filesystem::path& path) { return path.extension() == ".own"; },
+       .layout = own_layout});
+  const TemporaryFolder folder;
+  write_file(folder / "a.own", "\2" + bytes_of(std::vector<std::uint16_t>{300, 400}));
+  for (const char* format : {"auto", "own"}) {
+    const TokenFile file = TokenFile::open(folder / "a.own", format);
+    EXPECT_EQ(file.format().name, "own");
+    EXPECT_THAT(all_of(file), ElementsAre(300, 400));
+    EXPECT_THAT(file.document_bounds(), ElementsAre(0, 2));
+  }
+  write_file(folder / "a.bin", "\2" + bytes_of(std::vector<std::uint16_t>{300, 400}));
+  EXPECT_THAT(
+      usage_error([&] {
+        TokenStream::open(std::vector<std::filesystem::path>{folder / "a.own", folder / "a.bin"});
+      }),
+      HasSubstr("odd number"));
+  // It may not lead out of the file, whatever it says.
+  write_file(folder / "a.own", "\3" + bytes_of(std::vector<std::uint16_t>{300, 400}));
+  EXPECT_THAT(usage_error([&] { TokenFile::open(folder / "a.own"); }),
+              HasSubstr("the format own places tokens outside of the 5 bytes of '"));
+}
+
+TEST(TokenFormat, IsAddedWholeAndOnce) {
+  const auto adding = [](TokenFormat format) {
+    return usage_error([&] { add_token_format(std::move(format)); });
+  };
+  const TokenFormat whole = token_format("text");
+  TokenFormat nameless = whole;
+  nameless.name = "";
+  TokenFormat blind = whole;
+  blind.name = "blind";
+  blind.recognises = nullptr;
+  TokenFormat mute = whole;
+  mute.name = "mute";
+  mute.layout = nullptr;
+  TokenFormat automatic = whole;
+  automatic.name = "auto";
+  EXPECT_THAT(adding(whole), HasSubstr("called 'text' already"));
+  EXPECT_THAT(adding(automatic), HasSubstr("called 'auto' already"));
+  for (const TokenFormat& one : {nameless, blind, mute})
+    EXPECT_THAT(adding(one), HasSubstr("it needs a name, `recognises` and `layout`")) << one.name;
+}
+
+TEST(TokenLayout, LiesInAFileThatHasAllOfItsBytes) {
+  TokenLayout layout(TokenType::i32);
+  EXPECT_TRUE(layout.lies_in(0)) << "no tokens";
+  layout.append(8, 2);
+  EXPECT_TRUE(layout.lies_in(16));
+  EXPECT_FALSE(layout.lies_in(15));
+  layout.append(2, 1);
+  EXPECT_TRUE(layout.lies_in(16));
+  layout.append(20, 1);
+  EXPECT_FALSE(layout.lies_in(16));
+  EXPECT_FALSE(TokenLayout(TokenType::u8, -1, 2).lies_in(16));
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  EXPECT_FALSE(TokenLayout(TokenType::i64, 8, most).lies_in(16));
+  EXPECT_FALSE(TokenLayout(TokenType::u8, most, 1).lies_in(16));
 }
 
 TEST(TokenStream, IsTheFilesOneAfterTheOther) {
@@ -237,7 +305,7 @@ TEST(TokenStream, HasOneFormatAndOneTypeOfTokens) {
   EXPECT_THAT(refused("gpt2.bin", "llama3.bin"), HasSubstr("llama3.bin' as llm.c (32-bit tokens)"));
   EXPECT_THAT(refused("m", "wide"), HasSubstr("wide.bin' as megatron (signed 32-bit tokens)"));
   const std::vector<std::filesystem::path> said = {folder / "a.txt", folder / "b.bin"};
-  EXPECT_EQ(TokenStream::open(said, TokenFormat::bytes).size(), 11);
+  EXPECT_EQ(TokenStream::open(said, "text").size(), 11);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/data/token_file.h>
+#include <lockstep/data/tokens/token_file.h>
 
 namespace lockstep::data {
 

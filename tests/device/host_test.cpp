@@ -1,4 +1,4 @@
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 
 #include <cstdlib>
 #include <fstream>

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/distributed/host_crossing.h>
+#include <lockstep/distributed/axes/job_axes.h>
 
 namespace lockstep {
 namespace {

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/net/job_identity.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/net/secret.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/preflight/run_start.h>
 

@@ -10,10 +10,10 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/checkpoint/compare.h>
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/checkpoint/safetensors.h>
-#include <lockstep/checkpoint/scalar_type.h>
+#include <lockstep/checkpoint/format/compare.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
+#include <lockstep/checkpoint/tensors.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>

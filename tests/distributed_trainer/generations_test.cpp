@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/net/job_identity.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/net/secret.h>
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/data/distributed_sampler.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 #include <lockstep/observe/csv_table.h>
 
 #include "../base/files.h"

@@ -7,7 +7,7 @@
 
 #include <lockstep/elastic/cores.h>
 
-#include <lockstep/device/host.h>
+#include <lockstep/device/host/host.h>
 
 #include "launched.h"
 

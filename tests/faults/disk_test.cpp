@@ -5,8 +5,8 @@
 
 #include <functional>
 
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 #include "disturbed.h"
 #include "tests/base/files.h"

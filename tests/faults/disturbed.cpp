@@ -7,7 +7,7 @@
 
 #include <gmock/gmock.h>
 
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
 
 #include "tests/base/files.h"
 #include "tests/base/shared_memory_names.h"

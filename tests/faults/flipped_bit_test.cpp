@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
 
 #include "disturbed.h"
 #include "tests/base/files.h"

@@ -7,9 +7,9 @@
 #include <gmock/gmock.h>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/piece_file.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/piece_file.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 #include "disturbed.h"
 #include "tests/base/files.h"

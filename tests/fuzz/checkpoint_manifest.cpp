@@ -2,7 +2,7 @@
 #include <string>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/manifest.h>
+#include <lockstep/checkpoint/format/manifest.h>
 
 #include "target.h"
 

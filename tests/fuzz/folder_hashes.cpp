@@ -2,7 +2,7 @@
 #include <string>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/safetensors/hashes.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
 
 #include "target.h"
 

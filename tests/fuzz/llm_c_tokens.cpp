@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/token_formats.h>
+#include <lockstep/data/tokens/token_format.h>
 
 #include "target.h"
 
@@ -12,8 +12,9 @@ namespace lockstep::fuzz {
 
 void run(std::span<const std::byte> input) {
   try {
-    const data::TokenLayout layout = data::llm_c_layout(input, "fuzzed.bin");
-    require(data::is_llm_c(input), "what is read is recognised");
+    const std::vector<data::TokenBytes> files = {{input, "fuzzed.bin"}};
+    const data::TokenLayout layout = data::token_format("llm.c").layout(files);
+    require(layout.lies_in(input.size()), "the tokens lie in the file");
     require(1024 + layout.size() * data::item_bytes(layout.type()) == std::ssize(input),
             "the sizes add up");
     std::vector<std::int64_t> tokens(static_cast<std::size_t>(layout.size()));

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/megatron_index.h>
+#include <lockstep/data/tokens/token_format.h>
 
 #include "target.h"
 
@@ -16,19 +16,21 @@ void run(std::span<const std::byte> input) {
   if (input.size() < sizeof token_bytes) return;
   std::memcpy(&token_bytes, input.data(), sizeof token_bytes);
   try {
-    const data::MegatronIndex index(input.subspan(sizeof token_bytes), "fuzzed.idx", token_bytes);
     // A buffer of just that size, so that the address sanitizer sees a step outside.
     const std::vector<std::byte> file(token_bytes, std::byte{0x81});
-    const data::TokenLayout& layout = index.layout();
+    const std::span<const std::byte> index = input.subspan(sizeof token_bytes);
+    const data::TokenFormat& megatron = data::token_format("megatron");
+    const std::vector<data::TokenBytes> files = {{file, "fuzzed.bin"}, {index, "fuzzed.idx"}};
+    const data::TokenLayout layout = megatron.layout(files);
     require(layout.size() > 0, "there are tokens");
-    require(static_cast<std::int64_t>(layout.num_runs()) <= index.num_sequences(),
-            "runs are made of sequences");
+    require(layout.lies_in(file.size()), "they lie in the .bin");
+    require(12 * layout.num_runs() <= index.size(), "runs are made of sequences");
     std::vector<std::int64_t> tokens(
         static_cast<std::size_t>(std::min<std::int64_t>(layout.size(), 100000)));
     layout.copy(file, layout.size() - std::ssize(tokens), tokens);
     require(std::count(tokens.begin(), tokens.end(), tokens.front()) == std::ssize(tokens),
             "all come from the file");
-    const std::vector<std::int64_t> bounds = index.document_bounds();
+    const std::vector<std::int64_t> bounds = megatron.document_bounds(files);
     require(bounds.front() == 0 && bounds.back() == layout.size() &&
                 std::is_sorted(bounds.begin(), bounds.end()),
             "documents lie one after the other");

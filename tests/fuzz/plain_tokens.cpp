@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/token_formats.h>
+#include <lockstep/data/tokens/token_format.h>
 
 #include "target.h"
 
@@ -26,9 +26,10 @@ void check(const data::TokenLayout& layout, std::span<const std::byte> file) {
 }  // namespace
 
 void run(std::span<const std::byte> input) {
-  for (const auto layout_of : {data::bytes_layout, data::nanogpt_layout}) {
+  for (const char* format : {"text", "nanogpt"}) {
     try {
-      check(layout_of(input, "fuzzed.bin"), input);
+      const std::vector<data::TokenBytes> files = {{input, "fuzzed.bin"}};
+      check(data::token_format(format).layout(files), input);
     } catch (const UsageError& error) {
       const std::string_view what = error.what();
       require(what.find("fuzzed.bin") != what.npos, "a message names the file");

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include <lockstep/base/crc32c.h>
+#include <lockstep/base/hash.h>
 #include <lockstep/comm/transport/tcp_link.h>
 #include <lockstep/net/socket.h>
 

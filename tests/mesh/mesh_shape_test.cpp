@@ -1,4 +1,4 @@
-#include <lockstep/mesh/mesh_shape.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
 
 #include <algorithm>
 #include <functional>

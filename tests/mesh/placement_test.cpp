@@ -1,4 +1,4 @@
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

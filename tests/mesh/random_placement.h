@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::mesh::testing {
 

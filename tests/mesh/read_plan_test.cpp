@@ -1,4 +1,4 @@
-#include <lockstep/mesh/read_plan.h>
+#include <lockstep/mesh/placement/read_plan.h>
 
 #include <algorithm>
 #include <numeric>

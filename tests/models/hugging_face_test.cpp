@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/models/hugging_face.h>

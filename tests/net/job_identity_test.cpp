@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include <lockstep/net/job_identity.h>
+#include <lockstep/net/secret.h>
 
 #include "../base/variables.h"
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/context_parallel/ring_attention.h>
 #include <lockstep/nn/layers/attention.h>
 

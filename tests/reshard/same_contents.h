@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 
 #include <tests/ranks/cells.h>
 

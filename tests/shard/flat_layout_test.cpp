@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/parallel/shard/flat_unit.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 namespace {

@@ -12,7 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/utils.h>
 
-#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 

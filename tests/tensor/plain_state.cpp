@@ -4,7 +4,7 @@
 #include <torch/serialize.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/mesh/tensors.h>
 
 #include "plain_modules.h"
 

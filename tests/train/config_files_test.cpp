@@ -119,6 +119,35 @@ TEST_F(ConfigFiles, of_megatron_come_in_pairs) {
   load({{"/data/train", "tokens"}, {"/data/format", "megatron"}});
 }
 
+// In a process of its own, as the table of formats keeps what was added.
+TEST_F(ConfigFiles, may_have_a_format_that_the_program_added) {
+  const auto run = [&] {
+    data::add_token_format({.name = "halves",
+                            .files =
+                                [](const std::filesystem::path& path) {
+                                  return std::vector<std::filesystem::path>{path.string() + ".a",
+                                                                            path.string() + ".b"};
+                                },
+                            .recognises = [](const std::filesystem::path&) { return false; },
+                            .layout =
+                                [](std::span<const data::TokenBytes>) {
+                                  return data::TokenLayout(data::TokenType::u8);
+                                }});
+    const std::initializer_list<Change> changes = {{"/data/train", "tokens"},
+                                                   {"/data/format", "halves"}};
+    write_file(folder_ / "tokens.a", std::string(500, 'x'));
+    const bool finds_the_other =
+        mistake(changes).find("'$/tokens.b', which cannot be found") != std::string::npos;
+    write_file(folder_ / "tokens.b", std::string(500, 'x'));
+    const TrainConfig config = load(changes);
+    const bool kept = config.data.format == "halves" &&
+                      to_json(config).find("\"format\": \"halves\"") != std::string::npos;
+    std::exit(finds_the_other && kept ? 0 : 1);
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
+  EXPECT_THAT(mistake({{"/data/format", "halves"}}), HasSubstr("data.format is \"halves\""));
+}
+
 TEST_F(ConfigFiles, need_a_place_to_write_to) {
   EXPECT_EQ(
       mistake({{"/output", "input.txt/run"}}),

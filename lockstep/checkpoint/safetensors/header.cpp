@@ -1,7 +1,9 @@
 #include <lockstep/checkpoint/safetensors/header.h>
 
 #include <algorithm>
+#include <array>
 #include <bitset>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -12,6 +14,60 @@
 #include <lockstep/checkpoint/safetensors/quote.h>
 
 namespace lockstep::checkpoint {
+
+namespace {
+
+struct Description {
+  std::string_view name;
+  unsigned bits;
+};
+
+// In the order of the enumeration.
+constexpr std::array<Description, 22> kTypes{{
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"I64", 64},        {"U64", 64},
+}};
+static_assert(kTypes.size() == static_cast<std::size_t>(DType::u64) + 1);
+
+}  // namespace
+
+std::string_view name(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)].name; }
+
+std::optional<DType> dtype_from_name(std::string_view name) {
+  for (std::size_t i = 0; i < kTypes.size(); ++i)
+    if (kTypes[i].name == name) return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+unsigned bits_of(DType dtype) { return kTypes[static_cast<std::size_t>(dtype)].bits; }
+
+bool is_floating(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+}
+
+std::uint64_t tensor_bytes(DType dtype, std::span<const std::int64_t> shape,
+                           const std::string& what) {
+  std::int64_t elements = 1;  // without the zeros: strides are products of the others
+  bool empty = false;
+  for (const std::int64_t size : shape) {
+    if (size < 0) throw UsageError("{}: the shape {} has a size below 0", what, shape_text(shape));
+    empty = empty || size == 0;
+    if (size != 0 && __builtin_mul_overflow(elements, size, &elements))
+      throw UsageError("{}: the shape {} has 2^63 elements or more", what, shape_text(shape));
+  }
+  if (empty) return 0;
+  std::uint64_t bits = 0;
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(elements), bits_of(dtype), &bits))
+    throw UsageError("{}: {} elements of {} are more than a file can hold", what, elements,
+                     name(dtype));
+  if (bits % 8 != 0)
+    throw UsageError("{}: {} elements of {} bits do not fill whole bytes", what, elements,
+                     bits_of(dtype));
+  return bits / 8;
+}
 
 namespace {
 
@@ -27,7 +83,7 @@ std::string place_of(std::string_view file, const TensorEntry& entry) {
   return fmt::format("{}, tensor {}", place_of(file), quote(entry.name));
 }
 
-// What nlohmann's parser calls for each token; throws at the first that does not belong there.
+// nlohmann's parser calls this for each token. It throws at the first that does not belong there.
 // Tokens go straight into entries: a tree of them would take many times the 100 MB of a header.
 class HeaderReader final : public json::json_sax_t {
  public:
@@ -129,7 +185,7 @@ class HeaderReader final : public json::json_sax_t {
     fail_at(position);
   }
 
-  // At so many bytes of the JSON, counted from 1.
+  // The byte of the JSON, counted from 1.
   [[noreturn]] void fail_at(std::size_t position) const {
     throw UsageError("{}: the header is not valid JSON at byte {} of the file: it is damaged, or "
                      "not a safetensors file",

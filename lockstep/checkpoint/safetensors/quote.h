@@ -15,7 +15,7 @@ std::string quote(std::string_view text);
 // "[2, 3]"; a long one is cut.
 std::string shape_text(std::span<const std::int64_t> shape);
 
-// What does not fit, of one kind: all counted, the first few named.
+// Collects things of one kind that do not fit. Counts all, and names the first few.
 class Mismatches {
  public:
   explicit Mismatches(const char* kind) : kind_(kind) {}

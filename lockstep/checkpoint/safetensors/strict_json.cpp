@@ -3,7 +3,7 @@
 #include <set>
 #include <vector>
 
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 
 namespace lockstep::checkpoint {

@@ -31,10 +31,10 @@ class JsonPlace {
 
   // UsageError that names the key where it is missing.
   JsonPlace at(const std::string& key) const;
-  // UsageError where it is no array, or has not so many.
+  // UsageError where it is no array, or has no element of this index.
   JsonPlace at(std::size_t index) const;
   std::size_t array_size() const;
-  // Of an object.
+  // This value as an object.
   const nlohmann::json& object() const;
   const std::string& text() const;
 

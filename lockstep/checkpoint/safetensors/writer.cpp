@@ -2,15 +2,28 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <unordered_set>
 
 #include <spdlog/fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/checkpoint/safetensors/free_space.h>
+#include <lockstep/base/durable_file.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 
 namespace lockstep::checkpoint {
+
+void check_free_space(const std::filesystem::path& folder, std::uint64_t bytes) {
+  std::error_code unknown;
+  const auto space = std::filesystem::space(folder, unknown);
+  if (unknown || space.capacity == 0 || space.available >= bytes) return;
+  constexpr double kMebi = 1 << 20;
+  throw FileError(
+      "not enough room in '{}': {} bytes ({:.1f} MiB) are to be written, {} ({:.1f} MiB)"
+      " are free. Remove something, or choose a folder on a larger disk",
+      folder.string(), bytes, static_cast<double>(bytes) / kMebi, space.available,
+      static_cast<double>(space.available) / kMebi);
+}
 
 namespace {
 
@@ -19,7 +32,7 @@ using nlohmann::json;
 constexpr std::size_t kAlignment = 8;
 constexpr std::uint64_t kMuchData = 4 << 20;
 
-// As JSON, with its quotes.
+// The text as JSON, with its quotes.
 std::string json_text(const std::string& text) {
   try {
     return json(text).dump();

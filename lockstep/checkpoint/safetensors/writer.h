@@ -17,6 +17,11 @@
 
 namespace lockstep::checkpoint {
 
+// FileError with both numbers where the file system of `folder` has fewer than `bytes` left for
+// this user. Does nothing on file systems that do not tell (some network ones): the write will fail
+// instead.
+void check_free_space(const std::filesystem::path& folder, std::uint64_t bytes);
+
 struct TensorDeclaration {
   std::string name;
   DType dtype = DType::f32;
@@ -50,7 +55,7 @@ class SafetensorsWriter {
   // In the order in which their bytes are to be written.
   const std::vector<TensorEntry>& entries() const { return layout_.entries; }
 
-  // The next bytes: of one tensor, of a piece of it or of several.
+  // Writes the next bytes, which may be a part of a tensor or several tensors.
   void write(std::span<const std::byte> bytes);
 
   void commit(DurableFile::Folder folder = DurableFile::Folder::is_synced);

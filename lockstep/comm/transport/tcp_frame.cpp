@@ -1,6 +1,6 @@
 #include <lockstep/comm/transport/tcp_frame.h>
 
-#include <lockstep/base/crc32c.h>
+#include <lockstep/base/hash.h>
 
 namespace lockstep::comm {
 

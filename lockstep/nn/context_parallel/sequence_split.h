@@ -6,9 +6,19 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/nn/sequence_positions.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 
 namespace lockstep::nn {
+
+using mesh::length_multiple;
+using mesh::local_length;
+using mesh::positions;
+using mesh::SequencePart;
+using mesh::SplitKind;
+namespace internal {
+using mesh::internal::BlockSight;
+using mesh::internal::sight_of;
+}  // namespace internal
 
 // This rank's part of a whole tensor, along `dim`; differentiable, a copy or a view. UsageError as
 // local_length().

@@ -12,7 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::nn {
 

@@ -12,7 +12,7 @@
 #include <lockstep/device/autocast.h>
 #include <lockstep/device/parallel_pieces.h>
 #include <lockstep/intercept/once_differentiable.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/kernels/cpu/softmax_kernels.h>
 #include <lockstep/nn/layers/cross_entropy.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/intercept/gradient_hook.h>
-#include <lockstep/mesh/tensor_part.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::nn {
 

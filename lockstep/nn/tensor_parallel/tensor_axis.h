@@ -10,7 +10,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::nn {
 

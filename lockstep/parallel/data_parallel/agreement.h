@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::data_parallel {
 

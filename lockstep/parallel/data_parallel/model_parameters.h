@@ -9,7 +9,7 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::data_parallel {
 

@@ -5,7 +5,7 @@
 #include <span>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::data_parallel {
 

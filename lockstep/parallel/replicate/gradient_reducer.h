@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/data_parallel/gradient_exchange.h>
 #include <lockstep/parallel/replicate/options.h>
 

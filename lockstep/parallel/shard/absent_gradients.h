@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <lockstep/intercept/owner.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::shard {
 

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/parallel/shard/idle_buffers.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 

@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
 #include <lockstep/intercept/key.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 

@@ -14,8 +14,8 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
-#include <lockstep/mesh/named_tensor.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/shard/buffer_pool.h>
 #include <lockstep/parallel/shard/options.h>
 #include <lockstep/parallel/shard/unit_plan.h>

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::shard {
 

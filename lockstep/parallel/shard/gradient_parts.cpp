@@ -12,7 +12,7 @@
 #include <lockstep/device/host_memory.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/shard/gradient_sharder.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/held_tensor.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 

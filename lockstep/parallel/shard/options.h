@@ -13,7 +13,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/quantized.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
 namespace lockstep::shard {

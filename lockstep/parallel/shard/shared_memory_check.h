@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::shard {
 

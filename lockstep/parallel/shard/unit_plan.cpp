@@ -11,7 +11,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/shard/unit_sizes.h>
+#include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {
 

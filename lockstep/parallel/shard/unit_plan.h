@@ -13,7 +13,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/base/held_module.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 
 namespace lockstep::shard {
 

@@ -17,7 +17,7 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/mesh/named_tensor.h>
+#include <lockstep/mesh/tensors.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/parallel/tensor/gather_log.h>
 

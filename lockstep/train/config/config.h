@@ -15,9 +15,10 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/data/tokens/token_format.h>
 #include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/schedule.h>
-#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/parallel/shard/sizes/strategy.h>
 
 namespace lockstep::train {
 
@@ -40,13 +41,11 @@ struct ModelSection {
   double rope_theta = 10000;
 };
 
-enum class DataFormat { automatic, text, nanogpt, llm_c, megatron };
-
 struct DataSection {
   std::vector<std::filesystem::path> train;
   std::vector<std::filesystem::path> validation;
-  double validation_fraction = 0.1;  // of `train`, where `validation` is empty; 0: none
-  DataFormat format = DataFormat::automatic;
+  double validation_fraction = 0.1;            // of `train`, where `validation` is empty; 0: none
+  std::string format{data::kAutomaticFormat};  // a name of data::token_formats(), or "auto"
   std::int64_t sequence_length = 0;
   std::int64_t num_workers = 1;  // 0: batches are made by the thread that trains
   std::int64_t prefetch = 2;     // batches that wait ready, for each worker

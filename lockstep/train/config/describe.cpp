@@ -2,7 +2,9 @@
 #include <limits>
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
+#include <lockstep/data/tokens/token_format.h>
 #include <lockstep/train/config/keys.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
@@ -131,12 +133,18 @@ void describe_data(Keys& keys, DataSection& data) {
                .meaning = "the part of `data.train` that is kept for validation; 0: none",
                .by_default = "0.1, or 0 with `data.validation`"},
               data.validation_fraction, {.lowest = 0, .highest = 1, .below_highest = true});
-  keys.choice(
-      {.name = "format",
-       .meaning =
-           "`\"text\"`, `\"nanogpt\"` (.bin, no header), `\"llm.c\"` (.bin), `\"megatron\"` (.bin "
-           "and .idx; named by either, or without extension); `\"auto\"` looks at the files"},
-      data.format, kFormats);
+  // A program that sets a format of no such name is told so.
+  if (data.format != data::kAutomaticFormat) (void)data::token_format(data.format);
+  std::vector<std::string> names{std::string(data::kAutomaticFormat)};
+  std::vector<std::string> formats;
+  for (const data::TokenFormat* format : data::token_formats()) {
+    names.push_back(format->name);
+    formats.push_back(fmt::format("`\"{}\"`{}", format->name,
+                                  format->note.empty() ? "" : " (" + format->note + ")"));
+  }
+  const std::string meaning =
+      fmt::format("{}; `\"auto\"` looks at the files", fmt::join(formats, ", "));
+  keys.choice({.name = "format", .meaning = meaning}, data.format, names);
   keys.integer({.name = "sequence_length",
                 .meaning = "tokens of one sample",
                 .needed = "the number of tokens of one sample, for example 256"},

@@ -9,7 +9,8 @@
 #include <lockstep/train/config/sections.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
+#include <lockstep/base/file.h>
+#include <lockstep/data/tokens/token_format.h>
 
 namespace lockstep::train {
 
@@ -45,28 +46,13 @@ std::string problem_with(const fs::path& file, const std::string& start) {
   return "";
 }
 
-// The files that one entry of data.train or data.validation stands for: Megatron's come in pairs,
-// named by either of them or by what they have in common.
-std::vector<fs::path> files_of(const fs::path& entry, DataFormat format) {
-  const bool bare = entry.extension() != ".bin" && entry.extension() != ".idx";
-  const fs::path bin = fs::path(entry).replace_extension(".bin");
-  const fs::path idx = fs::path(entry).replace_extension(".idx");
-  if (format == DataFormat::megatron || format == DataFormat::automatic) {
-    const fs::path long_bin = entry.string() + ".bin";
-    const fs::path long_idx = entry.string() + ".idx";
-    if (bare && !is_there(entry) && (format == DataFormat::megatron || is_there(long_bin)))
-      return {long_bin, long_idx};
-  }
-  if (!bare && (format == DataFormat::megatron || entry.extension() == ".idx")) return {bin, idx};
-  return {entry};
-}
-
 void check_data(JsonReader& reader, const std::string& key, const std::vector<fs::path>& entries,
                 const DataSection& data) {
   std::uintmax_t total = 0;
   bool all_there = true;
   for (std::size_t i = 0; i < entries.size(); ++i)
-    for (const fs::path& file : files_of(entries[i], data.format)) {
+    for (const fs::path& file :
+         data::files_of(entries[i], data::token_format_of(entries[i], data.format))) {
       const std::string item = entries.size() > 1 ? fmt::format("[{}]", i) : "";
       const std::string problem = problem_with(file, start_of(reader, key + item));
       if (!problem.empty()) {

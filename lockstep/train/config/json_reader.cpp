@@ -5,7 +5,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 
 namespace lockstep::train {
 

@@ -9,12 +9,6 @@ namespace lockstep::train {
 inline constexpr Named<ModelFamily> kFamilies[] = {{"gpt2", ModelFamily::gpt2},
                                                    {"llama", ModelFamily::llama}};
 
-inline constexpr Named<DataFormat> kFormats[] = {{"auto", DataFormat::automatic},
-                                                 {"text", DataFormat::text},
-                                                 {"nanogpt", DataFormat::nanogpt},
-                                                 {"llm.c", DataFormat::llm_c},
-                                                 {"megatron", DataFormat::megatron}};
-
 inline constexpr Named<OptimizerType> kOptimizers[] = {
     {"AdamW", OptimizerType::adamw},
     {"Adam", OptimizerType::adam},

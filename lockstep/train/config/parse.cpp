@@ -1,5 +1,5 @@
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/sections.h>
 

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lockstep/base/crc32c.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/hash.h>
 
 namespace lockstep::train {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include <lockstep/data/token_stream.h>
+#include <lockstep/data/tokens/sequences.h>
 
 namespace lockstep::train {
 

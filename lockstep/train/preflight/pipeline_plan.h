@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/mesh/placement.h>
+#include <lockstep/mesh/placement/placement.h>
 #include <lockstep/models/config.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/train/config/config.h>

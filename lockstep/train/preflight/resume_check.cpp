@@ -6,9 +6,9 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/is_there.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/base/file.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/preflight/begun_batch.h>

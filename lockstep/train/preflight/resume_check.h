@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/folder.h>
-#include <lockstep/checkpoint/training_state.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/run_plan.h>
 

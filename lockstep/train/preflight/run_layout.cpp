@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <lockstep/base/error.h>
-#include <lockstep/nn/sequence_positions.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/train/preflight/memory_fit.h>
 
 namespace lockstep::train {
@@ -114,7 +114,7 @@ RunLayout layout_of(const TrainConfig& config, const RunPlan& plan, int num_rank
     const int tensor_rank = coordinate_of(shape, rank, "tp");
     place_on_pipeline(plan, coordinate_of(shape, rank, "pp"), one);
     place_on_tensor_axis(plan.model, tensor_rank, tensor_ranks, one);
-    one.positions = nn::positions(
+    one.positions = mesh::positions(
         config.data.sequence_length,
         {.rank = coordinate_of(shape, rank, "cp"), .size = sizes.model_parallel.context});
     one.data_rank = shape.position_in_group(rank, axes.samples);

@@ -6,11 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include <lockstep/distributed/host_crossing.h>
-#include <lockstep/distributed/job_axes.h>
-#include <lockstep/mesh/mesh_shape.h>
-#include <lockstep/mesh/placement.h>
-#include <lockstep/parallel/shard/strategy.h>
+#include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/mesh/placement/mesh_shape.h>
+#include <lockstep/mesh/placement/placement.h>
+#include <lockstep/parallel/shard/sizes/strategy.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/run_plan.h>
 

@@ -5,32 +5,20 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/step_cut.h>
-#include <lockstep/distributed/job_axes.h>
+#include <lockstep/data/sampling/step_cut.h>
+#include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/models/hugging_face_folder.h>
-#include <lockstep/nn/sequence_positions.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
 namespace lockstep::train {
 
 namespace {
 
-data::TokenFormat format_of(DataFormat format) {
-  switch (format) {
-    case DataFormat::automatic: return data::TokenFormat::automatic;
-    case DataFormat::text: return data::TokenFormat::bytes;
-    case DataFormat::nanogpt: return data::TokenFormat::nanogpt;
-    case DataFormat::llm_c: return data::TokenFormat::llm_c;
-    case DataFormat::megatron: return data::TokenFormat::megatron;
-  }
-  LOCKSTEP_CHECK(false, "format {}", static_cast<int>(format));
-  return {};
-}
-
 std::shared_ptr<const data::TokenStream> open_stream(
     const std::vector<std::filesystem::path>& paths, const DataSection& section) {
   return std::make_shared<const data::TokenStream>(
-      data::TokenStream::open(paths, format_of(section.format)));
+      data::TokenStream::open(paths, section.format));
 }
 
 // `data_vocabulary` is that of the data, where the config has none.
@@ -106,7 +94,7 @@ ModelParallelSizes sizes_of(const ParallelSection& parallel) {
 // Lengths that ranks share are cut into equal parts.
 void check_lengths(const ParallelSection& parallel, std::int64_t length) {
   const std::int64_t context_parts =
-      nn::length_multiple(static_cast<int>(parallel.context), nn::SplitKind::zigzag);
+      mesh::length_multiple(static_cast<int>(parallel.context), mesh::SplitKind::zigzag);
   const std::int64_t slices = parallel.sequence_parallel ? parallel.tensor : 1;
   const std::int64_t multiple =
       slices % 2 == 0 && context_parts > 1 ? context_parts * slices / 2 : context_parts * slices;

@@ -7,7 +7,7 @@
 #include <memory>
 #include <optional>
 
-#include <lockstep/data/sequences.h>
+#include <lockstep/data/tokens/sequences.h>
 #include <lockstep/models/config.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/config.h>

@@ -9,11 +9,11 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/file.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/base/is_there.h>
-#include <lockstep/checkpoint/folder.h>
+#include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/checkpoint/safetensors/strict_json.h>
-#include <lockstep/checkpoint/training_state_json.h>
 
 namespace lockstep::train {
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include <lockstep/base/crc32c.h>
+#include <lockstep/base/hash.h>
 
 namespace lockstep::comm::faults {
 

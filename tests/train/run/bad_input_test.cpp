@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include <lockstep/checkpoint/reader.h>
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/checkpoint/safetensors/folder.h>
 
 #include "tests/base/files.h"
 #include "tests/checkpoint/tiny_disk.h"

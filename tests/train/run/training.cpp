@@ -1,6 +1,6 @@
 #include "training.h"
 
-#include <lockstep/checkpoint/reader.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/elastic/free_port.h>
 
 #include <gtest/gtest.h>

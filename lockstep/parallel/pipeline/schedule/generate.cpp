@@ -6,7 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/nearest.h>
+#include <lockstep/base/text.h>
 #include <lockstep/parallel/pipeline/schedule/orders.h>
 #include <lockstep/parallel/pipeline/schedule/transfers.h>
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/mapped_file.h>
+#include <lockstep/base/file.h>
 #include <lockstep/parallel/pipeline/schedule/check.h>
 
 namespace lockstep::pipeline {
