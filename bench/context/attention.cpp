@@ -29,7 +29,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/nn/attention.h>
 #include <lockstep/nn/attention_parts.h>
 #include <lockstep/nn/context_parallel.h>

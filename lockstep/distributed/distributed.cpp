@@ -9,7 +9,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/distributed/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/distributed/stages_differ.h>

@@ -6,7 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/call.h>
 #include <lockstep/parallel/data_parallel/difference.h>
 
 namespace lockstep::data_parallel {

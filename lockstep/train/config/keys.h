@@ -3,6 +3,7 @@
 // through these declarations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -68,6 +69,16 @@ class Keys {
     }
     const bool set = choose(key, chosen, names);
     value = all[chosen].value;
+    return set;
+  }
+
+  // One of these words. A value that is none of them is written as it is.
+  bool word(const Key& key, std::string& value, std::vector<std::string> words) {
+    auto chosen = static_cast<std::size_t>(std::ranges::find(words, value) - words.begin());
+    if (chosen == words.size()) words.push_back(value);
+    const std::vector<std::string_view> names(words.begin(), words.end());
+    const bool set = choose(key, chosen, names);
+    value = words[chosen];
     return set;
   }
 
