@@ -1,5 +1,5 @@
-# Which engines can be built: sets LOCKSTEP_HAVE_GLOO, LOCKSTEP_HAVE_NCCL and LOCKSTEP_HAVE_MPI, and
-# says why one is left out. Their headers are in LOCKSTEP_GLOO_INCLUDE_DIR, LOCKSTEP_NCCL_INCLUDE_DIR
+# Which engines can be built: sets LOCKSTEP_HAVE_GLOO, LOCKSTEP_HAVE_NCCL and LOCKSTEP_HAVE_MPI, lists
+# those in LOCKSTEP_ENGINES (folders of lockstep/comm/backends), and says why one is left out. Their headers are in LOCKSTEP_GLOO_INCLUDE_DIR, LOCKSTEP_NCCL_INCLUDE_DIR
 # and the target MPI::MPI_CXX.
 find_path(LOCKSTEP_C10D_INCLUDE_DIR torch/csrc/distributed/c10d/ProcessGroup.hpp
   HINTS ${TORCH_INCLUDE_DIRS} NO_DEFAULT_PATH)
@@ -65,6 +65,11 @@ else()
   set(mpi "no: it was not found (Debian: libopenmpi-dev)")
 endif()
 
-message(STATUS "Lockstep: engine gloo: ${gloo}")
-message(STATUS "Lockstep: engine nccl: ${nccl}")
-message(STATUS "Lockstep: engine mpi: ${mpi}")
+set(LOCKSTEP_ENGINES "")
+foreach(engine IN ITEMS gloo nccl mpi)
+  message(STATUS "Lockstep: engine ${engine}: ${${engine}}")
+  string(TOUPPER ${engine} upper)
+  if(LOCKSTEP_HAVE_${upper})
+    list(APPEND LOCKSTEP_ENGINES ${engine})
+  endif()
+endforeach()

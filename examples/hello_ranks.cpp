@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 int main() {
   try {

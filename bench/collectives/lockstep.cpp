@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include "measure.h"
 

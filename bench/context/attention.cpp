@@ -29,7 +29,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/nn/context_parallel/context_parallel.h>
 #include <lockstep/nn/context_parallel/ring_attention.h>
 #include <lockstep/nn/layers/attention.h>

@@ -18,7 +18,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <torch/utils.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/device/live_bytes.h>
 #include <lockstep/nn/context_parallel/context_parallel_attention.h>
 

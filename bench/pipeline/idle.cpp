@@ -22,7 +22,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/generate.h>
 #include <lockstep/parallel/pipeline/schedule/simulate.h>

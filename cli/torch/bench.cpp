@@ -11,8 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/scalar_type.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/call.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
@@ -83,10 +84,15 @@ at::ScalarType parse_dtype(const std::string& text) {
   throw UsageError("--dtype is '{}': choose one of {}", text, known);
 }
 
+bool takes_only_cuda(const std::string& backend) {
+  const auto row = comm::backends::find(backend);
+  return row && row->tensors == comm::backends::Tensors::on_cuda;
+}
+
 c10::DeviceType parse_device(const Settings& settings) {
-  const std::string text = !settings.device.empty()     ? settings.device
-                           : settings.backend == "nccl" ? "cuda"
-                                                        : "cpu";
+  const std::string text = !settings.device.empty()            ? settings.device
+                           : takes_only_cuda(settings.backend) ? "cuda"
+                                                               : "cpu";
   if (text == "cpu") return c10::DeviceType::CPU;
   if (text != "cuda") throw UsageError("--device is '{}': choose cpu or cuda", text);
   if (settings.allocated)
@@ -384,10 +390,10 @@ int bench(Arguments arguments) {
                      split.program.front());
   const Plan plan = make_plan(settings);
   if (!launched()) {
-    if (settings.backend == "mpi")
-      throw UsageError("mpirun starts MPI's ranks: mpirun -n {} lockstep bench collectives "
-                       "--backend mpi",
-                       settings.num_ranks);
+    if (comm::backends::is_started_by_mpirun(settings.backend))
+      throw UsageError("mpirun starts the ranks of {}: mpirun -n {} lockstep bench collectives "
+                       "--backend {}",
+                       settings.backend, settings.num_ranks, settings.backend);
     if (!settings.json || !settings.report_file.empty())
       return relaunch("bench", arguments, settings.num_ranks);
     const Reported reported =

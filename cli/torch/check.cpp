@@ -8,7 +8,8 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
@@ -53,8 +54,7 @@ void inspect_ranks(comm::Communicator& world, const LaunchEnvironment& launch, R
   report.hosts = merge_hosts(report.ranks, described);
   if (world.size() == 1) return;
   report.backend = world.backend();
-  report.pairs = measure_pairs(world, report.ranks,
-                               world.backend().starts_with("nccl") ? at::kCUDA : at::kCPU);
+  report.pairs = measure_pairs(world, report.ranks, world.lane().empty() ? at::kCPU : at::kCUDA);
   report.num_pairs = std::int64_t{world.size()} * (world.size() - 1) / 2;
 }
 
@@ -131,9 +131,9 @@ int check(Arguments arguments) {
       throw UsageError("--nproc-per-node {}: these ranks have been started already (by {}); leave "
                        "the flag out",
                        flags.num_local_ranks, launcher_name(read_launch_environment().launcher));
-    if (flags.backend == "mpi")
-      throw UsageError("mpirun starts MPI's ranks: mpirun -n {} lockstep check --backend mpi",
-                       flags.num_local_ranks);
+    if (comm::backends::is_started_by_mpirun(flags.backend))
+      throw UsageError("mpirun starts the ranks of {}: mpirun -n {} lockstep check --backend {}",
+                       flags.backend, flags.num_local_ranks, flags.backend);
     const Relaunched result = check_with_ranks(
         parse_integer(flags.num_local_ranks, "--nproc-per-node", 1, kMostRanks), flags.backend);
     if (result.exit_code != 0) return result.exit_code;

@@ -1,15 +1,69 @@
-// A checked call, as a backend gets it.
+// A call: checked, as a backend gets it; in flight, as its caller waits for it; and what has to be
+// true of its tensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/fingerprint.h>
+#include <lockstep/comm/operations/operation.h>
 
 namespace lockstep::comm {
+
+// A call in flight: what a backend implements for its calls. Thread-safe.
+class PendingCall {
+ public:
+  virtual ~PendingCall() = default;
+
+  // True once it has finished or failed; never blocks.
+  virtual bool done() const = 0;
+
+  // True once wait() would not block this thread; never blocks.
+  virtual bool ready() const { return done(); }
+
+  // Blocks until it has finished; throws what it failed with, or CommError (timeout) at the
+  // deadline or at the call's own, whichever comes first. At the waiter's deadline the call goes on
+  // (shm, tcp, nccl) or, where the engine cannot leave it (gloo, mpi), ends with its group.
+  virtual void wait_on_host(Deadline deadline) = 0;
+
+  // Makes the current stream wait for the result without blocking the host where the backend can.
+  virtual void wait() = 0;
+};
+
+// A handle to a call; copies refer to the same call. Dropping it neither cancels nor waits: the
+// tensors stay alive until the call is over, and a failure is thrown by whichever of the group's
+// calls is waited for next.
+class Work {
+ public:
+  Work() = default;
+  explicit Work(std::shared_ptr<PendingCall> call) : call_(std::move(call)) {}
+
+  bool done() const { return call_ == nullptr || call_->done(); }
+
+  // Whether wait() would return at once: on a device that is before the result is there.
+  bool ready() const { return call_ == nullptr || call_->ready(); }
+
+  // Orders the current stream after the call: what is enqueued on it later sees the result. On CPU,
+  // where there is no stream, it blocks until the result is there.
+  void wait() {
+    if (call_) call_->wait();
+  }
+
+  // Blocks this thread until the result is in memory.
+  void wait_on_host() { wait_on_host(Deadline::never()); }
+  void wait_on_host(Deadline deadline) {
+    if (call_) call_->wait_on_host(deadline);
+  }
+
+ private:
+  std::shared_ptr<PendingCall> call_;
+};
 
 // When a call starts to run.
 enum class Launch : std::uint8_t {
@@ -58,5 +112,27 @@ double divisor_of(ReduceOp op, const at::Tensor& divisor, int num_ranks);
 inline double divisor_of(const Call& call, int num_ranks) {
   return divisor_of(call.fingerprint.reduce_op, call.divisor, num_ranks);
 }
+
+// LibTorch's element types and ours. UsageError that lists the supported ones where there is none
+// of ours.
+DType dtype_of(c10::ScalarType type);
+
+c10::ScalarType scalar_type_of(DType dtype);
+
+// Memory that one call would write twice, or read and write: what is in it afterwards would depend
+// on who comes first. Found before anything is sent.
+
+// Which output may be exactly one input: what a rank has already where the result wants it.
+struct SamePlace {
+  std::size_t output = 0;
+  std::size_t input = 0;
+};
+
+// UsageError where outputs overlap each other, or an input. Inputs may overlap each other.
+void check_overlap(Operation operation, const std::vector<at::Tensor>& outputs,
+                   const std::vector<at::Tensor>& inputs, std::optional<SamePlace> same = {});
+
+// UsageError where `part` overlaps `whole` other than exactly as its part number `rank`.
+void check_part(Operation operation, const at::Tensor& whole, const at::Tensor& part, int rank);
 
 }  // namespace lockstep::comm

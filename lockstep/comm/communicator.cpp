@@ -5,9 +5,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/algorithms/collectives.h>
+#include <lockstep/comm/call.h>
 #include <lockstep/comm/open_groups.h>
-#include <lockstep/comm/overlap.h>
-#include <lockstep/comm/scalar_type.h>
 #include <lockstep/flight/journal.h>
 
 namespace lockstep::comm {

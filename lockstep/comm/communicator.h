@@ -11,8 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/call.h>
-#include <lockstep/comm/types.h>
-#include <lockstep/comm/work.h>
+#include <lockstep/comm/operations/operation.h>
 #include <lockstep/flight/recorder.h>
 
 namespace lockstep::flight {
@@ -105,8 +104,11 @@ class Communicator {
   milliseconds timeout() const { return timeout_; }
   void set_timeout(milliseconds timeout) { timeout_ = timeout; }
 
-  // "shm", "tcp", "shm+tcp", "mpi", "gloo"; "nccl+shm" and so on where tensors on GPUs go by NCCL.
+  // The backend's name in the table (backends/table.h); with a lane for tensors on GPUs the lane's
+  // in front: "nccl+shm".
   virtual std::string backend() const = 0;
+  // The backend of that lane; empty where tensors on GPUs have none.
+  const std::string& lane() const { return lane_; }
   // Why it is that one, for a person; empty where there was nothing to choose.
   const std::string& backend_reason() const { return info_.backend_reason; }
 
@@ -193,6 +195,7 @@ class Communicator {
   Communicator(GroupInfo info, milliseconds timeout);
 
   void set_backend_reason(std::string reason) { info_.backend_reason = std::move(reason); }
+  void set_lane(std::string lane) { lane_ = std::move(lane); }
 
   const GroupInfo& info() const { return info_; }
   // Outlives the communicator where a call does.
@@ -218,6 +221,7 @@ class Communicator {
 
   GroupInfo info_;
   milliseconds timeout_;
+  std::string lane_;
   std::shared_ptr<flight::Recorder> recorder_;
   std::uint64_t sequence_ = 0;
   std::uint64_t splits_ = 0;

@@ -10,7 +10,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/communicator.h>
-#include <lockstep/comm/work.h>
 
 namespace lockstep::comm {
 
@@ -35,6 +34,14 @@ struct LaneGroup {
 // Connects a lane: every rank of the group calls it.
 using MakeLane = std::function<std::unique_ptr<DeviceLane>(LaneGroup group)>;
 
+// The lane that a group is to have. Where there is none, or where it cannot be connected on some
+// rank, tensors on GPUs go through the host's memory.
+struct Lane {
+  MakeLane make = nullptr;
+  std::string title = "";  // what messages call it
+  bool is_needed = true;   // it is an error where it cannot be connected
+};
+
 // The group's ranks compare the lane's calls over the host, beside them; so a lane knows nothing of
 // mismatched calls, or of ranks that do not come.
 //
@@ -45,7 +52,7 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // "nccl".
+  // Of its backend.
   virtual std::string name() const = 0;
 
   // UsageError for a tensor on another device than the lane's.

@@ -35,6 +35,23 @@
 
 namespace lockstep::comm {
 
+// Tensors to messages of quantized blocks and back, where they lie: by vector code on the CPU, by
+// kernels on CUDA, with the same bits.
+//
+// Tensors are contiguous, on one device; values are Float, Half or BFloat16. Messages are Byte,
+// [number of messages, encoded_bytes(count of a part, format)]. On CUDA all is put on the current
+// stream, and nothing waits. Autograd sees nothing of it. For any number of threads.
+
+// UsageError where tensors on that device cannot be quantized, or not by this build.
+void check_quantizes_on(c10::Device device);
+
+void encode_parts(const BlockFormat& format, const at::Tensor& values, const PartTable& table,
+                  const at::Tensor& messages);
+
+// values ← sums of messages, in the canonical order, over the divisor.
+void decode_sums(const BlockFormat& format, const at::Tensor& messages, const SumTable& table,
+                 float divisor, const at::Tensor& values);
+
 // Where messages get their memory: a flat Byte tensor of so many bytes, on the tensors' device,
 // beginning at a multiple of 4. It is dropped when its last use is done, on CUDA when that is on
 // the stream that wait() is called on. Not given: fresh memory of LibTorch's.
@@ -92,7 +109,7 @@ struct QuantizedReductionOptions {
 };
 
 // output ← this rank's part of the sum or mean of all inputs: part r goes to rank r. Messages are
-// added as floats in the canonical order (algorithms/reduction_tree.h), and the sum is rounded to
+// added as floats in the canonical order (algorithms/reduction.h), and the sum is rounded to
 // the output's type. The bits do not depend on the backend.
 //
 // Over one group each value is quantized once, on its way from its rank, the rank's own too. Over

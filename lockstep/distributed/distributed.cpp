@@ -14,7 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/communicator.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/intercept/gradient_hook.h>

@@ -17,7 +17,7 @@
 #include <lockstep/base/file.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/rank_messages.h>
@@ -142,7 +142,7 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   constexpr double kMiB = 1 << 20;
   result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
                         .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
-  result.backend = name_of(config.backend, kBackends);
+  result.backend = config.backend;
   result.timeout = std::chrono::seconds(config.timeout_seconds);
   result.consistency_check_interval = config.consistency_check_interval;
   result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;

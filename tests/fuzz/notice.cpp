@@ -1,7 +1,7 @@
 // Notices as a peer sends them.
 #include <algorithm>
 
-#include <lockstep/comm/transport/notice.h>
+#include <lockstep/comm/transport/link.h>
 
 #include "target.h"
 

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/transport_communicator.h>
+#include <lockstep/comm/backends/native/transport_communicator.h>
 #include <lockstep/mesh/device_mesh.h>
 
 namespace lockstep::mesh {
@@ -31,9 +31,9 @@ void run_world(int world_size, comm::Media media, const std::function<void(Group
     threads.emplace_back([&, rank, group]() mutable {
       try {
         group.rank = rank;
-        body(comm::make_transport_communicator(endpoints[static_cast<std::size_t>(rank)], group,
-                                               "mesh-test", addresses,
-                                               {.media = media, .timeout = milliseconds(30000)}));
+        body(comm::backends::make_transport_communicator(
+            endpoints[static_cast<std::size_t>(rank)], group, "mesh-test", addresses,
+            {.media = media, .timeout = milliseconds(30000)}));
       } catch (const std::exception& error) {
         ADD_FAILURE() << "rank " << rank << ": " << error.what();
       }

@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include <tests/ranks/gpu_sharing.h>
 

@@ -5,7 +5,7 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include <tests/ranks/job.h>
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include "tables.h"
 

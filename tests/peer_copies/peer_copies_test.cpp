@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <tests/base/files.h>
 #include <tests/elastic/launched.h>
 #include <tests/ranks/job.h>

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include "data_parallel.h"
 #include "executor.h"

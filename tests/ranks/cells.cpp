@@ -7,7 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 namespace lockstep::ranks {
 

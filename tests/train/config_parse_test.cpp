@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/backends/table.h>
+
 #include "tests/train/configs.h"
 
 namespace lockstep::train {
@@ -123,6 +125,19 @@ TEST(Config, writes_out_every_default) {
         "/tensorboard/output_path", "/csv_monitor/enabled", "/ddp/bucket_mb", "/sharding_strategy",
         "/fsdp/max_live_units", "/device"})
     EXPECT_TRUE(written.contains(json::json_pointer(pointer))) << pointer;
+}
+
+TEST(Config, takes_the_backends_of_the_table_and_those_that_a_program_added) {
+  for (const std::string& name : comm::backends::names()) {
+    const TrainConfig config = config_with({{"/communication/backend", name}});
+    EXPECT_EQ(config.backend, name);
+    EXPECT_EQ(json::parse(to_json(config))["communication"]["backend"], name);
+  }
+  EXPECT_THAT(
+      mistake_with({{"/communication/backend", "of-a-program"}}),
+      HasSubstr("communication.backend is \"of-a-program\": it must be 'auto', 'shm+tcp', "));
+  comm::backends::add({.name = "of-a-program"});
+  EXPECT_EQ(config_with({{"/communication/backend", "of-a-program"}}).backend, "of-a-program");
 }
 
 TEST(Config, types_are_read_whatever_their_capitals_and_large_numbers_as_people_write_them) {

@@ -15,9 +15,8 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/comm/engines/engines.h>
-#include <lockstep/comm/transport_communicator.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/store/client.h>
 #include <lockstep/store/server.h>
@@ -48,47 +47,36 @@ void try_with_two_ranks(Make make) {
   other.get();
 }
 
-void try_transport(comm::Media media) {
+// Two ranks where they can be threads of this process. mpirun starts the ranks of some backends,
+// and lanes want a GPU for each rank: there, one rank is what can be tried.
+void try_backend(const comm::Backend& backend) {
+  if (backend.can.makes == comm::backends::Makes::lanes)
+    return backend.lanes.try_alone(Deadline::after(kTimeout));
   const net::Secret secret = net::Secret::random();
+  const store::Server server({"127.0.0.1", 0}, secret);
   const std::vector<std::shared_ptr<comm::Endpoint>> endpoints = {
       std::make_shared<comm::Endpoint>("127.0.0.1", secret),
       std::make_shared<comm::Endpoint>("127.0.0.1", secret)};
-  try_with_two_ranks([&](const comm::GroupInfo& group) {
-    return comm::make_transport_communicator(
-        endpoints[static_cast<std::size_t>(group.rank)], group, "check",
-        {endpoints[0]->address(), endpoints[1]->address()}, {.media = media, .timeout = kTimeout});
-  });
-}
-
-void try_engine(const std::string& name) {
-  const net::Secret secret = net::Secret::random();
-  const store::Server server({"127.0.0.1", 0}, secret);
-  const auto options = [&] {
-    return comm::engines::EngineOptions{.store = std::make_shared<store::Client>(
-                                            server.address(), secret, Deadline::after(kTimeout)),
-                                        .timeout = kTimeout};
+  const auto make = [&](const comm::GroupInfo& group) {
+    comm::GroupOptions options{.store = std::make_shared<store::Client>(server.address(), secret,
+                                                                        Deadline::after(kTimeout)),
+                               .timeout = kTimeout,
+                               .endpoint = endpoints[static_cast<std::size_t>(group.rank)],
+                               .group_id = "check"};
+    for (const int rank : group.global_ranks)
+      options.addresses.push_back(endpoints[static_cast<std::size_t>(rank)]->address());
+    return backend.make(group, options);
   };
-  if (name == "gloo") {
-    try_with_two_ranks([&](const comm::GroupInfo& group) {
-      return comm::engines::make_engine(name, group, options());
-    });
-    return;
-  }
-  // mpirun starts MPI's ranks, and NCCL wants a GPU for each: one rank is what can be tried here.
-  if (name == "nccl") return comm::engines::try_nccl(Deadline::after(kTimeout));
-  add_up(*comm::engines::make_engine(name, {.name = "check"}, options()));
+  if (backend.can.started_by == comm::backends::StartedBy::mpirun)
+    add_up(*make({.name = "check"}));
+  else
+    try_with_two_ranks(make);
 }
 
 // In the child: what is wrong with the backend, or nothing.
 std::string reason_against(const std::string& name) {
   try {
-    if (name == "shm") {
-      try_transport(comm::Media::shared_memory);
-    } else if (name == "tcp") {
-      try_transport(comm::Media::tcp);
-    } else {
-      try_engine(name);
-    }
+    try_backend(comm::backend_named(name));
     return "";
   } catch (const std::exception& error) {
     const std::string text = error.what();
@@ -121,7 +109,7 @@ Child start(const std::string& name) {
   const std::string text = reason.empty() ? "works" : reason;
   (void)!::write(write_end.get(), text.data(), text.size());
   // MPI wants to be left in good order; the others only slow down what is over.
-  if (name == "mpi") std::exit(0);
+  if (comm::backends::is_started_by_mpirun(name)) std::exit(0);
   ::_exit(0);
 }
 
@@ -142,7 +130,8 @@ std::string read_answer(const net::Fd& pipe, Deadline deadline) {
 Answer finish(const std::string& name, Child& child, Deadline deadline) {
   const std::string text = read_answer(child.answer, deadline);
   // MPI gets a moment to leave.
-  const Deadline leaving = Deadline::after(milliseconds(name == "mpi" ? 2000 : 200));
+  const bool by_mpirun = comm::backends::is_started_by_mpirun(name);
+  const Deadline leaving = Deadline::after(milliseconds(by_mpirun ? 2000 : 200));
   int status = 0;
   while (::waitpid(child.pid, &status, WNOHANG) == 0) {
     if (leaving.passed()) {
@@ -152,24 +141,11 @@ Answer finish(const std::string& name, Child& child, Deadline deadline) {
     }
     ::usleep(1000);
   }
-  if (text == "works") return {true, name == "mpi" ? "mpirun starts its ranks" : ""};
+  if (text == "works") return {true, by_mpirun ? "mpirun starts its ranks" : ""};
   if (!text.empty()) return {false, text};
   return {false, WIFSIGNALED(status) ? fmt::format("ended by signal {} ({})", WTERMSIG(status),
                                                    ::strsignal(WTERMSIG(status)))
                                      : fmt::format("ended with status {}", WEXITSTATUS(status))};
-}
-
-// What an engine needs that this build lacks, in the registry's words.
-std::string reason_for_absence(const std::string& name) {
-  try {
-    comm::engines::make_engine(name, {}, {});
-  } catch (const UsageError& error) {
-    const std::string text = error.what();
-    const auto start = text.find("it needs ");
-    if (start == std::string::npos) return text;
-    return text.substr(start, text.find(": install that") - start);
-  }
-  return "";
 }
 
 }  // namespace
@@ -180,17 +156,18 @@ std::vector<Backend> try_backends(Deadline deadline) {
   std::vector<Backend> backends;
   std::vector<Child> children;
   std::fflush(nullptr);
-  for (const char* name : {"shm", "tcp", "gloo", "mpi", "nccl"}) {
+  for (const comm::backends::Capabilities& row : comm::backends::table()) {
+    if (row.joins_two_links()) continue;
     Backend& backend = backends.emplace_back();
     Child& child = children.emplace_back();
-    backend.name = name;
-    backend.built = std::find(built.begin(), built.end(), name) != built.end();
+    backend.name = row.name;
+    backend.built = std::find(built.begin(), built.end(), row.name) != built.end();
     if (!backend.built) {
-      backend.works.reason = reason_for_absence(name);
-    } else if (inside_mpi && backend.name == "mpi") {
+      backend.works.reason = "it needs " + row.needs_to_build;
+    } else if (inside_mpi && row.started_by == comm::backends::StartedBy::mpirun) {
       backend.works = {true, "mpirun has started these ranks"};
     } else {
-      child = start(name);
+      child = start(row.name);
     }
   }
   for (std::size_t i = 0; i < backends.size(); ++i)

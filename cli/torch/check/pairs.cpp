@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/deadline.h>
+#include <lockstep/comm/backends/table.h>
 
 namespace lockstep::cli::inspection {
 
@@ -164,14 +165,11 @@ std::vector<Pair> measure_pairs(comm::Communicator& world, const std::vector<Ran
                                 at::DeviceType device) {
   std::vector<Pair> pairs;
   for (const auto& [a, b] : choose_pairs(world.size())) {
-    std::string transport = world.backend();
-    if (device == at::kCUDA)
-      transport = "nccl";
-    else if (transport.find("shm+tcp") != std::string::npos)
-      transport =
-          ranks[static_cast<std::size_t>(a)].host_id == ranks[static_cast<std::size_t>(b)].host_id
-              ? "shm"
-              : "tcp";
+    const bool on_one_host =
+        ranks[static_cast<std::size_t>(a)].host_id == ranks[static_cast<std::size_t>(b)].host_id;
+    std::string transport = device == at::kCUDA ? world.lane() : world.backend();
+    if (const auto row = comm::backends::find(transport))
+      transport = on_one_host ? row->inside_a_host : row->between_hosts;
     pairs.push_back({.a = a, .b = b, .transport = std::move(transport)});
   }
   const at::Tensor figures = measure_all(world, pairs, device);

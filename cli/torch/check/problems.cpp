@@ -4,6 +4,7 @@
 #include <set>
 
 #include <lockstep/base/error.h>
+#include <lockstep/comm/backends/table.h>
 
 #include <cli/torch/check/pairs.h>
 
@@ -58,7 +59,8 @@ class Judge {
 
   void judge_backends() {
     for (const Backend& backend : report_.backends) {
-      const bool own = backend.name == "shm" || backend.name == "tcp";
+      const auto row = comm::backends::find(backend.name);
+      const bool own = row && row->needs_to_build.empty();
       if (backend.works.yes || !backend.built || (!own && backend.name != report_.asked_backend))
         continue;
       prevents(
@@ -152,8 +154,8 @@ class Judge {
                       host.ranks.size(), host.ranks.size() == 1 ? "" : "s"),
           "end what else is running, raise the container's limit, or start fewer ranks: each "
           "takes some 200 MiB before it holds a single weight");
-    const bool needs_shm =
-        report_.asked_backend == "nccl" || report_.asked_backend == "mpi" || host.gpus.size() > 1;
+    const auto asked_for = comm::backends::find(report_.asked_backend);
+    const bool needs_shm = (asked_for && asked_for->through_dev_shm) || host.gpus.size() > 1;
     if (needs_shm && host.shared_memory_bytes < kSmallShm)
       advise(fmt::format("{}/dev/shm holds {} MiB, and NCCL and MPI pass messages through it",
                          on(host), std::max<std::int64_t>(0, host.shared_memory_bytes) / kMiB),
@@ -205,6 +207,11 @@ class Judge {
              "mode 0600");
   }
 
+  static bool stays_on_host(const std::string& link) {
+    const auto row = comm::backends::find(link);
+    return row && row->between_hosts.empty();
+  }
+
   void judge_pairs() {
     constexpr std::size_t kMostNamed = 8;
     const std::vector<std::size_t> slow = slow_pairs(report_.pairs);
@@ -213,7 +220,7 @@ class Judge {
       advise(fmt::format("ranks {} and {} are much slower together than others over {}: {:.1f} us, "
                          "{:.2f} GB/s",
                          pair.a, pair.b, pair.transport, pair.latency_us, pair.bandwidth_gbps),
-             pair.transport == "shm"
+             stays_on_host(pair.transport)
                  ? "see what else runs on their cores, and whether they are on one NUMA node"
                  : "see their hosts' link: cable, switch port, negotiated speed, other traffic");
     }

@@ -2,10 +2,7 @@
 
 #include <array>
 
-#include <lockstep/comm/algorithms/direct.h>
-#include <lockstep/comm/algorithms/halving_doubling.h>
-#include <lockstep/comm/algorithms/hierarchical.h>
-#include <lockstep/comm/algorithms/tree.h>
+#include <lockstep/comm/algorithms/algorithms.h>
 
 namespace lockstep::comm {
 

@@ -1,12 +1,12 @@
 // The collectives, over any transport. Each runs inside one Transport::begin/end, blocks until this
-// rank's part is posted or done, and adds in the order of reduction_tree.h.
+// rank's part is posted or done, and adds in the order of reduction.h.
 #pragma once
 
 #include <cstring>
 #include <span>
 #include <vector>
 
-#include <lockstep/comm/algorithms/reduce_kernel.h>
+#include <lockstep/comm/algorithms/reduction.h>
 #include <lockstep/comm/transport/transport.h>
 
 namespace lockstep::comm {

@@ -1,9 +1,7 @@
-#include <lockstep/comm/algorithms/direct.h>
+#include <lockstep/comm/algorithms/algorithms.h>
 
 #include <algorithm>
 #include <cstring>
-
-#include <lockstep/comm/algorithms/partition.h>
 
 namespace lockstep::comm::direct {
 

@@ -1,14 +1,86 @@
-#include <lockstep/comm/algorithms/hierarchical.h>
+#include <lockstep/comm/algorithms/algorithms.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include <lockstep/comm/algorithms/hosts.h>
-#include <lockstep/comm/algorithms/partition.h>
-
 namespace lockstep::comm::hierarchical {
 
 namespace {
+
+// What this algorithm knows about where ranks are.
+struct Hosts {
+  explicit Hosts(const Transport& transport);
+
+  int own = 0;                                  // this rank's host
+  std::vector<std::vector<int>> ranks;          // of each host, ascending
+  std::vector<std::vector<TreeNode>> partials;  // the nodes of the tree each host can combine alone
+
+  std::size_t count() const { return ranks.size(); }
+  const std::vector<int>& local() const { return ranks[static_cast<std::size_t>(own)]; }
+  std::size_t local_index() const { return local_index_; }
+  // Ranks on the host with the fewest.
+  std::size_t fewest() const;
+
+  // For one element range: combines what this host's ranks contribute (`values`, in the order of
+  // local()) into its partial results, each `stride` bytes after the one before.
+  void combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
+                     std::byte* out, std::size_t stride, std::size_t count) const;
+
+  // All hosts' partial results as operands of the whole tree; parts[h] holds those of host h, one
+  // after the other.
+  std::vector<Operand> operands(const Reduction& reduction,
+                                const std::vector<const std::byte*>& parts,
+                                std::size_t count) const;
+
+ private:
+  std::size_t local_index_ = 0;
+};
+
+Hosts::Hosts(const Transport& transport) {
+  const Topology& topology = transport.topology();
+  own = topology.host_of[static_cast<std::size_t>(transport.rank())];
+  for (int host = 0; host < topology.num_hosts(); ++host) {
+    ranks.push_back(topology.ranks_on(host));
+    partials.push_back(largest_nodes_within(transport.size(), [&](int rank) {
+      return topology.host_of[static_cast<std::size_t>(rank)] == host;
+    }));
+  }
+  const auto& here = local();
+  local_index_ = static_cast<std::size_t>(std::find(here.begin(), here.end(), transport.rank()) -
+                                          here.begin());
+}
+
+std::size_t Hosts::fewest() const {
+  std::size_t least = ranks.front().size();
+  for (const auto& here : ranks) least = std::min(least, here.size());
+  return least;
+}
+
+void Hosts::combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
+                          std::byte* out, std::size_t stride, std::size_t count) const {
+  std::size_t next = 0;
+  for (const TreeNode& node : partials[static_cast<std::size_t>(own)]) {
+    // The nodes tile this host's ranks in order, so their ranks are consecutive in local().
+    std::vector<Operand> operands;
+    for (int i = 0; i < node.count; ++i)
+      operands.push_back({{node.first + i, 1}, values[next++], false});
+    reduce_to_partial(reduction, node, operands, out, count);
+    out += stride;
+  }
+}
+
+std::vector<Operand> Hosts::operands(const Reduction& reduction,
+                                     const std::vector<const std::byte*>& parts,
+                                     std::size_t count) const {
+  std::vector<Operand> all;
+  for (std::size_t host = 0; host < ranks.size(); ++host)
+    for (std::size_t i = 0; i < partials[host].size(); ++i)
+      all.push_back(
+          {partials[host][i], parts[host] + i * count * reduction.accumulator_bytes(), true});
+  std::sort(all.begin(), all.end(),
+            [](const Operand& a, const Operand& b) { return a.node.first < b.node.first; });
+  return all;
+}
 
 // Elements (in bytes) taken at a time: large enough to fill a network, small enough for scratch.
 constexpr std::size_t kChunkBytes = 8u << 20;

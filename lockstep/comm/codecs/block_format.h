@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace lockstep::comm {
 
@@ -36,5 +37,51 @@ std::size_t num_blocks(std::size_t count, const BlockFormat& format);
 // Where in the message of `count` elements the scales begin, and where the message ends.
 std::size_t scales_offset(std::size_t count, const BlockFormat& format);
 std::size_t encoded_bytes(std::size_t count, const BlockFormat& format);
+
+// Several messages at once, one after the other in memory, each of as many numbers.
+
+// Parts of numbers, row by row, of which messages are made column by column: part (r, c) becomes
+// message c · rows + r. With one row the order stays.
+struct PartTable {
+  std::size_t rows = 1;
+  std::size_t columns = 1;
+  std::size_t count = 0;  // numbers of a part
+
+  std::size_t num_parts() const { return rows * columns; }
+  // Which part becomes the message.
+  std::size_t part_of(std::size_t message) const {
+    return message % rows * columns + message / rows;
+  }
+};
+
+// Messages that are added to parts of numbers: part p is the sum of messages p, p + parts,
+// p + 2 · parts and so on, one for each term.
+struct SumTable {
+  std::size_t terms = 1;
+  std::size_t parts = 1;
+  std::size_t count = 0;  // numbers of a part
+
+  std::size_t num_messages() const { return terms * parts; }
+};
+
+// What the codec's loops on the CPU and its kernels on CUDA share, so that both give the same bits.
+// C++17, as nvcc reads it.
+
+// From here on, a magnitude's bits are no number's.
+constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+
+// A float whose last bit counts ones. With a small number added, its low bits are that number,
+// rounded to a whole one.
+constexpr float kRounder = 0x1.8p23f;
+
+constexpr float kSmallestScale = std::numeric_limits<float>::min();
+
+// The largest scale that `most` times is finite.
+constexpr float largest_scale(int most) {
+  const float scale = std::numeric_limits<float>::max() / static_cast<float>(most);
+  const bool fits = double{scale} * most <= double{std::numeric_limits<float>::max()};
+  // The float below it.
+  return fits ? scale : scale * (1 - std::numeric_limits<float>::epsilon() / 2);
+}
 
 }  // namespace lockstep::comm

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include <lockstep/comm/codecs/block_scale.h>
+#include <lockstep/comm/codecs/block_format.h>
 
 // Arithmetic is written with the functions that name their rounding: those are never fused,
 // whatever the compiler's flags, and so have the CPU's bits.

@@ -8,8 +8,7 @@
 #include <cstddef>
 
 #include <lockstep/comm/codecs/block_format.h>
-#include <lockstep/comm/codecs/message_table.h>
-#include <lockstep/comm/types.h>
+#include <lockstep/comm/operations/operation.h>
 
 struct CUstream_st;
 

@@ -21,7 +21,7 @@
 #include <cstddef>
 
 #include <lockstep/comm/codecs/block_format.h>
-#include <lockstep/comm/types.h>
+#include <lockstep/comm/operations/operation.h>
 
 namespace lockstep::comm {
 
@@ -43,7 +43,7 @@ struct Messages {
 };
 
 // What the messages decode to, added as floats in the canonical order
-// (algorithms/reduction_tree.h), divided, and rounded to the type once; in one pass over them.
+// (algorithms/reduction.h), divided, and rounded to the type once; in one pass over them.
 void decode_sum(const BlockFormat& format, DType dtype, const Messages& messages, std::size_t count,
                 float divisor, std::byte* values);
 

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -74,6 +75,108 @@ SharedMemory::~SharedMemory() { unmap(); }
 void SharedMemory::unmap() {
   if (data_ != nullptr) ::munmap(data_, size_);
   data_ = nullptr;
+}
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+}  // namespace
+
+std::optional<std::size_t> SharedHeap::Segment::take(std::size_t bytes) {
+  for (auto gap = gaps.begin(); gap != gaps.end(); ++gap) {
+    const auto [offset, length] = *gap;
+    if (length < bytes) continue;
+    gaps.erase(gap);
+    if (length > bytes) gaps.emplace(offset + bytes, length - bytes);
+    return offset;
+  }
+  return std::nullopt;
+}
+
+void SharedHeap::Segment::give_back(std::size_t offset, std::size_t bytes) {
+  auto after = gaps.lower_bound(offset);
+  if (after != gaps.end() && after->first == offset + bytes) {
+    bytes += after->second;
+    after = gaps.erase(after);
+  }
+  if (after != gaps.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  gaps.emplace(offset, bytes);
+}
+
+void SharedHeap::set_announce(Announce announce) {
+  const std::lock_guard lock(mutex_);
+  announce_ = std::move(announce);
+}
+
+std::shared_ptr<std::byte> SharedHeap::allocate(std::size_t bytes) {
+  if (bytes > SIZE_MAX / 2)
+    throw UsageError("cannot make {} bytes of shared memory: no machine has that much", bytes);
+  bytes = std::max((bytes + kPage - 1) / kPage, std::size_t{1}) * kPage;
+  const std::lock_guard lock(mutex_);
+  used_.store(true, std::memory_order_release);
+  std::byte* data = nullptr;
+  for (auto& [begin, segment] : segments_) {
+    if (const auto offset = segment.take(bytes)) {
+      data = segment.memory->data() + *offset;
+      break;
+    }
+  }
+  if (data == nullptr) {
+    Segment& segment = add_segment(std::max(bytes, kSegmentBytes))->second;
+    data = segment.memory->data() + *segment.take(bytes);
+  }
+  auto self = shared_from_this();
+  return std::shared_ptr<std::byte>(data,
+                                    [self, bytes](std::byte* freed) { self->free(freed, bytes); });
+}
+
+SharedHeap::Segments::iterator SharedHeap::add_segment(std::size_t bytes) {
+  auto memory = std::make_shared<SharedMemory>(SharedMemory::create(bytes));
+  const Segment segment{next_number_++, memory, {{0, bytes}}};
+  const auto added = segments_.emplace(memory->data(), segment).first;
+  if (announce_) announce_(segment.number, memory);
+  return added;
+}
+
+// One empty segment of the usual size stays, for a program that takes and gives back by turns.
+void SharedHeap::free(std::byte* data, std::size_t bytes) {
+  std::unique_lock lock(mutex_);
+  const auto found = std::prev(segments_.upper_bound(data));
+  Segment& segment = found->second;
+  const auto offset = static_cast<std::size_t>(data - found->first);
+  // Nobody else touches these pages before they are a gap, and giving up many takes a while.
+  lock.unlock();
+  segment.memory->forget(offset, bytes);
+  lock.lock();
+  segment.give_back(offset, bytes);
+  if (!segment.empty()) return;
+  const auto is_other_empty_one = [&](const auto& entry) {
+    return entry.second.number != segment.number && entry.second.empty();
+  };
+  if (segment.memory->size() == kSegmentBytes &&
+      std::none_of(segments_.begin(), segments_.end(), is_other_empty_one))
+    return;
+  if (announce_) announce_(segment.number, nullptr);
+  segments_.erase(found);
+}
+
+std::optional<SharedHeap::Place> SharedHeap::find(const std::byte* data, std::size_t bytes) const {
+  if (!used_.load(std::memory_order_acquire)) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const auto after = segments_.upper_bound(data);
+  if (after == segments_.begin()) return std::nullopt;
+  const auto& [begin, segment] = *std::prev(after);
+  const auto offset = static_cast<std::size_t>(data - begin);
+  if (offset > segment.memory->size() || bytes > segment.memory->size() - offset)
+    return std::nullopt;
+  return Place{segment.number, offset};
 }
 
 }  // namespace lockstep::comm

@@ -4,11 +4,38 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
+
+namespace {
+
+// What a small call needs is not worth asking for again and again.
+constexpr std::size_t kMostKept = 64u << 10;
+
+}  // namespace
+
+std::span<std::byte> Scratch::take(std::size_t bytes) {
+  if (num_taken_ == pieces_.size()) pieces_.emplace_back();
+  Piece& piece = pieces_[num_taken_];
+  if (piece.bytes < bytes) {
+    piece.memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    piece.bytes = bytes;
+  }
+  ++num_taken_;
+  return {piece.memory.get(), bytes};
+}
+
+void Scratch::shrink() {
+  num_taken_ = 0;
+  if (pieces_.size() > 1) pieces_.resize(1);
+  if (!pieces_.empty() && pieces_.front().bytes > kMostKept) pieces_.clear();
+}
 
 namespace {
 
@@ -69,14 +96,11 @@ Transport::~Transport() {
 }
 
 std::string Transport::kind() const {
-  bool shm = false;
-  bool tcp = false;
-  for (const auto& link : links_) {
-    if (!link) continue;
-    (std::string_view(link->kind()) == "shm" ? shm : tcp) = true;
-  }
-  if (shm && tcp) return "shm+tcp";
-  return tcp ? "tcp" : "shm";
+  std::set<std::string> kinds;
+  for (const auto& link : links_)
+    if (link != nullptr) kinds.insert(link->kind());
+  // A rank alone has no links, and all that it would talk to is on its host.
+  return kinds.empty() ? "shm" : fmt::format("{}", fmt::join(kinds, "+"));
 }
 
 std::vector<std::uint64_t> Transport::sent_bytes() const {

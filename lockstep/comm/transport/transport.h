@@ -2,20 +2,43 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/comm/transport/link.h>
-#include <lockstep/comm/transport/scratch.h>
-#include <lockstep/comm/transport/shared_heap.h>
+#include <lockstep/comm/transport/shared_memory.h>
 #include <lockstep/net/fd.h>
 
 namespace lockstep::comm {
+
+// The memory that a call works in. Pieces stay where they are until they are taken again, also when
+// a call fails: links refer to them. Used by one thread at a time.
+class Scratch {
+ public:
+  // Not initialised.
+  std::span<std::byte> take(std::size_t bytes);
+
+  // Nothing is in use any more: the next take() hands out the same memory.
+  void reuse() { num_taken_ = 0; }
+
+  // The same, and what is large goes back to the machine.
+  void shrink();
+
+ private:
+  struct Piece {
+    std::unique_ptr<std::byte[]> memory;
+    std::size_t bytes = 0;
+  };
+  std::vector<Piece> pieces_;
+  std::size_t num_taken_ = 0;
+};
 
 // Where the ranks of a group are: ranks with the same number share a host, and its memory.
 struct Topology {

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/call.h>
 
 namespace lockstep::data_parallel {
 

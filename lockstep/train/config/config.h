@@ -191,7 +191,6 @@ enum class NonFinite {
   skip,  // leave the weights as they are and go on
 };
 enum class DeviceChoice { automatic, cpu, cuda };
-enum class Backend { automatic, shm, tcp, gloo, mpi, nccl };
 
 struct TrainConfig {
   ModelSection model;
@@ -221,7 +220,7 @@ struct TrainConfig {
   PrecisionSection precision;
   double recomputed_blocks = 0;  // the share of blocks whose activations backward computes again
   DeviceChoice device = DeviceChoice::automatic;
-  Backend backend = Backend::automatic;  // what ranks talk over: communication.backend
+  std::string backend = "auto";  // what ranks talk over: communication.backend
   std::int64_t timeout_seconds = 600;
   // Steps between comparisons of what ranks hold alike; 0: none.
   std::int64_t consistency_check_interval = 1000;

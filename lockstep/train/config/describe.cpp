@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/comm/backends/table.h>
 #include <lockstep/data/tokens/token_format.h>
 #include <lockstep/train/config/keys.h>
 #include <lockstep/train/config/names.h>
@@ -144,7 +145,7 @@ void describe_data(Keys& keys, DataSection& data) {
   }
   const std::string meaning =
       fmt::format("{}; `\"auto\"` looks at the files", fmt::join(formats, ", "));
-  keys.choice({.name = "format", .meaning = meaning}, data.format, names);
+  keys.word({.name = "format", .meaning = meaning}, data.format, names);
   keys.integer({.name = "sequence_length",
                 .meaning = "tokens of one sample",
                 .needed = "the number of tokens of one sample, for example 256"},
@@ -533,17 +534,17 @@ void describe_run(Keys& keys, TrainConfig& config) {
   keys.choice({.name = "device", .meaning = "`\"cpu\"`, `\"cuda\"`, or the GPU where there is one"},
               config.device, kDevices);
   keys.section({.name = "communication"}, [&](Keys& inside) {
-    inside.choice(
+    inside.word(
         {.name = "backend",
          .meaning =
              "what ranks talk over. `\"auto\"`: shared memory inside a host and TCP between hosts; "
              "tensors on GPUs go by NCCL where every rank has a GPU of its own. `\"nccl\"`: the "
-             "same, and an error where NCCL cannot be used. `\"shm\"`, `\"tcp\"`: that alone, "
-             "tensors on GPUs through the host's memory, sums with the same bits in every layout. "
-             "`\"gloo\"`, `\"mpi\"`: that engine ([engines.md](engines.md)). The run says at its "
-             "beginning what was chosen, and why",
+             "same, and an error where NCCL cannot be used. `\"shm\"`, `\"tcp\"`, `\"shm+tcp\"`: "
+             "those alone, tensors on GPUs through the host's memory, sums with the same bits in "
+             "every layout. `\"gloo\"`, `\"mpi\"`: that engine ([engines.md](engines.md)). The run "
+             "says at its beginning what was chosen, and why",
          .deepspeed = "the `backend` of PyTorch's `init_process_group`"},
-        config.backend, kBackends);
+        config.backend, comm::backends::names());
   });
   keys.integer({.name = "timeout_seconds",
                 .meaning = "how long ranks wait for each other before the run ends with an error "

@@ -72,12 +72,13 @@ class Keys {
     return set;
   }
 
-  // One of names that only the program knows, of which the value is one.
-  bool choice(const Key& key, std::string& value, const std::vector<std::string>& all) {
-    const std::vector<std::string_view> names(all.begin(), all.end());
-    auto chosen = static_cast<std::size_t>(std::ranges::find(all, value) - all.begin());
+  // One of these words. A value that is none of them is written as it is.
+  bool word(const Key& key, std::string& value, std::vector<std::string> words) {
+    auto chosen = static_cast<std::size_t>(std::ranges::find(words, value) - words.begin());
+    if (chosen == words.size()) words.push_back(value);
+    const std::vector<std::string_view> names(words.begin(), words.end());
     const bool set = choose(key, chosen, names);
-    value = all[chosen];
+    value = words[chosen];
     return set;
   }
 

@@ -55,8 +55,4 @@ inline constexpr Named<Precision> kPrecisions[] = {
 inline constexpr Named<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
 
-inline constexpr Named<Backend> kBackends[] = {
-    {"auto", Backend::automatic}, {"shm", Backend::shm}, {"tcp", Backend::tcp},
-    {"gloo", Backend::gloo},      {"mpi", Backend::mpi}, {"nccl", Backend::nccl}};
-
 }  // namespace lockstep::train

@@ -11,7 +11,7 @@
 
 #include <lockstep/base/float16.h>
 #include <lockstep/comm/codecs/block_format.h>
-#include <lockstep/comm/types.h>
+#include <lockstep/comm/operations/operation.h>
 
 namespace lockstep::comm::testing {
 

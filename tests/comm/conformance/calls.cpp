@@ -115,7 +115,7 @@ void check_memory(Suite& suite) {
                              everyone ? "every rank" : "some ranks"),
                  [&] {
                    // By NCCL, ranks of one call have their tensors all on GPUs or all elsewhere.
-                   if (!everyone && suite.group().backend().starts_with("nccl")) return;
+                   if (!everyone && !suite.group().lane().empty()) return;
                    const bool here = everyone || suite.rank() % 2 == 0;
                    const auto make = [&](std::int64_t elements) {
                      return here ? suite.group().allocate({elements}, at::kFloat)

@@ -8,10 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include "../../elastic/launched.h"
 #include "../../elastic/network.h"
+#include "own_backend.h"
 
 namespace lockstep::comm::conformance {
 namespace {
@@ -79,7 +80,8 @@ class Conformance : public ::testing::TestWithParam<Job> {};
 
 TEST_P(Conformance, EveryCell) {
   const Job& job = GetParam();
-  if (!available(job.backend)) GTEST_SKIP() << "this build has no " << job.backend;
+  if (job.backend != kOwnBackend && !available(job.backend))
+    GTEST_SKIP() << "this build has no " << job.backend;
   if (job.device == "cuda" && num_gpus() == 0) GTEST_SKIP() << "there is no GPU";
   if (job.backend == "mpi" && std::string(LOCKSTEP_MPIRUN).empty())
     GTEST_SKIP() << "there is no mpirun";
@@ -90,7 +92,8 @@ TEST_P(Conformance, EveryCell) {
 std::vector<Job> jobs() {
   std::vector<Job> all;
   for (int ranks = 1; ranks <= 5; ++ranks) {
-    for (const std::string backend : {"auto", "tcp", "gloo", "mpi"})
+    for (const std::string& backend : {std::string("auto"), std::string("tcp"), std::string("gloo"),
+                                       std::string("mpi"), kOwnBackend})
       all.push_back({backend, "cpu", ranks});
     all.push_back({"auto", "cuda", ranks});
     if (ranks != 3) all.push_back({"nccl", "cuda", ranks});
@@ -99,7 +102,9 @@ std::vector<Job> jobs() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Conformance, ::testing::ValuesIn(jobs()), [](const auto& info) {
-  return info.param.backend + "_" + info.param.device + "_" + std::to_string(info.param.ranks);
+  std::string name = info.param.backend + "_" + info.param.device;
+  std::ranges::replace(name, '-', '_');
+  return name + "_" + std::to_string(info.param.ranks);
 });
 
 // Shared memory inside hosts and TCP between them, as in a cluster.

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 #include <lockstep/flight/report.h>
 
 #include "../../elastic/launched.h"

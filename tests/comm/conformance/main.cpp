@@ -10,9 +10,10 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
 
 #include "../../ranks/gpu_sharing.h"
+#include "own_backend.h"
 #include "scenarios.h"
 #include "suite.h"
 
@@ -31,6 +32,7 @@ int run_rank(const std::string& backend, const std::string& device_kind) {
   at::set_num_threads(1);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (backend == "nccl") ranks::be_a_host_for_nccl();
+  if (backend == kOwnBackend) register_own_backend();
   const c10::Device device = device_of(device_kind);
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
   const auto world =

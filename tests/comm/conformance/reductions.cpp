@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <lockstep/comm/scalar_type.h>
+#include <lockstep/comm/call.h>
 
 #include "reference.h"
 #include "suite.h"

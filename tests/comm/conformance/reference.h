@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/comm/types.h>
+#include <lockstep/comm/operations/operation.h>
 
 namespace lockstep::comm::conformance {
 

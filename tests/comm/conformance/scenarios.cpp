@@ -11,12 +11,14 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/comm/world.h>
+#include <lockstep/comm/world/join.h>
+#include <lockstep/distributed/distributed.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/observe/slow_ranks.h>
 #include <lockstep/recovery/keep_going.h>
 
 #include "../../ranks/gpu_sharing.h"
+#include "own_backend.h"
 
 namespace lockstep::comm::conformance {
 
@@ -267,6 +269,16 @@ int run_scenario(const std::string& name) {
     if (name.starts_with("circle-")) {
       const std::string backend = name.substr(name.find('-') + 1);
       wait_in_a_circle(*join_world({.backend = backend, .timeout = milliseconds(60'000)}));
+      return 0;
+    }
+    if (name == "own-backend") {
+      register_own_backend();
+      const auto dist = setup_distributed(
+          {.backend = kOwnBackend, .timeout = milliseconds(20'000), .device_type = c10::kCPU});
+      const at::Tensor ones = at::ones({1000});
+      dist.world()->all_reduce(ones).wait();
+      say(fmt::format("over {}: a sum of {}, {}", dist.world()->backend(), ones[0].item<double>(),
+                      num_calls_of_own_backend() > 0 ? "counted" : "not counted"));
       return 0;
     }
     if (name == "nccl-go-on") {

@@ -25,7 +25,7 @@ class Suite {
 
   Communicator& group() { return group_; }
   // Whether groups are over our transports, with NCCL beside them or without.
-  bool is_ours() const { return group_.canonical_order() || group_.backend().starts_with("nccl"); }
+  bool is_ours() const { return group_.canonical_order() || !group_.lane().empty(); }
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
   c10::Device device() const { return device_; }

@@ -50,6 +50,14 @@ TEST(World, TheMergedReportSaysWhoIsBehind) {
   EXPECT_TRUE(job.all_gone(milliseconds(2000)));
 }
 
+TEST(World, AProgramsOwnBackendIsChosenByItsName) {
+  const Folder flight;
+  Launched job = start("own-backend", flight);
+  EXPECT_EQ(job.wait(), 0) << job.output() << job.error();
+  for (const std::string rank : {"[0] ", "[1] ", "[2] "})
+    EXPECT_THAT(job.output(), HasSubstr(rank + "over counting-tcp: a sum of 3, counted"));
+}
+
 TEST(World, AMismatchIsCaughtOnEveryRankAndTheGroupStaysDead) {
   const Folder flight;
   Launched job = start("mismatch", flight);

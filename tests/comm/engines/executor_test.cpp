@@ -1,9 +1,9 @@
 // Whatever a job throws reaches who waits for it, and nothing ends the process.
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/executor.h>
+#include <lockstep/comm/backends/native/calls.h>
 
-namespace lockstep::comm {
+namespace lockstep::comm::backends {
 namespace {
 
 constexpr milliseconds kLongest(20'000);
@@ -73,4 +73,4 @@ TEST(ExecutorWaits, AreTimedWhereTheyAreNotOverAtOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm
+}  // namespace lockstep::comm::backends

@@ -18,7 +18,7 @@
 
 #include "gloo.h"
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 namespace {
 
 using testing::AnyOf;
@@ -38,7 +38,7 @@ struct Outcome {
 };
 
 // Ranks 0 and 1 act the same, rank 2 differently; the clock runs from rank 2's call.
-std::map<int, Outcome> disagree(const Job& job, const Act& most, const Act& other,
+std::map<int, Outcome> disagree(const JobStore& job, const Act& most, const Act& other,
                                 LedgerMode mode = LedgerMode::automatic) {
   std::map<int, Outcome> outcomes;
   std::mutex mutex;
@@ -227,7 +227,7 @@ TEST_F(GlooFaults, LeavesDumpsOfAPartOfTheJob) {
   run_ranks(4, [&](int rank) {
     GroupInfo info = group_info("world", rank, 4);
     info.journal = std::make_shared<flight::Journal>(flight);
-    const auto world = make_engine("gloo", info, {.store = job_.connect()});
+    const auto world = make_group("gloo", info, {.store = job_.connect()});
     const auto pair = world->split(rank / 2, rank, "pair");
     if (rank == 3) std::this_thread::sleep_for(milliseconds(1500));
     if (rank != 2) return;
@@ -312,7 +312,7 @@ TEST_F(GlooFaults, NamesAKilledRank) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends
 
 // Makes one call and then waits to be killed.
 int run_victim(int rank, int size, const char* store, int secret_fd) {
@@ -320,8 +320,8 @@ int run_victim(int rank, int size, const char* store, int secret_fd) {
   auto client = std::make_shared<store::Client>(net::Address::parse(store, 0, "the store"),
                                                 net::Secret::from_descriptor(secret_fd),
                                                 Deadline::after(milliseconds(10'000)));
-  auto group = comm::engines::make_engine("gloo", comm::engines::group_info("world", rank, size),
-                                          {.store = client});
+  auto group =
+      comm::make_group("gloo", comm::backends::group_info("world", rank, size), {.store = client});
   at::Tensor tensor = at::ones({100}, at::kFloat);
   group->all_reduce(tensor).wait();
   std::this_thread::sleep_for(std::chrono::seconds(30));

@@ -5,12 +5,12 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/torchrun_store.h>
+#include <lockstep/comm/world/torchrun_store.h>
 
 #include "gloo.h"
 #include "operations.h"
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 namespace {
 
 using testing::HasSubstr;
@@ -106,8 +106,8 @@ class Noting final : public store::Store {
 TEST_F(Gloo, LeavesNoKeysBehind) {
   auto store = std::make_shared<Noting>(job_.connect());
   run_ranks(2, [&](int rank) {
-    auto group = make_engine("gloo", group_info("world", rank, 2),
-                             {.store = store, .timeout = milliseconds(20'000)});
+    auto group = make_group("gloo", group_info("world", rank, 2),
+                            {.store = store, .timeout = milliseconds(20'000)});
     for (int i = 0; i < 600; ++i) group->barrier().wait();
     at::Tensor tensor = at::ones({4}, at::kFloat);
     group->exchange({rank == 0 ? send_to(1, tensor) : receive_from(0, tensor)}).wait();
@@ -137,7 +137,7 @@ TEST_F(Gloo, WorksOverTorchrunsStore) {
                             Deadline::after(milliseconds(5000))));
   std::atomic<int> caught{0};
   run_ranks(2, [&](int rank) {
-    auto group = make_engine(
+    auto group = make_group(
         "gloo", group_info("world", rank, 2),
         {.store = stores[static_cast<std::size_t>(rank)], .timeout = milliseconds(20'000)});
     check_forms(*group);
@@ -155,4 +155,4 @@ TEST_F(Gloo, WorksOverTorchrunsStore) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends

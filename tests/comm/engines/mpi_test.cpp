@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/engines/engines.h>
+#include <lockstep/comm/world/backends.h>
 #ifdef LOCKSTEP_TEST_MPI
-#include <lockstep/comm/engines/mpi_bootstrap.h>
+#include <lockstep/comm/backends/mpi/mpi.h>
 #endif
 
 #include "operations.h"
@@ -18,15 +18,15 @@
 
 #ifdef LOCKSTEP_TEST_MPI
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 namespace {
 
 using testing::HasSubstr;
 
 std::shared_ptr<Communicator> mpi(LedgerMode mode = LedgerMode::automatic) {
   const MpiWorld world = mpi_world();
-  return make_engine("mpi", group_info("world", world.rank, world.size),
-                     {.timeout = milliseconds(20'000), .ledger = mode});
+  return make_group("mpi", group_info("world", world.rank, world.size),
+                    {.timeout = milliseconds(20'000), .ledger = mode});
 }
 
 TEST(Mpi, ComputesEverything) {
@@ -57,7 +57,7 @@ TEST(Mpi, ComparesBeforeACall) {
 TEST(Mpi, TellsTheStoresAddress) {
   const MpiWorld world = mpi_world();
   const Deadline deadline = Deadline::after(milliseconds(10'000));
-  std::optional<Job> job;
+  std::optional<JobStore> job;
   std::optional<BootstrapInfo> mine;
   if (world.rank == 0) {
     job.emplace();
@@ -75,7 +75,7 @@ TEST(Mpi, TellsTheStoresAddress) {
 
 TEST(Mpi, RefusesRanksThatMpirunDidNotStart) {
   const MpiWorld world = mpi_world();
-  EXPECT_THROW(make_engine("mpi", group_info("world", world.rank, world.size + 1), {}), UsageError);
+  EXPECT_THROW(make_group("mpi", group_info("world", world.rank, world.size + 1), {}), UsageError);
 }
 
 // After a failure MPI cannot be finalised, and mpirun ends the job when the first process exits
@@ -143,6 +143,6 @@ TEST_F(MpiFaults, NamesARankThatDoesNotCome) {
 }
 
 }  // namespace
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends
 
 #endif

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 
 namespace {
 
@@ -243,4 +243,4 @@ void check_splits(Communicator& group) {
   group.barrier().wait();
 }
 
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends

@@ -3,7 +3,7 @@
 
 #include <lockstep/comm/communicator.h>
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 
 // Every operation, dtype and reduction with sizes 0, 1, odd and large. Called by all ranks.
 void check_operations(Communicator& group);
@@ -11,4 +11,4 @@ void check_operations(Communicator& group);
 void check_forms(Communicator& group);
 void check_splits(Communicator& group);
 
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends

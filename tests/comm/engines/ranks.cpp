@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 
 void run_ranks(int size, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
@@ -28,4 +28,4 @@ GroupInfo group_info(const std::string& name, int rank, int size) {
   return info;
 }
 
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends

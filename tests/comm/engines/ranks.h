@@ -6,17 +6,17 @@
 #include <optional>
 #include <vector>
 
+#include <lockstep/comm/backends/engine/engine_group.h>
 #include <lockstep/comm/communicator.h>
-#include <lockstep/comm/engines/engine_options.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/store/client.h>
 #include <lockstep/store/server.h>
 
-namespace lockstep::comm::engines {
+namespace lockstep::comm::backends {
 
-class Job {
+class JobStore {
  public:
-  Job() : secret_(net::Secret::random()), server_({.host = "127.0.0.1", .port = 0}, secret_) {}
+  JobStore() : secret_(net::Secret::random()), server_({.host = "127.0.0.1", .port = 0}, secret_) {}
 
   net::Address address() const { return server_.address(); }
   const net::Secret& secret() const { return secret_; }
@@ -37,4 +37,4 @@ void run_ranks(int size, const std::function<void(int rank)>& body);
 // Group `name` of that many ranks.
 GroupInfo group_info(const std::string& name, int rank, int size);
 
-}  // namespace lockstep::comm::engines
+}  // namespace lockstep::comm::backends

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/comm/torchrun_store.h>
+#include <lockstep/comm/world/torchrun_store.h>
 
 #include "ranks.h"
 
@@ -53,7 +53,7 @@ TEST_F(TorchrunStore, ComparesAndSets) {
 }
 
 TEST_F(TorchrunStore, CountsForSeveralAtOnce) {
-  engines::run_ranks(4, [&](int rank) {
+  backends::run_ranks(4, [&](int rank) {
     for (int i = 0; i < 25; ++i) (rank % 2 == 0 ? host_ : guest_)->add("n", 2, soon());
   });
   EXPECT_EQ(host_->add("n", -200, soon()), 0);

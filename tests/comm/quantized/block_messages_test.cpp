@@ -1,5 +1,5 @@
 // The codec on CUDA against the codec on the CPU, bit for bit; and what both take.
-#include <lockstep/comm/block_messages.h>
+#include <lockstep/comm/quantized.h>
 
 #include <limits>
 #include <vector>

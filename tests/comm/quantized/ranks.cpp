@@ -10,9 +10,9 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/philox.h>
+#include <lockstep/comm/backends/native/transport_communicator.h>
+#include <lockstep/comm/call.h>
 #include <lockstep/comm/codecs/block_quantizer.h>
-#include <lockstep/comm/scalar_type.h>
-#include <lockstep/comm/transport_communicator.h>
 #include <lockstep/device/cuda.h>
 
 namespace lockstep::comm::testing {
@@ -59,7 +59,7 @@ void OverRanks::run_ranks(int num_ranks, const std::function<void(Communicator&)
     threads.emplace_back([&, rank, group]() mutable {
       try {
         group.rank = rank;
-        const auto communicator = make_transport_communicator(
+        const auto communicator = backends::make_transport_communicator(
             endpoints[static_cast<std::size_t>(rank)], group, "quantized-test", addresses,
             {.media = GetParam().media, .timeout = milliseconds(30000)});
         body(*communicator);

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/float16.h>
-#include <lockstep/comm/algorithms/reduction_tree.h>
+#include <lockstep/comm/algorithms/reduction.h>
 
 #include "ranks.h"
 

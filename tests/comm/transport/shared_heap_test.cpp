@@ -1,5 +1,5 @@
 // Buffers that peers read in place: what the heap promises, and that peers hear of its segments.
-#include <lockstep/comm/transport/shared_heap.h>
+#include <lockstep/comm/transport/shared_memory.h>
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

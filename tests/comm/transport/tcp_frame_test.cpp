@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/transport/tcp_frame.h>
+#include <lockstep/comm/transport/tcp_frames.h>
 
 namespace lockstep::comm::testing {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/comm/call.h>
 #include <lockstep/comm/communicator.h>
-#include <lockstep/comm/scalar_type.h>
 
 #include "own_model.h"
 

@@ -1,0 +1,43 @@
+// Reductions that no engine has, made of those that every engine has: sums, minima and maxima of
+// float32, float64, int32, int64 and uint8.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <lockstep/comm/operations/operation.h>
+
+namespace lockstep::comm::backends {
+
+// What an engine has to be able to do.
+enum class BasicOp : std::uint8_t { sum, min, max };
+
+// The memory of a contiguous tensor as a flat one: no autograd, no version counter, no dispatch
+// keys. Keeps the tensor alive.
+at::Tensor flat_alias(const at::Tensor& tensor);
+// The same as bytes.
+at::Tensor byte_alias(const at::Tensor& tensor);
+
+// The elements of a call in the form in which the engine reduces them:
+//   float16 and bfloat16   as float32
+//   bool                   as uint8, "or" as max and "and" as min
+//   min and max of floats  as integers in the same order, in which NaN comes last (first for min):
+//                          engines lose NaNs, or keep them by luck
+//   several tensors        one after the other
+struct Carrier {
+  at::Tensor tensor;  // flat; the caller's own memory where nothing had to change
+  BasicOp op = BasicOp::sum;
+};
+
+Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op);
+
+// Writes the reduced elements back; a mean is divided here.
+void restore(const Carrier& reduced, ReduceOp op, double divisor,
+             const std::vector<at::Tensor>& tensors);
+
+// output ← the reduction of parts, added in their order, likewise.
+void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, double divisor,
+                    const at::Tensor& output);
+
+}  // namespace lockstep::comm::backends

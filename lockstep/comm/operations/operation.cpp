@@ -1,0 +1,112 @@
+#include <lockstep/comm/operations/operation.h>
+
+#include <spdlog/fmt/fmt.h>
+
+#include <lockstep/base/error.h>
+
+namespace lockstep::comm {
+
+const char* name(Operation operation) {
+  switch (operation) {
+    case Operation::all_reduce: return "all_reduce";
+    case Operation::all_gather: return "all_gather";
+    case Operation::reduce_scatter: return "reduce_scatter";
+    case Operation::all_to_all: return "all_to_all";
+    case Operation::broadcast: return "broadcast";
+    case Operation::exchange: return "exchange";
+    case Operation::barrier: return "barrier";
+    case Operation::split: return "split";
+  }
+  return "unknown operation";  // reached only by a peer's bytes
+}
+
+const char* name(DType dtype) {
+  switch (dtype) {
+    case DType::float32: return "float32";
+    case DType::float64: return "float64";
+    case DType::float16: return "float16";
+    case DType::bfloat16: return "bfloat16";
+    case DType::int32: return "int32";
+    case DType::int64: return "int64";
+    case DType::uint8: return "uint8";
+    case DType::boolean: return "bool";
+  }
+  return "unknown dtype";
+}
+
+const char* name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum: return "sum";
+    case ReduceOp::mean: return "mean";
+    case ReduceOp::min: return "min";
+    case ReduceOp::max: return "max";
+  }
+  return "unknown reduction";
+}
+
+namespace {
+constexpr Algorithm kAlgorithms[] = {
+    Algorithm::automatic, Algorithm::direct,           Algorithm::tree,
+    Algorithm::ring,      Algorithm::halving_doubling, Algorithm::hierarchical};
+}  // namespace
+
+const char* name(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::automatic: return "automatic";
+    case Algorithm::direct: return "direct";
+    case Algorithm::tree: return "tree";
+    case Algorithm::ring: return "ring";
+    case Algorithm::halving_doubling: return "halving_doubling";
+    case Algorithm::hierarchical: return "hierarchical";
+    case Algorithm::nccl: return "nccl";
+  }
+  return "unknown algorithm";
+}
+
+Algorithm algorithm_from_name(const std::string& text) {
+  std::string known;
+  for (const Algorithm algorithm : kAlgorithms) {
+    if (text == name(algorithm)) return algorithm;
+    known += known.empty() ? name(algorithm) : std::string(", ") + name(algorithm);
+  }
+  throw UsageError("there is no algorithm '{}': choose one of {}", text, known);
+}
+
+std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::float64:
+    case DType::int64: return 8;
+    case DType::float32:
+    case DType::int32: return 4;
+    case DType::float16:
+    case DType::bfloat16: return 2;
+    case DType::uint8:
+    case DType::boolean: return 1;
+  }
+  LOCKSTEP_CHECK(false, "dtype {}", static_cast<int>(dtype));
+  return 0;
+}
+
+std::string Fingerprint::text() const {
+  std::string text = name(operation);
+  if (sequence != 0) text += fmt::format(" #{}", sequence);
+  switch (operation) {
+    case Operation::barrier:
+    case Operation::split: return text;
+    case Operation::all_reduce:
+    case Operation::reduce_scatter:
+      text += fmt::format(" ({} of {} {}", name(reduce_op), count, name(dtype));
+      break;
+    case Operation::broadcast:
+      text += fmt::format(" ({} {} from root {}", count, name(dtype), root);
+      break;
+    default: text += fmt::format(" ({} {}", count, name(dtype)); break;
+  }
+  if (root >= 0 && operation != Operation::broadcast) text += fmt::format(", tag {}", root);
+  if (tensors != 1) text += fmt::format(" in {} tensors", tensors);
+  if (sizes != 0) text += fmt::format(" of lengths [{:04x}]", sizes);
+  if (algorithm != Algorithm::automatic) text += fmt::format(", {}", name(algorithm));
+  return text + ")";
+}
+
+}  // namespace lockstep::comm

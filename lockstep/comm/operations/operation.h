@@ -1,0 +1,80 @@
+// The vocabulary of calls: operations, element types, reductions, algorithms. No LibTorch here: the
+// transports and algorithms speak bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace lockstep::comm {
+
+enum class Operation : std::uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  broadcast,
+  exchange,
+  barrier,
+  split,
+};
+
+enum class DType : std::uint8_t {
+  float32,
+  float64,
+  float16,
+  bfloat16,
+  int32,
+  int64,
+  uint8,
+  boolean,
+};
+
+// mean divides the whole sum once, at the end. On booleans sum and max are "or", min is "and".
+// NaN wins over numbers in min and max, as in torch::minimum and torch::maximum.
+enum class ReduceOp : std::uint8_t { sum, mean, min, max };
+
+// Who moves what to whom. Every one of them adds in the same order (algorithms/reduction.h), so the
+// choice changes the time and never a bit of the result; but for NCCL.
+enum class Algorithm : std::uint8_t {
+  automatic,
+  direct,            // every rank to every rank at once: fewest rounds, most connections
+  tree,              // up and down a binary tree: fewest bytes on the wire for tiny messages
+  ring,              // pieces pass from neighbour to neighbour: one stream in, one out
+  halving_doubling,  // pairs at distance 1, 2, 4, …: log₂ n rounds
+  hierarchical,      // inside each host first, then across
+  nccl,              // NCCL's own, which nobody asks for: what a call of tensors on GPUs says it is
+};
+
+const char* name(Operation operation);
+const char* name(DType dtype);
+const char* name(ReduceOp op);
+const char* name(Algorithm algorithm);
+
+// From the names above; UsageError that lists them otherwise.
+Algorithm algorithm_from_name(const std::string& text);
+
+std::size_t size_of(DType dtype);
+
+// What a rank says about a call before any data of it is used: two ranks whose fingerprints differ
+// are not in the same call. It travels in every message, so its layout is fixed, without padding.
+struct Fingerprint {
+  std::uint64_t sequence = 0;    // number of the call in its group; of the pair for an exchange
+  std::uint64_t count = 0;       // elements, all ranks' together where the sizes are even
+  std::uint32_t generation = 0;  // of the group
+  std::int32_t root = -1;        // of a broadcast; elsewhere the caller's subject
+  Operation operation = Operation::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::sum;
+  Algorithm algorithm = Algorithm::automatic;
+  std::uint16_t tensors = 1;  // in a list; more count as 65535
+  std::uint16_t sizes = 0;    // a hash of their lengths, where those must agree
+
+  bool operator==(const Fingerprint&) const = default;
+
+  // "all_reduce #7 (sum of 1024 float32)"
+  std::string text() const;
+};
+static_assert(sizeof(Fingerprint) == 32);
+
+}  // namespace lockstep::comm

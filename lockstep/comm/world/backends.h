@@ -1,0 +1,82 @@
+// How each backend is made, and how a program adds one of its own. What a backend can do stands in
+// the table (comm/backends/table.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/comm/backends/engine/engine_group.h>
+#include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/communicator.h>
+#include <lockstep/comm/device_lane.h>
+#include <lockstep/comm/transport/endpoint.h>
+#include <lockstep/store/store.h>
+
+namespace lockstep::comm {
+
+// What a group is made of, beside its ranks. join_world() fills in all of it.
+struct GroupOptions {
+  // The job's store, where ranks find each other; null for a job of one rank. Backends over our
+  // transports do without, and so does MPI, whose first rank then hosts one.
+  std::shared_ptr<store::Store> store = nullptr;
+  // How long connecting, and any call that says nothing else, may take.
+  milliseconds timeout{600'000};
+  // The address of this host that listeners bind to.
+  std::string bind_address = "127.0.0.1";
+  // The algorithm of calls that ask for none; our own transports only.
+  Algorithm algorithm = Algorithm::automatic;
+  // When an engine's calls are compared between ranks.
+  backends::LedgerMode ledger = backends::LedgerMode::automatic;
+  // Where our transports reach this process, and all ranks of the group, in order; and what the
+  // group is called there, the same on all ranks and different from every other group's.
+  std::shared_ptr<Endpoint> endpoint = nullptr;
+  std::vector<EndpointAddress> addresses = {};
+  std::string group_id = "";
+  // The lane of tensors on GPUs beside our transports, if any.
+  Lane lane = {};
+};
+
+// Makes a communicator. Every rank of the group calls it with equal options, and it returns once
+// all are connected. CommError (timeout) names the ranks that did not come.
+using MakeGroup = std::function<std::shared_ptr<Communicator>(const GroupInfo& group,
+                                                              const GroupOptions& options)>;
+
+// How lanes are made (backends::Makes::lanes).
+struct Lanes {
+  // What tells the device apart from every other of the job; empty where this process cannot use
+  // it.
+  std::function<std::string(c10::Device device)> identity = nullptr;
+  std::function<MakeLane(c10::Device device)> make = nullptr;
+  // Uses the current device, alone; throws what is wrong with it.
+  std::function<void(const Deadline& deadline)> try_alone = nullptr;
+};
+
+// A row of the table with what makes it: `make` for communicators, `lanes` for lanes.
+struct Backend {
+  backends::Capabilities can;
+  MakeGroup make = nullptr;
+  Lanes lanes = {};
+};
+
+// Adds a backend, which can then be chosen by its name in JoinOptions, DistributedConfig and
+// configs. Every rank adds it before it joins. UsageError for a name that is taken, or where
+// nothing makes it. Any thread.
+void register_backend(Backend backend);
+
+// The backends this build has and the program has added, "auto" first.
+std::vector<std::string> available_backends();
+// UsageError with that list where `backend` is not one of them: there is none of that name, or this
+// build lacks it, with what to install.
+void check_backend(const std::string& backend);
+// The backend of that name. UsageError as check_backend().
+Backend backend_named(const std::string& name);
+// A communicator over the backend of that name, which makes communicators.
+std::shared_ptr<Communicator> make_group(const std::string& backend, const GroupInfo& group,
+                                         const GroupOptions& options);
+
+}  // namespace lockstep::comm
