@@ -5,9 +5,9 @@ set(LOCKSTEP_PUBLIC_HEADERS
   base/error.h
   base/log.h
   base/progress.h
+  comm/call.h
   comm/communicator.h
-  comm/scalar_type.h
-  comm/world.h
+  comm/world/join.h
   data/data_loader.h
   data/torch_dataset.h
   device/device_manager.h
