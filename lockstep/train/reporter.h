@@ -8,7 +8,6 @@
 
 #include <lockstep/observe/metrics.h>
 #include <lockstep/observe/progress_bar.h>
-#include <lockstep/observe/throughput.h>
 #include <lockstep/train/counted.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/step_times.h>

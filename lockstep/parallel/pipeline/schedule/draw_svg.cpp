@@ -5,7 +5,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include <lockstep/observe/axis.h>
 #include <lockstep/observe/svg.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
 
