@@ -9,9 +9,9 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 #include <cli/flags.h>
 #include <cli/num_ranks.h>
@@ -89,7 +89,8 @@ pipeline::Schedule schedule_of(const ScheduleFlags& flags) {
     if (value.empty())
       throw UsageError("{} is missing: lockstep plan schedule --stages 4 --micro-batches 8", flag);
   return pipeline::make_schedule(
-      pipeline::schedule_kind_named(flags.kind.empty() ? "1f1b" : flags.kind),
+      flags.kind.empty() ? pipeline::ScheduleKind::one_forward_one_backward
+                         : pipeline::schedule_kind_named(flags.kind),
       {.num_ranks = parse_integer(flags.stages, "--stages", 1, kMostRanks),
        .num_micro_batches = parse_integer(flags.micro_batches, "--micro-batches", 1, 1 << 20),
        .num_chunks = flags.chunks.empty() ? 0 : parse_integer(flags.chunks, "--chunks", 1, 1024)});

@@ -4,7 +4,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/autocast.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 namespace lockstep::train {
 

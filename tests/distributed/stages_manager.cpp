@@ -12,7 +12,7 @@
 
 #include <lockstep/parallel/pipeline/listed_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/parallel/pipeline/schedule/check.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
 namespace lockstep::pipeline {

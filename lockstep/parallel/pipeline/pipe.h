@@ -11,7 +11,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/sequential_parts.h>
 
 namespace lockstep::pipeline {

@@ -36,13 +36,6 @@ inline constexpr Named<Sharding> kShardings[] = {{"NO_SHARD", Sharding::none},
                                                  {"FULL_SHARD", Sharding::full},
                                                  {"HYBRID_SHARD", Sharding::hybrid}};
 
-inline constexpr Named<PipelineSchedule> kPipelineSchedules[] = {
-    {"gpipe", PipelineSchedule::gpipe},
-    {"1f1b", PipelineSchedule::one_forward_one_backward},
-    {"interleaved", PipelineSchedule::interleaved},
-    {"zb-h1", PipelineSchedule::zb_h1},
-    {"zb-v", PipelineSchedule::zb_v}};
-
 inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
                                                          {"parameters", StageBalance::parameters},
                                                          {"compute", StageBalance::compute},

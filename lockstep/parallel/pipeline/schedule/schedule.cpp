@@ -1,12 +1,106 @@
-#include <lockstep/parallel/pipeline/schedule/check.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/schedule/action_positions.h>
 
 namespace lockstep::pipeline {
+
+namespace {
+
+// Where each action stands in its rank's list, from 0; kNowhere if the schedule does not have it.
+class ActionPositions {
+ public:
+  static constexpr int kNowhere = -1;
+
+  explicit ActionPositions(const Schedule& schedule)
+      : num_micro_batches_(static_cast<std::size_t>(schedule.num_micro_batches)),
+        positions_(schedule.rank_of_stage.size() * num_micro_batches_, kNone) {}
+
+  int& operator[](const Action& action) { return positions_[index(action)][kind(action)]; }
+  int operator[](const Action& action) const { return positions_[index(action)][kind(action)]; }
+
+  // The backward that computes the gradient of the stage's input: the whole one or the input's.
+  Action input_backward(int stage, int micro_batch) const {
+    const Action whole = {ActionKind::backward, stage, micro_batch};
+    return (*this)[whole] != kNowhere ? whole
+                                      : Action{ActionKind::backward_input, stage, micro_batch};
+  }
+
+ private:
+  using OfKinds = std::array<int, kNumActionKinds>;
+  static constexpr OfKinds kNone = {kNowhere, kNowhere, kNowhere, kNowhere,
+                                    kNowhere, kNowhere, kNowhere, kNowhere};
+
+  static std::size_t kind(const Action& action) { return static_cast<std::size_t>(action.kind); }
+  std::size_t index(const Action& action) const {
+    return static_cast<std::size_t>(action.stage) * num_micro_batches_ +
+           static_cast<std::size_t>(action.micro_batch);
+  }
+
+  std::size_t num_micro_batches_;
+  std::vector<OfKinds> positions_;
+};
+
+constexpr std::array<std::string_view, kNumActionKinds> kLetters = {"F",  "B",  "I",  "W",
+                                                                    "SA", "RA", "SG", "RG"};
+// A number of more digits may not fit into an int.
+constexpr std::size_t kMostDigits = 9;
+
+std::optional<int> parse_number(std::string_view digits) {
+  if (digits.empty() || digits.size() > kMostDigits) return std::nullopt;
+  // Each number has one spelling: without a sign or leading zeros.
+  if (digits.front() < '0' || digits.front() > '9') return std::nullopt;
+  if (digits.front() == '0' && digits.size() > 1) return std::nullopt;
+  int number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  return number;
+}
+
+}  // namespace
+
+Action other_end(const Action& transfer) {
+  const int stage = transfer.stage;
+  switch (transfer.kind) {
+    case ActionKind::send_activation:
+      return {ActionKind::receive_activation, stage + 1, transfer.micro_batch};
+    case ActionKind::receive_activation:
+      return {ActionKind::send_activation, stage - 1, transfer.micro_batch};
+    case ActionKind::send_gradient:
+      return {ActionKind::receive_gradient, stage - 1, transfer.micro_batch};
+    case ActionKind::receive_gradient:
+      return {ActionKind::send_gradient, stage + 1, transfer.micro_batch};
+    default: break;
+  }
+  LOCKSTEP_CHECK(false, "{} is no transfer", to_text(transfer));
+  return transfer;
+}
+
+std::string to_text(const Action& action) {
+  return fmt::format("{}{}.{}", kLetters.at(static_cast<std::size_t>(action.kind)), action.stage,
+                     action.micro_batch);
+}
+
+std::optional<Action> parse_action(std::string_view text) {
+  const auto digits = text.find_first_of("0123456789");
+  const auto dot = text.find('.');
+  if (digits == std::string_view::npos || dot == std::string_view::npos || dot < digits)
+    return std::nullopt;
+  const auto stage = parse_number(text.substr(digits, dot - digits));
+  const auto micro_batch = parse_number(text.substr(dot + 1));
+  if (!stage || !micro_batch) return std::nullopt;
+  for (std::size_t kind = 0; kind < kLetters.size(); ++kind) {
+    if (kLetters[kind] == text.substr(0, digits))
+      return Action{static_cast<ActionKind>(kind), *stage, *micro_batch};
+  }
+  return std::nullopt;
+}
 
 namespace {
 
@@ -32,7 +126,7 @@ void check_stages(const Schedule& schedule) {
   for (std::size_t rank = 0; rank < has_stage.size(); ++rank)
     if (!has_stage[rank]) throw UsageError("rank {} has no stage", rank);
   if (schedule.actions.empty()) throw UsageError("the schedule has no ranks");
-  // Known to be short of some before memory is taken for all.
+  // Too short a list is found before memory is taken for all actions that it says it has.
   std::size_t there = 0;
   for (const auto& actions : schedule.actions) there += actions.size();
   const auto forwards = static_cast<std::size_t>(schedule.num_stages()) *
@@ -45,11 +139,14 @@ void check_stages(const Schedule& schedule) {
 
 class Checker {
  public:
-  explicit Checker(const Schedule& schedule)
-      : schedule_(schedule), positions_(schedule.num_stages(), schedule.num_micro_batches) {}
+  explicit Checker(const Schedule& schedule) : schedule_(schedule), positions_(schedule) {}
+
+  void check_places() {
+    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) place_actions(rank);
+  }
 
   void run() {
-    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) place_actions(rank);
+    check_places();
     for (int stage = 0; stage < schedule_.num_stages(); ++stage)
       for (int i = 0; i < schedule_.num_micro_batches; ++i) check_complete(stage, i);
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) check_channels(rank);
@@ -101,7 +198,7 @@ class Checker {
       throw UsageError("rank {} has no {}, which {} needs", rank_of(action), to_text(action),
                        where(because_of));
   }
-  // Both are there and on one rank.
+  // Both actions are there, on one rank.
   void require_order(const Action& first, const Action& second) const {
     if (positions_[first] > positions_[second])
       throw UsageError("{}: it stands before {}, action {}, which has to come first", where(second),
@@ -138,7 +235,7 @@ class Checker {
       check_transfer({ActionKind::receive_activation, stage, micro_batch}, forward,
                      {ActionKind::forward, stage - 1, micro_batch});
     if (is_sent(schedule_, stage + 1, stage)) {
-      // Whether that one is there is found when it is its turn.
+      // That the producer is there is checked when its own stage's turn comes.
       const Action producer = positions_.input_backward(stage + 1, micro_batch);
       check_transfer({ActionKind::receive_gradient, stage, micro_batch}, backward, producer);
     }
@@ -152,7 +249,7 @@ class Checker {
     if (positions_[makes_it] != kNowhere) require_order(makes_it, send);
   }
 
-  // That what arrives from each rank is what was sent next.
+  // Receives from each rank stand in the order in which it sends.
   void check_channels(int rank) const {
     std::map<int, Action> last;  // received, from each rank
     for (const Action& receive : actions_of(rank)) {
@@ -170,7 +267,7 @@ class Checker {
     }
   }
 
-  // What an action that computes waits for, where it waits for one: an action that was reached.
+  // The action that has to be reached before this one can compute, if there is one.
   std::optional<Action> waits_for(const Action& action) const {
     const int stage = action.stage;
     const int i = action.micro_batch;
@@ -186,7 +283,8 @@ class Checker {
     return std::nullopt;
   }
 
-  // Runs it without times. A receive stands before its need, so that only sends decide.
+  // Runs the lists without times. Receives stand before the actions that need them, so only sends
+  // can block.
   void check_deadlock() const {
     std::vector<int> next(schedule_.actions.size());
     for (bool any = true; any;) {
@@ -206,7 +304,7 @@ class Checker {
         throw_deadlock(rank, next);
   }
 
-  // Follows who waits for whom until it comes round.
+  // Follows the ranks that wait for each other until one comes a second time.
   [[noreturn]] void throw_deadlock(int rank, const std::vector<int>& next) const {
     constexpr int kMostNamed = 6;
     std::string chain;
@@ -235,6 +333,98 @@ class Checker {
 void check(const Schedule& schedule) {
   check_stages(schedule);
   Checker(schedule).run();
+}
+
+void check_places(const Schedule& schedule) {
+  check_stages(schedule);
+  Checker(schedule).check_places();
+}
+
+namespace {
+
+// The send that follows an action that computes, if there is one.
+std::optional<Action> send_after(const Schedule& schedule, const Action& action) {
+  const int stage = action.stage;
+  switch (action.kind) {
+    case ActionKind::forward:
+      if (!is_sent(schedule, stage, stage + 1)) return std::nullopt;
+      return Action{ActionKind::send_activation, stage, action.micro_batch};
+    case ActionKind::backward:
+    case ActionKind::backward_input:
+      if (!is_sent(schedule, stage, stage - 1)) return std::nullopt;
+      return Action{ActionKind::send_gradient, stage, action.micro_batch};
+    default: return std::nullopt;
+  }
+}
+
+struct Receive {
+  Action action;
+  std::size_t before;  // the position of the computing action that it stands before
+};
+
+}  // namespace
+
+Schedule with_transfers(const Schedule& schedule) {
+  ActionPositions positions(schedule);
+  for (const auto& actions : schedule.actions)
+    for (std::size_t i = 0; i < actions.size(); ++i) positions[actions[i]] = static_cast<int>(i);
+  // For each receiver the receives from each sender, in the order in which they are sent.
+  std::vector<std::map<int, std::vector<Receive>>> channels(schedule.actions.size());
+  for (std::size_t sender = 0; sender < schedule.actions.size(); ++sender)
+    for (const Action& action : schedule.actions[sender]) {
+      LOCKSTEP_CHECK(!is_transfer(action.kind), "{}", to_text(action));
+      const auto send = send_after(schedule, action);
+      if (!send) continue;
+      const Action receive = other_end(*send);
+      const Action needs_it = receive.kind == ActionKind::receive_activation
+                                  ? Action{ActionKind::forward, receive.stage, receive.micro_batch}
+                                  : positions.input_backward(receive.stage, receive.micro_batch);
+      const auto need = static_cast<std::size_t>(std::max(positions[needs_it], 0));
+      const int receiver = schedule.rank_of_stage[static_cast<std::size_t>(receive.stage)];
+      channels[static_cast<std::size_t>(receiver)][static_cast<int>(sender)].push_back(
+          {receive, need - std::min<std::size_t>(need, 1)});
+    }
+
+  Schedule complete = schedule;
+  for (std::size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    const auto& computing = schedule.actions[rank];
+    std::vector<std::vector<Action>> receives(computing.size());
+    for (auto& [sender, channel] : channels[rank]) {
+      // A receive may not start after one whose message is sent later.
+      for (std::size_t i = channel.size() - 1; i-- > 0;)
+        channel[i].before = std::min(channel[i].before, channel[i + 1].before);
+      for (const Receive& receive : channel) receives[receive.before].push_back(receive.action);
+    }
+    auto& actions = complete.actions[rank];
+    actions.clear();
+    for (std::size_t i = 0; i < computing.size(); ++i) {
+      actions.insert(actions.end(), receives[i].begin(), receives[i].end());
+      actions.push_back(computing[i]);
+      if (const auto send = send_after(schedule, computing[i])) actions.push_back(*send);
+    }
+  }
+  return complete;
+}
+
+std::vector<LiveForwards> live_forwards(const Schedule& schedule) {
+  std::vector<LiveForwards> peaks;
+  for (const auto& actions : schedule.actions) {
+    LiveForwards now;
+    LiveForwards peak;
+    for (const Action& action : actions) {
+      const bool whole = action.kind == ActionKind::backward;
+      if (action.kind == ActionKind::forward) {
+        ++now.until_input;
+        ++now.until_weight;
+      }
+      if (whole || action.kind == ActionKind::backward_input) --now.until_input;
+      if (whole || action.kind == ActionKind::backward_weight) --now.until_weight;
+      peak.until_input = std::max(peak.until_input, now.until_input);
+      peak.until_weight = std::max(peak.until_weight, now.until_weight);
+    }
+    peaks.push_back(peak);
+  }
+  return peaks;
 }
 
 }  // namespace lockstep::pipeline
