@@ -15,7 +15,7 @@
 #include <lockstep/distributed/stages_differ.h>
 #include <lockstep/distributed/tensor_axis_warning.h>
 #include <lockstep/distributed/told_the_same.h>
-#include <lockstep/intercept/gradient_hook.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/nn/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 
 namespace lockstep {
 

@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/recompute/autocast_state.h>
 #include <lockstep/recompute/buffer_values.h>
 #include <lockstep/recompute/generator_states.h>

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/recompute/keep_results.h>
 #include <lockstep/recompute/slots.h>
 

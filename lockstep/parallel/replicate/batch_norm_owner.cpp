@@ -7,7 +7,7 @@
 #include <torch/version.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::replicate {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/parallel/replicate/batch_norm_owner.h>
 
 namespace lockstep::replicate {

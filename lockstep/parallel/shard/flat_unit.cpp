@@ -7,7 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/absent_memory.h>
 
 namespace lockstep::shard {

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::tensor {
 

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/distinct_tensors.h>
 #include <lockstep/parallel/tensor/planned_layers.h>

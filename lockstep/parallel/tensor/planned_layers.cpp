@@ -9,7 +9,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/nn/layer_cut.h>
 #include <lockstep/nn/planned_layers.h>
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/tensor/gathered_view.h>
 #include <lockstep/parallel/tensor/operator_rules.h>
 #include <lockstep/parallel/tensor/split_operators.h>

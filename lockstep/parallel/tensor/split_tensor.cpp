@@ -10,7 +10,7 @@
 #include <torch/custom_class.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/nn/tensor_moves.h>
 #include <lockstep/parallel/tensor/split_owner.h>
 
