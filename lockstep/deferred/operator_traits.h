@@ -1,5 +1,4 @@
-// What an operator does to its arguments and results, by its schema and its kernels; and the shapes
-// it would return.
+// Properties of an operator, found from its schema and its kernels, and the shapes of its results.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +40,8 @@ bool is_random(const c10::OperatorHandle& op);
 bool draws_by_shape(const c10::OperatorHandle& op);
 std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op);
 
-// What an operator would return, from a run on LibTorch's meta device, where tensors have shapes
-// and no elements.
+// The results that an operator would return, from a run on LibTorch's meta device, where tensors
+// have shapes and no elements.
 struct InferredShapes {
   enum class Outcome : std::uint8_t {
     known,

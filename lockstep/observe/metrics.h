@@ -24,7 +24,7 @@ class MetricSink {
  public:
   virtual ~MetricSink() = default;
   virtual void record(std::int64_t step, std::span<const Metric> metrics) = 0;
-  // What was recorded is on disk when this returns.
+  // All recorded metrics are on disk when this returns.
   virtual void flush() = 0;
   // Records that were dropped because too many others were waiting for the disk.
   virtual std::size_t num_lost() const { return 0; }

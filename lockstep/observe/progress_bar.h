@@ -30,7 +30,7 @@ struct Progress {
 
 enum class Trend : std::uint8_t { unknown, falling, rising };
 
-// What a line shows beside a Progress.
+// The parts of a line that are not in Progress.
 struct ProgressContext {
   std::int64_t total_steps = 0;
   std::string rate_unit = "tok/s";

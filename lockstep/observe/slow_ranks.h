@@ -10,7 +10,7 @@
 namespace lockstep::observe {
 
 // Ranks that train together end every step at the same time, so step times are the same for all.
-// What is compared is the time that each rank spends outside of calls that wait for others. In each
+// Ranks are compared by the time that each spends outside of calls that wait for others. In each
 // step a rank is compared with the median of the others, so steps may differ. A rank must be slow
 // in two thirds of the last steps, so that noise and pauses (a checkpoint, a page fault, another
 // job) are not reported. Steps shorter than `least_seconds` are added up until they last that long:

@@ -1,4 +1,4 @@
-// What a terminal can show, by its descriptor and the environment.
+// The width, characters and colours of a terminal, by its descriptor and the environment.
 #pragma once
 
 #include <cstdint>

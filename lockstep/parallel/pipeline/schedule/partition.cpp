@@ -51,7 +51,8 @@ std::vector<std::vector<int>> best_starts(const std::vector<double>& sums, int n
     for (std::size_t end = 1; end < ends; ++end)
       for (std::size_t begin = 0; begin < end; ++begin) {
         const double value = join(before[begin], sums[end] - sums[begin]);
-        // Of equal cuts the later one: layers that cost nothing stay with the layer before them.
+        // The later of two equal cuts wins: layers that cost nothing stay with the layer before
+        // them.
         if (value > now[end]) continue;
         now[end] = value;
         start[end] = static_cast<int>(begin);

@@ -107,8 +107,8 @@ Order gpipe_order(const ScheduleSize& size) {
   return order;
 }
 
-// As few forwards ahead of their backwards as keep the last stage busy. `backward` is the kind: the
-// whole of it, or the input's.
+// Each rank runs as few forwards ahead of their backwards as keep the last stage busy. `backward`
+// is the kind: the whole of it, or the input's.
 Order one_forward_one_backward_order(const ScheduleSize& size, ActionKind backward) {
   Order order;
   for (int rank = 0; rank < size.num_ranks; ++rank)

@@ -1,4 +1,4 @@
-#include <lockstep/parallel/pipeline/listed_model.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 #include <algorithm>
 #include <set>
@@ -20,14 +20,14 @@ std::string fault_of(const ListedModel& model) {
   return "";
 }
 
-// Whether it, or something in it, is among these.
+// Whether the module, or a module in it, is among these.
 bool has_any_of(const torch::nn::Module& module, const Modules& these) {
   if (these.contains(&module)) return true;
   return std::ranges::any_of(module.children(),
                              [&](const auto& child) { return has_any_of(*child, these); });
 }
 
-// `is_theirs`: the owner is, or is within, a module that other ranks' blocks list.
+// `is_theirs` says that the owner is, or is in, a module that other ranks' blocks list.
 void unregister_others(torch::nn::Module& owner, const Modules& kept, const Modules& others,
                        bool is_theirs) {
   if (kept.contains(&owner)) return;
@@ -83,6 +83,36 @@ ModelStages split_model(const ListedModel& model, const std::vector<int>& rank_o
   unregister_others(*model.model, kept, others, others.contains(model.model.get()));
   model.model->to(device);
   return stages;
+}
+
+torch::nn::Sequential children_of(const torch::nn::Sequential& model, int begin, int end) {
+  torch::nn::Sequential part;
+  const auto children = model->named_children();
+  auto child = model->begin() + begin;
+  for (int index = begin; index < end; ++index, ++child)
+    part->push_back(children[static_cast<std::size_t>(index)].key(), *child);
+  return part;
+}
+
+SequentialParts split_sequential(const torch::nn::Sequential& model,
+                                 const std::vector<int>& rank_of_stage, comm::Communicator& group,
+                                 const SequentialCut& cut) {
+  std::string fault;
+  if (cut.cuts.empty() && cut.balance == Balance::time && !cut.sample.defined())
+    fault = "stages are to be balanced by time, and there is no sample to measure it with: set "
+            "SequentialCut::sample to the input of a micro-batch";
+  CutBlocks made = cut_blocks({.model = *model,
+                               .blocks = blocks_of(model),
+                               .sample = [&] { return std::vector<at::Tensor>{cut.sample}; },
+                               .rank_of_stage = rank_of_stage,
+                               .cut = {.balance = cut.balance, .cuts = cut.cuts},
+                               .fault = fault},
+                              group);
+  SequentialParts parts{.mine = {}, .cuts = made.cuts, .tied = std::move(made.tied)};
+  for (std::size_t stage = 0; stage < rank_of_stage.size(); ++stage)
+    if (rank_of_stage[stage] == group.rank())
+      parts.mine.emplace(stage, children_of(model, made.cuts[stage], made.cuts[stage + 1]));
+  return parts;
 }
 
 }  // namespace lockstep::pipeline

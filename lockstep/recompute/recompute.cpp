@@ -1,19 +1,168 @@
-#include <lockstep/recompute/region.h>
+#include <lockstep/recompute/recompute.h>
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/recompute/kept_tensor.h>
-#include <lockstep/recompute/second_run.h>
+#include <lockstep/intercept/backward.h>
+#include <lockstep/recompute/keep_results.h>
+#include <lockstep/recompute/saved_tensor.h>
 
 namespace lockstep::activations {
 
 namespace {
+
+// The second run: fills the slots that are wanted, in the order of the first run, and uses the
+// results that the first run kept. Refers to both. Threading: one thread.
+class SecondRun : public intercept::SavedTensorHooks, public ResultKeeper {
+ public:
+  SecondRun(std::vector<Slot>& slots, const std::vector<KeptResult>& results,
+            const OperationKinds& kinds);
+
+  // Calls the function under these hooks until the last wanted slot is filled. UsageError where it
+  // does not do the same as the first time.
+  void run(const std::function<void()>& function);
+
+  std::unique_ptr<torch::autograd::SavedVariableHooks> make() override;
+
+  bool keeps(OperationKind kind) const override { return kinds_.contains(kind); }
+  at::Tensor result(OperationKind kind, const std::vector<at::Tensor>& arguments,
+                    const std::function<at::Tensor()>& operation) override;
+
+ private:
+  class Saved;
+
+  bool complete() const { return next_ >= end_; }
+  void save(const at::Tensor& tensor);
+  void end_if_complete() const;
+
+  std::vector<Slot>& slots_;
+  const std::vector<KeptResult>& results_;
+  const OperationKinds& kinds_;
+  std::size_t next_ = 0;  // slot
+  std::size_t end_ = 0;   // behind the last slot to fill
+  std::size_t next_result_ = 0;
+};
+
+// Thrown through a function that has computed everything that is wanted. It is no std::exception,
+// so that handlers of errors do not catch it.
+struct NothingMoreWanted {
+  const SecondRun* run;
+};
+
+struct Value {
+  at::Tensor tensor;
+};
+
+// Stands for the node of a result that was kept and not computed again: operators save only tensors
+// with a node. The graph of a second run is not meant for backward.
+class NotComputed : public torch::autograd::Function<NotComputed> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& /*with_gradient*/,
+                            at::TensorList /*arguments*/, const Value& value) {
+    return value.tensor.tensor_data();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    throw UsageError(
+        "a function that is recomputed goes backward through a result that was kept, and so was "
+        "not computed again: keep no results of that kind, or leave this function out");
+  }
+};
+
+UsageError something_else(std::size_t second, std::size_t first) {
+  return UsageError(
+      "a function that is recomputed saved {} tensors for backward, and {} the first time: it must "
+      "do the same whenever it is called",
+      second, first);
+}
+
+// Keeps the tensor, too, as the function may go backward through what it has just computed.
+class SecondRun::Saved : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit Saved(SecondRun& run) : run_(run) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    // The tensor's node is left out, because it would keep itself alive.
+    tensor_ = tensor.tensor_data();
+    if (!is_parameter(tensor)) run_.save(tensor_);
+  }
+  at::Tensor call_unpack_hook() override { return tensor_; }
+
+ private:
+  SecondRun& run_;
+  at::Tensor tensor_;
+};
+
+SecondRun::SecondRun(std::vector<Slot>& slots, const std::vector<KeptResult>& results,
+                     const OperationKinds& kinds)
+    : slots_(slots), results_(results), kinds_(kinds) {
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (slots[i].wanted && slots[i].recomputed()) end_ = i + 1;
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> SecondRun::make() {
+  return std::make_unique<Saved>(*this);
+}
+
+void SecondRun::run(const std::function<void()>& function) {
+  try {
+    const intercept::HookScope hooks(*this);
+    const KeeperScope keeper(kinds_.empty() ? nullptr : this);
+    function();
+  } catch (const NothingMoreWanted& end) {
+    if (end.run != this) throw;
+  }
+  if (!complete()) throw something_else(next_, slots_.size());
+}
+
+void SecondRun::save(const at::Tensor& tensor) {
+  end_if_complete();
+  Slot& slot = slots_[next_];
+  if (tensor.sizes() != slot.sizes || tensor.scalar_type() != slot.dtype)
+    throw UsageError(
+        "a function that is recomputed saved {} of {} for backward where it saved {} of {} the "
+        "first time: it must do the same whenever it is called",
+        c10::str(tensor.sizes()), c10::toString(tensor.scalar_type()),
+        c10::str(at::IntArrayRef(slot.sizes)), c10::toString(slot.dtype));
+  if (slot.wanted && slot.recomputed()) slot.tensor = tensor;
+  ++next_;
+  end_if_complete();
+}
+
+void SecondRun::end_if_complete() const {
+  if (complete()) throw NothingMoreWanted{this};
+}
+
+at::Tensor SecondRun::result(OperationKind, const std::vector<at::Tensor>& arguments,
+                             const std::function<at::Tensor()>& operation) {
+  if (next_result_ == results_.size() || results_[next_result_].first_slot != next_)
+    throw something_else(next_, slots_.size());
+  const KeptResult& kept = results_[next_result_++];
+  if (!kept.result.defined()) return operation();
+  while (next_ < kept.end_slot) {
+    const Slot& slot = slots_[next_];
+    if (slot.part)
+      save(slot.part->of(storage_of(arguments.at(slot.argument))));
+    else
+      ++next_;
+  }
+  end_if_complete();
+  if (kept.generators) kept.generators->restore();
+  const at::Tensor& value = kept.result.checked();
+  if (!kept.requires_grad) return value;
+  std::vector<at::Tensor> given;
+  std::ranges::copy_if(arguments, std::back_inserter(given), &at::Tensor::defined);
+  return NotComputed::apply(at::empty({0}).requires_grad_(), at::TensorList(given), Value{value});
+}
 
 thread_local int runs_again = 0;
 
@@ -21,7 +170,7 @@ thread_local int runs_again = 0;
 
 bool is_recomputing() { return runs_again > 0; }
 
-// What a node of the first run keeps of a tensor.
+// A node of the first run keeps this in place of a tensor: its number, or a parameter itself.
 class Region::Number : public torch::autograd::SavedVariableHooks {
  public:
   explicit Number(std::shared_ptr<Region> region) : region_(std::move(region)) {}
@@ -48,8 +197,8 @@ class Region::Number : public torch::autograd::SavedVariableHooks {
   KeptTensor parameter_;
 };
 
-// An operation whose result is kept is one step of the first run: what it saves of its arguments
-// will be taken from those again, and what it made for itself is kept with its result.
+// An operation whose result is kept is one step of the first run. The arguments that it saves are
+// taken from the second run's arguments; tensors that it made for itself are kept with its result.
 class Region::FirstRun::Hooks : public intercept::SavedTensorHooks, public ResultKeeper {
  public:
   explicit Hooks(std::shared_ptr<Region> region) : region_(std::move(region)) {}
@@ -86,8 +235,8 @@ class Region::FirstRun::Hooks : public intercept::SavedTensorHooks, public Resul
   std::shared_ptr<Region> region_;
 };
 
-// Everything as the function found it, and afterwards as it was before, also if the function
-// throws.
+// While it lives, all state is as the function found it the first time; afterwards it is as before,
+// also if the function throws.
 class Region::AsInFirstRun {
  public:
   explicit AsInFirstRun(const Region& region)
@@ -142,7 +291,7 @@ Region::FirstRun::FirstRun(std::shared_ptr<Region> region)
 
 Region::FirstRun::~FirstRun() {
   region_->watched_.clear();
-  // An input that was changed in place is a result of a node that keeps the region.
+  // An input that was changed in place belongs to a node that keeps the region alive.
   if (!finished_) region_->inputs_.clear();
 }
 
@@ -209,7 +358,7 @@ void Region::run_again() {
     SecondRun(slots_, results_, kinds_).run([&] { function_(inputs); });
   }
 
-  // Of nodes that this pass does not come to.
+  // Drops the tensors of nodes that this pass does not reach.
   torch::autograd::Engine::get_default_engine().queue_callback([region = weak_from_this()] {
     if (const auto alive = region.lock()) alive->drop_tensors();
   });
