@@ -9,9 +9,9 @@
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/split_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 #include "executor.h"
 
