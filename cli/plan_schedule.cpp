@@ -5,6 +5,10 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <string_view>
+#include <vector>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
@@ -46,7 +50,10 @@ std::optional<ScheduleFlags> parse_schedule_flags(Arguments arguments) {
              "          lockstep plan schedule --stages 8 --micro-batches 32 --svg schedule.svg\n"
              "docs/pipeline.md has the kinds, and what files of schedules look like.");
   ScheduleFlags flags;
-  app.add_option("--kind", flags.kind, "gpipe, 1f1b, interleaved, zb-h1 or zb-v (1f1b)");
+  std::vector<std::string_view> kinds;
+  for (const pipeline::ScheduleKind kind : pipeline::schedule_kinds())
+    kinds.push_back(pipeline::name_of(kind));
+  app.add_option("--kind", flags.kind, fmt::format("one of {} (1f1b)", fmt::join(kinds, ", ")));
   app.add_option("--stages", flags.stages, "ranks that the model is cut among");
   app.add_option("--micro-batches", flags.micro_batches, "that a batch is cut into");
   app.add_option("--chunks", flags.chunks, "pieces of the model on each rank, for interleaved (2)");
