@@ -38,7 +38,7 @@ TEST(ScheduleRegistry, MakesScheduleOfARegisteredOrder) {
   EXPECT_NO_THROW(check(schedule));
   std::string texts;
   for (const Action& action : schedule.actions[1]) texts += to_text(action) + " ";
-  EXPECT_EQ(texts, "RA1.0 F1.0 RA1.1 F1.1 B1.1 SG1.1 B1.0 SG1.0 ");
+  EXPECT_EQ(texts, "RA1.0 RA1.1 F1.0 F1.1 B1.1 SG1.1 B1.0 SG1.0 ");
 }
 
 TEST(ScheduleRegistry, PlacesStagesAsTheDefinitionSays) {
