@@ -6,7 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/text.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/train/config/names.h>
 

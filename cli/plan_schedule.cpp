@@ -5,13 +5,17 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <string_view>
+#include <vector>
+
+#include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 #include <cli/flags.h>
 #include <cli/num_ranks.h>
@@ -46,7 +50,10 @@ std::optional<ScheduleFlags> parse_schedule_flags(Arguments arguments) {
              "          lockstep plan schedule --stages 8 --micro-batches 32 --svg schedule.svg\n"
              "docs/pipeline.md has the kinds, and what files of schedules look like.");
   ScheduleFlags flags;
-  app.add_option("--kind", flags.kind, "gpipe, 1f1b, interleaved, zb-h1 or zb-v (1f1b)");
+  std::vector<std::string_view> kinds;
+  for (const pipeline::ScheduleKind kind : pipeline::schedule_kinds())
+    kinds.push_back(pipeline::name_of(kind));
+  app.add_option("--kind", flags.kind, fmt::format("one of {} (1f1b)", fmt::join(kinds, ", ")));
   app.add_option("--stages", flags.stages, "ranks that the model is cut among");
   app.add_option("--micro-batches", flags.micro_batches, "that a batch is cut into");
   app.add_option("--chunks", flags.chunks, "pieces of the model on each rank, for interleaved (2)");
@@ -89,7 +96,8 @@ pipeline::Schedule schedule_of(const ScheduleFlags& flags) {
     if (value.empty())
       throw UsageError("{} is missing: lockstep plan schedule --stages 4 --micro-batches 8", flag);
   return pipeline::make_schedule(
-      pipeline::schedule_kind_named(flags.kind.empty() ? "1f1b" : flags.kind),
+      flags.kind.empty() ? pipeline::ScheduleKind::one_forward_one_backward
+                         : pipeline::schedule_kind_named(flags.kind),
       {.num_ranks = parse_integer(flags.stages, "--stages", 1, kMostRanks),
        .num_micro_batches = parse_integer(flags.micro_batches, "--micro-batches", 1, 1 << 20),
        .num_chunks = flags.chunks.empty() ? 0 : parse_integer(flags.chunks, "--chunks", 1, 1024)});

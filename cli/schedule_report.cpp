@@ -7,7 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/parallel/pipeline/schedule/live_forwards.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 namespace lockstep::cli {
 

@@ -24,10 +24,10 @@ set(LOCKSTEP_PUBLIC_HEADERS
   optim/clip.h
   optim/grad_scaler.h
   optim/sgd.h
-  parallel/pipeline/listed_model.h
   parallel/pipeline/model_parallel.h
   parallel/pipeline/pipe.h
   parallel/pipeline/pipeline.h
+  parallel/pipeline/split_model.h
   parallel/tensor/parallelize_module.h
   plan/measured/trace_step.h
   plan/model_states.h

@@ -24,8 +24,8 @@
 
 #include <lockstep/comm/world/join.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 namespace {
 
@@ -126,5 +126,5 @@ int main(int argc, char** argv) {
         "| schedule | ranks | micro-batches | stages a rank | formula | simulated | "
         "measured | more than simulated | simulated, own ends | measured, own ends | in a row |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const ScheduleKind kind : kScheduleKinds) measure(world, kind, setting);
+  for (const ScheduleKind kind : schedule_kinds()) measure(world, kind, setting);
 }

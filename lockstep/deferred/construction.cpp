@@ -3,7 +3,7 @@
 #include <vector>
 
 #include <lockstep/deferred/recorder.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::deferred {
 
@@ -64,7 +64,7 @@ void Construction::keep(std::span<const at::Tensor> tensors) {
       if (contents.of(tensor)) kept.push_back(tensor);
     contents.keep(memories_of(kept, contents));
   });
-  // Nobody has to hear of operators on them any more.
+  // Operators on them need not come to us any more.
   for (const at::Tensor& tensor : kept) intercept::untag(tensor);
 }
 

@@ -1,5 +1,5 @@
-// Builds a model whose tensors take no memory until their values are asked for, a few at a time: a
-// model that fits nowhere as a whole.
+// Builds a model that is too large for this machine's memory: its tensors take no memory until
+// their values are asked for, a few at a time.
 //
 //   Construction construction;
 //   auto model = construction.construct([] { return MyNet(); });
@@ -27,13 +27,12 @@ class Hold;
 class Recorder;
 
 struct ConstructionOptions {
-  // Tensors that would take less memory are made as ever: deferring them would cost more than it
-  // saves.
+  // Smaller tensors are made as usual: deferring them would cost more than it saves.
   std::size_t smallest_bytes = 64 << 10;
 };
 
-// The values of some tensors, where the tensors lie, for as long as this is there. It keeps what it
-// needs of the Construction alive.
+// Keeps the values of some tensors in their memory while it lives. It keeps the parts of the
+// Construction alive that it needs.
 class Materialised {
  public:
   explicit Materialised(std::unique_ptr<Hold> hold);
@@ -45,28 +44,28 @@ class Materialised {
   std::unique_ptr<Hold> hold_;
 };
 
-// Runs constructors, remembers what they do to tensors instead of doing it, and does it later for
-// the tensors that are asked for, in any order and for any of them: every bit is as plain
-// construction would have made it. Generators are moved on at once and are not touched later.
+// Runs constructors and records the operators that they call on tensors instead of running them. It
+// runs them later for the tensors whose values are asked for, in any order: every bit is as plain
+// construction would have made it. Generators are advanced at once and not touched later.
 //
-// A deferred tensor looks like any other of the CPU: shape, strides, type and a data pointer that
-// stays the same. But there is nothing at that pointer, and what goes there without an operator, as
-// pickle_save, finds zeros; torch::save is refused. Operators may be called at any time and on any
-// thread; they find the values they need, which are computed anew each time: materialise or keep a
-// tensor before it is used in earnest. A memory whose last tensor goes, as when set_data() puts a
-// parameter elsewhere, goes too.
+// A deferred tensor looks like any other of the CPU: it has a shape, strides, a type and a data
+// pointer that stays the same. But there is nothing at that pointer: code that reads it without an
+// operator, such as pickle_save, finds zeros, and torch::save refuses the tensor. Operators may be
+// called at any time and on any thread. They find the values that they need, which are computed
+// anew each time: materialise or keep a tensor before you use it often. A memory is freed with its
+// last tensor, for example when set_data() gives a parameter other memory.
 //
-// What is made as ever: tensors of other devices (CUDA's), small ones, pinned ones, ones in memory
-// formats other than contiguous, those that other threads make than the one that constructs, and
-// the results of operators that take no deferred tensor. An operator that changes a deferred tensor
-// in a way that cannot be put off (it resizes it, autograd records it, its random numbers depend on
-// a tensor) makes it an ordinary one at once. Where the system has no addresses to give without
-// memory for them, a warning says so and tensors are made as ever from there on.
+// These tensors are made as usual: tensors of other devices (CUDA), small and pinned ones, those in
+// memory formats other than contiguous, those that other threads make, and results of operators
+// that take no deferred tensor. An operator that changes a deferred tensor in a way that cannot be
+// put off (it resizes the tensor, autograd records it, its random numbers depend on a tensor) makes
+// it an ordinary one at once. Where the system gives no addresses without memory, a warning says so
+// and tensors are made as usual from then on.
 //
-// Copies of tensors that are not deferred are kept where operators read them that are put off.
+// Tensors that are not deferred are copied if an operator that is put off reads them.
 //
 // Threading: construct() defers what its own thread makes. All members may be called from any
-// thread. Two Constructions know nothing of each other; tensors of both may meet in an operator.
+// thread. Two Constructions are independent; an operator may take tensors of both.
 class Construction {
  public:
   explicit Construction(ConstructionOptions options = {});
@@ -76,13 +75,12 @@ class Construction {
 
   // Calls make() and returns what it returned. May be called several times.
   //
-  // Failure: what make() throws, after which all is as it was before, but for generators.
-  // UsageError inside of another construct() on the same thread, and, when make() has returned,
-  // where it read or wrote values through a pointer (data_ptr, accessor) which had been put off,
-  // whatever has become of the tensor since; of two constructors at once, both may hear of it. To
-  // read or write a tensor through a pointer is fine while nothing happened to it yet, while it is
-  // all zeros (zeros, full with 0, copies of such), and where its values are there: while
-  // materialised, and once it is an ordinary one.
+  // Failure: what make() throws; everything is then as it was before, except generators. UsageError
+  // inside another construct() on the same thread. UsageError after make() has returned, if it read
+  // or wrote values through a pointer (data_ptr, accessor) while they were put off, even if the
+  // tensor is gone since; if two constructors run at once, both may throw. Pointers may be used
+  // while nothing was written to the tensor, while it is all zeros (zeros, full with 0, copies of
+  // these), and while its values are there: when it is materialised or an ordinary tensor.
   template <typename Make>
   auto construct(Make&& make) {
     using Made = std::decay_t<std::invoke_result_t<Make>>;
@@ -91,23 +89,22 @@ class Construction {
     return Made(std::move(*made));
   }
 
-  // Whether operators on this tensor would have to compute its values first; also true while they
-  // are materialised.
+  // Whether the tensor's values are put off. This stays true while they are materialised.
   bool is_deferred(const at::Tensor& tensor) const;
 
   // Computes the values of these tensors and of all that share memory with them. Tensors that are
-  // not deferred may be among them. What is written to them meanwhile with operators is there when
-  // they are materialised again; what is written through pointers is not.
+  // not deferred may be among them. Operators that write to them meanwhile are remembered for the
+  // next materialise(); writes through pointers are lost.
   //
   // Failure: what an operator throws; std::bad_alloc.
   [[nodiscard]] Materialised materialise(std::span<const at::Tensor> tensors);
 
-  // The same for good: they are ordinary tensors from here on.
+  // Computes the values for good: these are ordinary tensors from now on.
   void keep(std::span<const at::Tensor> tensors);
-  // The same for whatever is still deferred and referred to.
+  // The same for all tensors that are still deferred and alive.
   void keep_all();
 
-  // The memory that values take, materialised or kept, and what computing them needs besides.
+  // The memory of materialised and kept values, and of what computing them needs beside.
   std::size_t bytes() const;
   std::size_t peak_bytes() const;
 

@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/deferred/operator_traits.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::deferred {
 
@@ -23,7 +23,8 @@ struct Wanted {
   at::ScalarType dtype;
 };
 
-// What the two factories that all others call have in common, from argument `first` on.
+// The type of an ordinary tensor, from the arguments that the two factories have in common which
+// all others call; they begin at argument `first`.
 std::optional<at::ScalarType> ordinary_type(at::ArrayRef<c10::IValue> arguments,
                                             std::size_t first) {
   const c10::IValue& dtype = arguments[first];
@@ -80,9 +81,9 @@ Factory* FactoryScope::current() { return current_factory; }
 
 void FactoryScope::on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
-  // With this set, not under a guard: the operators inside are to come here, too.
+  // This key set, and no guard: the operators inside have to come here, too.
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode);
-  // A tensor with an owner leads there next.
+  // A call on a tensor with an owner goes to the owner next.
   if (keys.has(intercept::kKey)) {
     op.redispatchBoxed(below, stack);
     return;

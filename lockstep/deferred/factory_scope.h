@@ -1,26 +1,29 @@
-// While a scope of this thread's lasts, the operators that make tensors come to us.
+// Scopes of a thread: in one, the operators that make tensors come to us; in another, operators see
+// memory as it is.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <lockstep/intercept/mode.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::deferred {
 
-// Makes tensors in LibTorch's stead.
+// Makes tensors in place of LibTorch.
 class Factory {
  public:
   virtual ~Factory() = default;
 
-  // An uninitialised tensor of the CPU. Undefined leaves it to LibTorch.
+  // Returns an uninitialised tensor of the CPU, or an undefined one to leave it to LibTorch.
   virtual at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) = 0;
 };
 
-// Factories of this thread lead to `factory`, which outlives the scope, when they are called by the
-// program or by an operator that is made of others. Kernels that take memory for themselves to
-// write to do not. Factories of other threads, of other devices, of pinned memory and of memory
-// formats other than contiguous do not either.
+// While it lives, operators of this thread that make tensors lead to `factory`, which outlives the
+// scope, if the program calls them or an operator that is made of others. These do not: kernels
+// that allocate memory to write to; other threads; tensors of other devices, in pinned memory, or
+// in memory formats other than contiguous.
 //
 // Failure: UsageError where the thread is in such a scope already; as ModeScope.
 class FactoryScope : private intercept::Listener {
@@ -40,10 +43,19 @@ class FactoryScope : private intercept::Listener {
   intercept::ModeScope mode_;
 };
 
-// Within this one, and so within a scope, factories are LibTorch's.
+// While it lives, tensors are made by LibTorch, even within a FactoryScope.
 class PlainFactories {
  private:
   c10::impl::ExcludeDispatchKeyGuard excluded_{intercept::kMode};
+};
+
+// While it lives, operators of this thread see memory as it is: no factory of ours and no owner of
+// a tensor hears of them, and neither autograd nor autocast takes part.
+class AsIs {
+ private:
+  c10::impl::ExcludeDispatchKeyGuard below_{
+      c10::DispatchKeySet({intercept::kMode, intercept::kKey}) | c10::autocast_dispatch_keyset};
+  c10::NoGradGuard no_grad_;
 };
 
 }  // namespace lockstep::deferred

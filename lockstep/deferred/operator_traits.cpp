@@ -4,7 +4,11 @@
 #include <string_view>
 #include <unordered_set>
 
+#include <ATen/ATen.h>
 #include <ATen/core/enum_tag.h>
+
+#include <lockstep/deferred/factory_scope.h>
+#include <lockstep/deferred/record.h>
 
 namespace lockstep::deferred {
 
@@ -25,7 +29,7 @@ bool is_composite(const c10::OperatorHandle& op) {
          !has_kernel_of_its_own(op);
 }
 
-// By the kernels it has, made of others that have gradients of their own.
+// By its kernels: it is made of others, which have gradients of their own.
 bool is_made_of_others(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !has_kernel_of_its_own(op);
@@ -42,7 +46,7 @@ bool is_tensor(const c10::Argument& argument) {
   return argument.type()->kind() == c10::TypeKind::TensorType;
 }
 
-// Those that LibTorch composes of factories, and that see nothing of a tensor but its shape.
+// Operators that LibTorch composes of factories, and that look only at a tensor's shape.
 const Names& makes_one_alike() {
   static const Names names = {"aten::empty_like",   "aten::zeros_like", "aten::ones_like",
                               "aten::full_like",    "aten::rand_like",  "aten::randn_like",
@@ -56,14 +60,14 @@ const Names& copies_one() {
   return names;
 }
 
-// In place, but for the shape only.
+// They change only the shape, in place.
 const Names& reshapes_in_place() {
   static const Names names = {"aten::t_",         "aten::transpose_",  "aten::squeeze_",
                               "aten::unsqueeze_", "aten::as_strided_", "aten::detach_"};
   return names;
 }
 
-// The kernels of these have no way to reject a number they drew.
+// The kernels of these operators never reject a number that they drew.
 const Names& fills_with_random_numbers() {
   static const Names names = {"aten::uniform_",     "aten::normal_", "aten::random_",
                               "aten::exponential_", "aten::cauchy_", "aten::log_normal_",
@@ -76,7 +80,7 @@ const Names& fills() {
   return names;
 }
 
-// Bernoulli's numbers with a tensor of probabilities are read from it.
+// With a tensor of probabilities, bernoulli_ reads them from it.
 bool is_bernoulli_of_one_probability(const c10::OperatorHandle& op) {
   return op.schema().name() == "aten::bernoulli_" && op.schema().overload_name() == "float";
 }
@@ -154,6 +158,43 @@ std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op) {
                    [](const c10::Argument& argument) { return argument.name() == "generator"; });
   if (found == arguments.end()) return std::nullopt;
   return static_cast<std::size_t>(found - arguments.begin());
+}
+
+namespace {
+
+at::Tensor without_elements(const at::Tensor& tensor) {
+  at::Tensor shape = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                       tensor.options().device(at::kMeta).requires_grad(false));
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    shape.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return shape;
+}
+
+c10::IValue on_meta(const c10::IValue& argument) {
+  if (argument.isDevice()) return c10::Device(c10::kMeta);
+  c10::IValue shapes = with_own_lists(argument);
+  for_each_tensor(argument, [&](const at::Tensor& tensor, auto element) {
+    set_tensor(shapes, element, without_elements(tensor));
+  });
+  return shapes;
+}
+
+}  // namespace
+
+InferredShapes infer_shapes(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
+  const AsIs as_is;
+  InferredShapes inferred;
+  try {
+    for (const c10::IValue& argument : arguments) inferred.arguments.push_back(on_meta(argument));
+    inferred.results = inferred.arguments;
+    op.callBoxed(&inferred.results);
+    inferred.outcome = InferredShapes::Outcome::known;
+  } catch (const c10::NotImplementedError&) {
+    inferred.outcome = InferredShapes::Outcome::unknown;
+  } catch (const std::exception&) {
+    inferred.outcome = InferredShapes::Outcome::failed;
+  }
+  return inferred;
 }
 
 }  // namespace lockstep::deferred

@@ -1,6 +1,7 @@
 #include <lockstep/deferred/random_draws.h>
 
 #include <array>
+#include <cstddef>
 #include <mutex>
 #include <sstream>
 #include <vector>
@@ -9,15 +10,72 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/deferred/as_is.h>
-#include <lockstep/deferred/mersenne_twister.h>
+#include <lockstep/deferred/factory_scope.h>
 #include <lockstep/deferred/operator_traits.h>
 
 namespace lockstep::deferred {
 
 namespace {
 
-// Kernels work in groups of 4 to 64 elements; within a group anything may happen.
+// MT19937 by Matsumoto and Nishimura: a state of this many words gives as many numbers, and is then
+// turned into the next state.
+constexpr std::size_t kWords = 624;
+constexpr std::size_t kDistance = 397;
+
+std::uint32_t combine(std::uint32_t high, std::uint32_t low) {
+  const std::uint32_t mixed = (high & 0x80000000u) | (low & 0x7fffffffu);
+  return (mixed >> 1) ^ ((0u - (low & 1u)) & 0x9908b0dfu);
+}
+
+// Three loops, none of which reads a word that it wrote less than 227 words ago: the compiler can
+// compute several words at once.
+void next_block(std::array<std::uint32_t, kWords>& words) {
+  constexpr std::size_t kRest = kWords - kDistance;
+  for (std::size_t i = 0; i < kRest; ++i)
+    words[i] = words[i + kDistance] ^ combine(words[i], words[i + 1]);
+  for (std::size_t i = kRest; i < kWords - 1; ++i)
+    words[i] = words[i - kRest] ^ combine(words[i], words[i + 1]);
+  words[kWords - 1] = words[kDistance - 1] ^ combine(words[kWords - 1], words[0]);
+}
+
+bool same(const TwisterState& a, const TwisterState& b) {
+  return a.next_ == b.next_ && a.left_ == b.left_ && a.state_ == b.state_;
+}
+
+}  // namespace
+
+void skip(TwisterState& state, std::uint64_t draws) {
+  // `left_` is one more than the numbers that are left of the block.
+  const auto left = static_cast<std::uint64_t>(state.left_ - 1);
+  if (draws <= left) {
+    state.left_ -= static_cast<int>(draws);
+    state.next_ += static_cast<std::uint32_t>(draws);
+    return;
+  }
+  draws -= left;
+  for (; draws > kWords; draws -= kWords) next_block(state.state_);
+  next_block(state.state_);
+  state.left_ = static_cast<int>(kWords - draws + 1);
+  state.next_ = static_cast<std::uint32_t>(draws);
+}
+
+std::optional<std::uint64_t> draws_between(const TwisterState& from, const TwisterState& to,
+                                           std::uint64_t most) {
+  TwisterState state = from;
+  std::uint64_t draws = 0;
+  // The states have the same place in a block only every 624 draws.
+  const std::uint64_t first = (to.next_ + kWords - from.next_) % kWords;
+  for (std::uint64_t step = first; draws + step <= most; step = kWords) {
+    skip(state, step);
+    draws += step;
+    if (same(state, to)) return draws;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+// Kernels work in groups of 4 to 64 elements, and draw in any way within a group.
 constexpr std::int64_t kBlock = 64;
 constexpr std::int64_t kSmallest = 4 * kBlock;
 constexpr std::uint64_t kMostDraws = 1 << 16;
@@ -26,7 +84,7 @@ at::CPUGeneratorImpl& implementation(const at::Generator& generator) {
   return *generator.get<at::CPUGeneratorImpl>();
 }
 
-// Everything but the tensor and the generator, which may decide how many numbers are drawn.
+// Everything that may decide how many numbers are drawn, beside the number of elements.
 std::string description(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments,
                         std::int64_t remainder) {
   std::ostringstream text;
@@ -49,7 +107,7 @@ void run_on(const at::Tensor& tensor, const at::Generator& generator, const c10:
 bool RandomDraws::can_draw(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
   if (!draws_by_shape(op)) return false;
   const at::Generator generator = generator_of(op, arguments);
-  // A generator of the program's own kind has no state that we could know.
+  // The state of a generator that the program defines itself is unknown to us.
   return generator.device().is_cpu() && !generator.key_set().has(c10::DispatchKey::CustomRNGKeyId);
 }
 
@@ -97,8 +155,8 @@ std::optional<RandomDraws::Measured> RandomDraws::measure(const c10::OperatorHan
   for (std::size_t i = 0; i < kBlocks.size(); ++i) {
     const at::Generator generator = at::detail::createCPUGenerator();
     auto& twister = implementation(generator);
-    // Where normal numbers come in pairs, the second one waits here for the next call: whoever
-    // takes it or leaves one draws a number that depends on more than the shape.
+    // Normal numbers may come in pairs, and the second one waits here for the next call. An
+    // operator that takes or leaves one draws a number that depends on more than the shape.
     twister.set_next_float_normal_sample(0.5F);
     twister.set_next_double_normal_sample(0.5);
     const TwisterState before = twister.engine().data();

@@ -7,6 +7,7 @@
 #include <string>
 #include <unordered_map>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -16,24 +17,34 @@
 
 namespace lockstep::deferred {
 
-// How many numbers an operator draws for a tensor is LibTorch's own affair, and differs between
-// versions and machines. It is measured on small tensors, once for each operator, type, set of
-// other arguments and place in a block of 64 elements, and never assumed: where what was measured
-// does not grow evenly with the size, the operator runs once on a tensor that is thrown away.
+using TwisterState = at::mt19937_data_pod;
+
+// Advances LibTorch's generator for the CPU by `draws` draws of 32 bits, without computing them.
+void skip(TwisterState& state, std::uint64_t draws);
+
+// How many draws lead from one state to the other; nothing if there are more than `most`.
+std::optional<std::uint64_t> draws_between(const TwisterState& from, const TwisterState& to,
+                                           std::uint64_t most);
+
+// How many numbers an operator draws for a tensor differs between LibTorch's versions and machines.
+// It is measured on small tensors, once for each operator, type, set of other arguments and
+// remainder of the size by 64. Where the measured numbers do not grow evenly with the size, the
+// operator runs once on a tensor that is thrown away.
 //
-// Threading: one at a time. Failure: what the operator throws, for arguments it does not take.
+// Threading: one thread at a time. Failure: what the operator throws for arguments it does not
+// take.
 class RandomDraws {
  public:
-  // Whether draw() can tell what the operator would leave the generator like.
+  // Whether draw() can compute the state in which the operator would leave the generator.
   static bool can_draw(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
-  // The operator's generator as it is now, which then moves on.
+  // Returns the state of the operator's generator, and then advances it.
   GeneratorState draw(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 
  private:
   std::optional<std::uint64_t> num_draws(const c10::OperatorHandle& op,
                                          std::span<const c10::IValue> arguments);
 
-  // The numbers drawn for the smallest tensor that was measured, and for every 64 elements more.
+  // How many numbers are drawn for the smallest tensor measured, and for each 64 elements more.
   struct Measured {
     std::uint64_t first = 0;
     std::uint64_t per_block = 0;
@@ -49,7 +60,7 @@ class RandomDraws {
 at::Generator generator_of(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 GeneratorState state_of_generator(const c10::OperatorHandle& op,
                                   std::span<const c10::IValue> arguments);
-// A generator of its own in that state: the program's is not touched.
+// A new generator in that state. The program's own is not touched.
 at::Generator generator_in(const GeneratorState& state);
 
 }  // namespace lockstep::deferred

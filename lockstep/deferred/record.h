@@ -1,11 +1,13 @@
-// An operator that was called on deferred tensors and has yet to run, with all that it needs to do
-// so later.
+// Operators that were called on deferred tensors: each is recorded with all that it needs to run
+// later, in a log in the order of the calls, and run when a tensor's values are asked for.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -17,24 +19,24 @@
 
 namespace lockstep::deferred {
 
-// A tensor in a memory.
+// How a tensor lies in a memory.
 struct Region {
   explicit Region(const at::Tensor& tensor);
 
-  // The tensor, in a storage that stands for the memory; plain, with no history.
+  // The same tensor in another storage, without a history of autograd's.
   at::Tensor on(const c10::Storage& storage) const;
   std::shared_ptr<Memory> memory;
   at::ScalarType dtype;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   std::int64_t offset;  // in elements
-  bool covers_memory;   // has all bytes of it, each once
+  bool covers_memory;   // it has each byte of the memory once
 };
 
 enum class Access : std::uint8_t {
   read,
   modify,
-  overwrite,  // all of the memory, without reading it
+  overwrite,  // writes all of the memory without reading it
 };
 
 // An argument, or an element of an argument that is a list.
@@ -45,7 +47,7 @@ struct DeferredArgument {
   std::optional<std::size_t> element;
 };
 
-// The generator that a random operator drew from, as it was then.
+// The state that a random operator's generator had before it drew.
 struct GeneratorState {
   std::size_t argument = 0;
   at::Tensor bytes;
@@ -53,23 +55,23 @@ struct GeneratorState {
 
 struct Record {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;  // what stands in place of deferred tensors means nothing
+  std::vector<c10::IValue> arguments;  // undefined in place of deferred tensors
   std::vector<DeferredArgument> deferred;
-  std::vector<Region> results;  // where what it returns is to lie, unless it returns arguments
+  std::vector<Region> results;  // where its results belong, unless it returns arguments
   std::optional<GeneratorState> generator;
 
-  // Everything it reads or changes without overwriting it; what it writes to.
+  // The memories that it reads or modifies, and those that it writes to.
   std::vector<Memory*> inputs() const;
   std::vector<Memory*> outputs() const;
 };
 
-// Nothing where a tensor among the arguments is of a kind that cannot be kept until later. Tensors
-// that are not deferred are copied, as they may change.
+// Returns nothing where a tensor among the arguments cannot be kept until later. Tensors that are
+// not deferred are copied, because they may change.
 std::optional<Record> capture(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments,
                               const Account* account);
 
-// Calls visit(tensor, element) for the defined tensors of an argument; `element` is nothing where
-// the argument is no list.
+// Calls visit(tensor, element) for the defined tensors of an argument; `element` is empty where the
+// argument is not a list.
 template <typename Visit>
 void for_each_tensor(const c10::IValue& argument, Visit&& visit) {
   if (argument.isTensor()) {
@@ -84,7 +86,41 @@ void for_each_tensor(const c10::IValue& argument, Visit&& visit) {
 
 // Puts a tensor where for_each_tensor() found one.
 void set_tensor(c10::IValue& argument, std::optional<std::size_t> element, at::Tensor tensor);
-// A copy whose lists are its own.
+// A copy that does not share its lists.
 c10::IValue with_own_lists(const c10::IValue& argument);
+
+// The operators that were put off, in the order in which they were called. Threading: one thread at
+// a time; it also changes `writers` and `blank` of the memories in its records.
+class Log {
+ public:
+  using Numbers = std::set<std::size_t>;
+
+  void append(Record record);
+  const Record& at(std::size_t number) const { return records_.at(number); }
+
+  // The records that have to run, in order, to give these memories the content that they should
+  // have by now. Nothing has to run for a memory that holds its content.
+  Numbers needed_for(std::span<const Memory* const> memories) const;
+
+  // Drops records that none of these memories needs, even if it were computed from the start.
+  void forget_all_but(std::span<const Memory* const> memories);
+
+ private:
+  enum class Held { is_there, is_made_again };
+  Numbers needed_for(std::span<const Memory* const> memories, Held held) const;
+
+  std::map<std::size_t, Record> records_;
+  std::size_t next_ = 0;
+};
+
+// Whether the memory holds the content that the record of this number reads there.
+bool has_content_for(const Memory& memory, std::size_t number);
+
+// Computes the content of memories that hold nothing yet and whose storages live, by running the
+// operators in the log. Intermediate results lie elsewhere and are freed as soon as nothing needs
+// them; generators and other memories do not change.
+//
+// Failure: what an operator throws. The content of the memories is then undefined.
+void replay(const Log& log, std::span<const Memory* const> memories, Account& account);
 
 }  // namespace lockstep::deferred

@@ -4,15 +4,126 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/deferred/operator_traits.h>
-#include <lockstep/deferred/shape_inference.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/deferred/record.h>
+#include <lockstep/intercept/owner.h>
 
 namespace lockstep::deferred {
+
+namespace {
+
+constexpr auto kGone =
+    "a tensor was used whose values had been put off, after the Construction that could have "
+    "computed them was gone: keep it until the values of all tensors have been asked for";
+
+}  // namespace
+
+at::Tensor Contents::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                          const std::shared_ptr<intercept::Owner>& owner) {
+  const auto type = c10::scalarTypeToTypeMeta(dtype);
+  const auto memory = std::make_shared<Memory>();
+  memory->bytes = at::detail::computeStorageNbytes(sizes, strides, type.itemsize());
+  memory->sizes = sizes.vec();
+  memory->dtype = dtype;
+  c10::Storage storage = make_storage(memory, account_, touches_);
+  if (!storage) return {};
+  memories_.push_back(memory);
+  intercept::add_owner(storage, owner, kGone);
+  const auto keys = c10::DispatchKeySet(c10::DispatchKey::CPU).add(intercept::kKey);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, type);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+std::optional<LivingMemory> Contents::of(const at::Tensor& tensor) const {
+  const Place* const place = place_of(tensor);
+  if (place == nullptr || place->account() != account_ || place->memory()->plain)
+    return std::nullopt;
+  return LivingMemory{place->memory(), tensor.storage()};
+}
+
+LivingMemories Contents::all() const {
+  LivingMemories all;
+  for (const auto& known : memories_) {
+    const auto memory = known.lock();
+    if (!memory || memory->plain) continue;
+    if (auto storage = memory->storage.lock()) all.push_back({memory, std::move(storage)});
+  }
+  return all;
+}
+
+void Contents::hold(const LivingMemories& memories) {
+  LivingMemories empty;
+  for (const LivingMemory& living : memories) {
+    heed_touch(living);
+    if (living.memory->holders == 0 && !living.memory->plain) empty.push_back(living);
+  }
+  for (const LivingMemory& living : empty) place_of(living.storage)->take();
+  try {
+    std::vector<const Memory*> targets;
+    for (const LivingMemory& living : empty) targets.push_back(living.memory.get());
+    replay(log_, targets, *account_);
+  } catch (...) {
+    for (const LivingMemory& living : empty) place_of(living.storage)->give_back();
+    throw;
+  }
+  for (const LivingMemory& living : memories) ++living.memory->holders;
+}
+
+void Contents::release(const LivingMemories& memories) noexcept {
+  for (const auto& [memory, storage] : memories)
+    if (--memory->holders == 0 && !memory->plain) place_of(storage)->give_back();
+}
+
+void Contents::keep(const LivingMemories& memories) {
+  hold(memories);
+  for (const LivingMemory& living : memories) leave_to_tensors(living);
+}
+
+void Contents::leave_to_tensors(const LivingMemory& living) {
+  living.memory->plain = true;
+  intercept::remove_owner(living.storage, &owner_);
+}
+
+void Contents::heed_touch(const LivingMemory& living) {
+  Place& place = *place_of(living.storage);
+  if (living.memory->holders > 0 || !place.touched()) return;
+  if (living.memory->blank) {
+    place.take();
+    leave_to_tensors(living);
+  } else {
+    touches_->note(living.memory);
+    place.wipe();
+  }
+}
+
+std::unique_ptr<WatchedConstructor> Contents::watch() {
+  // Touches from before are not the constructor's.
+  for (const LivingMemory& living : all()) heed_touch(living);
+  return std::make_unique<WatchedConstructor>(touches_);
+}
+
+void Contents::check_touches() {
+  for (const LivingMemory& living : all()) heed_touch(living);
+  if (const auto touched = touches_->first())
+    throw UsageError(
+        "the constructor used values through a pointer (data_ptr or an accessor) which had been "
+        "put off, those of a tensor of type {} and shape [{}]: use LibTorch's operators on it, or "
+        "construct the model plainly",
+        c10::toString(touched->dtype), fmt::join(touched->sizes, ", "));
+}
+
+void Contents::forget_unneeded() {
+  std::vector<const Memory*> memories;
+  for (const LivingMemory& living : all()) memories.push_back(living.memory.get());
+  log_.forget_all_but(memories);
+  std::erase_if(memories_, [](const auto& known) { return known.expired(); });
+}
 
 namespace {
 
@@ -27,7 +138,7 @@ bool is_for_autograd(intercept::Call& call) {
   return requires_grad;
 }
 
-// In which case what it computes depends on more than its arguments.
+// Under autocast the result of such an operator depends on more than its arguments.
 bool is_for_autocast(const intercept::Call& call) {
   return call.keys().has_any(c10::autocast_dispatch_keyset) &&
          call.op().hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
@@ -39,7 +150,7 @@ bool has_outputs(const c10::OperatorHandle& op) {
   return false;
 }
 
-// An output of another shape than the result gets that shape, and a larger memory if need be.
+// LibTorch resizes an output whose shape is not the result's, and may give it other memory.
 bool keeps_shapes(const intercept::Call& call, const InferredShapes& inferred) {
   for (std::size_t i = 0; i < inferred.arguments.size(); ++i) {
     if (!is_out(call.op(), i) || !call.arguments()[i].isTensor()) continue;
@@ -49,8 +160,8 @@ bool keeps_shapes(const intercept::Call& call, const InferredShapes& inferred) {
   return true;
 }
 
-// Whether nothing stands against running it later: its arguments go together, as far as can be
-// told, so that it would not throw now.
+// Whether the operator can run later: as far as can be told, its arguments fit together, so that it
+// would not throw now.
 bool can_wait(const intercept::Call& call) {
   const InferredShapes inferred = infer_shapes(call.op(), call.arguments());
   if (inferred.outcome == InferredShapes::Outcome::unknown) return !has_outputs(call.op());
@@ -62,7 +173,7 @@ void return_from(intercept::Call& call, torch::jit::Stack results) {
   for (c10::IValue& result : results) call.stack().push_back(std::move(result));
 }
 
-// As an operator does that writes to its arguments: they have a new version, and it returns them.
+// Does what an operator that writes to its arguments does: gives them a new version, returns them.
 void return_written_arguments(intercept::Call& call) {
   const auto& schema = call.op().schema();
   torch::jit::Stack results;
@@ -175,7 +286,7 @@ Recorder::Run Recorder::put_off_writes(intercept::Call& call, Record record, Liv
   if (random ? !RandomDraws::can_draw(call.op(), call.arguments()) : !can_wait(call))
     return Run::now;
   if (writes_to_held_memory(record)) {
-    // Before the record is known: they are to be as the operator finds them.
+    // They are held before the record is added, as the operator has to find them now.
     contents_.hold(used);
     if (random) record.generator = state_of_generator(call.op(), call.arguments());
     contents_.log().append(std::move(record));

@@ -17,7 +17,7 @@
 #include <lockstep/comm/world/join.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/intercept/gradient_hook.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>

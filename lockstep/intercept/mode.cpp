@@ -2,16 +2,31 @@
 
 #include <utility>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/free_key.h>
 
 namespace lockstep::intercept {
 
+void check_key_is_free(c10::DispatchKey key, const std::string& what_for) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::string taken;
+  if (dispatcher.hasBackendFallbackForDispatchKey(key)) taken = "all operators";
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames())
+    if (const auto op = dispatcher.findOp(name); op && op->hasKernelForDispatchKey(key))
+      taken = c10::toString(name);
+  if (!taken.empty())
+    throw UsageError(
+        "another library of this process has functions of its own for {} under "
+        "LibTorch's dispatch key {}, by which Lockstep {}: do without that library, or "
+        "without these",
+        taken, c10::toString(key), what_for);
+}
+
 namespace {
 
-// The dispatcher calls a plain function, which finds its way from here.
+// The dispatcher calls a plain function, which finds the listener here.
 thread_local Listener* current_listener = nullptr;
 
 void on_operator_in_mode(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -25,8 +40,8 @@ void on_operator_in_mode(const c10::OperatorHandle& op, c10::DispatchKeySet keys
 
 bool claim_mode() {
   check_key_is_free(kMode, "builds models unit by unit and keeps results of operations");
-  // At run time, as the linker may drop static initialisers of a static library. Never
-  // unregistered: threads may compute until the process ends.
+  // This is done at run time because the linker may drop static initialisers of a static library.
+  // It is never undone: threads may compute until the process ends.
   auto* const library = new torch::Library(torch::Library::IMPL, "_", kMode, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator_in_mode>());
   return true;

@@ -1,6 +1,8 @@
-// Every operator that a thread calls comes to a listener first, whatever it is called on: by a
-// dispatch key that a scope turns on for the thread, and that LibTorch itself has no use for.
+// Every operator that a thread calls comes to a listener first, whatever tensors it is called on. A
+// scope turns on a dispatch key for the thread that LibTorch itself does not use.
 #pragma once
+
+#include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -15,18 +17,17 @@ class Listener {
  public:
   virtual ~Listener() = default;
 
-  // In place of the operator: runs it, under a guard that excludes kMode or with the keys below it,
-  // or leaves other results on the stack.
+  // Called in place of the operator. It runs the operator, under a guard that excludes kMode or
+  // with the keys below kMode, or puts other results on the stack.
   virtual void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                            torch::jit::Stack* stack) = 0;
 };
 
-// While it lasts, this thread's operators lead to `listener`, which outlives it; with null, to
-// nobody. Scopes nest: the innermost counts. Threads that take over this one's state, as autograd's
-// do, have no listener.
+// While it lives, this thread's operators come to `listener`, which outlives it; with null, to
+// nobody. Scopes nest: the innermost counts. Threads that inherit this thread's state, such as
+// autograd's, have no listener.
 //
-// Failure: UsageError where another library of the process has functions under the key; the first
-// scope finds out.
+// Failure: UsageError from the first scope where another library of the process uses the key.
 class [[nodiscard]] ModeScope {
  public:
   explicit ModeScope(Listener* listener);
@@ -34,12 +35,16 @@ class [[nodiscard]] ModeScope {
   ModeScope(const ModeScope&) = delete;
   ModeScope& operator=(const ModeScope&) = delete;
 
-  // That of the scope that this thread is in, or null.
+  // The listener of the scope that this thread is in, or null.
   static Listener* current();
 
  private:
   Listener* outer_;
   bool outer_included_;
 };
+
+// UsageError where another library of this process has functions under a dispatch key that we want;
+// `what_for` says what Lockstep does with it.
+void check_key_is_free(c10::DispatchKey key, const std::string& what_for);
 
 }  // namespace lockstep::intercept

@@ -1,18 +1,24 @@
-// Operators of LibTorch's that touch a tensor of ours come to us before their kernels run, on any
-// thread, in forward, backward or recomputation, and without a word from the module that calls
-// them.
+// Operators that touch a tensor of ours come to its owner before their kernels run: on any thread,
+// in forward, backward or recomputation, and without the module that calls them knowing.
+//
+// A tensor leads to its owner by a dispatch key that LibTorch itself does not use, on the tensor
+// and on whatever is made from it without a copy.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
 
 namespace lockstep::intercept {
 
-// A tensor argument of a call that leads to an owner.
+// A tensor argument of a call, which leads to an owner.
 struct Use {
   at::Tensor tensor;
   bool written = false;  // in place, or as an out= argument
@@ -20,26 +26,26 @@ struct Use {
 
 class Call;
 
-// Whoever the memory of some tensors belongs to.
+// The owner of the memory of some tensors.
 //
-// Threading: any thread that computes; several at once where the program computes on several.
+// Threading: called on any thread that computes, on several at once where several compute.
 class Owner {
  public:
   virtual ~Owner() = default;
 
   // An operator is about to run on tensors of this owner: `uses` are all of them, in the order of
-  // the arguments. Does what has to be done and calls call.proceed() or call.decompose(), at most
-  // once; or leaves the operator's results on call.stack() in place of its arguments. What it
-  // throws comes out of the operator.
+  // the arguments. The owner acts and calls call.proceed() or call.decompose(), at most once; or it
+  // puts the operator's results on call.stack() in place of its arguments. The operator throws
+  // what this throws.
   virtual void on_call(Call& call, std::span<const Use> uses) = 0;
 
-  // torch::save(), which calls no operator, is about to copy a tensor's memory into an archive.
-  // An owner whose tensors do not always have their values there throws UsageError then, saying
+  // torch::save(), which calls no operator, is about to copy a tensor's memory into an archive. An
+  // owner whose tensors do not always have their values in memory throws UsageError, which says
   // what to call instead.
   virtual void on_save(const at::Tensor&) const {}
 };
 
-// An operator, its arguments, and who has yet to hear of it.
+// An operator that was called, its arguments, and the owners that have not had their turn yet.
 class Call {
  public:
   virtual ~Call() = default;
@@ -54,11 +60,11 @@ class Call {
     return std::span(stack_).last(op_.schema().arguments().size());
   }
 
-  // The next owner's turn, or, after the last, the operator itself: its arguments on the stack
-  // become its results. Operators inside of it do not come here.
+  // Calls the next owner or, after the last one, runs the operator: its arguments on the stack
+  // become its results. Operators that it calls inside do not come to owners.
   virtual void proceed() = 0;
-  // As proceed(), but operators inside of it do come here: for an operator that is made of others,
-  // where these are what an owner wants to hear of.
+  // As proceed(), but the operators that it calls inside do come to owners: for an operator that is
+  // made of others, where the owner wants to hear of those.
   virtual void decompose() = 0;
 
  protected:
@@ -70,5 +76,43 @@ class Call {
   c10::DispatchKeySet keys_;
   torch::jit::Stack& stack_;
 };
+
+// No backend of LibTorch uses this key.
+inline constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// Registers our function under the key, and two functions for code that reads a tensor's memory
+// without an operator; this is state of the whole process. The first call also proves that no other
+// library uses the key, and that a tensor with the key leads to its owner. It has to be called
+// before every function below.
+//
+// - torch::save() of anything that holds a tensor of ours asks the owner first (on_save). It would
+//   write next to nothing of a tensor whose memory is not there.
+// - data_ptr<T>() asks nobody, and fails with LibTorch's error where there is no memory. That error
+//   now begins with how to read the values. pickle_save() asks nobody either, and writes nothing.
+//
+// LibTorch has one of each function for the process (SetExportModuleExtraFilesHook,
+// SetStackTraceFetcher): ours replaces any that was set before.
+//
+// Failure: UsageError saying who has the key, or what went wrong in the trial.
+void claim_key();
+
+// From now on, operators on tensors in this memory come to `owner` if the tensors carry the key.
+// The owner is not kept alive. Once it is destroyed, these operators throw UsageError with
+// `when_gone`, or, if that is empty, run as if there had been no owner. Several owners hear of a
+// call in the order of add_owner().
+void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
+               std::string when_gone = {});
+void remove_owner(const c10::Storage& memory, const Owner* owner);
+// The owners of a tensor's memory. UsageError as from an operator, for an owner that is destroyed.
+std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor);
+
+// Gives a tensor the key, or takes it away. The tensor stays the same object, so that its module,
+// optimizers and autograd still refer to it.
+void tag(const at::Tensor& tensor);
+void untag(const at::Tensor& tensor);
+bool is_tagged(const at::Tensor& tensor);
+
+// Gives a tensor the memory, sizes and type of `other`, and the key. It stays the same object.
+void place_tagged(const at::Tensor& tensor, const at::Tensor& other);
 
 }  // namespace lockstep::intercept

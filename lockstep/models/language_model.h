@@ -14,7 +14,7 @@
 #include <lockstep/models/model_axes.h>
 #include <lockstep/nn/layers/cross_entropy.h>
 #include <lockstep/nn/layers/dropout.h>
-#include <lockstep/recompute/block_list.h>
+#include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 namespace lockstep::models {
 

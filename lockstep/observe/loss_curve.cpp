@@ -2,15 +2,111 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <span>
 
 #include <lockstep/base/error.h>
-#include <lockstep/observe/axis.h>
-#include <lockstep/observe/csv_table.h>
+#include <lockstep/observe/csv_file.h>
 #include <lockstep/observe/svg.h>
 
 namespace lockstep::observe {
+
+std::vector<Point> in_order(std::vector<Point> points) {
+  std::ranges::stable_sort(points, {}, &Point::step);
+  // From the back, so that the last of equal steps stays.
+  const auto kept = std::unique(points.rbegin(), points.rend(),
+                                [](const Point& a, const Point& b) { return a.step == b.step; });
+  points.erase(points.begin(), kept.base());
+  return points;
+}
+
+std::vector<std::span<const Point>> without_gaps(std::span<const Point> points) {
+  std::vector<std::span<const Point>> runs;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i <= points.size(); ++i) {
+    if (i < points.size() && std::isfinite(points[i].value)) continue;
+    if (i > begin) runs.push_back(points.subspan(begin, i - begin));
+    begin = i + 1;
+  }
+  return runs;
+}
+
+namespace {
+
+// Writes the straight line that fits values[first, first + count) best to means[begin, end).
+void fit_line(std::span<const double> values, std::span<double> means, std::size_t first,
+              std::size_t count, std::size_t begin, std::size_t end) {
+  const double middle = static_cast<double>(count - 1) / 2;
+  double mean = 0;
+  for (std::size_t i = 0; i < count; ++i) mean += values[first + i] / static_cast<double>(count);
+  double covariance = 0;
+  double variance = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double offset = static_cast<double>(i) - middle;
+    covariance += offset * (values[first + i] - mean);
+    variance += offset * offset;
+  }
+  const double slope = variance > 0 ? covariance / variance : 0;
+  for (std::size_t i = begin; i < end; ++i)
+    means[i] = mean + slope * (static_cast<double>(i - first) - middle);
+}
+
+std::vector<double> running_mean(const std::vector<double>& values, std::size_t reach) {
+  const std::size_t size = values.size();
+  const std::size_t count = 2 * reach + 1;
+  std::vector<double> means(size);
+  double sum = 0;
+  for (std::size_t end = 0; end < size; ++end) {
+    sum += values[end];
+    if (end + 1 < count) continue;
+    means[end - reach] = sum / static_cast<double>(count);
+    sum -= values[end + 1 - count];
+  }
+  fit_line(values, means, 0, count, 0, reach);
+  fit_line(values, means, size - count, count, size - reach, size);
+  return means;
+}
+
+}  // namespace
+
+std::vector<Point> smooth(std::span<const Point> points, std::size_t reach) {
+  std::vector<Point> smoothed(points.begin(), points.end());
+  if (points.empty()) return smoothed;
+  std::vector<double> values;
+  values.reserve(points.size());
+  std::ranges::transform(points, std::back_inserter(values), &Point::value);
+  reach = std::min(reach, (values.size() - 1) / 2);
+  values = running_mean(running_mean(values, reach), reach);
+  for (std::size_t i = 0; i < values.size(); ++i) smoothed[i].value = values[i];
+  return smoothed;
+}
+
+std::vector<Point> thin_out(std::span<const Point> points, std::size_t most) {
+  if (points.size() <= most) return {points.begin(), points.end()};
+  // Two points are the ends, and two are of each stretch between them.
+  const std::size_t num_stretches = (most - 2) / 2;
+  const auto inner = points.subspan(1, points.size() - 2);
+  const auto first_step = static_cast<double>(inner.front().step);
+  const double per_step = static_cast<double>(num_stretches) /
+                          (static_cast<double>(inner.back().step) - first_step + 1);
+  std::vector<Point> kept = {points.front()};
+  for (auto begin = inner.begin(); begin != inner.end();) {
+    const auto stretch_of = [&](const Point& point) {
+      return std::floor((static_cast<double>(point.step) - first_step) * per_step);
+    };
+    const double stretch = stretch_of(*begin);
+    const auto end = std::find_if(begin, inner.end(),
+                                  [&](const Point& point) { return stretch_of(point) != stretch; });
+    const auto [lowest, highest] = std::minmax_element(
+        begin, end, [](const Point& a, const Point& b) { return a.value < b.value; });
+    kept.push_back(*std::min(lowest, highest));
+    if (lowest != highest) kept.push_back(*std::max(lowest, highest));
+    begin = end;
+  }
+  kept.push_back(points.back());
+  return kept;
+}
 
 namespace {
 
@@ -18,11 +114,11 @@ constexpr Box kPlot = {.left = 76, .top = 104, .right = 932, .bottom = 484};
 constexpr double kWidth = 960;
 constexpr double kHeight = 540;
 constexpr std::size_t kMostPoints = 1000;
-constexpr std::size_t kFewestToSmooth = 24;  // fewer points speak for themselves
+constexpr std::size_t kFewestToSmooth = 24;  // fewer points are drawn as they are
 constexpr std::size_t kMostDots = 60;        // more would be a thick line
 constexpr double kLogarithmicFrom = 30;
-// Sums and differences of values below this cannot overflow, nor quotients of those above its
-// inverse; losses beyond are as good as infinite.
+// Values up to this size can be added and subtracted without overflow, and divided where they are
+// above its inverse. Larger losses are treated as infinite.
 constexpr double kLargest = 1e100;
 
 constexpr std::string_view kInk = "#1f2933";
@@ -56,7 +152,7 @@ struct Axes {
   }
 };
 
-// In order, with a NaN for what cannot be drawn.
+// The points in order. Values that cannot be drawn become NaN.
 std::vector<Point> drawable(const std::vector<Point>& points) {
   auto ordered = in_order(points);
   for (auto& point : ordered) {
@@ -81,7 +177,7 @@ Axes make_axes(std::span<const Point> training, std::span<const Point> validatio
     steps = {0, 1};
     losses = {0, 1};
   }
-  // By the losses alone: a reference that is far off must not decide.
+  // The losses alone decide on the scale, not a reference that is far from them.
   const bool logarithmic =
       losses.lowest >= 1 / kLargest && losses.highest / losses.lowest > kLogarithmicFrom;
   if (reference && (!logarithmic || *reference >= 1 / kLargest)) losses.take(*reference);
@@ -115,12 +211,12 @@ void draw_grid(SvgWriter& svg, const Axes& axes) {
                    {.colour = kInk, .size = 14, .anchor = Anchor::middle});
 }
 
-// Its share of the points that may be drawn, by its share of all.
+// How many points may be drawn of a run that has `points` of `all`.
 std::size_t share(std::size_t points, std::size_t all) {
   return std::max<std::size_t>(4, kMostPoints * points / std::max<std::size_t>(all, 1));
 }
 
-// As the eye does it: on a logarithmic axis a spike weighs by its height in the picture.
+// On a logarithmic axis the logarithms are averaged, so that a spike counts by its drawn height.
 std::vector<Point> smooth_on(const Axis& axis, std::span<const Point> points, std::size_t reach) {
   if (axis.scale() == Axis::Scale::linear) return smooth(points, reach);
   std::vector<Point> logarithms(points.begin(), points.end());
@@ -152,7 +248,7 @@ struct LegendEntry {
   bool dot = false;
 };
 
-// The last value that there is stands in the legend.
+// The name for the legend, with the last value where there is one.
 std::string with_last(std::string_view name, std::span<const Point> points) {
   if (points.empty()) return std::string(name);
   return fmt::format("{} {:.4g}", name, points.back().value);

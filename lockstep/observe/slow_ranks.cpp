@@ -9,7 +9,7 @@ namespace lockstep::observe {
 
 namespace {
 
-// The lower one of the two in the middle: of three ranks, two that are slow are both found.
+// The lower of the two middle values, so that two slow ranks of three are both found.
 double lower_median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>((values.size() - 1) / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -1,10 +1,11 @@
-// The few shapes that a plot is made of, as SVG.
+// SVG documents: the few shapes that a plot is made of, and the ticks of its axes.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::observe {
 
@@ -36,14 +37,14 @@ struct TextStyle {
   Weight weight = Weight::normal;
 };
 
-// Roughly how wide a text is: the fonts are the reader's.
+// Roughly how wide a text is: the reader's fonts decide.
 double estimated_width(std::string_view text, double size);
 
 // The text, with an ellipsis in place of its end where it is likely to be wider than `room`.
 std::string shortened(std::string_view text, double size, double room);
 
-// Any bytes as text of an XML document: markup escaped, what is no UTF-8 or no character of XML
-// replaced.
+// Any bytes as text of an XML document: markup is escaped, and bytes that are not UTF-8 or not
+// allowed in XML are replaced.
 std::string xml_text(std::string_view text);
 
 // Writes a document, shape by shape, later ones on top. Threading: one thread. Failure: memory
@@ -58,7 +59,7 @@ class SvgWriter {
   void dot(Position at, double radius, std::string_view colour);
   // Filled, with round corners where there is a radius.
   void rectangle(const Box& box, std::string_view colour, double radius = 0);
-  // Nothing for an empty text.
+  // Draws nothing for an empty text.
   void text(Position at, std::string_view text, const TextStyle& style);
   void text_upwards(Position at, std::string_view text, const TextStyle& style);
 
@@ -69,6 +70,39 @@ class SvgWriter {
                   std::string_view more);
 
   std::string body_;
+};
+
+struct Tick {
+  double value;
+  std::string label;  // empty where only a line of the grid is drawn
+};
+
+// A range of values, their ticks, and where a value is in it. The range is finite and has a length.
+class Axis {
+ public:
+  enum class Scale : std::uint8_t { linear, logarithmic };
+
+  // For steps: ticks are whole numbers.
+  static Axis steps(double lowest, double highest);
+  // A linear axis with some air around the values.
+  static Axis linear(double lowest, double highest);
+  // The same on a logarithmic scale. The values are positive.
+  static Axis logarithmic(double lowest, double highest);
+
+  // 0 at the lower end, 1 at the upper.
+  double position(double value) const;
+  Scale scale() const { return scale_; }
+  const std::vector<Tick>& ticks() const { return ticks_; }
+
+ private:
+  Axis(Scale scale, double lowest, double highest);
+  void add_round_ticks(double spacing);
+  void add_power_ticks();
+
+  Scale scale_;
+  double lowest_;
+  double highest_;
+  std::vector<Tick> ticks_;
 };
 
 }  // namespace lockstep::observe

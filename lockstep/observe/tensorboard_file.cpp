@@ -2,16 +2,57 @@
 
 #include <unistd.h>
 
+#include <bit>
 #include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
 #include <system_error>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/observe/protobuf_writer.h>
 
 namespace lockstep::observe {
 
 namespace {
+
+void append_fixed(std::string& bytes, std::uint64_t bits, int size) {
+  for (int i = 0; i < size; ++i) bytes.push_back(static_cast<char>(bits >> (8 * i)));
+}
+
+// A message of protobuf, field by field: the few types of field that TensorBoard's messages have.
+class ProtobufWriter {
+ public:
+  void integer(std::uint32_t field, std::uint64_t value) {
+    tag(field, 0);
+    varint(value);
+  }
+  void real64(std::uint32_t field, double value) {
+    tag(field, 1);
+    append_fixed(bytes_, std::bit_cast<std::uint64_t>(value), 8);
+  }
+  void text(std::uint32_t field, std::string_view value) {
+    tag(field, 2);
+    varint(value.size());
+    bytes_.append(value);
+  }
+  void message(std::uint32_t field, const ProtobufWriter& value) { text(field, value.bytes_); }
+  void real32(std::uint32_t field, float value) {
+    tag(field, 5);
+    append_fixed(bytes_, std::bit_cast<std::uint32_t>(value), 4);
+  }
+
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void tag(std::uint32_t field, std::uint32_t wire_type) { varint(field << 3 | wire_type); }
+  void varint(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<char>(value | 0x80));
+    bytes_.push_back(static_cast<char>(value));
+  }
+
+  std::string bytes_;
+};
 
 // Field numbers of tensorflow.Event, Summary, Summary.Value and SessionLog.
 constexpr std::uint32_t kEventWallTime = 1;
@@ -40,7 +81,7 @@ AppendedFile create(const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder, error);
   if (error) throw FileError("cannot make folder '{}': {}", folder.string(), error.message());
   const auto seconds = static_cast<std::int64_t>(wall_time());
-  // Two files of one process within a second differ in the number.
+  // The number tells two files apart that a process makes within a second.
   for (int number = 0;; ++number) {
     AppendedFile file(folder / fmt::format("events.out.tfevents.{:010}.{}.{}.{}", seconds,
                                            host_name(), ::getpid(), number),
@@ -55,11 +96,7 @@ ProtobufWriter event_now() {
   return event;
 }
 
-void append_fixed(std::string& text, std::uint64_t bits, int size) {
-  for (int i = 0; i < size; ++i) text.push_back(static_cast<char>(bits >> (8 * i)));
-}
-
-// A CRC of bytes that hold a CRC has little worth, so TensorFlow rotates it and adds a constant.
+// A CRC of bytes that contain a CRC detects little, so TensorFlow rotates it and adds a constant.
 std::uint32_t masked_crc(std::string_view bytes) {
   const std::uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
   return (crc >> 15 | crc << 17) + 0xa282ead8u;

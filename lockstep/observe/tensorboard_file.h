@@ -6,7 +6,6 @@
 #include <optional>
 #include <string_view>
 
-#include <lockstep/observe/appended_file.h>
 #include <lockstep/observe/metrics.h>
 
 namespace lockstep::observe {

@@ -1,4 +1,4 @@
-// What a terminal shows: asked of the descriptor and the environment.
+// The width, characters and colours of a terminal, by its descriptor and the environment.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@ namespace lockstep::observe {
 enum class Characters : std::uint8_t { ascii, unicode };
 enum class Colour : std::uint8_t { none, basic };
 
-// Whether escape sequences move a cursor there: a terminal, and not a dumb one.
+// Whether this is a terminal that understands escape sequences.
 bool is_live_terminal(int fd);
 
 // Columns of the terminal as it is now; `otherwise` where it does not say.
 int terminal_width(int fd, int otherwise = 80);
 
-// By LC_ALL, LC_CTYPE and LANG. Chinese, Japanese and Korean terminals may draw the characters of a
-// bar two columns wide, so they get ASCII.
+// Decided by LC_ALL, LC_CTYPE and LANG. Chinese, Japanese and Korean terminals may draw the
+// characters of a bar two columns wide, so they get ASCII.
 Characters locale_characters();
 
-// None where NO_COLOR is set (https://no-color.org).
+// Colour::none where NO_COLOR is set (https://no-color.org).
 Colour wanted_colour();
 
 }  // namespace lockstep::observe

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
+#include <lockstep/base/even_share.h>
 #include <lockstep/plan/layers.h>
-#include <lockstep/recompute/share_of_blocks.h>
 
 namespace lockstep::plan {
 
@@ -117,9 +117,8 @@ template <typename Block>
 Value through_blocks(Layers& layers, const Blocks<Block>& blocks, Value x, double recomputed) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto forward = [block = blocks[i]](const Value& input) { return block->forward(input); };
-    x = activations::is_recomputed(i, blocks.size(), recomputed)
-            ? layers.tape().recompute(forward, x)
-            : forward(x);
+    x = is_in_share(i, blocks.size(), recomputed) ? layers.tape().recompute(forward, x)
+                                                  : forward(x);
   }
   return x;
 }

@@ -16,7 +16,7 @@ namespace {
 thread_local ResultKeeper* keeper_here = nullptr;
 thread_local OperationKinds kinds_here;
 
-// LibTorch's operators that are of a kind, each with one result.
+// LibTorch's operators of each kind. Each has one result.
 const std::unordered_map<std::string, OperationKind>& operator_kinds() {
   static const std::unordered_map<std::string, OperationKind> kinds = {
       {"aten::linear", OperationKind::matrix_product},
@@ -43,7 +43,7 @@ class KeepingListener final : public intercept::Listener {
         name.overload_name.empty() ? operator_kinds().find(name.name) : operator_kinds().end();
     ResultKeeper* const keeper = keeper_here;
     if (keeper == nullptr || kind == operator_kinds().end() || !keeper->keeps(kind->second)) {
-      // Not under a guard: what an operator is made of may be of a kind.
+      // No guard: the operators that this one is made of may have a kind.
       op.redispatchBoxed(
           keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode), stack);
       return;

@@ -1,4 +1,4 @@
-// Recomputation chosen per kind of operation: results that are dear to compute are kept.
+// Recomputation chosen by kind of operation: results that are expensive to compute are kept.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,18 @@ namespace activations {
 
 using OperationKinds = std::set<OperationKind>;
 
-// What a run of a function that is recomputed does about the operations whose results it keeps.
+// Handles the operations whose results a recomputed function keeps, in its first or second run.
 class ResultKeeper {
  public:
   virtual ~ResultKeeper() = default;
   virtual bool keeps(OperationKind kind) const = 0;
-  // The operation's result: of a call, or of the call in the first run.
+  // Returns the operation's result: by calling it, or from the first run.
   virtual at::Tensor result(OperationKind kind, const std::vector<at::Tensor>& arguments,
                             const std::function<at::Tensor()>& operation) = 0;
 };
 
-// While it lives, operations on this thread are given to the keeper; to none where it is null.
-// UsageError where another library has taken the dispatch key that this works by, which is state of
-// the whole process.
+// While it lives, operations on this thread go to the keeper, or to none if it is null. UsageError
+// where another library uses the dispatch key that this needs, which is state of the whole process.
 class KeeperScope {
  public:
   explicit KeeperScope(ResultKeeper* keeper);
@@ -51,11 +50,11 @@ class KeeperScope {
 
 ResultKeeper* current_keeper();
 
-// What functions that are recomputed from now on keep.
+// The kinds of results that functions recomputed from now on keep.
 const OperationKinds& kept_kinds();
 
-// Calls fn(arguments…), which returns one tensor. For operations that are no operator of
-// LibTorch's, such as our own kernels: they are of this kind where results are kept.
+// Calls fn(arguments…), which returns one tensor, as an operation of this kind. It is for
+// operations that are no operator of LibTorch, such as our own kernels.
 template <typename Fn, typename... Arguments>
 at::Tensor operation(OperationKind kind, const Fn& fn, const Arguments&... arguments) {
   ResultKeeper* const keeper = current_keeper();
@@ -69,16 +68,16 @@ at::Tensor operation(OperationKind kind, const Fn& fn, const Arguments&... argum
 }  // namespace activations
 
 // While it lives, a function that is recomputed on this thread (by recompute(), in a BlockList or a
-// Sequential) keeps the results of these kinds of operations, and its second run takes them instead
-// of computing them: what is computed again is what is cheap.
+// Sequential) keeps the results of these kinds of operations, and its second run uses them instead
+// of computing them: only cheap operations run again.
 //
 //   const lockstep::KeepResults keep({OperationKind::matrix_product, OperationKind::attention});
 //   auto loss = model->forward(batch);
 //
-// The inputs of such operations are recomputed all the same, but for the 16-bit copies that
-// autocast makes of them, which are kept. Bits are those of a plain run. Threading: belongs to the
-// thread it was made on. Failure: UsageError out of backward() where a result was changed in place,
-// or where the function itself goes backward through one.
+// The inputs of such operations are still recomputed, except the 16-bit copies that autocast makes
+// of them, which are kept. Bits are those of a plain run. Threading: belongs to the thread it was
+// made on. Failure: UsageError out of backward() where a result was changed in place, or where the
+// function itself goes backward through one.
 class KeepResults {
  public:
   explicit KeepResults(activations::OperationKinds kinds);

@@ -5,8 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/recompute/host_copy.h>
-#include <lockstep/recompute/kept_tensor.h>
+#include <lockstep/recompute/saved_tensor.h>
 
 namespace lockstep {
 
@@ -17,7 +16,7 @@ using activations::View;
 
 namespace {
 
-// What is to be moved is the whole storage, which pays where the tensor is a good part of it.
+// The whole storage is copied, which pays only if the tensor is a good part of it.
 constexpr std::size_t kLargestShare = 4;
 
 bool is_worth_moving(const at::Tensor& tensor, const OffloadOptions& options) {
@@ -45,7 +44,7 @@ class SavedOnHost : public torch::autograd::SavedVariableHooks {
   at::Tensor call_unpack_hook() override { return copy_ ? copy_->back(*view_) : kept_.checked(); }
 
  private:
-  HostCopies& copies_;             // there while something is packed
+  HostCopies& copies_;             // valid while tensors are packed
   const OffloadOptions& options_;  // likewise
   std::shared_ptr<HostCopy> copy_;
   std::optional<View> view_;

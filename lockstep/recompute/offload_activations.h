@@ -1,31 +1,31 @@
-// Activations that wait for backward in the host's memory.
+// Activations are kept in the host's memory until backward needs them.
 #pragma once
 
 #include <cstddef>
 #include <memory>
 
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 
 namespace lockstep {
 
 struct OffloadOptions {
-  std::size_t min_bytes = 1 << 20;  // smaller tensors stay: a copy costs more than it frees
+  std::size_t min_bytes = 1 << 20;  // smaller tensors stay: copying costs more than it saves
 };
 
-// While it lives, what operators on this thread save for backward on a GPU is copied to pinned
-// memory of the host, and back when backward asks for it; the bits are those of a run without. On a
-// CPU there is nothing to move, and nothing is copied. Parameters, small tensors and small parts of
-// large ones stay where they are. Tensors that share memory are copied once.
+// While it lives, tensors on a GPU that operators on this thread save for backward are copied to
+// pinned memory of the host, and back when backward asks for them; bits are the same as without. On
+// a CPU nothing is copied. Parameters, small tensors and small parts of large ones stay where they
+// are. Tensors that share memory are copied once.
 //
 //   const lockstep::OffloadActivations offload;
 //   auto loss = model->forward(batch);
 //
-// Around recompute() it is the function's inputs that wait on the host; in a function that is
-// recomputed, what operators there save is offloaded and not computed again.
+// Around recompute(), the function's inputs are offloaded. Inside a function that is recomputed,
+// the tensors saved there are offloaded and not computed again.
 //
-// Copies stand in the streams that compute, which wait for them. Threading: belongs to the thread
-// it was made on. Failure: UsageError out of backward() where a saved tensor that stayed was
-// changed in place.
+// Copies run in the streams that compute, which wait for them. Threading: belongs to the thread it
+// was made on. Failure: UsageError out of backward() where a saved tensor that was not offloaded
+// was changed in place.
 class OffloadActivations {
  public:
   explicit OffloadActivations(const OffloadOptions& options = {});

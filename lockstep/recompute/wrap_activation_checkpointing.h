@@ -3,22 +3,68 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <ostream>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
 
 #include <lockstep/base/held_module.h>
+#include <lockstep/recompute/recompute.h>
 
 namespace lockstep {
+
+// A ModuleList, with the same names of parameters, whose blocks can be recomputed from outside the
+// model: the model's forward calls them through the list.
+//
+//   for (std::size_t i = 0; i < blocks->size(); ++i) x = blocks->call<Block>(i, x, mask);
+//
+// Ownership, threading: as ModuleList.
+class BlockListImpl : public torch::nn::ModuleListImpl {
+ public:
+  BlockListImpl() = default;
+  // For blocks that read state beside their inputs and themselves, which may change before
+  // backward: `snapshot` saves it and puts it back.
+  explicit BlockListImpl(activations::Snapshot snapshot) : snapshot_(std::move(snapshot)) {}
+
+  // Calls forward(inputs…) of block i.
+  template <typename Block, typename... Inputs>
+  auto call(std::size_t i, const Inputs&... inputs) {
+    auto block = ptr<held_module<Block>>(i);
+    TORCH_CHECK(block, "block ", i, " of the list is of another type than the one it is called as");
+    if (!recomputes(i)) return block->forward(inputs...);
+    return activations::recompute_in({.snapshot = snapshot_}, std::move(block), inputs...);
+  }
+
+  bool recomputes(std::size_t i) const { return i < recomputed_.size() && recomputed_[i]; }
+  void set_recomputed(std::size_t i) {
+    if (recomputed_.size() <= i) recomputed_.resize(i + 1);
+    recomputed_[i] = true;
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const torch::optional<torch::Device>& device = torch::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  activations::Snapshot snapshot_;
+  std::vector<bool> recomputed_;
+};
+
+TORCH_MODULE(BlockList);
 
 namespace activations {
 
 // Which modules of a model are recomputed.
 struct Policy {
-  // Told the module's name in the model and the module.
+  // Is given the module's name in the model and the module.
   std::function<bool(const std::string& name, const torch::nn::Module& module)> is_block;
-  // Of the modules that are blocks, in their order: the last of each so many.
+  // The last one of every so many blocks, in their order, is recomputed.
   std::size_t every = 1;
 };
 
@@ -33,22 +79,22 @@ Policy blocks_of() {
 
 }  // namespace activations
 
-// From now on, blocks that the policy chooses are recomputed in backward (see recompute()). Returns
-// how many.
+// From now on, the blocks that the policy chooses are recomputed in backward (see recompute()).
+// Returns their number.
 //
 //   wrap_activation_checkpointing(*model, activations::blocks_of<Block>());
 //
-// This can be done from outside for what a torch::nn::Sequential or a BlockList calls. Names of
-// parameters stay, and so do the modules; a Sequential's at<Block>(i) and ptr<Block>(i) no longer
-// work for them, but its ptr(i) does. UsageError for a policy that chooses nothing, or a module
-// that is called by other code, where forward itself has to say recompute(block, x): a C++ module's
-// forward cannot be intercepted. The model is then as it was.
+// This works for modules that a torch::nn::Sequential or a BlockList calls. Modules and the names
+// of parameters stay; a Sequential's at<Block>(i) and ptr<Block>(i) no longer work for them, but
+// its ptr(i) does. UsageError for a policy that chooses nothing, and for a module that other code
+// calls: a C++ module's forward cannot be intercepted, so that code has to call recompute(block,
+// x). The model is then unchanged.
 std::size_t wrap_activation_checkpointing(torch::nn::Module& model,
                                           const activations::Policy& policy);
 
-// Recomputes a share of a model's blocks, evenly spread: 0.5 is every second. The blocks are those
-// elements of a Sequential, ModuleList or BlockList that are not alone of their type there and have
-// modules of their own. UsageError as above, where there are none, and for a share outside [0, 1].
+// Recomputes a share of a model's blocks, evenly spread: 0.5 is every second. The blocks are the
+// elements of a Sequential, ModuleList or BlockList that have child modules, if several there have
+// the same type. UsageError as above, where there are none, and for a share outside [0, 1].
 class SelectiveGradientCheckpointing {
  public:
   SelectiveGradientCheckpointing(torch::nn::Module& model, double ratio);

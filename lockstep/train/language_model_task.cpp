@@ -7,7 +7,7 @@
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/device/autocast.h>
 #include <lockstep/models/hugging_face.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 namespace lockstep::train {
 

@@ -6,7 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/observe/csv_table.h>
+#include <lockstep/observe/csv_file.h>
 
 namespace lockstep::train {
 

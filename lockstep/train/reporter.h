@@ -15,7 +15,6 @@
 #include <lockstep/observe/metrics.h>
 #include <lockstep/observe/progress_bar.h>
 #include <lockstep/observe/slow_ranks.h>
-#include <lockstep/observe/throughput.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/task.h>
 

@@ -209,7 +209,7 @@ std::string layout_text(const TrainConfig& config) {
   if (parallel.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} by {}", parallel.pipeline,
                                 parallel.schedule_file.empty()
-                                    ? std::string(name_of(parallel.schedule, kPipelineSchedules))
+                                    ? std::string(pipeline::name_of(parallel.schedule))
                                     : parallel.schedule_file.filename().string()));
   if (parallel.context > 1) parts.push_back(fmt::format("context {}", parallel.context));
   if (config.sharding.strategy != ShardingStrategy::NO_SHARD)

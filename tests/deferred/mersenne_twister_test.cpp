@@ -1,4 +1,4 @@
-#include <lockstep/deferred/mersenne_twister.h>
+#include <lockstep/deferred/random_draws.h>
 
 #include <gtest/gtest.h>
 

@@ -10,9 +10,9 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/utils.h>
 
-#include <lockstep/parallel/pipeline/listed_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 namespace lockstep {
 

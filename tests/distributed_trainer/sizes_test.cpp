@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/data/sampling/distributed_sampler.h>
-#include <lockstep/observe/csv_table.h>
+#include <lockstep/observe/csv_file.h>
 
 #include "../base/files.h"
 #include "../elastic/launched.h"

@@ -7,7 +7,7 @@
 
 #include <lockstep/device/autocast.h>
 #include <lockstep/models/make_model.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/layer_times.h>
 

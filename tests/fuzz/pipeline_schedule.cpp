@@ -3,7 +3,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 #include "target.h"
 

@@ -1,4 +1,4 @@
-#include <lockstep/intercept/engine.h>
+#include <lockstep/intercept/backward.h>
 
 #include <stdexcept>
 

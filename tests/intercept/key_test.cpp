@@ -1,4 +1,4 @@
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 
 #include <functional>
 #include <thread>

@@ -9,7 +9,6 @@
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/observe/csv_file.h>
-#include <lockstep/observe/csv_table.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <lockstep/base/durable_file.h>
-#include <lockstep/observe/appended_file.h>
 #include <lockstep/observe/metrics.h>
 
 #include "../base/files.h"

@@ -3,8 +3,7 @@
 
 #include <limits>
 
-#include <lockstep/observe/progress.h>
-#include <lockstep/observe/progress_display.h>
+#include <lockstep/observe/progress_bar.h>
 
 #include "screen.h"
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <lockstep/observe/throughput.h>
+#include <lockstep/observe/progress_bar.h>
 
 namespace lockstep::observe {
 namespace {

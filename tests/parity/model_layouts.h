@@ -7,7 +7,7 @@
 
 #include <lockstep/nn/context_parallel/context_parallel.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
 
 #include "share.h"

@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/pipeline/boundary_shape.h>
+#include <lockstep/parallel/pipeline/messages.h>
 
 #include "tests/base/errors.h"
 

@@ -11,7 +11,7 @@
 // documented: stages
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 double train_in_stages(const std::shared_ptr<lockstep::comm::Communicator>& group,
                        const at::Tensor& batch, const at::Tensor& targets) {
@@ -61,7 +61,7 @@ double train_in_a_pipe(const std::shared_ptr<lockstep::comm::Communicator>& grou
   return loss / static_cast<double>(targets.numel());
 }
 // documented: listed
-#include <lockstep/parallel/pipeline/listed_model.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 struct BlockImpl : torch::nn::Module {
   BlockImpl() : linear(register_module("linear", torch::nn::Linear(32, 32))) {}

@@ -7,7 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 #include "chain.h"
 #include "executor.h"

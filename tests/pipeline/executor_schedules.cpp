@@ -5,8 +5,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/parallel/pipeline/schedule/live_forwards.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 #include "chain.h"
 #include "executor.h"
@@ -79,7 +79,7 @@ void check_schedules(ranks::Cells& cells) {
   for (const ChainKind chain : kChainKinds) {
     // On more ranks those that differ most from each other, which takes long enough.
     if (ranks > 2 && (chain == ChainKind::mlp || chain == ChainKind::frozen)) continue;
-    for (const ScheduleKind kind : kScheduleKinds)
+    for (const ScheduleKind kind : schedule_kinds())
       for (const int micro_batches : {ranks - 1, ranks, 2 * ranks + 1}) {
         const Schedule schedule =
             make_schedule(kind, {.num_ranks = ranks, .num_micro_batches = micro_batches});

@@ -4,7 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 #include "chain.h"
 #include "executor.h"
@@ -139,19 +139,19 @@ void check_nobody_waits(ranks::Cells& cells) {
 }  // namespace
 
 void check_steps(ranks::Cells& cells) {
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("tied parameters, {}", name_of(kind)), [&] {
       check_tied(cells,
                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
     });
   cells.cell("no rank waits for the others at a step's end", [&] { check_nobody_waits(cells); });
   // More than any buffer between two ranks holds: sends go on while others are received.
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("large tensors, {}", name_of(kind)), [&] {
       check_large(cells,
                   make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
     });
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("200 tensors between stages, {}", name_of(kind)), [&] {
       check_many(cells,
                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 3}));

@@ -9,9 +9,9 @@
 #include <torch/utils.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/listed_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 #include "executor.h"
 
@@ -405,7 +405,7 @@ void check_mistakes_of_models(ranks::Cells& cells) {
 }  // namespace
 
 void check_listed(ranks::Cells& cells) {
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("a model that lists its blocks, {}", name_of(kind)),
                [&] { check_model(cells, kind, {}); });
   cells.cell("balanced by time", [&] {

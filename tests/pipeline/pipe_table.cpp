@@ -278,7 +278,7 @@ void check_batches_of_other_sizes(ranks::Cells& cells) {
     }
     return model;
   };
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("batches of other sizes, {}", name_of(kind)), [&] {
       nn::Sequential whole = make();
       Pipe pipe(make(), cells.group(), {.chunks = kChunks, .schedule = kind});
@@ -309,7 +309,7 @@ void check_batches_of_other_sizes(ranks::Cells& cells) {
 void check_pipes(ranks::Cells& cells) {
   for (const Checkpoint checkpoint :
        {Checkpoint::never, Checkpoint::except_last, Checkpoint::always})
-    for (const ScheduleKind kind : kScheduleKinds) {
+    for (const ScheduleKind kind : schedule_kinds()) {
       cells.cell(
           fmt::format("pipe, {}, checkpoint {}", name_of(kind), static_cast<int>(checkpoint)), [&] {
             check_pipe(cells, {.chunks = kChunks, .checkpoint = checkpoint, .schedule = kind});

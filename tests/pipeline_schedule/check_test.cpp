@@ -4,9 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/pipeline/schedule/check.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
+#include "sizes.h"
 #include "tests/base/errors.h"
 
 namespace lockstep::pipeline {
@@ -145,7 +146,7 @@ TEST_F(CheckSchedule, ARankThatWaitsForItself) {
 
 // Whatever is left out, it is missed.
 TEST_F(CheckSchedule, NoActionCanBeLeftOut) {
-  for (const ScheduleKind kind : kScheduleKinds) {
+  for (const ScheduleKind kind : testing::own_kinds) {
     const Schedule whole = make(kind, 3, 4);
     for (std::size_t rank = 0; rank < whole.actions.size(); ++rank)
       for (std::size_t i = 0; i < whole.actions[rank].size(); ++i) {

@@ -5,9 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
+#include "sizes.h"
 #include "tests/observe/xml.h"
 
 namespace lockstep::pipeline {
@@ -56,7 +57,7 @@ TEST(DrawText, SaysWhereRanksHaveClocksOfTheirOwn) {
 }
 
 TEST(DrawText, FitsItsWidth) {
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : testing::own_kinds)
     for (const int micro_batches : {1, 8, 20, 60})
       for (const int width : {40, 80, 132}) {
         TextStyle style = kAscii;

@@ -5,8 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/pipeline/schedule/check.h>
-#include <lockstep/parallel/pipeline/schedule/live_forwards.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 #include "sizes.h"
 #include "tests/base/errors.h"
@@ -130,7 +129,7 @@ TEST(Generate, StagesLieInTurnOrInAV) {
 }
 
 TEST(Generate, OneRankSendsNothing) {
-  for (const ScheduleKind kind : kScheduleKinds) {
+  for (const ScheduleKind kind : testing::own_kinds) {
     const Schedule schedule = make_schedule(kind, {.num_ranks = 1, .num_micro_batches = 3});
     for (const Action& action : schedule.actions.front())
       EXPECT_FALSE(is_transfer(action.kind)) << name_of(kind);
@@ -152,7 +151,7 @@ TEST(Generate, NamesMistakes) {
               HasSubstr("choose fewer"));
   EXPECT_THAT(usage_error([] { schedule_kind_named("1fib"); }),
               AllOf(HasSubstr("did you mean '1f1b'"), HasSubstr("zb-v")));
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : testing::own_kinds)
     EXPECT_EQ(schedule_kind_named(name_of(kind)), kind);
 }
 

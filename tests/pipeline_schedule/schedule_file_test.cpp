@@ -2,9 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
+#include "sizes.h"
 #include "tests/base/errors.h"
 #include "tests/base/files.h"
 
@@ -54,7 +55,7 @@ TEST(ScheduleFile, HasALineForEachRank) {
 
 TEST(ScheduleFile, ComesBackAsItWas) {
   const lockstep::testing::TemporaryFolder folder;
-  for (const ScheduleKind kind : kScheduleKinds) {
+  for (const ScheduleKind kind : testing::own_kinds) {
     const Schedule schedule = make_schedule(kind, {.num_ranks = 3, .num_micro_batches = 5});
     write_schedule(folder / "schedule.json", schedule);
     EXPECT_EQ(read_schedule(folder / "schedule.json"), schedule) << name_of(kind);

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 #include "sizes.h"
 #include "tests/base/errors.h"
@@ -91,7 +91,7 @@ TEST(Simulate, ZeroBubbleOfTheVBearsUnevenTimesAndTransfers) {
 TEST(Simulate, FewMicroBatchesAreNoWorseThanOneForwardOneBackward) {
   for (const int p : {2, 4, 8})
     for (int m = 1; m < 2 * p; ++m)
-      for (const ScheduleKind kind : kScheduleKinds) {
+      for (const ScheduleKind kind : testing::own_kinds) {
         const ScheduleSize size = {.num_ranks = p, .num_micro_batches = m};
         EXPECT_LE(bubble(run(kind, size, kEqual)),
                   bubble(run(ScheduleKind::one_forward_one_backward, size, kEqual)) + 1e-12)

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include <lockstep/parallel/pipeline/schedule/generate.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 
 namespace lockstep::pipeline::testing {
 
@@ -21,9 +21,12 @@ inline const std::vector<int> kRanks = up_to(16);
 inline const std::vector<int> kMicroBatches = up_to(64);
 #endif
 
-// Every kind, with up to 4 chunks where it has a choice.
+// Lockstep's own kinds, without those that tests register.
+inline const std::vector<ScheduleKind> own_kinds = schedule_kinds();
+
+// Each of them, with up to 4 chunks where it has a choice.
 inline void for_each_size(const std::function<void(ScheduleKind, const ScheduleSize&)>& look) {
-  for (const ScheduleKind kind : kScheduleKinds)
+  for (const ScheduleKind kind : own_kinds)
     for (const int ranks : kRanks)
       for (const int micro_batches : kMicroBatches)
         for (int chunks = 1; chunks <= (kind == ScheduleKind::interleaved ? 4 : 1); ++chunks)

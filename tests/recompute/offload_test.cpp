@@ -9,9 +9,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/device/live_bytes.h>
-#include <lockstep/recompute/host_copy.h>
 #include <lockstep/recompute/offload_activations.h>
 #include <lockstep/recompute/recompute.h>
+#include <lockstep/recompute/saved_tensor.h>
 
 #include "../base/errors.h"
 #include "expect_equal.h"

@@ -12,7 +12,6 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/recompute/block_list.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "../base/errors.h"

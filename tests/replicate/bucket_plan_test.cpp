@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/parallel/replicate/bucket_plan.h>
+#include <lockstep/parallel/replicate/options.h>
 
 namespace lockstep::replicate {
 namespace {

@@ -19,7 +19,7 @@ TEST(ParallelKeys, say_how_many_ranks_lie_along_each_axis) {
                                             {"context_algorithm", "all_to_all"},
                                             {"sharding_strategy", "FULL_SHARD"}}}});
   EXPECT_EQ(config.parallel.ranks_together(), 30);
-  EXPECT_EQ(config.parallel.schedule, PipelineSchedule::interleaved);
+  EXPECT_EQ(config.parallel.schedule, pipeline::ScheduleKind::interleaved);
   EXPECT_EQ(config.parallel.context_algorithm, ContextExchange::all_to_all);
   EXPECT_TRUE(config.parallel.sequence_parallel);
   EXPECT_EQ(config.sharding.strategy, ShardingStrategy::FULL_SHARD);
@@ -32,6 +32,22 @@ TEST(ParallelKeys, are_one_rank_along_each_where_they_are_left_out) {
   EXPECT_EQ(config.parallel.ranks_together(), 1);
   EXPECT_EQ(config.parallel.data, -1);
   EXPECT_EQ(to_json(parse_config(to_json(config), {.name = "again.json"})), to_json(config));
+}
+
+void take_a_registered_schedule() {
+  const auto mine = pipeline::register_schedule(
+      {.name = "mine", .order = [](const auto& size) { return pipeline::Order(size.num_ranks); }});
+  const TrainConfig config = config_with({{"/parallel", {{"pipeline", 2}, {"schedule", "mine"}}}});
+  EXPECT_EQ(config.parallel.schedule, mine);
+  EXPECT_THAT(to_json(config), HasSubstr("\"schedule\": \"mine\""));
+  EXPECT_THAT(mistake_with({{"/parallel", {{"pipeline", 2}, {"schedule", "mime"}}}}),
+              HasSubstr("'mine'"));
+  std::exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+// In a process of its own: other tests compare the keys' description with docs/config.md.
+TEST(ParallelKeysDeathTest, take_a_schedule_that_a_program_registered) {
+  EXPECT_EXIT(take_a_registered_schedule(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST(ParallelKeys, of_a_pipeline_are_written_as_they_were_read) {
@@ -70,9 +86,9 @@ TEST(ParallelKeys, that_contradict_each_other_are_refused) {
   EXPECT_THAT(mistake({{"pipeline", 2}, {"stage_layers", 3}}), HasSubstr("it must be a list"));
   EXPECT_THAT(mistake({{"pipeline", 2}, {"balance", "even"}}), HasSubstr("balance is \"even\""));
   EXPECT_THAT(mistake({{"sequence_parallel", true}}), HasSubstr("there is no tensor axis"));
-  EXPECT_THAT(mistake({{"pipeline", 2}, {"chunks", 3}}), HasSubstr("has one stage a rank"));
+  EXPECT_THAT(mistake({{"pipeline", 2}, {"chunks", 3}}), HasSubstr("has 1 stage a rank"));
   EXPECT_THAT(mistake({{"pipeline", 2}, {"schedule", "zb-v"}, {"chunks", 3}}),
-              HasSubstr("\"zb-v\" has two stages a rank"));
+              HasSubstr("\"zb-v\" has 2 stages a rank: take \"interleaved\""));
   EXPECT_THAT(mistake({{"pipeline", 2}, {"schedule", "1b1f"}}), HasSubstr("'1f1b'"));
   EXPECT_THAT(mistake({{"tensr", 2}}), HasSubstr("did you mean 'tensor'?"));
   EXPECT_THAT(mistake_with({{"/sharding_strategy", "NO_SHARD"},

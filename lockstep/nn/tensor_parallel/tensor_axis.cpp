@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/gradient_hook.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/mesh/tensors.h>
 
 namespace lockstep::nn {

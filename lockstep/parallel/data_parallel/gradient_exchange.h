@@ -11,8 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/intercept/engine.h>
-#include <lockstep/intercept/gradient_hook.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/same_values.h>

@@ -6,7 +6,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/sequential_parts.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 namespace lockstep::pipeline {
 
@@ -40,7 +40,7 @@ void ModelParallelImpl::check_shared() const {
 
 at::Tensor ModelParallelImpl::forward(at::Tensor x) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    // A CPU would read what has not arrived yet.
+    // A copy to the CPU has to be complete before the CPU reads it.
     const bool on_stream = !devices_[i].is_cpu();
     x = parts_[i]->forward(x.to(devices_[i], /*non_blocking=*/on_stream));
   }

@@ -8,14 +8,14 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
-#include <lockstep/parallel/pipeline/block_agreement.h>
+#include <lockstep/parallel/pipeline/model_blocks.h>
 #include <lockstep/recompute/recompute.h>
 
 namespace lockstep::pipeline {
 
 namespace {
 
-// The same on all ranks, or refused on all of them.
+// Makes the schedule on all ranks, or throws on all of them.
 Schedule agreed_schedule(const PipeOptions& options, comm::Communicator& group) {
   Schedule schedule;
   std::string fault;
@@ -92,7 +92,8 @@ std::string Pipe::fault_of(const at::Tensor& input, const at::Tensor& target) co
   return fault;
 }
 
-// What all ranks know of a batch before they run it: its micro-batches' shapes, told apart.
+// Tells all ranks about a batch before they run it, and returns a kind for each micro-batch's
+// shape.
 std::vector<std::int64_t> Pipe::agreed_kinds(const at::Tensor& input,
                                              const at::Tensor& target) const {
   const std::string fault = fault_of(input, target);
@@ -132,7 +133,8 @@ std::vector<at::Tensor> Pipe::forward(int stage, int micro_batch,
   const bool last_batch = micro_batch + 1 == schedule_.num_micro_batches;
   const bool again = options_.checkpoint == Checkpoint::always ||
                      (options_.checkpoint == Checkpoint::except_last && !last_batch);
-  // Of a copy: the first child may write into what it is given, and is to find it again.
+  // A copy is passed: the first child may write into its input, and the second run needs the
+  // original.
   const auto from_copy = [part](const at::Tensor& x) mutable { return part->forward(x.clone()); };
   const at::Tensor output =
       again ? activations::recompute_in({.buffers = part->buffers()}, from_copy, input)

@@ -1,4 +1,4 @@
-// A Sequential over the ranks of a pipeline, for those who know Pipe of torch or torchgpipe.
+// A Sequential over the ranks of a pipeline, like Pipe of torch or torchgpipe.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
-#include <lockstep/parallel/pipeline/sequential_parts.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/parallel/pipeline/split_model.h>
 
 namespace lockstep::pipeline {
 
-// Which micro-batches' activations are computed again in backward instead of kept.
+// The micro-batches whose activations are recomputed in backward instead of kept.
 enum class Checkpoint : std::uint8_t {
   never,
-  except_last,  // the last one's backward comes at once, so that there is little to save
+  except_last,  // the last one's backward follows at once, so that recomputing saves little
   always,
 };
 
@@ -27,25 +27,26 @@ struct PipeOptions {
   int chunks = 1;  // micro-batches
   Checkpoint checkpoint = Checkpoint::never;
   ScheduleKind schedule = ScheduleKind::gpipe;
-  int num_stages_per_rank = 0;  // 0 is the schedule's own
+  int num_stages_per_rank = 0;  // 0 is the schedule's own number
   SequentialCut cut = {};
   c10::Device device = at::kCPU;
 };
 
 // Every rank makes one of the same model, with the same options, keeps its stages' children and
-// frees the others. Weights that stages of several ranks share begin as those of the first of them.
+// frees the others. Weights that stages of several ranks share are broadcast from the first of
+// these ranks.
 //
 //   Pipe pipe(model, group, {.chunks = 8, .checkpoint = Checkpoint::except_last});
 //   torch::optim::SGD optimizer(pipe.parameters(), 0.1);
 //   double loss = pipe.forward_backward(input, target, [](const auto& output, const auto& target) {
 //     return torch::nn::functional::cross_entropy(output, target, …(torch::kSum)); });
 //
-// Ownership, threading: as Pipeline. Failure: UsageError, the same on all ranks, where they were
-// given different models or options or what cannot be run, and for a batch that cannot be cut or is
-// missing where it is needed, after which the pipe goes on; in all else as Pipeline.
+// Ownership, threading: as Pipeline. Failure: UsageError, the same on all ranks, where models or
+// options differ between ranks or cannot be run, and for a batch that cannot be cut or is missing
+// where it is needed; the pipe can be used again after that. All other failures are as Pipeline's.
 class Pipe {
  public:
-  // One number: summed over the samples of a micro-batch, so that the sum of all is the batch's.
+  // Returns one number, summed over the samples of a micro-batch.
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
   Pipe(const torch::nn::Sequential& model, const std::shared_ptr<comm::Communicator>& group,
@@ -53,18 +54,18 @@ class Pipe {
   Pipe(const Pipe&) = delete;
   Pipe& operator=(const Pipe&) = delete;
 
-  // Input and target [samples, …] are cut into micro-batches along their first dim: chunks that
-  // differ by a sample where they do not divide it, and none of them empty. Each call may have
-  // another number of samples. The input is looked at on the rank of the first stage, the target on
-  // that of the last: others may give none. Returns the summed loss, on every rank, and adds to the
-  // gradients of parameters(), which are those of the sum, too.
+  // Input and target [samples, …] are cut into micro-batches along their first dim. Micro-batches
+  // are never empty, and differ by one sample if their number does not divide the samples'. Each
+  // call may have another number of samples. Only the rank of the first stage needs the input, and
+  // only that of the last the target. Returns the summed loss, on every rank, and adds its
+  // gradients to those of parameters().
   double forward_backward(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
   double evaluate(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
 
-  // This rank's stages; names in them are those of the whole.
+  // This rank's stages, with the names of the whole model.
   const std::map<int, torch::nn::Sequential>& stages() const { return parts_.mine; }
   const Cuts& cuts() const { return parts_.cuts; }
-  // Each once.
+  // Each parameter of this rank once.
   std::vector<at::Tensor> parameters() const;
   const Pipeline& pipeline() const { return *pipeline_; }
 
@@ -81,8 +82,8 @@ class Pipe {
   PipeOptions options_;
   Schedule schedule_;
   SequentialParts parts_;
-  std::shared_ptr<comm::Communicator> batches_;  // a group for what ranks say of them
-  at::Tensor input_;                             // of the call that runs
+  std::shared_ptr<comm::Communicator> batches_;  // a group for messages about batches
+  at::Tensor input_;                             // of the current call
   at::Tensor target_;                            // likewise
   Loss loss_;                                    // likewise
   std::optional<Pipeline> pipeline_;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <limits>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -10,16 +12,157 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <spdlog/fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/host_identity.h>
-#include <lockstep/parallel/pipeline/agreement.h>
-#include <lockstep/parallel/pipeline/stage_graph.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
+#include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
 namespace lockstep::pipeline {
 
 namespace {
+
+void check_stages(const Schedule& schedule, const std::map<int, Stage>& stages, int rank) {
+  std::vector<int> wanted, given;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage)
+    if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] == rank) wanted.push_back(stage);
+  for (const auto& [index, stage] : stages) {
+    given.push_back(index);
+    if (!stage.forward) throw UsageError("stage {} of the pipeline has no forward", index);
+  }
+  if (wanted != given)
+    throw UsageError("the schedule '{}' has the stages [{}] on rank {} of the pipeline, which was "
+                     "given [{}]",
+                     schedule.name, fmt::join(wanted, ", "), rank, fmt::join(given, ", "));
+}
+
+void check_tied(const Schedule& schedule, const std::vector<TiedParameter>& tied, int rank) {
+  for (const TiedParameter& parameter : tied) {
+    bool mine = false;
+    for (const int stage : parameter.stages) {
+      if (stage < 0 || stage >= schedule.num_stages())
+        throw UsageError("a parameter is said to be that of stage {}, and the schedule '{}' has {}",
+                         stage, schedule.name, schedule.num_stages());
+      mine |= schedule.rank_of_stage[static_cast<std::size_t>(stage)] == rank;
+    }
+    if (mine && !parameter.mine.defined())
+      throw UsageError("rank {} of the pipeline has one of the stages [{}] that share a parameter, "
+                       "and did not say which it is",
+                       rank, fmt::join(parameter.stages, ", "));
+  }
+}
+
+void check_given(const Schedule& schedule, const std::map<int, Stage>& stages,
+                 const PipelineOptions& options, const comm::Communicator& group) {
+  check(schedule);
+  if (schedule.num_ranks() != group.size())
+    throw UsageError("the schedule '{}' is for {} ranks, and the pipeline '{}' has {}",
+                     schedule.name, schedule.num_ranks(), group.name(), group.size());
+  check_stages(schedule, stages, group.rank());
+  check_tied(schedule, options.tied, group.rank());
+}
+
+std::int64_t number_of(const std::string& text) {
+  return static_cast<std::int64_t>(hash_text(text));
+}
+
+std::string text_of(const std::vector<TiedParameter>& tied) {
+  std::string text;
+  for (const TiedParameter& parameter : tied)
+    text += fmt::format("[{}]", fmt::join(parameter.stages, ", "));
+  return text;
+}
+
+// Checks that the arguments of all ranks fit together. Every rank calls it before it makes
+// anything, so that none waits for one that threw. A rank with arguments that cannot be run throws
+// UsageError, and all others one that names it; all throw where schedules or tied parameters
+// differ.
+//
+// Returns a group of the same ranks for the pipeline's own calls, which can be aborted without the
+// caller's group.
+std::shared_ptr<comm::Communicator> agreed_group(const Schedule& schedule,
+                                                 const std::map<int, Stage>& stages,
+                                                 const PipelineOptions& options,
+                                                 comm::Communicator& group) {
+  std::exception_ptr refused;
+  try {
+    check_given(schedule, stages, options, group);
+  } catch (const UsageError&) {
+    refused = std::current_exception();
+  }
+  const at::Tensor mine =
+      at::tensor({refused ? std::int64_t{1} : std::int64_t{0}, number_of(to_text(schedule)),
+                  number_of(text_of(options.tied))},
+                 at::kLong);
+  const at::Tensor all = at::empty({group.size(), 3}, at::kLong);
+  group.all_gather(all, mine).wait();
+  if (refused) std::rethrow_exception(refused);
+  const auto said = all.accessor<std::int64_t, 2>();
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (said[rank][0] != 0)
+      throw UsageError("rank {} of the pipeline '{}' was given what cannot be run: its own error "
+                       "says what",
+                       rank, group.name());
+    for (const int number : {1, 2})
+      if (said[rank][number] != said[0][number])
+        throw UsageError("ranks 0 and {} of the pipeline '{}' were given different {}: give all "
+                         "ranks the same",
+                         rank, group.name(), number == 1 ? "schedules" : "tied parameters");
+  }
+  return group.split(0, group.rank(), fmt::format("{}, pipeline", group.name()));
+}
+
+struct Entrance : torch::autograd::Function<Entrance> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& leaf) {
+    return leaf.tensor_data();
+  }
+  static std::vector<at::Tensor> backward(torch::autograd::AutogradContext* /*context*/,
+                                          std::vector<at::Tensor> gradients) {
+    return gradients;
+  }
+};
+
+// The outputs of a stage as inputs of the next stage on this rank: leaves, which begin a new graph.
+std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& output : outputs)
+    inputs.push_back(output.detach().requires_grad_(output.requires_grad()));
+  return inputs;
+}
+
+// The inputs that a stage's forward is called with: its first operator could not write into leaves,
+// as an in-place activation does. Nothing is copied.
+std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& leaf : leaves)
+    inputs.push_back(leaf.requires_grad() ? Entrance::apply(leaf) : leaf);
+  return inputs;
+}
+
+// A gradient for each leaf; zeros where a leaf wants one and got none, as when gradients are sent.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& leaves) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& leaf : leaves)
+    gradients.push_back(leaf.requires_grad() && !leaf.grad().defined() ? at::zeros_like(leaf)
+                                                                       : leaf.grad());
+  return gradients;
+}
+
+// A whole backward pass. An undefined gradient belongs to a loss.
+void backward_whole(const std::vector<at::Tensor>& outputs,
+                    const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> roots, starts;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad()) continue;
+    roots.push_back(outputs[i]);
+    starts.push_back(gradients[i]);
+  }
+  if (!roots.empty()) torch::autograd::backward(roots, starts);
+}
 
 bool has_split_backward(const Schedule& schedule, int rank) {
   return std::ranges::any_of(
@@ -40,8 +183,8 @@ Pipeline::Pipeline(Schedule schedule, std::map<int, Stage> stages,
       loss_(group_, schedule_.rank_of_stage.back(), schedule_.num_micro_batches, options_.device) {
   if (has_split_backward(schedule_, group_->rank()))
     for (const auto& [index, stage] : stages_) splits_.emplace(index, stage.parameters);
-  // One that is still being made could not tell its neighbours why another has ended it. Over the
-  // caller's group, which nobody ends.
+  // A pipeline that is still being made could not tell its neighbours why another rank has ended
+  // it. The barrier uses the caller's group, which nobody aborts.
   group->barrier().wait();
 }
 
@@ -72,7 +215,7 @@ void Pipeline::expect_kinds(std::vector<std::int64_t> kinds) {
   channels_.expect_kinds(std::move(kinds));
 }
 
-// An exception ends the pipeline on all ranks: they would wait for this one.
+// An exception ends the pipeline on all ranks, as they would wait for this one.
 double Pipeline::unless_over(const std::function<double()>& pass) {
   if (!over_.empty())
     throw UsageError("the pipeline '{}' is over: {}. Make another", group_->name(), over_);
@@ -94,7 +237,7 @@ double Pipeline::unless_over(const std::function<double()>& pass) {
 }
 
 void Pipeline::end(const std::string& reason) {
-  // What came from another rank says already where it began.
+  // An error from another rank already says where it began.
   constexpr std::string_view kBegins = "a rank of the pipeline could not go on";
   over_ = reason.find(kBegins) != std::string::npos
               ? reason
@@ -130,7 +273,7 @@ double Pipeline::forwards() {
         action.kind != ActionKind::receive_activation)
       continue;
     run(action);
-    // Nobody comes back for it once the next stage has it.
+    // Without backward, a result is not needed any more once the next stage has it.
     const bool sent = is_sent(schedule_, action.stage, action.stage + 1);
     if (action.kind == (sent ? ActionKind::send_activation : ActionKind::forward))
       live_.erase({action.stage, action.micro_batch});
@@ -259,7 +402,7 @@ void Pipeline::check_outputs(int stage, const std::vector<at::Tensor>& outputs) 
   }
 }
 
-// Its clock is one for all of its processes, whatever they talk to each other with.
+// All processes of a host share its clock, whatever backend they use.
 bool Pipeline::on_one_host() const {
   const at::Tensor mine =
       at::tensor({static_cast<std::int64_t>(hash_text(host_identity()))}, at::kLong);
@@ -269,7 +412,7 @@ bool Pipeline::on_one_host() const {
 }
 
 Timeline Pipeline::timeline() const {
-  std::vector<at::Tensor> all;  // of each rank [2 · spans]: starts and ends
+  std::vector<at::Tensor> all;  // for each rank [2 · spans]: starts and ends
   Timeline timeline;
   for (const std::vector<Action>& actions : schedule_.actions) {
     std::vector<Span>& spans = timeline.ranks.emplace_back();

@@ -1,4 +1,4 @@
-// Runs a model that is cut into stages, by any schedule.
+// Runs a model that is cut into stages, with any schedule.
 #pragma once
 
 #include <cstdint>
@@ -11,35 +11,34 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/parallel/pipeline/channels.h>
+#include <lockstep/parallel/pipeline/messages.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/parallel/pipeline/split_backward.h>
 #include <lockstep/parallel/pipeline/stage.h>
-#include <lockstep/parallel/pipeline/step_loss.h>
-#include <lockstep/parallel/pipeline/tied_gradients.h>
 
 namespace lockstep::pipeline {
 
-// What the times of a step are of, on a GPU; elsewhere they are the same.
+// Which times of a step are measured on a GPU. On a CPU both are the same.
 enum class TimesOf : std::uint8_t {
-  work_asked_for,  // when the host had asked for it, which costs nothing
-  work_done,       // when it was done: the host waits for each action
+  work_asked_for,  // when the host had launched the work; this costs nothing
+  work_done,       // when the work was done: the host waits for each action
 };
 
 // Every rank of the group makes one, with the same schedule and its own stages, and calls
 // run_step() together with the others.
 //
-// Gradients are added to the parameters' as those of plain backward passes are, in the order in
-// which the schedule has a rank's micro-batches: the sum over micro-batches, to be divided by their
-// samples. Where gradients are summed over further ranks, that is to be off meanwhile (no_sync).
+// Gradients are added to those of the parameters as by plain backward passes, in the order in which
+// the schedule has a rank's micro-batches. They are the sum over micro-batches, and the caller
+// divides them by the number of samples. If gradients are also summed over other ranks, that has to
+// be switched off for the step (no_sync).
 //
-// Ownership: keeps the stages; makes groups of its own, and leaves the caller's in peace.
+// Ownership: keeps the stages; makes groups of its own, and does not use the caller's afterwards.
 // Threading: one thread at a time. Failure: UsageError on every rank for a schedule that check()
-// refuses, that is not for the group's number of ranks, that differs between ranks, or that has
-// other stages on a rank than are given there. What a stage throws, on its rank; the others get a
-// CommError that has its text, those that were done with the step in their next call. The pipeline
-// is over then, on all ranks, and gradients may be half of what they should be: make another.
+// refuses, that has another number of ranks than the group, that differs between ranks, or that has
+// other stages on a rank than were given there. If a stage throws, its rank throws the same, and
+// the others a CommError with its text, at the latest in their next call. The pipeline is then over
+// on all ranks, and gradients may be incomplete: make another.
 class Pipeline {
  public:
   Pipeline(Schedule schedule, std::map<int, Stage> stages,
@@ -49,21 +48,21 @@ class Pipeline {
 
   const Schedule& schedule() const { return schedule_; }
 
-  // Micro-batches of one kind, which is any number, have the same shapes between stages; of each
-  // kind these are told once, with the first of them. For passes from now on, the same on every
-  // rank: one for each micro-batch, or none where all are alike, as before the first call.
+  // A kind is any number; micro-batches of one kind have the same shapes between stages, which are
+  // sent once for each kind. Sets the kinds for all passes from now on, the same on every rank: one
+  // for each micro-batch, or an empty list if all are alike, which is the default.
   void expect_kinds(std::vector<std::int64_t> kinds);
 
-  // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank,
-  // when this rank's own work is done: others may be behind, and it may begin the next step.
+  // Forward and backward of every micro-batch. Returns the sum of their losses, on every rank, when
+  // this rank's own work is done. Other ranks may be behind; the next step may begin all the same.
   double run_step(TimesOf times = TimesOf::work_asked_for);
   // Forward alone, without gradients; most_live() and timeline() stay those of the last step.
   double evaluate();
 
-  // When all ranks computed what in the last step, in seconds; where they are on several hosts,
-  // whose clocks differ, each from its own start. Every rank calls it.
+  // When each rank computed which action in the last step, in seconds. If ranks are on several
+  // hosts, whose clocks differ, each rank's times count from its own start. Every rank calls it.
   Timeline timeline() const;
-  // The most forwards of stages whose activations were kept at once in the last step.
+  // The most forwards whose activations this rank kept at once in the last step.
   int most_live() const { return most_live_; }
 
  private:
@@ -72,7 +71,7 @@ class Pipeline {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> outputs;
     WeightHalf weight_half;
-    bool gradient_passed_on = false;  // or there is nobody to pass it to
+    bool gradient_passed_on = false;  // or no stage needs it
     bool weights_done = false;
   };
 
@@ -109,8 +108,8 @@ class Pipeline {
   TimesOf times_ = TimesOf::work_asked_for;
   std::vector<Span> spans_;  // of this rank, by its own clock
   int most_live_ = 0;
-  std::string under_way_;  // what was begun last
-  std::string over_;       // why it is, empty where it is not
+  std::string under_way_;  // the action that was begun last, for messages
+  std::string over_;       // why the pipeline is over; empty if it is not
 };
 
 }  // namespace lockstep::pipeline

@@ -1,14 +1,43 @@
-// What a reducer's ranks send each other in a step: buckets of gradients, who used what, buffers.
 #include <cstring>
+#include <map>
 #include <numeric>
+#include <utility>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
+#include <lockstep/parallel/replicate/options.h>
 
 namespace lockstep::replicate {
+
+std::vector<std::vector<std::size_t>> plan_buckets(std::span<const GradientSize> gradients,
+                                                   std::span<const std::size_t> order,
+                                                   const BucketLimits& limits) {
+  struct Open {
+    std::vector<std::size_t> members;
+    std::size_t bytes = 0;
+  };
+  std::vector<std::vector<std::size_t>> buckets;
+  std::map<int, Open> open;  // one for each kind
+  const auto close = [&](Open& bucket) {
+    buckets.push_back(std::move(bucket.members));
+    bucket = Open{};
+  };
+  for (const std::size_t index : order) {
+    const GradientSize& gradient = gradients[index];
+    const std::size_t limit = buckets.empty() ? limits.first_bytes : limits.bytes;
+    Open& bucket = open[gradient.kind];
+    if (!bucket.members.empty() && bucket.bytes + gradient.bytes > limit) close(bucket);
+    bucket.members.push_back(index);
+    bucket.bytes += gradient.bytes;
+    if (bucket.bytes >= limit) close(bucket);
+  }
+  for (auto& [kind, bucket] : open)
+    if (!bucket.members.empty()) close(bucket);
+  return buckets;
+}
 
 namespace {
 
@@ -25,8 +54,8 @@ std::vector<GradientSize> sizes_of(const std::vector<at::Tensor>& parameters) {
   return sizes;
 }
 
-// A gradient's layout, on every rank: the parameter's own where it fills its memory, so that the
-// update runs through both in one order.
+// A gradient has the same layout on every rank: the parameter's own if that fills its memory, so
+// that the update goes through both in one order.
 bool has_own_strides(const at::Tensor& parameter) {
   return parameter.is_contiguous() || parameter.is_non_overlapping_and_dense();
 }
@@ -39,16 +68,16 @@ std::vector<std::int64_t> gradient_strides(const at::Tensor& parameter) {
   return strides;
 }
 
-// The place of a parameter's gradient in a bucket. No view in autograd's eyes: those refuse what
-// optimizers do to gradients (detach_()).
+// A parameter's gradient in a bucket. Autograd must not take it for a view, because views refuse
+// detach_(), which optimizers call on gradients.
 at::Tensor alias(const at::Tensor& flat, std::int64_t offset, const at::Tensor& parameter) {
   const at::AutoDispatchBelowADInplaceOrView not_tracked;
   return flat.narrow(0, offset, parameter.numel())
       .as_strided(parameter.sizes(), gradient_strides(parameter));
 }
 
-// Whether a gradient can leave from where it is: laid out as on every rank, and of the parameter's
-// type, which a gradient that is left from before to(dtype) is not.
+// Whether a gradient can be sent from where it is: it has the layout that all ranks use, and the
+// parameter's type, which a gradient from before to(dtype) has not.
 bool can_leave(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (gradient.scalar_type() != parameter.scalar_type() || gradient.device() != parameter.device())
     return false;
@@ -57,16 +86,16 @@ bool can_leave(const at::Tensor& gradient, const at::Tensor& parameter) {
              : gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
 }
 
-// A gradient's memory from end to end, in its own order. Mostly the gradient itself: a view of it
-// takes longer to make than a small gradient to send.
+// A gradient's memory from end to end, as a tensor. Usually that is the gradient itself: making a
+// view takes longer than sending a small gradient.
 at::Tensor flat_alias(const at::Tensor& gradient) {
   if (gradient.is_contiguous()) return gradient;
   const at::AutoDispatchBelowADInplaceOrView not_tracked;
   return gradient.as_strided({gradient.numel()}, {1});
 }
 
-// As target.copy_(source), without what an operator costs: for small gradients of a CPU that is
-// more than the copy.
+// target.copy_(source) without the cost of an operator, which for small gradients on a CPU is
+// larger than that of the copy.
 void copy_into(const at::Tensor& target, const at::Tensor& source) {
   const bool same_layout = source.is_cpu() && target.is_cpu() && source.is_contiguous() &&
                            target.is_contiguous() && source.dtype() == target.dtype() &&
@@ -79,7 +108,7 @@ void copy_into(const at::Tensor& target, const at::Tensor& source) {
   target.unsafeGetTensorImpl()->bump_version();
 }
 
-// Some of many names, for a message.
+// The first few names, for a message.
 std::string list_names(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
   std::string text;
@@ -131,9 +160,9 @@ void GradientReducer::build_buckets(const std::vector<std::size_t>& order) {
   buckets_ = std::move(buckets);
 }
 
-// A GPU's collectives want one long array, and a hook is promised one. Between CPUs the copies that
-// make one cost more than the messages they save, but for small gradients: one by one, each is
-// checked and looked up on its way.
+// Whether a bucket needs memory of its own. Collectives of a GPU want one long array, and a hook is
+// promised one. Between CPUs, copying gradients into one costs more than the messages that it
+// saves, except for small gradients.
 bool GradientReducer::needs_memory(std::span<const std::size_t> members) const {
   if (options_.comm_hook || !slots_[members.front()].parameter.is_cpu()) return true;
   constexpr std::size_t kSmallBytes = std::size_t{16} << 10;
@@ -149,7 +178,8 @@ void GradientReducer::note_handed_out(Slot& slot) {
   if (gradient.defined()) slot.version = gradient._version();
 }
 
-// Makes a gradient ready to leave: in its bucket's memory, where it stays, or where it is.
+// Makes a gradient ready to be sent: moves it to its bucket's memory for good, or leaves it where
+// it is.
 void GradientReducer::place(Slot& slot) {
   const c10::NoGradGuard no_grad;
   at::Tensor& gradient = slot.parameter.mutable_grad();
@@ -169,7 +199,7 @@ void GradientReducer::place(Slot& slot) {
       else
         slot.stand_in = own.zero_();
     }
-    // Sums come where it is, unseen by its version.
+    // The sum is written in place, and does not change the version.
     note_handed_out(slot);
   }
   slot.ready = true;
@@ -193,7 +223,7 @@ void GradientReducer::launch(Bucket& bucket) {
   bucket.work = group().all_reduce(memory_of(bucket), op, options);
 }
 
-// Where a bucket's sums come to be.
+// The memory that a bucket's sums are written to.
 std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
   if (bucket.content.flat.defined()) return {bucket.content.flat};
   std::vector<at::Tensor> gradients;
@@ -205,8 +235,8 @@ std::vector<at::Tensor> GradientReducer::memory_of(const Bucket& bucket) const {
   return gradients;
 }
 
-// Whether the sum comes back divided: a pass over the gradients less. On other devices the count is
-// not known to the host, and a pass costs little.
+// Whether the collective divides the sum, which saves a pass over the gradients. On other devices
+// than the CPU the host does not know the count, and a pass costs little.
 bool GradientReducer::divided_in_flight() const {
   if (options_.comm_hook) return false;
   return !divides_by_count() || loss_.divides_in_flight();
@@ -220,13 +250,13 @@ void GradientReducer::refuse_unused(const std::vector<std::size_t>& unused) {
                   "(requires_grad) before the model is made data parallel, or set "
                   "find_unused_parameters",
                   list_names(names));
-  // The others wait for buckets that will not come.
+  // Other ranks wait for buckets that will not come.
   group().abort(reason);
   throw UsageError(reason);
 }
 
-// Ends a backward pass, on every rank in the same order: the buckets that were not complete, who
-// used what, the buffers.
+// Ends a backward pass. Every rank sends in the same order: the buckets that were not complete,
+// which parameters it used, the buffers.
 void GradientReducer::finish() {
   const c10::NoGradGuard no_grad;
   std::vector<std::size_t> unused;
@@ -251,7 +281,7 @@ void GradientReducer::finish() {
   for (Slot& slot : slots_) slot.ready = slot.used = false;
   for (Bucket& bucket : buckets_) bucket.pending = bucket.members.size();
   next_bucket_ = 0;
-  // Also after parameters were loaded, on one rank alone perhaps.
+  // Parameters are also compared after they were loaded, maybe on one rank alone.
   const bool compares = were_moved_anywhere(used_by) || consistency_check_is_due();
   moved_ = unexchanged_ = false;
   has_plain_gradients_ = false;
@@ -263,8 +293,8 @@ void GradientReducer::finish() {
   if (compares) compare_parameters();
 }
 
-// On how many ranks each parameter was used, and on how many any has other memory than before: one
-// small message. Undefined where nobody asks.
+// On how many ranks each parameter was used, and on how many any parameter has other memory than
+// before; one small message. Undefined where find_unused_parameters is off.
 at::Tensor GradientReducer::exchange_usage() {
   if (!options_.find_unused_parameters) return {};
   const at::Tensor host = at::zeros({static_cast<std::int64_t>(slots_.size()) + 1}, at::kInt);
@@ -277,9 +307,9 @@ at::Tensor GradientReducer::exchange_usage() {
   return used_by;
 }
 
-// Whether parameters were given other memory on any rank, as by torch::load(). Where the message of
-// who used what does not say so to the host, ranks send each other one more number. A host that
-// runs ahead of its device does not wait for it: the answer is that of the pass before.
+// Whether parameters were given other memory on any rank, as by torch::load(). If exchange_usage()
+// does not tell the host, ranks send each other one more number. A host that runs ahead of its
+// device does not wait for it: the answer is then the one of the pass before.
 bool GradientReducer::were_moved_anywhere(const at::Tensor& used_by) {
   if (!checks_consistency() || group().size() == 1) return false;
   if (used_by.defined() && used_by.is_cpu())
@@ -310,7 +340,7 @@ void GradientReducer::complete_buckets() {
       bucket.work.wait();
       bucket.work = comm::Work();
     }
-    // One division of the whole sum.
+    // The whole sum is divided once.
     if (!divided_in_flight())
       for (at::Tensor& sums : memory_of(bucket)) {
         if (divides_by_count())
@@ -321,8 +351,8 @@ void GradientReducer::complete_buckets() {
   }
 }
 
-// Gives their gradients to parameters that had none here but were used on another rank; where no
-// rank used one it stays without, so that optimizers pass over it as they do in one process.
+// Gives gradients to parameters that had none here but were used on another rank. A parameter that
+// no rank used stays without one, so that optimizers skip it as in one process.
 void GradientReducer::hand_out(const std::vector<std::size_t>& without_gradient,
                                const at::Tensor& used_by) {
   const at::Tensor counts =

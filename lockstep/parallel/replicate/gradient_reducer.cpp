@@ -33,7 +33,7 @@ GradientReducer::GradientReducer(const data_parallel::RegisteredParameters& modu
       buffers_(std::move(tensors.buffers)) {
   for (auto& [name, parameter] : tensors.trained)
     note_place(slots_.emplace_back(Slot{.name = std::move(name), .parameter = parameter}));
-  // Backward meets the last layers first.
+  // Backward reaches the last layers first.
   std::vector<std::size_t> order(slots_.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   build_buckets(order);
@@ -57,8 +57,8 @@ GradientReducer::~GradientReducer() {
   }
 }
 
-// A bucket on the CPU is in memory of the group's, where a rank that was stopped in the middle of a
-// call may still write long after the group has failed.
+// A bucket on the CPU lies in memory of the group. A rank that was stopped in the middle of a call
+// may write there long after the group has failed.
 void GradientReducer::take_out_of_bucket(Slot& slot) noexcept {
   try {
     const c10::NoGradGuard no_grad;
@@ -101,8 +101,8 @@ void GradientReducer::check_parameters() {
                        slot.name);
   }
   if (moved) follow_moved();
-  // A parameter that was of another type for a while has lost its hook, though it lies where it
-  // lay. One that is frozen has nothing to hook into.
+  // A parameter that had another type for a while has lost its hook, even if its memory is the
+  // same. A frozen parameter has nothing to hook into.
   for (std::size_t index = 0; index < slots_.size(); ++index) {
     Slot& slot = slots_[index];
     if (slot.parameter.requires_grad() && !slot.hook->hears())
@@ -110,8 +110,8 @@ void GradientReducer::check_parameters() {
   }
 }
 
-// Parameters lie elsewhere, or are of another type: LibTorch has then dropped what backward() hooks
-// into, and buckets are no longer of one kind.
+// Parameters have other memory or types: LibTorch has then dropped the accumulators with our hooks,
+// and buckets may mix kinds.
 void GradientReducer::follow_moved() {
   if (take_back_) take_back_();
   std::size_t num_moved = 0;
@@ -149,14 +149,15 @@ void GradientReducer::parameters_written() {
   for (Slot& slot : slots_) slot.before = glimpse(slot.parameter);
 }
 
-// What is left of the step before would be divided a second time, and gradients of mean losses as
-// if they were of summed ones.
+// Gradients that are left from the step before would be divided a second time, and gradients of
+// mean losses would be divided like those of summed ones.
 void GradientReducer::check_zeroed() const {
   for (const Slot& slot : slots_) {
     const at::Tensor& gradient = slot.parameter.grad();
     if (!gradient.defined()) continue;
-    // Where it was touched since it was handed out, as by clipping, the version says nothing:
-    // looked at once. Where it was not, it may have been zeroed behind autograd's back (data()).
+    // If it was changed since the optimizer got it, as by clipping, the version tells nothing, and
+    // its values are looked at once. If not, it may have been zeroed without autograd's notice
+    // (data()).
     const bool handed_out = slot.handed_out.lock() == gradient.getIntrusivePtr();
     const bool suspect = gradient._version() == slot.version || num_exchanges() == 1;
     if (!has_plain_gradients_ && !(handed_out && suspect)) continue;
@@ -177,7 +178,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
                      "data parallelism cannot follow through its sums: use no_sync() for that pass",
                      slot.name);
   if (!is_counted_pass()) has_plain_gradients_ = true;
-  // What leaves through a bucket's memory is copied there.
+  // A gradient that is sent from a bucket's memory is copied there.
   const bool in_bucket =
       slot.view.defined() && (exchange() || slot.parameter.grad().is_alias_of(slot.view));
   if (!in_bucket && !intercept::is_sole_user(slot.parameter.grad(), arrived))

@@ -1,4 +1,4 @@
-// Sums gradients over ranks while backward still computes the rest of them.
+// Sums gradients over ranks while backward computes the remaining ones.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ namespace lockstep::replicate {
 using data_parallel::CountedPass;
 using data_parallel::StepTotals;
 
-// Hooks into the gradient accumulator of each parameter. A bucket of gradients leaves when its last
-// one is ready and those before it have left, so that all ranks send the same ones in the same
-// order. The order is that of registration, backwards, in the first step, and from then on the one
-// in which gradients became ready on the first rank that had any. On the CPU gradients are summed
-// where autograd put them; on other devices, and for a hook, they become views of a bucket's
-// memory.
+// It hooks into the gradient accumulator of each parameter. A bucket of gradients is sent when its
+// last gradient is ready and the buckets before it have been sent, so that all ranks send the same
+// ones in the same order. In the first step that is the reverse order of registration; from then on
+// it is the order in which gradients became ready on the first rank that had any. On the CPU
+// gradients are summed where autograd put them; on other devices, and for a hook, they become views
+// of a bucket's memory.
 //
-// Parameters may be given other memory, types and devices, as torch::load() and to() do: before the
-// next pass the hooks and buckets follow them.
+// Parameters may get other memory, types and devices, as by torch::load() and to(): hooks and
+// buckets follow before the next pass.
 //
 // A rank without samples calls backward() with an undefined loss.
 //
@@ -38,7 +38,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::vector<NamedTensor> trained;  // distinct parameters that require gradients
     std::vector<NamedTensor> frozen;   // distinct parameters that do not, and must not later
     std::vector<NamedTensor> buffers;  // broadcast from rank 0 after each exchange
-    // Called where parameters were given other memory, by whoever wants them back in theirs.
+    // Called when parameters got other memory, so that the caller can move them back into its own.
     std::function<void()> take_back = {};
   };
   static std::shared_ptr<GradientReducer> make(const data_parallel::RegisteredParameters& module,
@@ -47,8 +47,8 @@ class GradientReducer final : public data_parallel::GradientExchange {
                                                Options options, CountedPass counted_pass);
   ~GradientReducer() override;
 
-  // UsageError that names a parameter whose gradient is this rank's alone, as the passes since the
-  // last exchange were under no_sync(): before a step.
+  // To be called before a step. UsageError that names a parameter whose gradient is this rank's
+  // alone, because all passes since the last exchange were under no_sync().
   void check_exchanged();
   // The caller has written to the parameters, on all ranks alike.
   void parameters_written();
@@ -56,8 +56,8 @@ class GradientReducer final : public data_parallel::GradientExchange {
   std::size_t num_buckets() const { return buckets_.size(); }
 
  private:
-  // What shows, at no cost, that a parameter was written to: its version, which writes through
-  // data() leave as it is, and on the CPU the first of its bytes.
+  // Shows at no cost that a parameter was written to: its version, which writes through data() do
+  // not change, and on the CPU its first bytes.
   struct Glimpse {
     std::uint32_t version = 0;
     std::uint64_t first_bytes = 0;
@@ -66,18 +66,18 @@ class GradientReducer final : public data_parallel::GradientExchange {
   struct Slot {
     std::string name;
     at::Tensor parameter;
-    // The parameter's memory and type when it was looked at last. Held weakly, so that no other
-    // memory comes to have its address.
+    // The parameter's memory and type when it was last looked at. The weak reference keeps the
+    // address from being used again.
     c10::weak_intrusive_ptr<c10::StorageImpl> memory{c10::intrusive_ptr<c10::StorageImpl>()};
     at::ScalarType type = at::kFloat;
     std::unique_ptr<intercept::GradientHook> hook;
     std::size_t bucket = 0;
-    at::Tensor view;      // of its bucket's memory, where that has any
+    at::Tensor view;      // of its bucket's memory, if the bucket has any
     at::Tensor stand_in;  // zeros, where this rank has no gradient to add
     bool ready = false;   // in this backward pass
     bool used = false;    // in any pass since the last exchange
-    Glimpse before;       // of the parameter, at the first of those passes
-    // The gradient as it was handed out: zeroing it makes its version another.
+    Glimpse before;       // the parameter at the first of those passes
+    // The gradient as the optimizer got it: zeroing it changes its version.
     c10::weak_intrusive_ptr<c10::TensorImpl> handed_out{c10::intrusive_ptr<c10::TensorImpl>()};
     std::int64_t version = 0;
   };
@@ -86,7 +86,7 @@ class GradientReducer final : public data_parallel::GradientExchange {
     std::vector<std::size_t> members;  // slots
     std::size_t pending = 0;
     comm::Work work;
-    std::function<void()> complete;  // of a hook
+    std::function<void()> complete;  // from a hook
   };
 
   GradientReducer(const data_parallel::RegisteredParameters& module, Tensors tensors,
@@ -122,15 +122,15 @@ class GradientReducer final : public data_parallel::GradientExchange {
 
   Options options_;
   std::function<void()> take_back_;
-  bool moved_ = false;   // parameters were, since the last exchange
-  at::Tensor moved_on_;  // how many ranks said so, once telling_moved_ is over
+  bool moved_ = false;   // whether parameters got other memory since the last exchange
+  at::Tensor moved_on_;  // on how many ranks they did, once telling_moved_ is complete
   comm::Work telling_moved_;
-  bool unexchanged_ = false;  // gradients are there of passes under no_sync()
+  bool unexchanged_ = false;  // whether there are gradients of passes under no_sync()
   std::vector<NamedTensor> frozen_;
   std::vector<NamedTensor> buffers_;
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
-  std::size_t next_bucket_ = 0;           // to leave
+  std::size_t next_bucket_ = 0;           // the next one to send
   std::vector<std::size_t> ready_order_;  // of this pass
   bool order_known_ = false;
 };

@@ -1,34 +1,37 @@
-// Batch norms whose statistics are those of the whole batch, however it is spread over ranks.
+// Batch norms that take their statistics over the batch of all ranks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/intercept/owner.h>
-#include <lockstep/parallel/replicate/synced_norm.h>
 
 namespace lockstep::replicate {
 
+// Sums a tensor over the ranks, in place. Every rank calls it.
+using SumOverRanks = std::function<void(const at::Tensor& sums)>;
+
 // Makes every BatchNorm1d, 2d and 3d inside a module take its mean and variance over the samples of
-// all ranks of a group while it trains. The modules stay what they are: tensors of each carry a
-// dispatch key that leads LibTorch's batch_norm to us. Loading a module, or moving it to another
-// device or dtype, takes the key away, until renew(): the next backward pass of the process throws
-// where the module trains.
+// all ranks of a group while it trains. The modules stay what they are: some tensors of each carry
+// a dispatch key that leads LibTorch's batch_norm to us. Loading a module, or moving it to another
+// device or dtype, removes the key until renew() is called: the next backward pass of the process
+// throws if the module trains.
 //
 // Every rank makes one of these, before the module becomes data parallel, and then runs the same
 // batch norms in the same order, forward and backward. One value per channel on a rank is enough
-// where others have more; only a batch norm without running statistics (track_running_stats(false))
-// needs two on each rank that has any, since LibTorch's module refuses one before we hear of it.
+// if others have more. Only a batch norm without running statistics (track_running_stats(false))
+// needs two on each rank that has any, because LibTorch's module refuses one before it calls us.
 //
-// Ownership: a group of its own, split from the one given; the module is not kept alive. Once this
-// is gone, or where a module is evaluated, batch norms are LibTorch's own again. Threading: as
-// Communicator.
-// Failure: UsageError naming a batch norm that has neither weights nor running statistics, or
-// saying why no batch norm can be converted in this process; in forward, on all ranks, where they
-// have fewer than two values per channel together.
+// Ownership: makes a group of its own by splitting the given one; the module is not kept alive.
+// Once this is destroyed, and in evaluation, batch norms are LibTorch's own. Threading: as
+// Communicator. Failure: UsageError naming a batch norm that has neither weights nor running
+// statistics, or saying why no batch norm can be converted in this process; in forward, on all
+// ranks, where they have fewer than two values per channel together.
 class SyncBatchNorm {
  public:
   SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group);
@@ -37,13 +40,13 @@ class SyncBatchNorm {
 
   int num_converted() const { return static_cast<int>(norms_.size()); }
 
-  // Whether one of those it converted is inside a module, or is the module.
+  // Whether the module is, or contains, a batch norm that this converted.
   bool converted_any_of(const torch::nn::Module& module) const;
 
-  // Once they are where they stay.
+  // Redirects them again, after the model was loaded or moved for the last time.
   void renew();
 
-  // True once all of them are gone.
+  // Whether all converted batch norms are destroyed.
   bool expired() const;
 
  private:

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 
 namespace lockstep::shard {

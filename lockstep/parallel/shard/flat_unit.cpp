@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/sizes/unit_sizes.h>
 
 namespace lockstep::shard {

@@ -3,7 +3,7 @@
 #include <ostream>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/shard/parameter_gatherer.h>
 
 namespace lockstep::shard {

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
-#include <lockstep/parallel/tensor/split_operators.h>
+#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
@@ -16,8 +16,8 @@ bool is_written(const c10::OperatorHandle& op, std::size_t argument) {
   return alias != nullptr && alias->isWrite();
 }
 
-// How all tensors of a call are cut, or nothing where they are not cut alike, one that every rank
-// has whole has no part that goes with theirs, or is written to.
+// How all tensors of a call are cut. Returns nothing where they are not cut alike, or where a
+// tensor that every rank has whole has no part that fits, or is written to.
 std::optional<Alignment> common_alignment(intercept::Call& call, const SplitOwner& owner) {
   const auto arguments = call.arguments();
   std::optional<Alignment> common;
@@ -39,8 +39,8 @@ std::optional<Alignment> common_alignment(intercept::Call& call, const SplitOwne
   return common;
 }
 
-// The strides of a whole whose part is `part`, where they are those of one of these tensors: a part
-// of one element along the dim does not say itself how the whole lies in memory.
+// The strides of the whole of `part`, taken from one of these tensors if its part has the same
+// layout: a part with one element along the dim does not tell the strides of the whole.
 at::OptionalIntArrayRef strides_of_one(const std::vector<at::Tensor>& tensors,
                                        const at::Tensor& part, std::int64_t dim) {
   if (part.size(dim) > 1) return {};
@@ -59,7 +59,7 @@ at::Tensor own_part(const at::Tensor& whole, const Split& split, const nn::Tenso
   return whole.narrow(split.dim, axis.rank() * size, size);
 }
 
-// A new tensor of a whole's size, which lies in memory as that would.
+// A new tensor with the size and the strides of the whole.
 at::Tensor empty_whole(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), split_of(tensor)->part.options());
 }
@@ -79,13 +79,13 @@ at::Tensor aligned_part(const at::Tensor& tensor, const Alignment& alignment,
                         const nn::TensorAxis& axis) {
   const std::int64_t dim = tensor.dim() - 1 - alignment.from_last;
   if (dim >= 0 && tensor.size(dim) == alignment.size) return nn::take_part(tensor, dim, axis);
-  // The same for each part, so its gradient is the sum of theirs.
+  // All ranks use the same tensor, so its gradient is the sum of theirs.
   const bool recorded = tensor.requires_grad() && c10::GradMode::is_enabled();
   return recorded ? nn::enter_products(tensor, axis) : tensor;
 }
 
 bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
-  // where(condition) gives places.
+  // where(condition) returns places, not a tensor.
   for (const c10::Argument& result : call.op().schema().returns())
     if (result.type()->kind() != c10::TypeKind::TensorType) return false;
   const auto alignment = common_alignment(call, owner);
@@ -126,8 +126,8 @@ bool run_element_wise(intercept::Call& call, SplitOwner& owner) {
   return true;
 }
 
-// new_empty(self, size, …), new_empty_strided(self, size, stride, …) and others. One of other sizes
-// is whole.
+// new_empty(self, size, …), new_empty_strided(self, size, stride, …) and others. A result of other
+// sizes is whole.
 bool run_make_alike(intercept::Call& call, SplitOwner& owner) {
   const auto arguments = arguments_of(call);
   const Split* const split = split_argument(arguments[0], owner);
@@ -149,8 +149,8 @@ bool run_make_alike(intercept::Call& call, SplitOwner& owner) {
   return true;
 }
 
-// All numbers are drawn, so that those of this rank are the same as on one that has all of them,
-// and that the generators of all ranks go on alike.
+// All numbers of the whole are drawn, so that this rank's numbers are those of a single rank, and
+// the generators of all ranks stay alike.
 bool run_draw(intercept::Call& call, SplitOwner& owner) {
   const auto arguments = arguments_of(call);
   const Split* const split = split_argument(arguments[0], owner);
@@ -198,7 +198,7 @@ bool run_dropout(intercept::Call& call, SplitOwner& owner) {
   return true;
 }
 
-// norm(self, p) of 2, as clipping takes it.
+// norm(self, p) with p = 2, which clipping calls.
 bool run_norm(intercept::Call& call, SplitOwner& owner) {
   const auto arguments = call.arguments();
   const Split* const split = split_argument(arguments[0], owner);

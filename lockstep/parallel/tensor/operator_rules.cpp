@@ -1,25 +1,53 @@
-#include <lockstep/parallel/tensor/operator_rules.h>
+// Decides how an operator on cut tensors runs: by a rule for parts, or on gathered tensors.
+#include <lockstep/parallel/tensor/split_tensor.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <unordered_map>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <lockstep/base/error.h>
+#include <lockstep/intercept/owner.h>
+#include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
 namespace lockstep::tensor {
 
 namespace {
 
+// How an operator runs when it is called on cut tensors.
+enum class Rule : std::uint8_t {
+  gather,          // on gathered tensors: the rule for all operators that are not listed
+  product,         // of parts, with a matrix that is cut
+  lookup,          // in a part of a table
+  view,            // of a part, if the result is cut along one dim
+  element_wise,    // on parts, if all are cut alike
+  make_alike,      // makes another tensor with the same sizes
+  draw,            // draws the whole's random numbers in place and keeps this rank's
+  dropout,         // likewise
+  norm,            // computed from the norms of parts
+  made_of_others,  // the operators that it is made of come here one by one
+  metadata,        // looks at no element
+  new_memory,      // gives a parameter other memory
+  refused,
+};
+
 using Rules = std::unordered_map<std::string, Rule>;
 
-// Each with the one that works in place, called the same with an underscore: where there is none,
-// nobody asks for it.
+// Each stands for its in-place form, too, whose name has an underscore at the end. It does no harm
+// where there is none.
 constexpr const char* kElementWise[] = {
-    // One to one.
+    // Functions of one tensor.
     "abs", "neg", "sign", "sgn", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
     "rsqrt", "reciprocal", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh", "atan", "asin",
     "acos", "erf", "erfc", "sigmoid", "relu", "relu6", "gelu", "silu", "mish", "elu", "celu",
     "selu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "hardshrink", "softshrink",
     "softplus", "threshold", "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "trunc",
     "frac", "isnan", "isinf", "isfinite", "logical_not", "bitwise_not", "nan_to_num",
-    // Two or more to one, broadcast.
+    // Functions of several tensors, which broadcast.
     "add", "sub", "rsub", "mul", "div", "pow", "fmod", "remainder", "maximum", "minimum", "fmax",
     "fmin", "atan2", "lerp", "addcmul", "addcdiv", "where", "masked_fill", "eq", "ne", "lt", "le",
     "gt", "ge", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or",
@@ -34,8 +62,7 @@ constexpr const char* kViews[] = {
     "select", "slice",        "unbind",  "split",          "split_with_sizes",
     "alias",  "detach"};
 
-// LibTorch composes them of operators that are in these lists, or that say themselves what they
-// gather.
+// LibTorch makes these of operators that are in these lists, or that are gathered on their own.
 constexpr const char* kMadeOfOthers[] = {
     "linear",        "to",         "contiguous", "flatten",     "unflatten",
     "view_as",       "reshape_as", "expand_as",  "narrow",      "chunk",
@@ -56,7 +83,7 @@ constexpr const char* kMetadata[] = {"requires_grad_", "_backward",    "data",
                                      "sym_stride",     "sym_numel",    "sym_storage_offset",
                                      "is_same_size"};
 
-// They change sizes in place, or see memory as it lies.
+// These change sizes in place, or look at memory directly.
 constexpr const char* kRefused[] = {"as_strided", "as_strided_", "resize_",   "resize_as_",
                                     "t_",         "transpose_",  "swapaxes_", "swapdims_",
                                     "squeeze_",   "unsqueeze_"};
@@ -83,7 +110,8 @@ Rules all_rules() {
     rules[alike] = Rule::make_alike;
   rules["aten::dropout"] = rules["aten::dropout_"] = Rule::dropout;
   rules["aten::norm"] = Rule::norm;
-  // What set_data() asks before it does anything; in LibTorch 1.13 it is no operator itself.
+  // set_data() calls the first of these before it does anything; in LibTorch 1.13 it is no
+  // operator.
   rules["aten::_has_compatible_shallow_copy_type"] = Rule::new_memory;
   rules["aten::set_data"] = rules["aten::set_"] = Rule::new_memory;
   return rules;
@@ -101,14 +129,260 @@ bool is_out_variant(const c10::OperatorHandle& op) {
   return false;
 }
 
-}  // namespace
-
 Rule rule_of(const c10::OperatorHandle& op) {
   static const Rules rules = all_rules();
   const auto found = rules.find(op.operator_name().name);
   if (found == rules.end() || is_out_variant(op)) return Rule::gather;
   if (found->second == Rule::made_of_others && !is_composed(op)) return Rule::gather;
   return found->second;
+}
+
+// The owner of a view that had to be a copy, because its tensor is cut. A view in LibTorch changes
+// with its tensor, and the copy does not.
+class GatheredView final : public intercept::Owner {
+ public:
+  GatheredView(const at::Tensor& part, std::string op)
+      : part_(part.detach()), version_(part._version()), op_(std::move(op)) {}
+
+  void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override {
+    const std::string& called = call.op().operator_name().name;
+    for (const intercept::Use& use : uses)
+      if (use.written && called != "aten::requires_grad_")
+        throw UsageError("{} writes to what {} gave of a tensor that is cut over ranks, and is a "
+                         "copy: the tensor itself would not change. Write to a clone(), or to the "
+                         "tensor",
+                         called, op_);
+    check_current(called);
+    call.proceed();
+  }
+  void on_save(const at::Tensor&) const override { check_current("torch::save()"); }
+
+ private:
+  void check_current(const std::string& reader) const {
+    if (part_._version() != version_)
+      throw UsageError("{} uses what {} gave of a tensor that is cut over ranks, and is a copy, "
+                       "after that tensor was written to: call {} again",
+                       reader, op_, op_);
+  }
+
+  at::Tensor part_;
+  std::int64_t version_;
+  std::string op_;
+};
+
+// The original owner of a storage's memory, and the GatheredView that lives as long.
+struct Kept {
+  c10::DataPtr memory;
+  std::shared_ptr<GatheredView> owner;
+};
+
+void delete_kept(void* kept) { delete static_cast<Kept*>(kept); }
+
+// From now on it is a UsageError to write to `view`, or to use it after the tensor was written to
+// whose part on this rank is `part`.
+void guard_view(const at::Tensor& view, const at::Tensor& part, const std::string& op) {
+  if (view.numel() == 0 || part.is_inference()) return;
+  const auto owner = std::make_shared<GatheredView>(part, op);
+  auto* const storage = view.storage().unsafeGetStorageImpl();
+  auto kept = std::make_unique<Kept>();
+  kept->owner = owner;
+  void* const address = storage->data_ptr().get();
+  const c10::Device device = storage->data_ptr().device();
+  kept->memory = storage->set_data_ptr(c10::DataPtr(address, nullptr, &delete_kept, device));
+  storage->set_data_ptr(c10::DataPtr(address, kept.release(), &delete_kept, device));
+  intercept::tag(view);
+  intercept::add_owner(view.storage(), owner);
+}
+
+// The gathered tensors of one call, and the cut tensors that they stand for.
+class GatheredArguments {
+ public:
+  GatheredArguments(intercept::Call& call, SplitOwner& owner) : call_(call), owner_(owner) {}
+
+  void put() {
+    const auto arguments = arguments_of(call_);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto* const alias = call_.op().schema().arguments()[i].alias_info();
+      const bool written = alias != nullptr && alias->isWrite();
+      c10::IValue& argument = arguments[i];
+      if (argument.isTensor()) {
+        if (split_argument(argument, owner_) != nullptr)
+          argument = gather(argument.toTensor(), written);
+      } else if (argument.isTensorList()) {
+        std::vector<at::Tensor> list = argument.toTensorVector();
+        for (at::Tensor& tensor : list)
+          if (split_argument(tensor, owner_) != nullptr) tensor = gather(tensor, written);
+        argument = std::move(list);
+      } else if (argument.isList()) {
+        auto list = argument.toList().copy();
+        for (std::size_t k = 0; k < list.size(); ++k)
+          if (const c10::IValue element = list.get(k); split_argument(element, owner_) != nullptr)
+            list.set(k, gather(element.toTensor(), written));
+        argument = std::move(list);
+      }
+    }
+  }
+
+  // Copies what the operator wrote to the parts.
+  void write_back() {
+    for (const One& one : all_) {
+      if (!one.written) continue;
+      const std::int64_t dim = split_of(one.tensor)->dim;
+      if (one.whole.sizes() != one.tensor.sizes())
+        throw UsageError("{} changes the sizes of a tensor that is cut over ranks, which comes "
+                         "from '{}': call it on what full_tensor() returns",
+                         name(), *split_of(one.tensor)->source);
+      part_to_write(one.tensor).copy_(nn::take_part(one.whole, dim, owner_.axis()));
+      was_written(one.tensor);
+    }
+  }
+
+  // Returns cut tensors in place of gathered ones that were written to, and guards views of
+  // gathered ones.
+  void check_results() {
+    const std::size_t count = call_.op().schema().returns().size();
+    for (c10::IValue& result : std::span(call_.stack()).last(count)) {
+      if (result.isTensor()) {
+        result = checked(result.toTensor());
+      } else if (result.isTensorList()) {
+        std::vector<at::Tensor> list = result.toTensorVector();
+        for (at::Tensor& tensor : list) tensor = checked(tensor);
+        result = std::move(list);
+      }
+    }
+  }
+
+ private:
+  struct One {
+    at::Tensor tensor, whole;
+    bool written;
+  };
+
+  const std::string& name() const { return call_.op().operator_name().name; }
+
+  at::Tensor gather(const at::Tensor& tensor, bool written) {
+    if (written) part_to_write(tensor);  // throws if it must not be written to
+    all_.push_back({tensor, owner_.gathered(tensor, name()), written});
+    return all_.back().whole;
+  }
+
+  at::Tensor checked(const at::Tensor& result) {
+    if (!result.defined()) return result;
+    for (const One& one : all_) {
+      if (one.written && one.whole.is_same(result)) return one.tensor;
+      if (result.has_storage() && result.is_alias_of(one.whole))
+        guard_view(result, split_of(one.tensor)->part, name());
+    }
+    return result;
+  }
+
+  intercept::Call& call_;
+  SplitOwner& owner_;
+  std::vector<One> all_;
+};
+
+}  // namespace
+
+void run_gathered(intercept::Call& call, SplitOwner& owner) {
+  GatheredArguments gathered(call, owner);
+  gathered.put();
+  call.proceed();
+  gathered.write_back();
+  gathered.check_results();
+}
+
+namespace {
+
+// False if an argument belongs to another owner, too, which has to hear of the call itself.
+bool is_ours_alone(intercept::Call& call, const SplitOwner& owner) {
+  const auto is_foreign = [&](const at::Tensor& tensor) {
+    return intercept::is_tagged(tensor) && split_argument(tensor, owner) == nullptr;
+  };
+  for (const c10::IValue& argument : call.arguments())
+    if (argument.isTensor() && is_foreign(argument.toTensor())) return false;
+  return true;
+}
+
+bool run_on_parts(Rule rule, intercept::Call& call, SplitOwner& owner) {
+  switch (rule) {
+    case Rule::product: return run_product(call, owner);
+    case Rule::lookup: return run_lookup(call, owner);
+    case Rule::view: return run_view(call, owner);
+    case Rule::element_wise: return run_element_wise(call, owner);
+    case Rule::make_alike: return run_make_alike(call, owner);
+    case Rule::draw: return run_draw(call, owner);
+    case Rule::dropout: return run_dropout(call, owner);
+    case Rule::norm: return run_norm(call, owner);
+    default: return false;
+  }
+}
+
+// A parameter that is given the memory of a whole would silently be whole again.
+void check_new_memory(intercept::Call& call, const SplitOwner& owner) {
+  const auto arguments = call.arguments();
+  const Split* const split = split_argument(arguments[0], owner);
+  const Split* const given = arguments.size() > 1 ? split_argument(arguments[1], owner) : nullptr;
+  if (split != nullptr && given == nullptr)
+    throw UsageError("'{}' is cut over {} ranks, and was to be given memory of its own, as "
+                     "set_data() and torch::load() do: copy into it with copy_() under a "
+                     "torch::NoGradGuard, or use load_full_state_dict()",
+                     *split->source, owner.axis().size());
+  if (split == nullptr && given != nullptr)
+    throw UsageError("a tensor was to be given the memory of '{}', which is cut over {} ranks: "
+                     "give it what full_tensor() returns",
+                     *given->source, owner.axis().size());
+}
+
+[[noreturn]] void refuse(const intercept::Call& call, std::span<const intercept::Use> uses,
+                         const SplitOwner& owner) {
+  throw UsageError("{} cannot be called on a tensor that is cut over {} ranks, which comes from "
+                   "'{}': call it on what full_tensor() returns",
+                   call.op().operator_name().name, owner.axis().size(),
+                   *split_of(uses.front().tensor)->source);
+}
+
+}  // namespace
+
+SplitOwner::SplitOwner(std::shared_ptr<comm::Communicator> group)
+    : axis_(std::move(group)), gathers_(axis_.rank() == 0) {}
+
+at::Tensor SplitOwner::gathered(const at::Tensor& tensor, const std::string& op) {
+  gathers_.add(op, *split_of(tensor)->source,
+               tensor.numel() * static_cast<std::int64_t>(tensor.element_size()));
+  return whole_of(tensor);
+}
+
+void SplitOwner::on_call(intercept::Call& call, std::span<const intercept::Use> uses) {
+  const Rule rule = rule_of(call.op());
+  if (rule == Rule::refused) refuse(call, uses, *this);
+  if (rule == Rule::new_memory) check_new_memory(call, *this);
+  if (rule == Rule::metadata || rule == Rule::made_of_others || rule == Rule::new_memory) {
+    call.decompose();
+    return;
+  }
+  if (is_ours_alone(call, *this) && run_on_parts(rule, call, *this)) return;
+  run_gathered(call, *this);
+}
+
+void SplitOwner::on_save(const at::Tensor& tensor) const {
+  throw UsageError(
+      "torch::save() was given a tensor that is cut over {} ranks and comes from '{}': "
+      "write what full_tensor() gives of it, or full_state_dict()",
+      axis_.size(), *split_of(tensor)->source);
+}
+
+const Split* split_argument(const c10::IValue& argument, const SplitOwner& owner) {
+  const Split* const split = argument.isTensor() ? split_of(argument.toTensor()) : nullptr;
+  return split != nullptr && split->owner.get() == &owner ? split : nullptr;
+}
+
+void return_instead(intercept::Call& call, at::Tensor result) {
+  torch::jit::drop(call.stack(), call.arguments().size());
+  torch::jit::push(call.stack(), std::move(result));
+}
+
+std::span<c10::IValue> arguments_of(intercept::Call& call) {
+  return std::span(call.stack()).last(call.op().schema().arguments().size());
 }
 
 }  // namespace lockstep::tensor

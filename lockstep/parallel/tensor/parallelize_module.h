@@ -1,12 +1,12 @@
-// Tensor parallelism for modules that are not to be touched: plain torch::nn layers, cut by a plan
-// of their names.
+// Tensor parallelism for plain torch::nn modules: layers are cut over ranks by a plan of their
+// names, and the model's code stays as it is.
 //
 //   using enum lockstep::tensor::Cut;
 //   auto cut = lockstep::tensor::parallelize_module(
 //       *model, mesh.axis("tp"), {{"blocks.*.fc1", column}, {"blocks.*.fc2", row}});
 //
-// The model's own forward, the backward of its loss, and an optimizer over model->parameters() then
-// run as they did, with a part of those weights on each rank.
+// The model's forward, the backward of its loss, and an optimizer over model->parameters() then run
+// as before, with a part of those weights on each rank.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,17 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
-#include <lockstep/parallel/tensor/gather_log.h>
+#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
 enum class Cut : std::uint8_t {
-  // Of a Linear: its outputs, that is rows of the weight and the bias. Of an Embedding: its
+  // A Linear is cut along its outputs (rows of the weight, and the bias), an Embedding along its
   // features.
   column,
-  // Of a Linear: its inputs; the bias stays whole and is added once. Of an Embedding: its tokens.
+  // A Linear is cut along its inputs; the bias stays whole and is added once. An Embedding is cut
+  // along
+  // its tokens.
   row,
 };
 
@@ -39,28 +41,37 @@ struct PlannedCut {
 
 using Plan = std::vector<PlannedCut>;
 
+// Tensors that were put together because an operator needs all of them.
+struct Gathered {
+  std::string op;      // "aten::layer_norm"
+  std::string source;  // the parameter, or the layer whose output it came from: "blocks.0.fc1"
+  std::int64_t calls = 0;
+  std::int64_t bytes = 0;  // the whole tensors of all calls
+};
+
 class SplitOwner;
 
-// What a model is that was cut.
+// A model whose layers were cut: its whole state, and which operators had to gather.
 //
-// Ownership: shares the model's tensors and the group; the model does without this. Threading: as
-// the group. Every rank calls what says that it communicates.
+// Ownership: shares the model's tensors and the group; the model does not need this to run.
+// Threading: as the group. Functions that communicate say so, and every rank calls them.
 class ParallelizedModule {
  public:
-  // What had to be put together because an operator needs all of it, since the beginning or
-  // forget_gathers(); nothing where all was computed on parts.
+  // The tensors that were gathered since the beginning or forget_gathers(); empty if everything was
+  // computed on parts.
   std::vector<Gathered> gathers() const;
   void forget_gathers();
 
-  // Every parameter that is cut: what it is called, where its part lies in the whole, and the part
-  // itself, an ordinary tensor that shares its memory.
+  // Every parameter that is cut: its name, where its part lies in the whole, and the part itself,
+  // an ordinary tensor that shares its memory.
   std::vector<nn::CutParameter> cut_parameters() const;
 
-  // Every distinct parameter and buffer, whole: on the first rank, the others get none; one after
-  // the other. Communicates.
+  // Every distinct parameter and buffer, whole, on the first rank; other ranks get an empty list.
+  // They are gathered one after the other. Communicates.
   std::vector<NamedTensor> full_state_dict() const;
-  // The reverse: the first rank has all of them, and other ranks' lists are not looked at.
-  // UsageError on all ranks naming what is missing, unknown or of another shape. Communicates.
+  // Loads what full_state_dict() returned on the first rank; other ranks' lists are ignored.
+  // UsageError on all ranks naming a tensor that is missing, unknown or has another shape.
+  // Communicates.
   void load_full_state_dict(const std::vector<NamedTensor>& state);
 
  private:
@@ -75,30 +86,31 @@ class ParallelizedModule {
 };
 
 // Cuts the torch::nn::Linear and torch::nn::Embedding layers that a plan names over the ranks of a
-// group, which all call it on the same model. Weights and buffers become those of the first rank.
-// Parameters stay the same objects, of the sizes that they had, over the memory of a part.
+// group. All ranks call it on the same model. Weights and buffers are broadcast from the first
+// rank. Parameters stay the same objects and keep their sizes, but have the memory of a part.
 //
-// What is computed on parts: products with these weights, element-wise functions, dropout and views
-// between them. Whatever else is called on something that is cut puts it together first, and says
-// so: the answer is never another. Every rank runs the same operators in the same order, and, where
-// there is dropout, with generators that were seeded alike.
+// Products with these weights, element-wise functions, dropout, and views between them are computed
+// on parts. Any other operator on a cut tensor first gathers it, and the log says so: results are
+// always those of the whole model. Every rank must run the same operators in the same order, and,
+// where there is dropout, with generators that have the same seed.
 //
-// The model gets a child in each layer that is cut, which refuses torch::save() and torch::load().
+// Each layer that is cut gets a child module that refuses torch::save() and torch::load().
 //
 // Failure: UsageError on all ranks, before anything is cut, for a pattern that no layer matches, a
-// layer that two match, one that is no such layer or is cut already, sizes that do not divide,
-// parameters that another module shares, a model that is wrapped already, and plans or models that
-// differ between ranks.
+// layer that two patterns cut in different ways, a layer of another type or that is cut already,
+// sizes that do not divide, parameters that another module shares, a model that is wrapped already,
+// and plans or models that differ between ranks.
 ParallelizedModule parallelize_module(torch::nn::Module& module,
                                       std::shared_ptr<comm::Communicator> group, const Plan& plan);
 
-// Of any tensor that is cut, as a parameter, its gradient, an optimizer's state or what a column's
-// layer gives; of any other, itself.
-
+// Whether a tensor is cut. Parameters, their gradients, an optimizer's state and the output of a
+// layer that is cut by columns may be.
 bool is_cut(const at::Tensor& tensor);
-// All of it, on every rank, which all call it; autograd follows.
+// The whole tensor, on every rank; all ranks call it. Autograd follows. A tensor that is not cut is
+// returned as it is.
 at::Tensor full_tensor(const at::Tensor& tensor);
-// This rank's part, which shares its memory; autograd does not follow.
+// This rank's part, which shares the tensor's memory. Autograd does not follow. A tensor that is
+// not cut is returned as it is.
 at::Tensor local_part(const at::Tensor& tensor);
 
 }  // namespace lockstep::tensor

@@ -5,13 +5,13 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
-#include <lockstep/parallel/tensor/split_operators.h>
+#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
 namespace {
 
-// self · beta + first · second · alpha, where self is there.
+// self · beta + first · second · alpha; without self, first · second.
 struct Product {
   at::Tensor first, second;  // [..., inner], [inner, outer]
   at::Tensor self;
@@ -32,7 +32,7 @@ at::Tensor multiplied(const Product& product) {
 
 bool is(const at::Scalar& scalar, double number) { return scalar.toDouble() == number; }
 
-// The layer that a weight is of.
+// The layer that a weight belongs to.
 std::shared_ptr<const std::string> layer_of(const std::shared_ptr<const std::string>& weight) {
   constexpr std::string_view kEnd = ".weight";
   if (!weight->ends_with(kEnd)) return weight;
@@ -44,7 +44,7 @@ class SplitProduct {
   SplitProduct(std::string op, Product product, SplitOwner& owner)
       : op_(std::move(op)), product_(std::move(product)), owner_(owner) {}
 
-  // Each rank has some outer columns of the second, and gets those of the result.
+  // Each rank has some columns of the second matrix, and gets those of the result.
   std::optional<at::Tensor> by_columns() {
     const Split& columns = *split_of(product_.second);
     Product part;
@@ -66,7 +66,7 @@ class SplitProduct {
     return make_split({columns.owner, result, result.dim() - 1, layer_of(columns.source)});
   }
 
-  // Each rank has some inner rows of the second: the ranks' products add up to the result.
+  // Each rank has some rows of the second matrix: the ranks' products add up to the result.
   at::Tensor by_rows() {
     const at::Tensor& first = product_.first;
     const std::int64_t last = first.dim() - 1;
@@ -127,9 +127,9 @@ bool run_lookup(intercept::Call& call, SplitOwner& owner) {
     return_instead(call, make_split({table->owner, rows, rows.dim() - 1, layer_of(table->source)}));
     return true;
   }
-  // Other ranks' tokens would count as the first of this one's.
+  // Other ranks' tokens would be counted as this rank's first one.
   if (by_frequency) return false;
-  // As LibTorch does; a token that nobody has would be a row of zeros.
+  // LibTorch checks this, too. A token that no rank has would give a row of zeros.
   const std::int64_t rows_of_all = arguments[0].toTensor().size(0);
   if (indices.numel() > 0 &&
       (indices.min().item<std::int64_t>() < 0 || indices.max().item<std::int64_t>() >= rows_of_all))

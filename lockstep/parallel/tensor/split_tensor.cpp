@@ -10,9 +10,9 @@
 #include <torch/custom_class.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/base/log.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
-#include <lockstep/parallel/tensor/split_owner.h>
 
 namespace lockstep::tensor {
 
@@ -21,12 +21,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Its address marks the storages that are ours.
+// The address of this function marks the storages that are ours.
 void delete_split(void* split) { delete static_cast<Split*>(split); }
 
 bool in_backward() { return torch::autograd::get_current_graph_task_nodes_in_graph() != nullptr; }
 
-// What a node keeps of a tensor: nothing of its memory.
+// A node keeps this of a cut tensor, without its memory.
 struct SplitCapsule : torch::CustomClassHolder {
   explicit SplitCapsule(const Split& of, c10::VariableVersion version = {})
       : split{of.owner, {}, of.dim, of.source}, version(std::move(version)) {}
@@ -34,8 +34,8 @@ struct SplitCapsule : torch::CustomClassHolder {
   c10::VariableVersion version;  // the part's counter
 };
 
-// From a tensor that takes gradients to its part, and from the part's gradient to one that shows
-// itself whole.
+// Leads from a tensor that takes gradients to its part, and back from the part's gradient to a cut
+// gradient of the tensor.
 class PartOf : public torch::autograd::Function<PartOf> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor) {
@@ -61,7 +61,7 @@ Split& mutable_split_of(const at::Tensor& tensor) {
                                   .get_context());
 }
 
-// The tensor, without a history.
+// The tensor that stands for a part, without a graph.
 at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   const at::Tensor part = split.part;
   LOCKSTEP_CHECK(part.defined() && !intercept::is_tagged(part));
@@ -79,19 +79,19 @@ at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(storage), part.key_set().add(intercept::kKey), part.dtype());
   impl->set_sizes_and_strides(sizes, strides);
-  // Autograd asks gradients that it adds up how many have their storage.
+  // Autograd asks for the storage of gradients that it adds up.
   if (!in_backward()) impl->set_storage_access_should_throw();
   intercept::add_owner(storage, owner);
   at::Tensor tensor(std::move(impl));
-  // Whoever keeps it is to notice when the part is written to.
+  // Whoever saves the tensor has to notice when the part is written to.
   if (!part.is_inference() && !tensor.is_inference())
     torch::autograd::impl::set_version_counter(tensor,
                                                torch::autograd::impl::version_counter(part));
   return tensor;
 }
 
-// From a part with a graph to the tensor that stands for it. Gradients come from what is no
-// operator, whole or cut.
+// Leads from a part with a graph to the tensor that stands for it. Its gradients, whole or cut,
+// come from code that is no operator.
 class Shown : public torch::autograd::Function<Shown> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& part, const Split& split,
@@ -124,7 +124,7 @@ bool is_recorded(const at::Tensor& tensor) {
   return tensor.requires_grad() && c10::GradMode::is_enabled();
 }
 
-// Whether gradients of the tensor are to come to itself, and not to its part at once.
+// Whether gradients belong to the tensor itself, and not directly to its part.
 bool takes_gradients(const at::Tensor& tensor, const Split& split) {
   return tensor.is_leaf() || tensor.grad_fn().get() != split.node || tensor.retains_grad() ||
          !torch::autograd::impl::hooks(tensor).empty();
@@ -146,7 +146,7 @@ std::vector<std::int64_t> whole_strides(at::IntArrayRef part_strides, std::int64
   std::vector<std::int64_t> strides = part_strides.vec();
   const std::int64_t of_dim = strides[static_cast<std::size_t>(dim)];
   for (std::size_t i = 0; i < strides.size(); ++i) {
-    // A part of one element in the dim has neighbours of the same stride: those before it.
+    // If a part has one element in the dim, dims before it may have the same stride.
     const bool outside =
         strides[i] > of_dim || (strides[i] == of_dim && static_cast<std::int64_t>(i) < dim);
     if (outside) strides[i] *= parts;
@@ -196,7 +196,7 @@ at::Tensor part_to_write(const at::Tensor& tensor) {
     throw UsageError("'{}', which requires a gradient, is written to while gradients are recorded: "
                      "do so under a torch::NoGradGuard",
                      *split.source);
-  // From here on the part has the graph that the tensor has from elsewhere.
+  // From now on the part has the graph of the tensor.
   split.part = PartOf::apply(tensor);
   return split.part;
 }
@@ -219,6 +219,30 @@ at::Tensor whole_of(const at::Tensor& tensor) {
   std::vector<std::int64_t> back(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) back[static_cast<std::size_t>(order[i])] = i;
   return nn::gather_parts(part.permute(order), place, axis).permute(back);
+}
+
+void GatherLog::add(const std::string& op, const std::string& source, std::int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Count& count = counts_[{op, source}];
+  ++count.calls;
+  count.bytes += bytes;
+  if (!std::exchange(said_[op], true) && speaks_)
+    log::warn("{} needs all of what comes from '{}' and is cut over the ranks: {} bytes are put "
+              "together on each of them, here and wherever it is called; gathers() has the sums",
+              op, source, bytes);
+}
+
+std::vector<Gathered> GatherLog::all() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Gathered> all;
+  for (const auto& [names, count] : counts_)
+    all.push_back({names.first, names.second, count.calls, count.bytes});
+  return all;
+}
+
+void GatherLog::clear() {
+  const std::lock_guard lock(mutex_);
+  counts_.clear();
 }
 
 }  // namespace lockstep::tensor

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
 
-#include <lockstep/parallel/tensor/split_operators.h>
+#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
@@ -15,13 +15,13 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// What a view of a part is, and which of its dims is cut.
+// A view of a part, and the dim of the view that is cut.
 struct PartView {
   at::Tensor part;
   std::int64_t dim;
 };
 
-// A view of one tensor, as it is called on the whole.
+// A view operator that was called on one cut tensor.
 struct ViewCall {
   const at::Tensor& whole;
   const Split& split;
@@ -38,8 +38,8 @@ std::int64_t elements(const Sizes& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// The dim of a view of these sizes that the ranks have equal parts of, one after the other: the one
-// with as many elements before it. Negative where there is none.
+// The dim of a view with these sizes along which ranks have equal parts, one after the other: the
+// dim with as many elements before it as the cut dim of the whole. Negative where there is none.
 std::int64_t dim_in_view(const Sizes& sizes, const ViewCall& call) {
   const auto before = elements(call.whole.sizes().slice(0, call.split.dim).vec());
   std::int64_t product = 1;
@@ -94,12 +94,12 @@ std::optional<PartView> unsqueezed(const ViewCall& call) {
   return PartView{call.part().unsqueeze(at), call.split.dim + (at <= call.split.dim ? 1 : 0)};
 }
 
-// squeeze(self), squeeze(self, dim). By the sizes of the whole: a part may have one element where
-// that has several.
+// squeeze(self), squeeze(self, dim). The sizes of the whole decide: a part may have one element
+// where the whole has several.
 std::optional<PartView> squeezed(const ViewCall& call) {
   if (call.arguments.size() > 1 && !call.arguments[1].isInt()) return {};
   PartView view{call.part(), call.split.dim};
-  // A new tensor, also where nothing goes.
+  // The result is a new tensor even if no dim is removed.
   view.part = view.part.view(view.part.sizes());
   for (std::int64_t dim = call.whole.dim() - 1; dim >= 0; --dim) {
     const bool asked = call.arguments.size() == 1 || call.dim_argument(1) == dim;
@@ -141,14 +141,14 @@ const std::unordered_map<std::string, std::optional<PartView> (*)(const ViewCall
   return views;
 }
 
-// Where these have the dim that they go along; negative where a view is none of them.
+// Which argument of these is the dim that they go along; negative for other views.
 int place_of_dim(const std::string& op) {
   if (op == "aten::select" || op == "aten::slice" || op == "aten::unbind") return 1;
   if (op == "aten::split" || op == "aten::split_with_sizes") return 2;
   return -1;
 }
 
-// A view, or several, of a tensor that has the whole's sizes and strides and no memory.
+// The same view or views of a tensor with the whole's sizes and strides and without memory.
 std::vector<at::Tensor> views_without_memory(const intercept::Call& call,
                                              std::span<const c10::IValue> arguments,
                                              const at::Tensor& whole) {
@@ -194,14 +194,14 @@ bool run_view(intercept::Call& call, SplitOwner& owner) {
   if (split == nullptr) return false;
   const std::string& op = call.op().operator_name().name;
   if (const int place = place_of_dim(op); place >= 0) return run_along_dim(call, *split, place);
-  // view(self, dtype), and what else has another form.
+  // view(self, dtype) and other overloads are not handled here.
   const bool reshapes = one_to_one().at(op) == &reshaped;
   if (reshapes && !arguments[1].isIntList()) return false;
   if (op == "aten::transpose" && !arguments[1].isInt()) return false;
   const at::Tensor whole = arguments[0].toTensor();
   const auto view = one_to_one().at(op)({whole, *split, arguments, owner.axis().size()});
   if (!view) return false;
-  // The part's strides say it, but where it has one element along the dim.
+  // The part's strides tell the whole's, unless it has one element along the dim.
   const auto of_whole = view->part.size(view->dim) == 1
                             ? views_without_memory(call, arguments, whole)
                             : std::vector<at::Tensor>();

@@ -10,8 +10,8 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/live_bytes.h>
-#include <lockstep/intercept/gradient_hook.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/backward.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::plan {

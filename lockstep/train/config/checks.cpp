@@ -2,6 +2,8 @@
 // leaves out keys that depend on a wrong value.
 #include <algorithm>
 
+#include <spdlog/fmt/ranges.h>
+
 #include <lockstep/base/error.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/elasticity.h>
@@ -230,8 +232,13 @@ void check_scheduler(JsonSection& top, const TrainConfig& config) {
   }
 }
 
-bool has_chunks(PipelineSchedule schedule) {
-  return schedule == PipelineSchedule::interleaved || schedule == PipelineSchedule::zb_v;
+// "interleaved" in quotes, and every other schedule that may have any number of stages a rank.
+std::string schedules_of_any_chunks() {
+  std::vector<std::string> names;
+  for (const pipeline::ScheduleKind kind : pipeline::schedule_kinds())
+    if (pipeline::definition_of(kind).has_free_chunks)
+      names.push_back(fmt::format("\"{}\"", pipeline::name_of(kind)));
+  return fmt::format("{}", fmt::join(names, " or "));
 }
 
 void check_pipeline(JsonSection& section, const ParallelSection& parallel) {
@@ -254,14 +261,13 @@ void check_pipeline(JsonSection& section, const ParallelSection& parallel) {
   if (is_set("balance") && is_set("stage_layers"))
     section.mistake("stage_layers", "is set, and so is balance: layers are given, or balanced");
   if (!section.sound({"schedule", "chunks"})) return;
-  if (chunked && !has_chunks(parallel.schedule) && parallel.chunks != 1)
+  const pipeline::ScheduleDefinition& schedule = pipeline::definition_of(parallel.schedule);
+  if (chunked && !schedule.has_free_chunks && parallel.chunks != schedule.num_chunks)
     section.mistake("chunks",
-                    fmt::format("is {}, and the schedule \"{}\" has one stage a rank: "
-                                "take \"interleaved\", or remove it",
-                                parallel.chunks, name_of(parallel.schedule, kPipelineSchedules)));
-  if (parallel.schedule == PipelineSchedule::zb_v && parallel.chunks > 0 && parallel.chunks != 2)
-    section.mistake("chunks", fmt::format("is {}, and \"zb-v\" has two stages a rank: remove it",
-                                          parallel.chunks));
+                    fmt::format("is {}, and the schedule \"{}\" has {} stage{} a rank: "
+                                "take {}, or remove it",
+                                parallel.chunks, schedule.name, schedule.num_chunks,
+                                schedule.num_chunks == 1 ? "" : "s", schedules_of_any_chunks()));
 }
 
 // DeepSpeed's name of an axis of `parallel`, where 0 and 1 are none. Whether it asks for one.

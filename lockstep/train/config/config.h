@@ -18,6 +18,7 @@
 #include <lockstep/data/tokens/token_format.h>
 #include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/schedule.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
 
 namespace lockstep::train {
@@ -148,7 +149,6 @@ struct ShardingSection {
   ZeroPlusPlusSection zero_plus_plus;
 };
 
-enum class PipelineSchedule { gpipe, one_forward_one_backward, interleaved, zb_h1, zb_v };
 enum class ContextExchange { ring, all_to_all };
 // What stages of a pipeline have as much as each other of.
 enum class StageBalance {
@@ -166,7 +166,7 @@ struct ParallelSection {
   std::int64_t context = 1;
   bool sequence_parallel = false;
   ContextExchange context_algorithm = ContextExchange::ring;
-  PipelineSchedule schedule = PipelineSchedule::one_forward_one_backward;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
   std::int64_t chunks = 0;              // stages a rank; 0: the schedule's own
   std::filesystem::path schedule_file;  // in place of the two above
   StageBalance balance = StageBalance::layers;

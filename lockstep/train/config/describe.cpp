@@ -1,5 +1,6 @@
 // Every key of a config: a new one is a line here, and its use.
 #include <limits>
+#include <map>
 
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
@@ -585,6 +586,41 @@ void describe_run(Keys& keys, TrainConfig& config) {
   });
 }
 
+// As docs/config.md writes it: `"1f1b"`.
+std::string quoted(pipeline::ScheduleKind kind) {
+  return fmt::format("`\"{}\"`", pipeline::name_of(kind));
+}
+
+void describe_schedule(Keys& keys, ParallelSection& parallel) {
+  std::vector<Named<pipeline::ScheduleKind>> schedules;
+  std::vector<std::string> names;
+  for (const pipeline::ScheduleKind kind : pipeline::schedule_kinds()) {
+    schedules.push_back({pipeline::name_of(kind), kind});
+    names.push_back(quoted(kind));
+  }
+  const std::string last = names.back();
+  names.pop_back();
+  keys.choice({.name = "schedule",
+               .meaning = fmt::format("of the pipeline: {} or {} ([pipeline.md](pipeline.md))",
+                                      fmt::join(names, ", "), last)},
+              parallel.schedule, std::span<const Named<pipeline::ScheduleKind>>(schedules));
+}
+
+void describe_chunks(Keys& keys, ParallelSection& parallel) {
+  std::map<int, std::vector<std::string>> schedules_of;
+  for (const pipeline::ScheduleKind kind : pipeline::schedule_kinds())
+    if (const int chunks = pipeline::definition_of(kind).num_chunks; chunks != 1)
+      schedules_of[chunks].push_back(quoted(kind));
+  std::string by_default;
+  for (const auto& [chunks, schedules] : schedules_of)
+    by_default += fmt::format("{} for {}, ", chunks, fmt::join(schedules, " and "));
+  keys.integer({.name = "chunks",
+                .meaning = "stages a rank",
+                .deepspeed = "`--num-virtual-stages-per-pipeline-rank`",
+                .by_default = by_default + "else 1"},
+               parallel.chunks, {1, 64});
+}
+
 void describe_parallel(Keys& keys, ParallelSection& parallel) {
   keys.integer({.name = "data",
                 .meaning = "how many ranks have samples of their own; -1: as many as the other "
@@ -619,22 +655,13 @@ void describe_parallel(Keys& keys, ParallelSection& parallel) {
               parallel.context_algorithm, kContextExchanges);
   // What only a pipeline has.
   if (!keys.writes(parallel.pipeline > 1)) return;
-  if (keys.writes(parallel.schedule_file.empty()))
-    keys.choice({.name = "schedule",
-                 .meaning = "of the pipeline: `\"gpipe\"`, `\"1f1b\"`, `\"interleaved\"`, "
-                            "`\"zb-h1\"` or `\"zb-v\"` ([pipeline.md](pipeline.md))"},
-                parallel.schedule, kPipelineSchedules);
+  if (keys.writes(parallel.schedule_file.empty())) describe_schedule(keys, parallel);
   if (keys.writes(!parallel.schedule_file.empty()))
     keys.path({.name = "schedule_file",
                .meaning = "a schedule that `lockstep plan schedule --write` made, or a hand, in "
                           "place of the two above"},
               parallel.schedule_file);
-  if (keys.writes(parallel.chunks > 0))
-    keys.integer({.name = "chunks",
-                  .meaning = "stages a rank",
-                  .deepspeed = "`--num-virtual-stages-per-pipeline-rank`",
-                  .by_default = "2 for `\"interleaved\"` and `\"zb-v\"`, else 1"},
-                 parallel.chunks, {1, 64});
+  if (keys.writes(parallel.chunks > 0)) describe_chunks(keys, parallel);
   if (keys.writes(parallel.stage_layers.empty()))
     keys.choice(
         {.name = "balance",

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,11 +62,16 @@ class Keys {
 
   template <typename Enum, std::size_t N>
   bool choice(const Key& key, Enum& value, const Named<Enum> (&all)[N]) {
+    return choice(key, value, std::span<const Named<Enum>>(all));
+  }
+  template <typename Enum>
+  bool choice(const Key& key, Enum& value, std::span<const Named<Enum>> all) {
     std::vector<std::string_view> names;
     std::size_t chosen = 0;
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const std::size_t from_last = all.size() - 1 - i;
       names.push_back(all[i].name);
-      if (all[N - 1 - i].value == value) chosen = N - 1 - i;  // the first of several
+      if (all[from_last].value == value) chosen = from_last;  // the first of several
     }
     const bool set = choose(key, chosen, names);
     value = all[chosen].value;

@@ -31,13 +31,6 @@ inline constexpr Named<ShardingStrategy> kShardings[] = {
     {"FULL_SHARD", ShardingStrategy::FULL_SHARD},
     {"HYBRID_SHARD", ShardingStrategy::HYBRID_SHARD}};
 
-inline constexpr Named<PipelineSchedule> kPipelineSchedules[] = {
-    {"gpipe", PipelineSchedule::gpipe},
-    {"1f1b", PipelineSchedule::one_forward_one_backward},
-    {"interleaved", PipelineSchedule::interleaved},
-    {"zb-h1", PipelineSchedule::zb_h1},
-    {"zb-v", PipelineSchedule::zb_v}};
-
 inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
                                                          {"parameters", StageBalance::parameters},
                                                          {"compute", StageBalance::compute},

@@ -6,11 +6,10 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/parallel/pipeline/schedule/generate.h>
 #include <lockstep/parallel/pipeline/schedule/partition.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
-#include <lockstep/parallel/pipeline/schedule/simulate.h>
-#include <lockstep/train/config/names.h>
+#include <lockstep/parallel/pipeline/schedule/timeline.h>
 
 namespace lockstep::train {
 
@@ -34,11 +33,10 @@ pipeline::Schedule schedule_from_file(const ParallelSection& parallel,
 
 pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num_micro_batches) {
   if (!parallel.schedule_file.empty()) return schedule_from_file(parallel, num_micro_batches);
-  return pipeline::make_schedule(
-      pipeline::schedule_kind_named(name_of(parallel.schedule, kPipelineSchedules)),
-      {.num_ranks = static_cast<int>(parallel.pipeline),
-       .num_micro_batches = static_cast<int>(num_micro_batches),
-       .num_chunks = static_cast<int>(parallel.chunks)});
+  return pipeline::make_schedule(parallel.schedule,
+                                 {.num_ranks = static_cast<int>(parallel.pipeline),
+                                  .num_micro_batches = static_cast<int>(num_micro_batches),
+                                  .num_chunks = static_cast<int>(parallel.chunks)});
 }
 
 // What to take instead, which can be taken: a pipeline of one rank is none, and has no schedule.
@@ -47,7 +45,7 @@ std::string fewer_stages(const ParallelSection& parallel, std::int64_t num_stage
   if (!parallel.schedule_file.empty())
     return fmt::format("a schedule of at most {} stage{}", num_layers, num_layers == 1 ? "" : "s");
   const std::int64_t chunks = num_stages / parallel.pipeline;
-  const char* one_chunk = parallel.schedule == PipelineSchedule::interleaved
+  const char* one_chunk = pipeline::definition_of(parallel.schedule).has_free_chunks
                               ? "parallel.chunks of 1"
                               : "a schedule with one stage a rank, such as zb-h1";
   if (num_layers / parallel.pipeline > 1)

@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/intercept/key.h>
+#include <lockstep/intercept/owner.h>
 #include <lockstep/plan/measured/trace_step.h>
 
 #include "tests/base/errors.h"

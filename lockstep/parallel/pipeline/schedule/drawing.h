@@ -9,13 +9,12 @@
 namespace lockstep::pipeline {
 
 struct SvgText {
-  std::string title =
-      "Pipeline schedule";  // the bubble is written behind it, where one clock shows it
-  std::string subtitle;     // such as "4 ranks, 8 micro-batches"
-  std::string time_unit;    // such as "ms", for the axis
+  std::string title = "Pipeline schedule";  // the bubble or idle share is written behind it
+  std::string subtitle;                     // such as "4 ranks, 8 micro-batches"
+  std::string time_unit;                    // such as "ms", for the axis
 };
 
-// A self-contained SVG document with a background of its own. Forward, backward and the gradients
+// A self-contained SVG document with its own background. Forward, backward and the gradients
 // of weights have their colours, a rank's later stages lighter ones; each span has the number of
 // its micro-batch where there is room. Where ranks have clocks of their own, it says so.
 std::string draw_svg(const Timeline& timeline, const SvgText& text = {});
@@ -26,10 +25,10 @@ struct TextStyle {
   observe::Colour colour = observe::Colour::none;
 };
 
-// For a terminal: "F3" and "B3" begin the forward and the backward of micro-batch 3, I and W those
-// of the input and of the weights. Where they are narrower than a column, a row shows how busy its
-// rank is. Ends with a legend, which says where ranks have clocks of their own, and every line with
-// a newline.
+// A picture for a terminal. "F3" and "B3" begin the forward and the backward of micro-batch 3, I
+// and W the backwards of the input and of the weights. Where actions are narrower than a column, a
+// row shows how busy its rank is. A legend follows, which says if ranks have clocks of their own.
+// Every line ends with a newline.
 std::string draw_text(const Timeline& timeline, const TextStyle& style = {});
 
 }  // namespace lockstep::pipeline

@@ -23,7 +23,7 @@ void check_counts(int num_blocks, int num_stages) {
                      num_blocks, num_blocks == 1 ? "" : "s", num_stages, num_blocks);
 }
 
-// [b]: of the blocks before b.
+// sums[b] is the cost of the blocks before b.
 std::vector<double> sums_before(const std::vector<double>& costs) {
   std::vector<double> sums = {0};
   for (const double cost : costs) {
@@ -35,13 +35,14 @@ std::vector<double> sums_before(const std::vector<double>& costs) {
   return sums;
 }
 
-// The best way to cut the blocks before each, one more stage at a time: `join` adds a stage's cost
-// to what the stages before it have come to, the less the better.
+// The best cuts of the blocks before each end, for one more stage at a time. `join` adds a stage's
+// cost to the value of the stages before it; the lowest value is the best.
 template <typename Join>
 std::vector<std::vector<int>> best_starts(const std::vector<double>& sums, int num_stages,
                                           double& best, const Join& join) {
   const std::size_t ends = sums.size();
-  std::vector<std::vector<int>> starts;  // [stage][end]: of the last stage, where that is its end
+  std::vector<std::vector<int>>
+      starts;  // starts[stage][end]: where this stage begins if it ends at `end`
   std::vector<double> before(ends, kNever);
   before[0] = 0;
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -50,7 +51,8 @@ std::vector<std::vector<int>> best_starts(const std::vector<double>& sums, int n
     for (std::size_t end = 1; end < ends; ++end)
       for (std::size_t begin = 0; begin < end; ++begin) {
         const double value = join(before[begin], sums[end] - sums[begin]);
-        // The later of two: layers that cost nothing, as activations, stay with what is before.
+        // The later of two equal cuts wins: layers that cost nothing stay with the layer before
+        // them.
         if (value > now[end]) continue;
         now[end] = value;
         start[end] = static_cast<int>(begin);
@@ -70,7 +72,7 @@ Cuts partition(const std::vector<double>& costs, int num_stages) {
   double dearest = 0;
   best_starts(sums, num_stages, dearest,
               [](double before, double cost) { return std::max(before, cost); });
-  // Sums are rounded.
+  // The slack is for rounded sums.
   const double most = dearest + 1e-9 * sums.back();
   double squares = 0;
   const auto starts = best_starts(sums, num_stages, squares, [&](double before, double cost) {

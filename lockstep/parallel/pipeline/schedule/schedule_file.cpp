@@ -9,7 +9,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/file.h>
-#include <lockstep/parallel/pipeline/schedule/check.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 namespace lockstep::pipeline {
 
@@ -25,7 +25,7 @@ constexpr std::size_t kLargestFile = 64 << 20;
 constexpr std::size_t kLongestName = 60;
 constexpr int kMost = 1 << 22;  // stages, ranks, micro-batches
 
-// What a message shows of a file's own words: little, and nothing that moves a cursor.
+// A short piece of the file for a message, without characters that could control a terminal.
 std::string shown_in_quotes(std::string_view text) {
   constexpr std::size_t kMostShown = 24;
   std::string shown(text.substr(0, kMostShown));
@@ -69,7 +69,7 @@ class Reader {
 
   json parse(std::string_view text) const {
     std::set<std::string> keys;
-    // An object that holds arrays.
+    // A schedule is an object that holds arrays.
     const auto watch = [&](int depth, json::parse_event_t event, const json& parsed) {
       if (depth > 2 || (depth > 0 && event == json::parse_event_t::object_start))
         fail("nested deeper than a schedule is");
@@ -80,7 +80,7 @@ class Reader {
       }
       return true;
     };
-    // The parser takes a zero byte for the end.
+    // The parser would take a zero byte for the end.
     if (const auto zero = text.find('\0'); zero != std::string_view::npos)
       throw UsageError("{}, byte {}: not valid JSON", file_, zero + 1);
     try {
@@ -108,13 +108,13 @@ class Reader {
     return value.get_ref<const std::string&>();
   }
   int integer(const json& value, std::string_view what, int lowest) const {
-    // Below zero it is another type.
+    // A negative number has another type.
     if (!value.is_number_unsigned() || value.get<std::uint64_t>() > kMost ||
         value.get<int>() < lowest)
       fail(fmt::format("{} is not a whole number from {} to {}", what, lowest, kMost));
     return value.get<int>();
   }
-  // It stands in drawings and on terminals.
+  // The name is shown in drawings and on terminals, so only printable ASCII is allowed.
   std::string name() const {
     const std::string& name = text_at("name");
     if (name.empty() || name.size() > kLongestName ||
@@ -123,7 +123,7 @@ class Reader {
     return name;
   }
 
-  // Separated by blanks.
+  // Actions are separated by blanks.
   std::vector<Action> actions(std::string_view line, int rank) const {
     std::vector<Action> actions;
     for (std::size_t at = line.find_first_not_of(' '); at != std::string_view::npos;) {

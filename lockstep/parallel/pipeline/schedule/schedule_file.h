@@ -11,11 +11,11 @@ namespace lockstep::pipeline {
 
 std::string to_text(const Schedule& schedule);
 
-// A schedule that passed check(). UsageError that begins with `file` and names the rank and the
-// action, for anything else.
+// Returns a schedule that passed check(). For anything else it throws UsageError, which begins with
+// `file` and names the rank and the action.
 Schedule parse_schedule(std::string_view text, const std::string& file);
 
-// Complete or not there; FileError where the disk does not take it.
+// The file is complete or does not exist. FileError where the disk cannot take it.
 void write_schedule(const std::filesystem::path& path, const Schedule& schedule);
 
 // UsageError where the file is missing, unreadable, too large, or parse_schedule() refuses it.

@@ -1,9 +1,9 @@
-// When each rank computed what: simulated, or measured.
+// When each rank computed which action, measured or simulated, and how long it was idle.
 #pragma once
 
 #include <vector>
 
-#include <lockstep/parallel/pipeline/schedule/action.h>
+#include <lockstep/parallel/pipeline/schedule/schedule.h>
 
 namespace lockstep::pipeline {
 
@@ -13,12 +13,12 @@ struct Span {
   Action action;
 };
 
-// Times are in any unit. Only actions that compute are in it: while a rank waits for a transfer, it
-// is idle.
+// The actions that each rank computed, with times in any unit. A rank that waits for a transfer is
+// idle.
 struct Timeline {
-  std::vector<std::vector<Span>> ranks;  // of each rank in order, without overlap
-  // Whether one clock measured all ranks. Where it did not, each rank's times are from its own
-  // start: how long it waited for others before that is not in them.
+  std::vector<std::vector<Span>> ranks;  // each rank's in order, without overlap
+  // Whether one clock measured all ranks. If not, each rank's times count from its own start, and
+  // do not show how long it waited for others before that.
   bool one_clock = true;
 
   // The first start and the last end of all ranks; 0 where there is no span.
@@ -30,9 +30,27 @@ struct Timeline {
 // The share of the makespan that ranks are idle, over all of them: 1 - busy / (ranks × makespan).
 double bubble(const Timeline& timeline);
 
-// The same where a rank starts its next step without waiting for the others: of the longest time
-// that a rank takes from its own start to its own end. Ranks far down start later and end later,
-// and that is no loss then. It is what the papers on zero-bubble schedules call the bubble.
+// The idle share if ranks start the next step without waiting for each other: in place of the
+// makespan it takes the longest time from a rank's own start to its own end. Later ranks start
+// later and end later, which costs nothing then. Papers on zero-bubble schedules call this the
+// bubble.
 double bubble_between_own_ends(const Timeline& timeline);
+
+// Times of one micro-batch, in any unit. A backward that is not split takes both of its halves.
+struct StageTimes {
+  double forward = 1;
+  double backward_input = 1;
+  double backward_weight = 1;
+};
+
+struct SimulatedTimes {
+  std::vector<StageTimes> stages = {{}};  // one for each stage, or one for all
+  double transfer = 0;
+};
+
+// Runs `schedule` by its rules: a transfer starts when both its ranks have started it and the one
+// before it in its channel is over. UsageError for a time that is negative or not finite, for a
+// number of times other than one or one a stage, and for a schedule that check() refuses.
+Timeline simulate(const Schedule& schedule, const SimulatedTimes& times = {});
 
 }  // namespace lockstep::pipeline
