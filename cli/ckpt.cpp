@@ -11,7 +11,7 @@
 #include <lockstep/checkpoint/compare.h>
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/plan/bytes_text.h>
 
 #include <cli/checkpoint_report.h>

@@ -6,7 +6,7 @@
 
 #include <lockstep/mesh/mesh_shape.h>
 #include <lockstep/mesh/placement.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/layout.h>
 
 namespace lockstep::cli {

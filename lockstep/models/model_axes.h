@@ -7,7 +7,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/placement.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/nn/context_parallel.h>
 #include <lockstep/nn/tensor_plan.h>
 

@@ -5,7 +5,7 @@
 #include <lockstep/checkpoint/load_held.h>
 #include <lockstep/checkpoint/scalar_type.h>
 #include <lockstep/checkpoint/tensors.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/hugging_face.h>
 
 namespace lockstep::train {
 

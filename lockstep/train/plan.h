@@ -6,7 +6,7 @@
 #include <optional>
 
 #include <lockstep/data/sequences.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/config.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/pipeline_plan.h>

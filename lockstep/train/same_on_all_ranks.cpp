@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/distributed/told_the_same.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/hugging_face.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/data_digest.h>
 

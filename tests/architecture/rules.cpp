@@ -92,7 +92,7 @@ class Checker {
       for (const std::string& path : part.paths) {
         const bool of_cli = path == "cli" || path.starts_with("cli/");
         const fs::path place = of_cli ? root_ / path : root_ / "lockstep" / path;
-        if (!fs::is_directory(place) && !fs::exists(place.string() + ".h"))
+        if (!is_there(place))
           found_.push_back("ARCHITECTURE.md: the table has a row for " + path +
                            ", which is neither a folder nor a file of lockstep/");
       }
@@ -107,6 +107,17 @@ class Checker {
       if (entry.is_directory() && !holds_parts && table_.named(name) == nullptr)
         found_.push_back("lockstep/" + name + ": this folder has no row in ARCHITECTURE.md");
     }
+  }
+
+  // "*" is any folder.
+  static bool is_there(const fs::path& place) {
+    const std::string text = place.string();
+    const auto star = text.find('*');
+    if (star == std::string::npos) return fs::is_directory(place) || fs::exists(text + ".h");
+    const fs::directory_iterator folders(text.substr(0, star)), end;
+    return std::any_of(folders, end, [&](const fs::directory_entry& one) {
+      return fs::is_directory(one.path().string() + text.substr(star + 1));
+    });
   }
 
   void check_source(const fs::path& file) {

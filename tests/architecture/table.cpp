@@ -28,11 +28,23 @@ std::vector<std::string> cells(const std::string& row) {
   return split(row.substr(1, last - 1), '|');
 }
 
+// What is left of a file's path behind a row's; empty where the row does not hold it.
+std::string behind(const std::string& path, const std::string& file) {
+  const auto star = path.find('*');
+  if (star == std::string::npos) return file.starts_with(path) ? file.substr(path.size()) : "";
+  // The name of any folder, then the rest of the path.
+  const auto end = file.find('/', star);
+  const std::string after = path.substr(star + 1);
+  if (!file.starts_with(path.substr(0, star)) || end == std::string::npos ||
+      file.compare(end, after.size(), after) != 0)
+    return "";
+  return file.substr(end + after.size());
+}
+
 bool holds(const std::string& path, const std::string& file) {
-  if (!file.starts_with(path) || file.size() == path.size()) return false;
   // A folder, or a file with any extension.
-  const std::string rest = file.substr(path.size());
-  return rest.front() == '/' || (rest.front() == '.' && rest.find('/') == std::string::npos);
+  const std::string rest = behind(path, file);
+  return rest.starts_with('/') || (rest.starts_with('.') && rest.find('/') == std::string::npos);
 }
 
 void add_row(Table& table, const std::vector<std::string>& row) {

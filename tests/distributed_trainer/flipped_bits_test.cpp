@@ -14,7 +14,7 @@
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/checkpoint/scalar_type.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/plan.h>

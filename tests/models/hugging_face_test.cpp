@@ -7,8 +7,9 @@
 #include <lockstep/checkpoint/folder.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
-#include <lockstep/models/hugging_face.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
+#include <lockstep/models/spec/family.h>
+#include <lockstep/models/spec/hugging_face.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -31,7 +32,7 @@ TEST(HuggingFace, ReadsGpt2AsItIsPublished) {
     "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
     "vocab_size": 50257})",
                                         kFile);
-  const ModelConfig expected{.family = Family::gpt2,
+  const ModelConfig expected{.family = "gpt2",
                              .vocab_size = 50257,
                              .hidden_size = 768,
                              .num_layers = 12,
@@ -49,7 +50,7 @@ TEST(HuggingFace, ReadsLlamaOldAndNew) {
     "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-05,
     "max_position_embeddings": 4096, "tie_word_embeddings": true, "attention_bias": false,
     "eos_token_id": [128001, 128008], "pretraining_tp": 1)";
-  const ModelConfig expected{.family = Family::llama,
+  const ModelConfig expected{.family = "llama",
                              .vocab_size = 128256,
                              .hidden_size = 2048,
                              .num_layers = 16,
@@ -90,7 +91,7 @@ TEST(HuggingFace, WritesWhatItReads) {
   EXPECT_EQ(from_hugging_face(to_hugging_face(gpt), kFile), resolved(gpt));
   gpt.dropout = 0.1;
   EXPECT_EQ(from_hugging_face(to_hugging_face(gpt), kFile).dropout, 0.0);
-  const ModelConfig llama{.family = Family::llama,
+  const ModelConfig llama{.family = "llama",
                           .vocab_size = 300,
                           .hidden_size = 64,
                           .num_layers = 3,
@@ -171,7 +172,7 @@ TEST(HuggingFace, MessagesStayShort) {
 }
 
 TEST(HuggingFace, MapsTheNamesOfGpt2) {
-  ModelConfig config{.family = Family::gpt2};
+  ModelConfig config{.family = "gpt2"};
   EXPECT_EQ(parameter_of(config, "h.0.attn.c_attn.weight"), "transformer.h.0.attn.c_attn.weight");
   EXPECT_EQ(parameter_of(config, "transformer.wte.weight"), "transformer.wte.weight");
   EXPECT_EQ(parameter_of(config, "h.0.attn.c_attn.bias"), "transformer.h.0.attn.c_attn.bias");
@@ -192,7 +193,7 @@ TEST(HuggingFace, MapsTheNamesOfGpt2) {
 }
 
 TEST(HuggingFace, MapsTheNamesOfLlama) {
-  const ModelConfig config{.family = Family::llama, .tie_embeddings = false};
+  const ModelConfig config{.family = "llama", .tie_embeddings = false};
   for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight",
                            "model.embed_tokens.weight", "lm_head.weight"}) {
     EXPECT_EQ(parameter_of(config, name), name);
@@ -221,20 +222,20 @@ void write_model(
   writer.commit();
 }
 
-constexpr ModelConfig kGpt{.family = Family::gpt2,
-                           .vocab_size = 11,
-                           .hidden_size = 4,
-                           .num_layers = 2,
-                           .num_heads = 2,
-                           .max_positions = 5};
-constexpr ModelConfig kLlama{.family = Family::llama,
-                             .vocab_size = 11,
-                             .hidden_size = 4,
-                             .num_layers = 2,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .intermediate_size = 6,
-                             .tie_embeddings = false};
+const ModelConfig kGpt{.family = "gpt2",
+                       .vocab_size = 11,
+                       .hidden_size = 4,
+                       .num_layers = 2,
+                       .num_heads = 2,
+                       .max_positions = 5};
+const ModelConfig kLlama{.family = "llama",
+                         .vocab_size = 11,
+                         .hidden_size = 4,
+                         .num_layers = 2,
+                         .num_heads = 2,
+                         .num_kv_heads = 1,
+                         .intermediate_size = 6,
+                         .tie_embeddings = false};
 
 // What reads the model in a folder says to it; both say the same.
 std::string refused(const std::filesystem::path& folder) {
@@ -251,7 +252,9 @@ TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
     write_model(folder / "model", config, [&](auto& tensors) {
       if (config.tie_embeddings)
         tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {11, 4}});
-      tensors.push_back({"h.0.attn.bias", checkpoint::DType::u8, {1, 1, 5, 5}});
+      tensors.push_back({"h.0" + family_named(config.family).buffers.front(),
+                         checkpoint::DType::u8,
+                         {1, 1, 5, 5}});
     });
     EXPECT_EQ(read_model_config(folder / "model"), resolved(config));
     const auto imported = import_from_hugging_face(folder / "model", folder / "run");

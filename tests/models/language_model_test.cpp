@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/models/initial_weights.h>
+#include <lockstep/models/llama/llama.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/nn/random.h>
 #include <lockstep/recompute/keep_results.h>
@@ -54,6 +55,39 @@ TEST(LanguageModel, HasHuggingFacesNamesAndShapes) {
             (at::IntArrayRef{20, 24}));
 }
 
+TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
+  Family other = family_named("llama");
+  other.name = "other";
+  register_family(other, [](const ModelConfig& config, std::uint64_t seed) {
+    return std::make_shared<Llama>(config, seed, nn::Bias::added);
+  });
+  auto config = small_llama();
+  config.family = "other";
+  const auto has = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  };
+  std::string message = usage_error([&] { make_model(config, 1); });
+  has(message, "\"other\"");
+  has(message, "self_attn.q_proj.bias");
+  // A name is given once.
+  message = usage_error([&] { register_family(other, {}); });
+  has(message, "has no module");
+  message = usage_error([&] {
+    register_family(other, [](const ModelConfig& c, std::uint64_t seed) {
+      return std::make_shared<Llama>(c, seed);
+    });
+  });
+  has(message, "already");
+}
+
+TEST(MakeModel, NamesTheFamiliesThatThereAre) {
+  auto config = small_gpt();
+  config.family = "mamba";
+  const auto message = usage_error([&] { make_model(config, 1); });
+  for (const char* part : {"\"mamba\"", "\"gpt2\"", "\"llama\"", "register_family"})
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+}
+
 class EachFamily : public testing::TestWithParam<ModelConfig> {
  protected:
   std::shared_ptr<LanguageModel> evaluated() const {
@@ -63,7 +97,7 @@ class EachFamily : public testing::TestWithParam<ModelConfig> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, EachFamily, testing::Values(small_gpt(), small_llama()),
+INSTANTIATE_TEST_SUITE_P(Models, EachFamily, testing::ValuesIn(small_models()),
                          [](const auto& test) { return family_of(test.param); });
 
 TEST_P(EachFamily, HasAsManyParametersAsTheFormulaSays) {

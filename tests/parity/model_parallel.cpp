@@ -21,14 +21,14 @@ struct ModelKind {
 
 std::vector<ModelKind> model_kinds() {
   // An odd vocabulary, so that parts of it differ; fewer key-value heads than some axes have ranks.
-  const ModelConfig gpt{.family = models::Family::gpt2,
+  const ModelConfig gpt{.family = "gpt2",
                         .vocab_size = 37,
                         .hidden_size = 32,
                         .num_heads = 4,
                         .max_positions = kModelLength,
                         .dropout = 0.1};
   ModelConfig llama = gpt;
-  llama.family = models::Family::llama;
+  llama.family = "llama";
   llama.num_kv_heads = 2;
   llama.intermediate_size = 48;
   llama.tie_embeddings = false;

@@ -182,7 +182,7 @@ Subject language_model(const models::ModelConfig& config) {
 }
 
 Subject gpt() {
-  return language_model({.family = models::Family::gpt2,
+  return language_model({.family = "gpt2",
                          .vocab_size = 23,
                          .hidden_size = 12,
                          .num_layers = 2,
@@ -191,7 +191,7 @@ Subject gpt() {
 }
 
 Subject llama() {
-  return language_model({.family = models::Family::llama,
+  return language_model({.family = "llama",
                          .vocab_size = 23,
                          .hidden_size = 16,
                          .num_layers = 2,

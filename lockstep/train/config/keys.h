@@ -3,6 +3,7 @@
 // through these declarations.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -68,6 +69,15 @@ class Keys {
     }
     const bool set = choose(key, chosen, names);
     value = all[chosen].value;
+    return set;
+  }
+
+  // One of names that only the program knows, of which the value is one.
+  bool choice(const Key& key, std::string& value, const std::vector<std::string>& all) {
+    const std::vector<std::string_view> names(all.begin(), all.end());
+    auto chosen = static_cast<std::size_t>(std::ranges::find(all, value) - all.begin());
+    const bool set = choose(key, chosen, names);
+    value = all[chosen];
     return set;
   }
 

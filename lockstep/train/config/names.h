@@ -6,9 +6,6 @@
 
 namespace lockstep::train {
 
-inline constexpr Named<ModelFamily> kFamilies[] = {{"gpt2", ModelFamily::gpt2},
-                                                   {"llama", ModelFamily::llama}};
-
 inline constexpr Named<DataFormat> kFormats[] = {{"auto", DataFormat::automatic},
                                                  {"text", DataFormat::text},
                                                  {"nanogpt", DataFormat::nanogpt},

@@ -128,7 +128,7 @@ NamedSubject LanguageSubject::subject() const {
 
 LanguageSubject gpt() {
   return {.name = "GPT",
-          .config = {.family = models::Family::gpt2,
+          .config = {.family = "gpt2",
                      .vocab_size = 512,
                      .hidden_size = 96,
                      .num_layers = 5,
@@ -139,7 +139,7 @@ LanguageSubject gpt() {
 
 LanguageSubject llama() {
   return {.name = "Llama",
-          .config = {.family = models::Family::llama,
+          .config = {.family = "llama",
                      .vocab_size = 700,
                      .hidden_size = 96,
                      .num_layers = 4,

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <lockstep/checkpoint/reader.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 namespace lockstep::models {
 
