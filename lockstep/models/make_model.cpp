@@ -8,6 +8,7 @@
 #include <lockstep/models/gpt2/gpt.h>
 #include <lockstep/models/initial_weights.h>
 #include <lockstep/models/llama/llama.h>
+#include <lockstep/models/qwen2/qwen2.h>
 
 namespace lockstep::models {
 
@@ -21,7 +22,8 @@ std::shared_ptr<LanguageModel> made(const ModelConfig& config, std::uint64_t see
 // Beside the families of spec/registry.cpp.
 struct Makers {
   std::mutex mutex;
-  std::map<std::string, ModelMaker> by_family = {{"gpt2", made<Gpt>}, {"llama", made<Llama>}};
+  std::map<std::string, ModelMaker> by_family = {
+      {"gpt2", made<Gpt>}, {"llama", made<Llama>}, {"qwen2", made<Qwen2>}};
 };
 
 Makers& makers() {

@@ -53,6 +53,24 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
                             .intermediate_size = 14336,
                             .tie_embeddings = false}),
             8'030'261'248);
+  // Qwen2 0.5B, tied, and 7B.
+  EXPECT_EQ(num_parameters({.family = "qwen2",
+                            .vocab_size = 151936,
+                            .hidden_size = 896,
+                            .num_layers = 24,
+                            .num_heads = 14,
+                            .num_kv_heads = 2,
+                            .intermediate_size = 4864}),
+            494'032'768);
+  EXPECT_EQ(num_parameters({.family = "qwen2",
+                            .vocab_size = 152064,
+                            .hidden_size = 3584,
+                            .num_layers = 28,
+                            .num_heads = 28,
+                            .num_kv_heads = 4,
+                            .intermediate_size = 18944,
+                            .tie_embeddings = false}),
+            7'615'616'512);
 }
 
 // 6 for each of 123.5 million weights that are multiplied and 56.6 million for attention; the same
@@ -144,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
                 {"num_kv_heads is 3 of 6", "\"gpt2\"", "\"llama\""}},
         Mistake{"family",
                 [](ModelConfig& c) { c.family = "mamba"; },
-                {"\"mamba\"", "\"gpt2\" or \"llama\""}},
+                {"\"mamba\"", "\"gpt2\", \"llama\" or \"qwen2\""}},
         Mistake{"narrow_gpt2",
                 [](ModelConfig& c) {
                   c.family = "gpt2";

@@ -34,8 +34,17 @@ inline ModelConfig small_llama() {
           .tie_embeddings = false};
 }
 
+inline ModelConfig small_qwen2() {
+  ModelConfig config = small_llama();
+  config.family = "qwen2";
+  config.tie_embeddings = true;
+  return config;
+}
+
 // One of each family.
-inline std::vector<ModelConfig> small_models() { return {small_gpt(), small_llama()}; }
+inline std::vector<ModelConfig> small_models() {
+  return {small_gpt(), small_llama(), small_qwen2()};
+}
 
 // For INSTANTIATE_TEST_SUITE_P, and for what it prints of a test that fails.
 inline std::string family_of(const ModelConfig& config) { return config.family; }

@@ -48,7 +48,7 @@ TEST_P(DeferredModel, TakesNoMemory) {
         << item.key();
 }
 
-INSTANTIATE_TEST_SUITE_P(OfEach, DeferredModel, ::testing::Values("gpt2", "llama"),
+INSTANTIATE_TEST_SUITE_P(OfEach, DeferredModel, ::testing::Values("gpt2", "llama", "qwen2"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

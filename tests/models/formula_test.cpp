@@ -170,5 +170,15 @@ TEST(Formula, OfLlama) {
   expect_by_formula(config, llama_by_formula);
 }
 
+// Llama's formula adds the biases that there are.
+TEST(Formula, OfQwen2) {
+  auto config = small_qwen2();
+  EXPECT_TRUE(
+      lively_model(config)->named_parameters().contains("model.layers.2.self_attn.k_proj.bias"));
+  expect_by_formula(config, llama_by_formula);
+  config.tie_embeddings = false;
+  expect_by_formula(config, llama_by_formula);
+}
+
 }  // namespace
 }  // namespace lockstep::models

@@ -67,6 +67,30 @@ TEST(HuggingFace, ReadsLlamaOldAndNew) {
     EXPECT_EQ(from_hugging_face(start + rest, kFile), expected) << rest;
 }
 
+TEST(HuggingFace, ReadsQwen2AsItIsPublished) {
+  const auto config = from_hugging_face(R"({
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 131072, "max_window_layers": 24,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 131072, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})",
+                                        kFile);
+  const ModelConfig expected{.family = "qwen2",
+                             .vocab_size = 151936,
+                             .hidden_size = 896,
+                             .num_layers = 24,
+                             .num_heads = 14,
+                             .num_kv_heads = 2,
+                             .head_dim = 64,
+                             .intermediate_size = 4864,
+                             .max_positions = 131072,
+                             .norm_eps = 1e-6,
+                             .rope_theta = 1e6};
+  EXPECT_EQ(config, expected);
+}
+
 TEST(HuggingFace, FillsInWhatTransformersLeavesOut) {
   const auto gpt = from_hugging_face(R"({"model_type": "gpt2"})", kFile);
   EXPECT_EQ(num_parameters(gpt), 124'439'808);
@@ -76,6 +100,14 @@ TEST(HuggingFace, FillsInWhatTransformersLeavesOut) {
   EXPECT_EQ(llama.norm_eps, 1e-6);
   EXPECT_EQ(llama.rope_theta, 10000.0);
   EXPECT_FALSE(llama.tie_embeddings);
+  const auto qwen2 = from_hugging_face(R"({"model_type": "qwen2"})", kFile);
+  // 32 layers of four times 4096 × 4096 with three biases, three times 4096 × 22016 and two norms;
+  // an embedding, a head and a norm.
+  EXPECT_EQ(num_parameters(qwen2),
+            32LL * (4 * 4096 * 4096 + 3 * 4096 + 3 * 4096 * 22016 + 2 * 4096) +
+                2 * 151936 * 4096LL + 4096);
+  EXPECT_EQ(qwen2.max_positions, 32768);
+  EXPECT_EQ(qwen2.norm_eps, 1e-6);
 }
 
 TEST(HuggingFace, WritesWhatItReads) {
@@ -102,6 +134,12 @@ TEST(HuggingFace, WritesWhatItReads) {
                           .norm_eps = 3e-6,
                           .rope_theta = 12345.0};
   EXPECT_EQ(from_hugging_face(to_hugging_face(llama), kFile), resolved(llama));
+  ModelConfig qwen2 = llama;
+  qwen2.family = "qwen2";
+  for (const bool tied : {true, false}) {
+    qwen2.tie_embeddings = tied;
+    EXPECT_EQ(from_hugging_face(to_hugging_face(qwen2), kFile), resolved(qwen2));
+  }
 }
 
 struct BadText {
@@ -145,6 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(hidden_act is "gelu")"},
         BadText{"bias", R"({"model_type": "llama", "attention_bias": true})",
                 "attention_bias is true"},
+        BadText{"sliding", R"({"model_type": "qwen2", "use_sliding_window": true})",
+                "use_sliding_window is true"},
         BadText{"mlp_bias", R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
         BadText{
             "scaled",
@@ -204,6 +244,18 @@ TEST(HuggingFace, MapsTheNamesOfLlama) {
   EXPECT_EQ(parameter_of(config, "model.layers.0.self_attn.rotary_emb.inv_freq"), std::nullopt);
 }
 
+TEST(HuggingFace, MapsTheNamesOfQwen2) {
+  const ModelConfig config{.family = "qwen2"};
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias"}) {
+    EXPECT_EQ(parameter_of(config, name), name);
+    EXPECT_FALSE(stored_transposed(config, name));
+  }
+  EXPECT_EQ(parameter_of(config, "layers.3.self_attn.v_proj.bias"),
+            "model.layers.3.self_attn.v_proj.bias");
+  EXPECT_EQ(parameter_of(config, "lm_head.weight"), std::nullopt);
+}
+
 // A model of Hugging Face's whose tensors are zeros, with some changed by `change`.
 void write_model(
     const std::filesystem::path& folder, const ModelConfig& config,
@@ -237,6 +289,12 @@ const ModelConfig kLlama{.family = "llama",
                          .intermediate_size = 6,
                          .tie_embeddings = false};
 
+const ModelConfig kQwen2 = [] {
+  ModelConfig config = kLlama;
+  config.family = "qwen2";
+  return config;
+}();
+
 // What reads the model in a folder says to it; both say the same.
 std::string refused(const std::filesystem::path& folder) {
   const std::string error = usage_error([&] { read_model_config(folder); });
@@ -246,7 +304,7 @@ std::string refused(const std::filesystem::path& folder) {
 }
 
 TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
-  for (const ModelConfig& config : {kGpt, kLlama}) {
+  for (const ModelConfig& config : {kGpt, kLlama, kQwen2}) {
     const testing::TemporaryFolder folder;
     // What files have for other reasons is no mistake.
     write_model(folder / "model", config, [&](auto& tensors) {
@@ -309,6 +367,9 @@ TEST(HuggingFaceFolder, TensorsThatAreNotThoseOfTheConfigAreNamed) {
   EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.num_kv_heads = 2; }),
               HasSubstr("4 of another shape: 'model.layers.0.self_attn.k_proj.weight' is [2, 4] "
                         "and should be [4, 4]"));
+  // A Llama's tensors are no Qwen2's.
+  EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.family = "qwen2"; }),
+              HasSubstr("6 missing: 'model.layers.0.self_attn.k_proj.bias' [2]"));
   const auto changed = [](const auto& change) {
     const testing::TemporaryFolder folder;
     write_model(folder.path(), kLlama, change);

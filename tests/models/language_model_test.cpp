@@ -53,6 +53,15 @@ TEST(LanguageModel, HasHuggingFacesNamesAndShapes) {
                                   "model.norm.weight", "lm_head.weight"}));
   EXPECT_EQ(llama->named_parameters()[l + "self_attn.k_proj.weight"].sizes(),
             (at::IntArrayRef{20, 24}));
+
+  // Llama's, and biases of queries, keys and values.
+  config.family = "qwen2";
+  const auto qwen2 = make_model(config, 1);
+  std::set<std::string> with_biases = names_of(*llama);
+  for (const char* name : {"q_proj.bias", "k_proj.bias", "v_proj.bias"})
+    with_biases.insert(l + "self_attn." + name);
+  EXPECT_EQ(names_of(*qwen2), with_biases);
+  EXPECT_EQ(qwen2->named_parameters()[l + "self_attn.v_proj.bias"].sizes(), at::IntArrayRef{20});
 }
 
 TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
@@ -78,6 +87,15 @@ TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
     });
   });
   has(message, "already");
+  // The other way round: layers that the module does not have.
+  Family more = family_named("qwen2");
+  more.name = "more";
+  register_family(more, [](const ModelConfig& c, std::uint64_t seed) {
+    return std::make_shared<Llama>(c, seed);
+  });
+  config.family = "more";
+  message = usage_error([&] { make_model(config, 1); });
+  has(message, "9 parameters that its module does not have");
 }
 
 TEST(MakeModel, NamesTheFamiliesThatThereAre) {

@@ -32,7 +32,10 @@ std::vector<ModelKind> model_kinds() {
   llama.num_kv_heads = 2;
   llama.intermediate_size = 48;
   llama.tie_embeddings = false;
-  return {{"GPT", gpt}, {"Llama", llama}};
+  ModelConfig qwen2 = llama;
+  qwen2.family = "qwen2";
+  qwen2.tie_embeddings = true;
+  return {{"GPT", gpt}, {"Llama", llama}, {"Qwen2", qwen2}};
 }
 
 // A pipeline has fewer micro-batches than stages, as many, and more. Many processes on few cores

@@ -202,6 +202,17 @@ Subject llama() {
                          .tie_embeddings = false});
 }
 
+Subject qwen2() {
+  return language_model({.family = "qwen2",
+                         .vocab_size = 23,
+                         .hidden_size = 16,
+                         .num_layers = 2,
+                         .num_heads = 4,
+                         .num_kv_heads = 2,
+                         .intermediate_size = 20,
+                         .max_positions = 8});
+}
+
 }  // namespace
 
 const std::vector<SubjectKind>& subject_kinds() {
@@ -216,6 +227,7 @@ const std::vector<SubjectKind>& subject_kinds() {
       {"views of tables", tables},
       {.name = "gpt", .make = gpt, .recomputable = true},
       {.name = "llama", .make = llama, .recomputable = true},
+      {.name = "qwen2", .make = qwen2, .recomputable = true},
       // Which branch is taken depends on the whole batch.
       {"frozen and unused parameters", partly_trained, Samples::mixed, Usage::partial},
   };

@@ -34,7 +34,7 @@ Case<LanguageModel> trained(models::ModelConfig config) {
 }
 
 TEST(SplitModels, EachFamily) {
-  for (const char* family : {"gpt2", "llama"})
+  for (const char* family : {"gpt2", "llama", "qwen2"})
     for (const bool tied : {true, false}) expect_halves_make_a_whole(trained(small(family, tied)));
 }
 
@@ -50,7 +50,7 @@ TEST(SplitModels, LogitsOfATiedHead) {
 }
 
 TEST(SplitModels, RecomputedBlocks) {
-  for (const char* family : {"gpt2", "llama"}) {
+  for (const char* family : {"gpt2", "llama", "qwen2"}) {
     auto given = trained(small(family, true));
     given.make = [make = given.make] {
       auto model = make();

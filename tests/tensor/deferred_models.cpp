@@ -62,6 +62,7 @@ void check_deferred(ranks::Cells& cells, const std::string& family) {
 void check_deferred_models(ranks::Cells& cells) {
   cells.cell("a GPT built without memory", [&] { check_deferred(cells, "gpt2"); });
   cells.cell("a Llama built without memory", [&] { check_deferred(cells, "llama"); });
+  cells.cell("a Qwen2 built without memory", [&] { check_deferred(cells, "qwen2"); });
 }
 
 }  // namespace lockstep::nn

@@ -309,12 +309,12 @@ TEST(Config, checks_a_models_sizes_against_each_other) {
             "rotary positions need an even number");
   EXPECT_EQ(mistake_with({{"/model/num_kv_heads", 2}}),
             "gpt.json:1: model.num_kv_heads is 2, but the family \"gpt2\" has as many as heads, 4: "
-            "remove it, or make model.family \"llama\"");
+            "remove it, or make model.family \"llama\" or \"qwen2\"");
   EXPECT_EQ(mistake_with({{"/model/rope_theta", 500}}),
             "gpt.json:1: model.rope_theta is of rotary positions, which the family \"gpt2\" does "
-            "not have: remove it, or make model.family \"llama\"");
+            "not have: remove it, or make model.family \"llama\" or \"qwen2\"");
   EXPECT_EQ(mistake_with({{"/model/family", "lama"}}),
-            "gpt.json:1: model.family is \"lama\": it must be 'gpt2' or 'llama'");
+            "gpt.json:1: model.family is \"lama\": it must be 'gpt2', 'llama' or 'qwen2'");
   EXPECT_EQ(mistake_with({{"/model/max_positions", 16}}),
             "gpt.json:1: model.max_positions is 16, less than data.sequence_length, which is 32: "
             "make it at least that");

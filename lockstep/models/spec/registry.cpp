@@ -6,6 +6,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/models/gpt2/spec/spec.h>
 #include <lockstep/models/llama/spec/spec.h>
+#include <lockstep/models/qwen2/spec/spec.h>
 #include <lockstep/models/spec/family.h>
 
 namespace lockstep::models {
@@ -16,7 +17,7 @@ namespace {
 // change.
 struct Registry {
   std::mutex mutex;
-  std::list<Family> families = {gpt2(), llama()};
+  std::list<Family> families = {gpt2(), llama(), qwen2()};
 };
 
 Registry& registry() {

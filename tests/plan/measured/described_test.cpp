@@ -42,8 +42,8 @@ void expect_near(std::int64_t got, std::int64_t wanted, const std::string& what)
 }
 
 std::vector<LanguageSubject> many_models() {
-  std::vector<LanguageSubject> all{testing::gpt(), testing::llama()};
-  for (const LanguageSubject& plain : {testing::gpt(), testing::llama()}) {
+  std::vector<LanguageSubject> all{testing::gpt(), testing::llama(), testing::qwen2()};
+  for (const LanguageSubject& plain : {testing::gpt(), testing::llama(), testing::qwen2()}) {
     auto add = [&](const std::string& name, const auto& change) {
       LanguageSubject changed = plain;
       changed.name += ", " + name;

@@ -151,4 +151,11 @@ LanguageSubject llama() {
           .step = {.micro_batch = 3, .sequence_length = 64}};
 }
 
+LanguageSubject qwen2() {
+  LanguageSubject subject = llama();
+  subject.name = "Qwen2";
+  subject.config.family = "qwen2";
+  return subject;
+}
+
 }  // namespace lockstep::plan::testing

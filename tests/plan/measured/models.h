@@ -41,5 +41,6 @@ struct LanguageSubject {
 
 LanguageSubject gpt();
 LanguageSubject llama();
+LanguageSubject qwen2();
 
 }  // namespace lockstep::plan::testing

@@ -182,6 +182,7 @@ void check_peaks(Cells& cells) {
   check_strategies(cells, lstm(), traced(lstm()));
   check_strategies(cells, odd(), traced(odd()));
   check_strategies(cells, llama().subject(), llama().described());
+  check_strategies(cells, qwen2().subject(), qwen2().described());
 
   LanguageSubject large_batch = gpt();
   large_batch.name = "GPT of a large batch";
