@@ -11,7 +11,7 @@
 #include <lockstep/checkpoint/format/compare.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/plan/bytes_text.h>
 
 #include <cli/checkpoint_report.h>

@@ -6,7 +6,7 @@
 
 #include <lockstep/mesh/placement/mesh_shape.h>
 #include <lockstep/mesh/placement/placement.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/preflight/run_layout.h>
 
 namespace lockstep::cli {

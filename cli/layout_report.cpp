@@ -6,6 +6,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/text.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/train/config/names.h>
@@ -257,7 +258,7 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
   const int num_ranks = layout.shape.world_size();
   std::string text = fmt::format(
       "{}, {} parameters, on {} rank{}{}{}{}\n\n",
-      run.plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+      models::family_named(run.plan.model.family).title,
       count_text(static_cast<double>(models::num_parameters(run.plan.model))), num_ranks,
       num_ranks == 1 ? "" : "s", num_hosts > 1 ? fmt::format(" of {} hosts", num_hosts) : "",
       num_ranks > 1 ? ": " : "", axes_text(layout));

@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/text.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/observe/svg.h>
 
 #include <cli/layout_report.h>
@@ -74,7 +75,7 @@ class LayoutDrawing {
     const train::RunLayout& layout = run_.layout;
     svg_.text({kMargin, 40},
               fmt::format("{}, {} parameters on {} ranks",
-                          run_.plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+                          models::family_named(run_.plan.model.family).title,
                           count_text(static_cast<double>(models::num_parameters(run_.plan.model))),
                           layout.shape.world_size()),
               {.colour = kInk, .size = 19, .weight = Weight::bold});

@@ -6,7 +6,7 @@
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/device/host/host.h>
 #include <lockstep/elastic/cores.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/preflight/memory_fit.h>
 
 namespace lockstep::cli {

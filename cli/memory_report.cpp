@@ -10,6 +10,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/text.h>
 #include <lockstep/elastic/cores.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/plan/model_states.h>
 #include <lockstep/train/preflight/memory_fit.h>
@@ -170,7 +171,7 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
   judge(report);
   report.about =
       fmt::format("{}, {} parameters in {} units, {} on {}; micro-batches of {} of {} tokens\n",
-                  memory.model().family == models::Family::gpt2 ? "GPT" : "Llama",
+                  models::family_named(memory.model().family).title,
                   count_text(static_cast<double>(models::num_parameters(memory.model()))),
                   memory.sizes(*last).units.size(), plan::name_of(memory.precision()),
                   device == plan::Device::cpu ? "CPUs" : "GPUs", batch_text(micro_batches),

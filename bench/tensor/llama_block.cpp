@@ -99,7 +99,7 @@ class Measure {
 
 Arm make_arm(std::string name, const std::shared_ptr<nn::TensorAxis>& axis, std::int64_t batch,
              std::int64_t length) {
-  models::ModelConfig config{.family = models::Family::llama,
+  models::ModelConfig config{.family = "llama",
                              .vocab_size = 64,
                              .hidden_size = kWidth,
                              .num_layers = 3,

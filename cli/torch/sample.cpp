@@ -12,8 +12,8 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/generate.h>
-#include <lockstep/models/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
 

@@ -1,32 +1,23 @@
 #include <lockstep/models/initial_weights.h>
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <lockstep/base/error.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/nn/layers/random.h>
 
 namespace lockstep::models {
 
-namespace {
-
-bool is_norm(std::string_view parameter) {
-  for (const char* end : {".ln_1.weight", ".ln_2.weight", ".ln_f.weight", "norm.weight"})
-    if (parameter.ends_with(end)) return true;
-  return false;
-}
-
-}  // namespace
-
 InitialWeight initial_weight(const ModelConfig& config, std::string_view parameter) {
-  constexpr double kStd = 0.02;
+  const auto layer = layer_of(config, parameter);
+  if (!layer)
+    throw UsageError("no layer of the model family \"{}\" has a parameter '{}': its module and its "
+                     "list of layers differ",
+                     config.family, parameter);
   if (parameter.ends_with(".bias")) return {InitialWeight::Kind::zeros};
-  if (is_norm(parameter)) return {InitialWeight::Kind::ones};
-  if (config.family == Family::gpt2 && parameter.ends_with(".c_proj.weight"))
-    return {InitialWeight::Kind::normal,
-            kStd / std::sqrt(2.0 * static_cast<double>(config.num_layers))};
-  return {InitialWeight::Kind::normal, kStd};
+  if (layer->kind == Layer::Kind::norm) return {InitialWeight::Kind::ones};
+  return {InitialWeight::Kind::normal, layer->initial_std};
 }
 
 void initialise(torch::nn::Module& model, const ModelConfig& config, std::uint64_t seed) {

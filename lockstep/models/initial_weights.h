@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 namespace lockstep::models {
 
@@ -19,9 +19,8 @@ struct InitialWeight {
   double std = 0.0;  // of normal
 };
 
-// Biases are zeros, norms ones, the rest normal numbers of standard deviation 0.02; GPT-2's layers
-// that add to the residual stream have that over sqrt(2·layers), which keeps the stream's size from
-// growing with depth.
+// Biases begin with zeros, norms with ones, the rest with normal numbers of the deviation that its
+// Layer says. UsageError for a parameter of no layer.
 InitialWeight initial_weight(const ModelConfig& config, std::string_view parameter);
 
 // Fills every parameter of a model, in place.

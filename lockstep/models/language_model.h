@@ -9,9 +9,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/models/config.h>
 #include <lockstep/models/key_value_cache.h>
 #include <lockstep/models/model_axes.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/nn/layers/cross_entropy.h>
 #include <lockstep/nn/layers/dropout.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>

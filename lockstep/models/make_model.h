@@ -2,14 +2,25 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <lockstep/models/language_model.h>
+#include <lockstep/models/spec/family.h>
 
 namespace lockstep::models {
 
 // On the CPU, in float, in training mode. The weights, and later the dropout, are a function of the
-// seed: the same on every rank and in every layout. UsageError for a config that makes no sense.
+// seed: the same on every rank and in every layout. UsageError for a config that makes no sense,
+// and for a family whose module and list of layers differ.
 std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, std::uint64_t seed);
+
+// A module whose weights are uninitialised memory. Every default of the config is filled in.
+using ModelMaker =
+    std::function<std::shared_ptr<LanguageModel>(const ModelConfig& config, std::uint64_t seed)>;
+
+// Adds a family of a program's own, which configs then name: before the first config is read, on
+// every rank. UsageError where the name is taken, or something is missing. Any thread.
+void register_family(Family family, ModelMaker make);
 
 }  // namespace lockstep::models

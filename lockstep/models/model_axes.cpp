@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/models/spec/family.h>
 
 namespace lockstep::models {
 
@@ -58,25 +59,18 @@ at::Tensor ModelAxes::attended_part(const at::Tensor& tokens) const {
 }
 
 nn::TensorPlan tensor_plan(const ModelConfig& config) {
-  using enum nn::CutKind;
-  const std::int64_t head = config.head_dim;
-  nn::TensorPlan plan =
-      config.family == Family::gpt2
-          ? nn::TensorPlan{{"transformer.wte", {.kind = vocabulary}},
-                           {"transformer.h.*.attn.c_attn",
-                            {.kind = column, .blocks = 3, .unit = head}},
-                           {"transformer.h.*.attn.c_proj", {.kind = row}},
-                           {"transformer.h.*.mlp.c_fc", {.kind = column}},
-                           {"transformer.h.*.mlp.c_proj", {.kind = row}}}
-          : nn::TensorPlan{{"model.embed_tokens", {.kind = vocabulary}},
-                           {"model.layers.*.self_attn.q_proj", {.kind = column, .unit = head}},
-                           {"model.layers.*.self_attn.k_proj", {.kind = column, .unit = head}},
-                           {"model.layers.*.self_attn.v_proj", {.kind = column, .unit = head}},
-                           {"model.layers.*.self_attn.o_proj", {.kind = row}},
-                           {"model.layers.*.mlp.gate_proj", {.kind = column}},
-                           {"model.layers.*.mlp.up_proj", {.kind = column}},
-                           {"model.layers.*.mlp.down_proj", {.kind = row}}};
-  if (!config.tie_embeddings) plan.push_back({"lm_head", {.kind = vocabulary}});
+  nn::TensorPlan plan;
+  for (const Layer& layer : layers_of(config)) switch (layer.cut) {
+      case Layer::Cut::whole: break;
+      case Layer::Cut::columns:
+        plan.push_back(
+            {layer.name, {.kind = nn::CutKind::column, .blocks = layer.parts, .unit = layer.unit}});
+        break;
+      case Layer::Cut::rows: plan.push_back({layer.name, {.kind = nn::CutKind::row}}); break;
+      case Layer::Cut::vocabulary:
+        plan.push_back({layer.name, {.kind = nn::CutKind::vocabulary}});
+        break;
+    }
   return plan;
 }
 

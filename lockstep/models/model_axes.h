@@ -7,7 +7,7 @@
 
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/placement/placement.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/nn/context_parallel/context_parallel.h>
 #include <lockstep/nn/tensor_parallel/tensor_plan.h>
 

@@ -6,7 +6,7 @@
 #include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/device/autocast.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/hugging_face.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 
 namespace lockstep::train {

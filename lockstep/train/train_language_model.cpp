@@ -21,7 +21,8 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/rank_messages.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/family.h>
+#include <lockstep/models/spec/hugging_face.h>
 #include <lockstep/observe/terminal.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
@@ -341,8 +342,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
     if (dist.is_main()) drawn = draw_timeline(timeline, config, *plan.pipeline);
   });
   const std::string what = fmt::format(
-      "{}, {} parameters, {} rank{}{} on {}",
-      plan.model.family == models::Family::gpt2 ? "GPT" : "Llama",
+      "{}, {} parameters, {} rank{}{} on {}", models::family_named(plan.model.family).title,
       count_text(static_cast<double>(models::num_parameters(plan.model))), dist.world_size(),
       dist.world_size() == 1 ? "" : "s", layout_text(config), dist.device_manager().name());
   say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");

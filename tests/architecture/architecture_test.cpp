@@ -81,6 +81,18 @@ TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
               ElementsAre(HasSubstr("parallel/pipe/stage.h: no row of ARCHITECTURE.md holds")));
 }
 
+TEST_F(Rules, ARowMayHoldAFolderOfEachOther) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/words`, `comm/*/spec` | vocabulary | base | no |\n"
+              "| `comm` | collectives | base, comm/types | yes |\n"
+              "| `cli` | the program | base | no |\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/*/spec")));
+  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/types.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
+}
+
 TEST_F(Rules, AnArrowOfTheProgram) {
   write("cli/main.cpp", "#include <lockstep/comm/tcp/link.h>\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include comm ")));

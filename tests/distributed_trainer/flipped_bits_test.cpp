@@ -14,7 +14,7 @@
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/tensors.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/preflight/resume_check.h>

@@ -2,7 +2,7 @@
 #include <string>
 
 #include <lockstep/base/error.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/hugging_face.h>
 
 #include "target.h"
 

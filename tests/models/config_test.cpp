@@ -1,33 +1,34 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
 
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 #include "../base/errors.h"
 
 namespace lockstep::models {
 namespace {
 
-ModelConfig small(Family family) {
+ModelConfig small(const std::string& family) {
   return {.family = family, .vocab_size = 256, .hidden_size = 96, .num_layers = 2, .num_heads = 6};
 }
 
 TEST(ModelConfig, FillsInWhatIsLeftOut) {
-  const auto gpt = resolved(small(Family::gpt2));
+  const auto gpt = resolved(small("gpt2"));
   EXPECT_EQ(gpt.num_kv_heads, 6);
   EXPECT_EQ(gpt.head_dim, 16);
   EXPECT_EQ(gpt.intermediate_size, 384);
   // 8/3 · 96 is 256; one more of the width makes it the next multiple of 64.
-  EXPECT_EQ(resolved(small(Family::llama)).intermediate_size, 256);
-  auto wider = small(Family::llama);
+  EXPECT_EQ(resolved(small("llama")).intermediate_size, 256);
+  auto wider = small("llama");
   wider.hidden_size = 120;
   EXPECT_EQ(resolved(wider).intermediate_size, 320);
   EXPECT_EQ(resolved(gpt), gpt);
 }
 
-// The sizes that were published: 124,439,808 of GPT-2 and 6,738,415,616 of Llama 2's smallest;
-// 8,030,261,248 of Llama 3's, whose heads are grouped.
+// The sizes that were published: GPT-2's, the smallest Llama 2's and Llama 3's, whose heads are
+// grouped.
 TEST(ModelConfig, CountsParametersOfKnownModels) {
   EXPECT_EQ(num_parameters({.vocab_size = 50257,
                             .hidden_size = 768,
@@ -35,7 +36,7 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
                             .num_heads = 12,
                             .max_positions = 1024}),
             124'439'808);
-  EXPECT_EQ(num_parameters({.family = Family::llama,
+  EXPECT_EQ(num_parameters({.family = "llama",
                             .vocab_size = 32000,
                             .hidden_size = 4096,
                             .num_layers = 32,
@@ -43,7 +44,7 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
                             .intermediate_size = 11008,
                             .tie_embeddings = false}),
             6'738'415'616);
-  EXPECT_EQ(num_parameters({.family = Family::llama,
+  EXPECT_EQ(num_parameters({.family = "llama",
                             .vocab_size = 128256,
                             .hidden_size = 4096,
                             .num_layers = 32,
@@ -52,6 +53,24 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
                             .intermediate_size = 14336,
                             .tie_embeddings = false}),
             8'030'261'248);
+  // Qwen2 0.5B, tied, and 7B.
+  EXPECT_EQ(num_parameters({.family = "qwen2",
+                            .vocab_size = 151936,
+                            .hidden_size = 896,
+                            .num_layers = 24,
+                            .num_heads = 14,
+                            .num_kv_heads = 2,
+                            .intermediate_size = 4864}),
+            494'032'768);
+  EXPECT_EQ(num_parameters({.family = "qwen2",
+                            .vocab_size = 152064,
+                            .hidden_size = 3584,
+                            .num_layers = 28,
+                            .num_heads = 28,
+                            .num_kv_heads = 4,
+                            .intermediate_size = 18944,
+                            .tie_embeddings = false}),
+            7'615'616'512);
 }
 
 // 6 for each of 123.5 million weights that are multiplied and 56.6 million for attention; the same
@@ -61,7 +80,7 @@ TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
       training_flops_per_token(
           {.vocab_size = 50304, .hidden_size = 768, .num_layers = 12, .num_heads = 12}, 1024),
       6 * (12 * 12 * 768.0 * 768 + 50304.0 * 768) + 6 * 12 * 768.0 * 1024, 1);
-  const ModelConfig llama{.family = Family::llama,
+  const ModelConfig llama{.family = "llama",
                           .vocab_size = 32000,
                           .hidden_size = 2048,
                           .num_layers = 16,
@@ -80,7 +99,7 @@ TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
 }
 
 TEST(ModelConfig, CountsTheLargestThatPasses) {
-  ModelConfig config{.family = Family::llama,
+  ModelConfig config{.family = "llama",
                      .vocab_size = std::int64_t{1} << 31,
                      .hidden_size = 1 << 20,
                      .num_layers = 1 << 16,
@@ -90,7 +109,7 @@ TEST(ModelConfig, CountsTheLargestThatPasses) {
                      .tie_embeddings = false};
   const auto llama = num_parameters(config);
   EXPECT_GT(llama, std::int64_t{3} << 60);
-  config.family = Family::gpt2;
+  config.family = "gpt2";
   EXPECT_GT(num_parameters(config), std::int64_t{2} << 60);
 }
 
@@ -103,7 +122,7 @@ struct Mistake {
 class BadConfig : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(BadConfig, IsRefusedWithItsNumbers) {
-  auto config = small(Family::llama);
+  auto config = small("llama");
   GetParam().change(config);
   for (const auto& call :
        {+[](const ModelConfig& c) { check(c); }, +[](const ModelConfig& c) { resolved(c); },
@@ -137,13 +156,16 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"dropout", [](ModelConfig& c) { c.dropout = 1; }, {"dropout", "1"}},
         Mistake{"grouped_gpt2",
                 [](ModelConfig& c) {
-                  c.family = Family::gpt2;
+                  c.family = "gpt2";
                   c.num_kv_heads = 3;
                 },
-                {"num_kv_heads", "GPT-2", "llama"}},
+                {"num_kv_heads is 3 of 6", "\"gpt2\"", "\"llama\""}},
+        Mistake{"family",
+                [](ModelConfig& c) { c.family = "mamba"; },
+                {"\"mamba\"", "\"gpt2\", \"llama\" or \"qwen2\""}},
         Mistake{"narrow_gpt2",
                 [](ModelConfig& c) {
-                  c.family = Family::gpt2;
+                  c.family = "gpt2";
                   c.head_dim = 8;
                 },
                 {"head_dim 8", "96"}}),

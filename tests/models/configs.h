@@ -3,15 +3,16 @@
 
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 namespace lockstep::models {
 
 inline ModelConfig small_gpt() {
-  return {.family = Family::gpt2,
+  return {.family = "gpt2",
           .vocab_size = 37,
           .hidden_size = 24,
           .num_layers = 3,
@@ -21,7 +22,7 @@ inline ModelConfig small_gpt() {
 }
 
 inline ModelConfig small_llama() {
-  return {.family = Family::llama,
+  return {.family = "llama",
           .vocab_size = 37,
           .hidden_size = 24,
           .num_layers = 3,
@@ -33,8 +34,20 @@ inline ModelConfig small_llama() {
           .tie_embeddings = false};
 }
 
+inline ModelConfig small_qwen2() {
+  ModelConfig config = small_llama();
+  config.family = "qwen2";
+  config.tie_embeddings = true;
+  return config;
+}
+
+// One of each family.
+inline std::vector<ModelConfig> small_models() {
+  return {small_gpt(), small_llama(), small_qwen2()};
+}
+
 // For INSTANTIATE_TEST_SUITE_P, and for what it prints of a test that fails.
-inline std::string family_of(const ModelConfig& config) { return family_name(config.family); }
+inline std::string family_of(const ModelConfig& config) { return config.family; }
 inline void PrintTo(const ModelConfig& config, std::ostream* out) { *out << family_of(config); }
 
 // [batch, length]

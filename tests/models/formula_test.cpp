@@ -139,14 +139,15 @@ at::Tensor llama_by_formula(const LanguageModel& model, const at::Tensor& tokens
   return at::matmul(norm(x, "model.norm"), w[head].t());
 }
 
-void expect_by_formula(const ModelConfig& config) {
+using Formula = at::Tensor (*)(const LanguageModel& model, const at::Tensor& tokens);
+
+void expect_by_formula(const ModelConfig& config, Formula formula) {
   const c10::NoGradGuard no_grad;
   const auto model = lively_model(config);
   const auto tokens = some_tokens(config, 2, 9);
   const auto found = model->logits(tokens);
   for (std::int64_t i = 0; i < 2; ++i) {
-    const auto expected = config.family == Family::gpt2 ? gpt2_by_formula(*model, tokens[i])
-                                                        : llama_by_formula(*model, tokens[i]);
+    const auto expected = formula(*model, tokens[i]);
     EXPECT_GT(expected.std().item<double>(), 0.1);
     const auto difference = (found[i].to(at::kDouble) - expected).abs().max().item<double>();
     EXPECT_LT(difference, 2e-5 * expected.abs().max().item<double>());
@@ -155,18 +156,28 @@ void expect_by_formula(const ModelConfig& config) {
 
 TEST(Formula, OfGpt2) {
   auto config = small_gpt();
-  expect_by_formula(config);
+  expect_by_formula(config, gpt2_by_formula);
   config.activation = Activation::gelu_erf;
-  expect_by_formula(config);
+  expect_by_formula(config, gpt2_by_formula);
 }
 
 TEST(Formula, OfLlama) {
   auto config = small_llama();
-  expect_by_formula(config);
+  expect_by_formula(config, llama_by_formula);
   config.tie_embeddings = true;
   config.num_kv_heads = 4;
   config.rope_theta = 50.0;
-  expect_by_formula(config);
+  expect_by_formula(config, llama_by_formula);
+}
+
+// Llama's formula adds the biases that there are.
+TEST(Formula, OfQwen2) {
+  auto config = small_qwen2();
+  EXPECT_TRUE(
+      lively_model(config)->named_parameters().contains("model.layers.2.self_attn.k_proj.bias"));
+  expect_by_formula(config, llama_by_formula);
+  config.tie_embeddings = false;
+  expect_by_formula(config, llama_by_formula);
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ class Generate : public testing::TestWithParam<ModelConfig> {
   std::shared_ptr<LanguageModel> model_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, Generate, testing::Values(small_gpt(), small_llama()),
+INSTANTIATE_TEST_SUITE_P(Models, Generate, testing::ValuesIn(small_models()),
                          [](const auto& test) { return family_of(test.param); });
 
 TEST_P(Generate, SaysWhatTheWholeForwardWould) {

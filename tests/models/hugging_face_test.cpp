@@ -7,8 +7,9 @@
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
-#include <lockstep/models/hugging_face.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
+#include <lockstep/models/spec/family.h>
+#include <lockstep/models/spec/hugging_face.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"
@@ -31,7 +32,7 @@ TEST(HuggingFace, ReadsGpt2AsItIsPublished) {
     "task_specific_params": {"text-generation": {"do_sample": true, "max_length": 50}},
     "vocab_size": 50257})",
                                         kFile);
-  const ModelConfig expected{.family = Family::gpt2,
+  const ModelConfig expected{.family = "gpt2",
                              .vocab_size = 50257,
                              .hidden_size = 768,
                              .num_layers = 12,
@@ -49,7 +50,7 @@ TEST(HuggingFace, ReadsLlamaOldAndNew) {
     "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-05,
     "max_position_embeddings": 4096, "tie_word_embeddings": true, "attention_bias": false,
     "eos_token_id": [128001, 128008], "pretraining_tp": 1)";
-  const ModelConfig expected{.family = Family::llama,
+  const ModelConfig expected{.family = "llama",
                              .vocab_size = 128256,
                              .hidden_size = 2048,
                              .num_layers = 16,
@@ -66,6 +67,30 @@ TEST(HuggingFace, ReadsLlamaOldAndNew) {
     EXPECT_EQ(from_hugging_face(start + rest, kFile), expected) << rest;
 }
 
+TEST(HuggingFace, ReadsQwen2AsItIsPublished) {
+  const auto config = from_hugging_face(R"({
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 131072, "max_window_layers": 24,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 131072, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})",
+                                        kFile);
+  const ModelConfig expected{.family = "qwen2",
+                             .vocab_size = 151936,
+                             .hidden_size = 896,
+                             .num_layers = 24,
+                             .num_heads = 14,
+                             .num_kv_heads = 2,
+                             .head_dim = 64,
+                             .intermediate_size = 4864,
+                             .max_positions = 131072,
+                             .norm_eps = 1e-6,
+                             .rope_theta = 1e6};
+  EXPECT_EQ(config, expected);
+}
+
 TEST(HuggingFace, FillsInWhatTransformersLeavesOut) {
   const auto gpt = from_hugging_face(R"({"model_type": "gpt2"})", kFile);
   EXPECT_EQ(num_parameters(gpt), 124'439'808);
@@ -75,6 +100,14 @@ TEST(HuggingFace, FillsInWhatTransformersLeavesOut) {
   EXPECT_EQ(llama.norm_eps, 1e-6);
   EXPECT_EQ(llama.rope_theta, 10000.0);
   EXPECT_FALSE(llama.tie_embeddings);
+  const auto qwen2 = from_hugging_face(R"({"model_type": "qwen2"})", kFile);
+  // 32 layers of four times 4096 × 4096 with three biases, three times 4096 × 22016 and two norms;
+  // an embedding, a head and a norm.
+  EXPECT_EQ(num_parameters(qwen2),
+            32LL * (4 * 4096 * 4096 + 3 * 4096 + 3 * 4096 * 22016 + 2 * 4096) +
+                2 * 151936 * 4096LL + 4096);
+  EXPECT_EQ(qwen2.max_positions, 32768);
+  EXPECT_EQ(qwen2.norm_eps, 1e-6);
 }
 
 TEST(HuggingFace, WritesWhatItReads) {
@@ -90,7 +123,7 @@ TEST(HuggingFace, WritesWhatItReads) {
   EXPECT_EQ(from_hugging_face(to_hugging_face(gpt), kFile), resolved(gpt));
   gpt.dropout = 0.1;
   EXPECT_EQ(from_hugging_face(to_hugging_face(gpt), kFile).dropout, 0.0);
-  const ModelConfig llama{.family = Family::llama,
+  const ModelConfig llama{.family = "llama",
                           .vocab_size = 300,
                           .hidden_size = 64,
                           .num_layers = 3,
@@ -101,6 +134,12 @@ TEST(HuggingFace, WritesWhatItReads) {
                           .norm_eps = 3e-6,
                           .rope_theta = 12345.0};
   EXPECT_EQ(from_hugging_face(to_hugging_face(llama), kFile), resolved(llama));
+  ModelConfig qwen2 = llama;
+  qwen2.family = "qwen2";
+  for (const bool tied : {true, false}) {
+    qwen2.tie_embeddings = tied;
+    EXPECT_EQ(from_hugging_face(to_hugging_face(qwen2), kFile), resolved(qwen2));
+  }
 }
 
 struct BadText {
@@ -144,6 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(hidden_act is "gelu")"},
         BadText{"bias", R"({"model_type": "llama", "attention_bias": true})",
                 "attention_bias is true"},
+        BadText{"sliding", R"({"model_type": "qwen2", "use_sliding_window": true})",
+                "use_sliding_window is true"},
         BadText{"mlp_bias", R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias is true"},
         BadText{
             "scaled",
@@ -171,7 +212,7 @@ TEST(HuggingFace, MessagesStayShort) {
 }
 
 TEST(HuggingFace, MapsTheNamesOfGpt2) {
-  ModelConfig config{.family = Family::gpt2};
+  ModelConfig config{.family = "gpt2"};
   EXPECT_EQ(parameter_of(config, "h.0.attn.c_attn.weight"), "transformer.h.0.attn.c_attn.weight");
   EXPECT_EQ(parameter_of(config, "transformer.wte.weight"), "transformer.wte.weight");
   EXPECT_EQ(parameter_of(config, "h.0.attn.c_attn.bias"), "transformer.h.0.attn.c_attn.bias");
@@ -192,7 +233,7 @@ TEST(HuggingFace, MapsTheNamesOfGpt2) {
 }
 
 TEST(HuggingFace, MapsTheNamesOfLlama) {
-  const ModelConfig config{.family = Family::llama, .tie_embeddings = false};
+  const ModelConfig config{.family = "llama", .tie_embeddings = false};
   for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight",
                            "model.embed_tokens.weight", "lm_head.weight"}) {
     EXPECT_EQ(parameter_of(config, name), name);
@@ -201,6 +242,18 @@ TEST(HuggingFace, MapsTheNamesOfLlama) {
   EXPECT_EQ(parameter_of(config, "layers.0.mlp.up_proj.weight"),
             "model.layers.0.mlp.up_proj.weight");
   EXPECT_EQ(parameter_of(config, "model.layers.0.self_attn.rotary_emb.inv_freq"), std::nullopt);
+}
+
+TEST(HuggingFace, MapsTheNamesOfQwen2) {
+  const ModelConfig config{.family = "qwen2"};
+  for (const char* name :
+       {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias"}) {
+    EXPECT_EQ(parameter_of(config, name), name);
+    EXPECT_FALSE(stored_transposed(config, name));
+  }
+  EXPECT_EQ(parameter_of(config, "layers.3.self_attn.v_proj.bias"),
+            "model.layers.3.self_attn.v_proj.bias");
+  EXPECT_EQ(parameter_of(config, "lm_head.weight"), std::nullopt);
 }
 
 // A model of Hugging Face's whose tensors are zeros, with some changed by `change`.
@@ -221,20 +274,26 @@ void write_model(
   writer.commit();
 }
 
-constexpr ModelConfig kGpt{.family = Family::gpt2,
-                           .vocab_size = 11,
-                           .hidden_size = 4,
-                           .num_layers = 2,
-                           .num_heads = 2,
-                           .max_positions = 5};
-constexpr ModelConfig kLlama{.family = Family::llama,
-                             .vocab_size = 11,
-                             .hidden_size = 4,
-                             .num_layers = 2,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .intermediate_size = 6,
-                             .tie_embeddings = false};
+const ModelConfig kGpt{.family = "gpt2",
+                       .vocab_size = 11,
+                       .hidden_size = 4,
+                       .num_layers = 2,
+                       .num_heads = 2,
+                       .max_positions = 5};
+const ModelConfig kLlama{.family = "llama",
+                         .vocab_size = 11,
+                         .hidden_size = 4,
+                         .num_layers = 2,
+                         .num_heads = 2,
+                         .num_kv_heads = 1,
+                         .intermediate_size = 6,
+                         .tie_embeddings = false};
+
+const ModelConfig kQwen2 = [] {
+  ModelConfig config = kLlama;
+  config.family = "qwen2";
+  return config;
+}();
 
 // What reads the model in a folder says to it; both say the same.
 std::string refused(const std::filesystem::path& folder) {
@@ -245,13 +304,15 @@ std::string refused(const std::filesystem::path& folder) {
 }
 
 TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
-  for (const ModelConfig& config : {kGpt, kLlama}) {
+  for (const ModelConfig& config : {kGpt, kLlama, kQwen2}) {
     const testing::TemporaryFolder folder;
     // What files have for other reasons is no mistake.
     write_model(folder / "model", config, [&](auto& tensors) {
       if (config.tie_embeddings)
         tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {11, 4}});
-      tensors.push_back({"h.0.attn.bias", checkpoint::DType::u8, {1, 1, 5, 5}});
+      tensors.push_back({"h.0" + family_named(config.family).buffers.front(),
+                         checkpoint::DType::u8,
+                         {1, 1, 5, 5}});
     });
     EXPECT_EQ(read_model_config(folder / "model"), resolved(config));
     const auto imported = import_from_hugging_face(folder / "model", folder / "run");
@@ -306,6 +367,9 @@ TEST(HuggingFaceFolder, TensorsThatAreNotThoseOfTheConfigAreNamed) {
   EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.num_kv_heads = 2; }),
               HasSubstr("4 of another shape: 'model.layers.0.self_attn.k_proj.weight' is [2, 4] "
                         "and should be [4, 4]"));
+  // A Llama's tensors are no Qwen2's.
+  EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.family = "qwen2"; }),
+              HasSubstr("6 missing: 'model.layers.0.self_attn.k_proj.bias' [2]"));
   const auto changed = [](const auto& change) {
     const testing::TemporaryFolder folder;
     write_model(folder.path(), kLlama, change);

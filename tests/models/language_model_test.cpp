@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <lockstep/models/initial_weights.h>
+#include <lockstep/models/llama/llama.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/nn/layers/random.h>
 #include <lockstep/recompute/keep_results.h>
@@ -52,6 +53,57 @@ TEST(LanguageModel, HasHuggingFacesNamesAndShapes) {
                                   "model.norm.weight", "lm_head.weight"}));
   EXPECT_EQ(llama->named_parameters()[l + "self_attn.k_proj.weight"].sizes(),
             (at::IntArrayRef{20, 24}));
+
+  // Llama's, and biases of queries, keys and values.
+  config.family = "qwen2";
+  const auto qwen2 = make_model(config, 1);
+  std::set<std::string> with_biases = names_of(*llama);
+  for (const char* name : {"q_proj.bias", "k_proj.bias", "v_proj.bias"})
+    with_biases.insert(l + "self_attn." + name);
+  EXPECT_EQ(names_of(*qwen2), with_biases);
+  EXPECT_EQ(qwen2->named_parameters()[l + "self_attn.v_proj.bias"].sizes(), at::IntArrayRef{20});
+}
+
+TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
+  Family other = family_named("llama");
+  other.name = "other";
+  register_family(other, [](const ModelConfig& config, std::uint64_t seed) {
+    return std::make_shared<Llama>(config, seed, nn::Bias::added);
+  });
+  auto config = small_llama();
+  config.family = "other";
+  const auto has = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " in: " << text;
+  };
+  std::string message = usage_error([&] { make_model(config, 1); });
+  has(message, "\"other\"");
+  has(message, "self_attn.q_proj.bias");
+  // A name is given once.
+  message = usage_error([&] { register_family(other, {}); });
+  has(message, "has no module");
+  message = usage_error([&] {
+    register_family(other, [](const ModelConfig& c, std::uint64_t seed) {
+      return std::make_shared<Llama>(c, seed);
+    });
+  });
+  has(message, "already");
+  // The other way round: layers that the module does not have.
+  Family more = family_named("qwen2");
+  more.name = "more";
+  register_family(more, [](const ModelConfig& c, std::uint64_t seed) {
+    return std::make_shared<Llama>(c, seed);
+  });
+  config.family = "more";
+  message = usage_error([&] { make_model(config, 1); });
+  has(message, "9 parameters that its module does not have");
+}
+
+TEST(MakeModel, NamesTheFamiliesThatThereAre) {
+  auto config = small_gpt();
+  config.family = "mamba";
+  const auto message = usage_error([&] { make_model(config, 1); });
+  for (const char* part : {"\"mamba\"", "\"gpt2\"", "\"llama\"", "register_family"})
+    EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
 }
 
 class EachFamily : public testing::TestWithParam<ModelConfig> {
@@ -63,7 +115,7 @@ class EachFamily : public testing::TestWithParam<ModelConfig> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, EachFamily, testing::Values(small_gpt(), small_llama()),
+INSTANTIATE_TEST_SUITE_P(Models, EachFamily, testing::ValuesIn(small_models()),
                          [](const auto& test) { return family_of(test.param); });
 
 TEST_P(EachFamily, HasAsManyParametersAsTheFormulaSays) {

@@ -21,18 +21,21 @@ struct ModelKind {
 
 std::vector<ModelKind> model_kinds() {
   // An odd vocabulary, so that parts of it differ; fewer key-value heads than some axes have ranks.
-  const ModelConfig gpt{.family = models::Family::gpt2,
+  const ModelConfig gpt{.family = "gpt2",
                         .vocab_size = 37,
                         .hidden_size = 32,
                         .num_heads = 4,
                         .max_positions = kModelLength,
                         .dropout = 0.1};
   ModelConfig llama = gpt;
-  llama.family = models::Family::llama;
+  llama.family = "llama";
   llama.num_kv_heads = 2;
   llama.intermediate_size = 48;
   llama.tie_embeddings = false;
-  return {{"GPT", gpt}, {"Llama", llama}};
+  ModelConfig qwen2 = llama;
+  qwen2.family = "qwen2";
+  qwen2.tie_embeddings = true;
+  return {{"GPT", gpt}, {"Llama", llama}, {"Qwen2", qwen2}};
 }
 
 // A pipeline has fewer micro-batches than stages, as many, and more. Many processes on few cores

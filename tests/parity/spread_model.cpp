@@ -238,10 +238,7 @@ void SpreadModel::cut_into_stages() {
   for (auto& [index, stage] : stages) stage.parameters = model_->parameters();
   pipeline::PipelineOptions options{.device = model_->parameters().front().device()};
   if (model_->config().tie_embeddings) {
-    const auto names = model_->named_parameters();
-    const at::Tensor* const shared = names.find("transformer.wte.weight");
-    options.tied.push_back(
-        {{0, schedule.num_stages() - 1}, shared != nullptr ? *shared : at::Tensor()});
+    options.tied.push_back({{0, schedule.num_stages() - 1}, model_->tied_weight()});
   }
   pipeline_.emplace(std::move(schedule), std::move(stages), mesh_.axis("pp"), options);
 }

@@ -182,7 +182,7 @@ Subject language_model(const models::ModelConfig& config) {
 }
 
 Subject gpt() {
-  return language_model({.family = models::Family::gpt2,
+  return language_model({.family = "gpt2",
                          .vocab_size = 23,
                          .hidden_size = 12,
                          .num_layers = 2,
@@ -191,7 +191,7 @@ Subject gpt() {
 }
 
 Subject llama() {
-  return language_model({.family = models::Family::llama,
+  return language_model({.family = "llama",
                          .vocab_size = 23,
                          .hidden_size = 16,
                          .num_layers = 2,
@@ -200,6 +200,17 @@ Subject llama() {
                          .intermediate_size = 20,
                          .max_positions = 8,
                          .tie_embeddings = false});
+}
+
+Subject qwen2() {
+  return language_model({.family = "qwen2",
+                         .vocab_size = 23,
+                         .hidden_size = 16,
+                         .num_layers = 2,
+                         .num_heads = 4,
+                         .num_kv_heads = 2,
+                         .intermediate_size = 20,
+                         .max_positions = 8});
 }
 
 }  // namespace
@@ -216,6 +227,7 @@ const std::vector<SubjectKind>& subject_kinds() {
       {"views of tables", tables},
       {.name = "gpt", .make = gpt, .recomputable = true},
       {.name = "llama", .make = llama, .recomputable = true},
+      {.name = "qwen2", .make = qwen2, .recomputable = true},
       // Which branch is taken depends on the whole batch.
       {"frozen and unused parameters", partly_trained, Samples::mixed, Usage::partial},
   };

@@ -20,7 +20,7 @@ constexpr std::int64_t kSteps = 2;
 
 std::unique_ptr<SpreadModel> make(const std::shared_ptr<comm::Communicator>& world,
                                   const ModelLayout& layout) {
-  const models::ModelConfig config{.family = models::Family::gpt2,
+  const models::ModelConfig config{.family = "gpt2",
                                    .vocab_size = 37,
                                    .hidden_size = 32,
                                    .num_layers = 2,

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 #include "tests/elastic/launched.h"
 
@@ -99,7 +99,7 @@ TEST_F(PlanCommand, TellsProgramsTheBytes) {
   const auto& first = told["estimates"][0];
   EXPECT_EQ(first["ranks"], 1);
   EXPECT_EQ(first["strategy"], "NO_SHARD");
-  EXPECT_EQ(first["weights"], 4 * models::num_parameters({.family = models::Family::llama,
+  EXPECT_EQ(first["weights"], 4 * models::num_parameters({.family = "llama",
                                                           .vocab_size = 128'256,
                                                           .hidden_size = 16'384,
                                                           .num_layers = 126,

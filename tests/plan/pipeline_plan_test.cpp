@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 PipelinePlan planned(const json& parallel, std::int64_t num_layers) {
   const TrainConfig config = config_with({{"/parallel", parallel}});
   return plan_pipeline(config,
-                       {.family = models::Family::gpt2,
+                       {.family = "gpt2",
                         .vocab_size = 256,
                         .hidden_size = 64,
                         .num_layers = num_layers,

@@ -27,13 +27,10 @@ TrainConfig config() {
 }
 
 MemoryPlan plan_of(const TrainConfig& config, plan::Device device = plan::Device::cpu) {
-  return MemoryPlan(config,
-                    {.family = models::Family::gpt2,
-                     .vocab_size = 256,
-                     .hidden_size = 256,
-                     .num_layers = 8,
-                     .num_heads = 4},
-                    device);
+  return MemoryPlan(
+      config,
+      {.family = "gpt2", .vocab_size = 256, .hidden_size = 256, .num_layers = 8, .num_heads = 4},
+      device);
 }
 
 TEST(RunMemory, OfRanksThatShareAModelIsRefusedRatherThanWrong) {

@@ -33,7 +33,7 @@ const parity::StepWay kOnePass{"one pass"};
 
 models::ModelConfig model_of(const std::string& family) {
   // Tied weights and products that are cut as three; or fewer key-value heads than tensor ranks.
-  models::ModelConfig config{.family = models::Family::gpt2,
+  models::ModelConfig config{.family = "gpt2",
                              .vocab_size = 37,
                              .hidden_size = 32,
                              .num_layers = 4,
@@ -41,7 +41,7 @@ models::ModelConfig model_of(const std::string& family) {
                              .max_positions = parity::kModelLength,
                              .dropout = 0.1};
   if (family == "gpt") return config;
-  config.family = models::Family::llama;
+  config.family = "llama";
   config.num_kv_heads = 2;
   config.intermediate_size = 48;
   config.tie_embeddings = false;

@@ -65,7 +65,7 @@ std::string written_again(const std::string& text) {
 
 TEST(Config, least_has_sane_defaults) {
   const TrainConfig config = config_with({});
-  EXPECT_EQ(config.model.family, ModelFamily::gpt2);
+  EXPECT_EQ(config.model.family, "gpt2");
   EXPECT_EQ(config.model.vocab_size, 0);
   EXPECT_EQ(config.model.num_kv_heads, 4);
   EXPECT_EQ(config.model.intermediate_size, 256);
@@ -323,8 +323,13 @@ TEST(Config, checks_a_models_sizes_against_each_other) {
             "gpt.json:1: model.num_heads is 64, which leaves each head 1 of the 64 dimensions: "
             "rotary positions need an even number");
   EXPECT_EQ(mistake_with({{"/model/num_kv_heads", 2}}),
-            "gpt.json:1: model.num_kv_heads is 2, but GPT-2 has as many as heads, 4: remove it, or "
-            "make model.family \"llama\"");
+            "gpt.json:1: model.num_kv_heads is 2, but the family \"gpt2\" has as many as heads, 4: "
+            "remove it, or make model.family \"llama\" or \"qwen2\"");
+  EXPECT_EQ(mistake_with({{"/model/rope_theta", 500}}),
+            "gpt.json:1: model.rope_theta is of rotary positions, which the family \"gpt2\" does "
+            "not have: remove it, or make model.family \"llama\" or \"qwen2\"");
+  EXPECT_EQ(mistake_with({{"/model/family", "lama"}}),
+            "gpt.json:1: model.family is \"lama\": it must be 'gpt2', 'llama' or 'qwen2'");
   EXPECT_EQ(mistake_with({{"/model/max_positions", 16}}),
             "gpt.json:1: model.max_positions is 16, less than data.sequence_length, which is 32: "
             "make it at least that");

@@ -5,6 +5,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/elasticity.h>
 #include <lockstep/train/config/names.h>
@@ -34,7 +35,8 @@ void check_heads(JsonSection& section, const ModelSection& model) {
                                 "{}{}, or change model.num_heads",
                                 model.hidden_size, model.num_heads, near, below + model.num_heads));
   } else if (const std::int64_t width = model.hidden_size / model.num_heads;
-             section.sound({"family"}) && model.family == ModelFamily::llama && width % 2 != 0) {
+             section.sound({"family"}) && models::family_named(model.family).rotary &&
+             width % 2 != 0) {
     section.mistake("num_heads", fmt::format("is {}, which leaves each head {} of the {} "
                                              "dimensions: rotary positions need an even number",
                                              model.num_heads, width, model.hidden_size));
@@ -46,15 +48,22 @@ void check_heads(JsonSection& section, const ModelSection& model) {
 }
 
 void check_family(JsonSection& section, const ModelSection& model) {
-  if (!section.sound({"family"}) || model.family != ModelFamily::gpt2) return;
-  if (section.find("num_kv_heads") != nullptr && model.num_kv_heads != model.num_heads &&
-      section.sound({"num_heads", "num_kv_heads"}))
-    section.mistake("num_kv_heads",
-                    fmt::format("is {}, but GPT-2 has as many as heads, {}: remove it, or make "
-                                "model.family \"llama\"",
-                                model.num_kv_heads, model.num_heads));
-  if (section.find("rope_theta") != nullptr)
-    section.mistake("rope_theta", "is a key of the family \"llama\": GPT-2 learns its positions");
+  if (!section.sound({"family"})) return;
+  const models::Family& family = models::family_named(model.family);
+  if (!family.grouped_queries && section.find("num_kv_heads") != nullptr &&
+      model.num_kv_heads != model.num_heads && section.sound({"num_heads", "num_kv_heads"}))
+    section.mistake(
+        "num_kv_heads",
+        fmt::format("is {}, but the family \"{}\" has as many as heads, {}: remove it, or make "
+                    "model.family {}",
+                    model.num_kv_heads, family.name, model.num_heads,
+                    models::families_that([](const auto& one) { return one.grouped_queries; })));
+  if (!family.rotary && section.find("rope_theta") != nullptr)
+    section.mistake("rope_theta",
+                    fmt::format("is of rotary positions, which the family \"{}\" does not have: "
+                                "remove it, or make model.family {}",
+                                family.name,
+                                models::families_that([](const auto& one) { return one.rotary; })));
 }
 
 void check_model(JsonSection& top, const TrainConfig& config) {

@@ -23,12 +23,10 @@
 
 namespace lockstep::train {
 
-enum class ModelFamily { gpt2, llama };
-
 struct ModelSection {
   // A Hugging Face folder whose model is trained further; where it is set, nothing below is.
   std::filesystem::path from;
-  ModelFamily family = ModelFamily::gpt2;
+  std::string family = "gpt2";  // a models::Family's name
   std::int64_t vocab_size = 0;  // 0: as many as the data has, 256 for text
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;

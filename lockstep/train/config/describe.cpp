@@ -7,6 +7,7 @@
 
 #include <lockstep/comm/backends/table.h>
 #include <lockstep/data/tokens/token_format.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/train/config/keys.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
@@ -49,10 +50,13 @@ optim::ScheduleOptions default_schedule(SchedulerType type) {
   return optim::Constant{};
 }
 
-// Llama's: two thirds of four times the width, up to the next multiple of 64.
-std::int64_t default_intermediate_size(ModelFamily family, std::int64_t hidden_size) {
-  if (family == ModelFamily::gpt2) return 4 * hidden_size;
-  return (8 * hidden_size / 3 + 63) / 64 * 64;
+// "`"gpt2"` (learned positions, …), `"llama"` (…)".
+std::string about_families() {
+  std::string text;
+  for (const std::string& name : models::family_names())
+    text += fmt::format("{}`\"{}\"` ({})", text.empty() ? "" : ", ", name,
+                        models::family_named(name).about);
+  return text;
 }
 
 void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
@@ -64,10 +68,11 @@ void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
               model.from);
   // Where there is one, its folder says the rest.
   if (!keys.has(model.from.empty())) return;
-  keys.choice({.name = "family",
-               .meaning = "`\"gpt2\"` (learned positions, LayerNorm, GELU) or `\"llama\"` (rotary "
-                          "positions, RMSNorm, SwiGLU, grouped queries)"},
-              model.family, kFamilies);
+  // Nobody may go on with another family than the one that is named.
+  (void)models::family_named(model.family);
+  const std::string families = about_families();
+  keys.word({.name = "family", .meaning = families}, model.family, models::family_names());
+  const models::Family& family = models::family_named(model.family);
   keys.integer({.name = "vocab_size",
                 .meaning = "number of different tokens: see [Data](#data)",
                 .by_default = "what the data's type can hold",
@@ -87,17 +92,17 @@ void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
                model.num_heads, {1, kLargestWidth});
   keys.then([&] {
     model.num_kv_heads = model.num_heads;
-    model.intermediate_size = default_intermediate_size(model.family, model.hidden_size);
+    model.intermediate_size = family.intermediate_size(model.hidden_size);
     model.max_positions = data.sequence_length;
-    model.tie_embeddings = model.family == ModelFamily::gpt2;
+    model.tie_embeddings = family.tied;
   });
   keys.integer({.name = "num_kv_heads",
-                .meaning = "heads of keys and values, which divide `num_heads`; Llama only",
+                .meaning = "heads of keys and values, which divide `num_heads`: grouped queries",
                 .by_default = "`num_heads`"},
                model.num_kv_heads, {1, kLargestWidth});
   keys.integer({.name = "intermediate_size",
                 .meaning = "width inside the MLP",
-                .by_default = "GPT-2: 4 × width; Llama: 8/3 × width, up to a multiple of 64"},
+                .by_default = "the family's"},
                model.intermediate_size, {1, 8 * kLargestWidth});
   keys.integer({.name = "max_positions",
                 .meaning = "longest sequence; at least `data.sequence_length`",
@@ -107,13 +112,13 @@ void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
               {.lowest = 0, .highest = 1, .below_highest = true});
   keys.boolean({.name = "tie_embeddings",
                 .meaning = "whether the output layer shares the embedding's weights",
-                .by_default = "GPT-2: true, Llama: false"},
+                .by_default = "the family's: true for `\"gpt2\"`"},
                model.tie_embeddings);
   keys.number({.name = "norm_eps", .meaning = "added to the variance in norms"}, model.norm_eps,
               {.lowest = 0, .highest = 1, .above_lowest = true});
-  if (keys.writes(model.family == ModelFamily::llama))
-    keys.number({.name = "rope_theta", .meaning = "base of the rotary positions; Llama only"},
-                model.rope_theta, {.lowest = 1, .highest = 1e12});
+  if (keys.writes(family.rotary))
+    keys.number({.name = "rope_theta", .meaning = "base of rotary positions"}, model.rope_theta,
+                {.lowest = 1, .highest = 1e12});
 }
 
 void describe_data(Keys& keys, DataSection& data) {

@@ -6,9 +6,6 @@
 
 namespace lockstep::train {
 
-inline constexpr Named<ModelFamily> kFamilies[] = {{"gpt2", ModelFamily::gpt2},
-                                                   {"llama", ModelFamily::llama}};
-
 inline constexpr Named<OptimizerType> kOptimizers[] = {
     {"AdamW", OptimizerType::adamw},
     {"Adam", OptimizerType::adam},

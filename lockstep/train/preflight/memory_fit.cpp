@@ -144,11 +144,11 @@ MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host,
           .offload = plan::can_offload(strategy, offload_) ? offload_ : plan::Offload::none};
 }
 
-const plan::DescribedModel& MemoryPlan::described(const Choice& choice) {
+const models::DescribedModel& MemoryPlan::described(const Choice& choice) {
   const std::pair key(choice.micro_batch, choice.recomputed_blocks);
   const auto found = described_.find(key);
   if (found != described_.end()) return found->second;
-  return described_[key] = plan::describe(
+  return described_[key] = models::describe(
              model_,
              {.micro_batch = choice.micro_batch,
               .sequence_length = config_.data.sequence_length,

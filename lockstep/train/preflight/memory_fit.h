@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include <lockstep/models/config.h>
-#include <lockstep/plan/language_model.h>
+#include <lockstep/models/spec/config.h>
+#include <lockstep/models/spec/training_step.h>
 #include <lockstep/plan/memory_estimate.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/config.h>
@@ -77,7 +77,7 @@ class MemoryPlan {
   plan::Offload offload() const { return offload_; }
 
  private:
-  const plan::DescribedModel& described(const Choice& choice);
+  const models::DescribedModel& described(const Choice& choice);
 
   TrainConfig config_;
   models::ModelConfig model_;
@@ -85,7 +85,7 @@ class MemoryPlan {
   plan::Precision precision_;
   plan::Offload offload_;
   // By micro-batch and share of recomputed blocks.
-  std::map<std::pair<std::int64_t, double>, plan::DescribedModel> described_;
+  std::map<std::pair<std::int64_t, double>, models::DescribedModel> described_;
 };
 
 // Empty where a run fits well; a line to say where it fits tightly. UsageError where it does not

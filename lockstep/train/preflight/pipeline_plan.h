@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <lockstep/mesh/placement/placement.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/train/config/config.h>
 

@@ -9,7 +9,8 @@
 #include <lockstep/base/file.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
+#include <lockstep/models/spec/family.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/data_digest.h>
@@ -29,7 +30,7 @@ std::vector<std::string> differences(const models::ModelConfig& now,
   const auto compare = [&](const char* key, const auto& mine, const auto& theirs) {
     if (mine != theirs) found.push_back(fmt::format("model.{} is {}, was {}", key, mine, theirs));
   };
-  compare("family", std::string(models::family_name(now.family)), models::family_name(then.family));
+  compare("family", now.family, then.family);
   compare("vocab_size", now.vocab_size, then.vocab_size);
   compare("hidden_size", now.hidden_size, then.hidden_size);
   compare("num_layers", now.num_layers, then.num_layers);
@@ -39,7 +40,8 @@ std::vector<std::string> differences(const models::ModelConfig& now,
   compare("max_positions", now.max_positions, then.max_positions);
   compare("tie_embeddings", now.tie_embeddings, then.tie_embeddings);
   compare("norm_eps", now.norm_eps, then.norm_eps);
-  if (now.family == models::Family::llama) compare("rope_theta", now.rope_theta, then.rope_theta);
+  if (models::family_named(now.family).rotary)
+    compare("rope_theta", now.rope_theta, then.rope_theta);
   return found;
 }
 
@@ -178,7 +180,7 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
   const checkpoint::Manifest& saved = reader.manifest();
   if (!saved.files.contains("config.json"))
     throw UsageError("the checkpoint '{}' is whole, but of another model or program: it has no "
-                     "config.json of a GPT or Llama. {}",
+                     "config.json of a language model. {}",
                      from->string(),
                      config.checkpoint.resume == Resume::from
                          ? "Name another in checkpoint.resume"

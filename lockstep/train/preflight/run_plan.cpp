@@ -8,7 +8,7 @@
 #include <lockstep/data/sampling/step_cut.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/mesh/placement/sequence_positions.h>
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 
 namespace lockstep::train {
@@ -30,7 +30,7 @@ models::ModelConfig model_of(const ModelSection& section, std::int64_t data_voca
     return models::resolved(config);
   }
   return models::resolved(
-      {.family = section.family == ModelFamily::gpt2 ? models::Family::gpt2 : models::Family::llama,
+      {.family = section.family,
        .vocab_size = section.vocab_size > 0 ? section.vocab_size : data_vocabulary,
        .hidden_size = section.hidden_size,
        .num_layers = section.num_layers,

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include <lockstep/data/tokens/sequences.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/config/batch.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/pipeline_plan.h>

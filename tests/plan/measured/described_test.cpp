@@ -8,6 +8,7 @@
 namespace lockstep::plan {
 namespace {
 
+using models::DescribedModel;
 using testing::LanguageSubject;
 
 void expect_same(const ModelSizes& got, const ModelSizes& wanted) {
@@ -41,8 +42,8 @@ void expect_near(std::int64_t got, std::int64_t wanted, const std::string& what)
 }
 
 std::vector<LanguageSubject> many_models() {
-  std::vector<LanguageSubject> all{testing::gpt(), testing::llama()};
-  for (const LanguageSubject& plain : {testing::gpt(), testing::llama()}) {
+  std::vector<LanguageSubject> all{testing::gpt(), testing::llama(), testing::qwen2()};
+  for (const LanguageSubject& plain : {testing::gpt(), testing::llama(), testing::qwen2()}) {
     auto add = [&](const std::string& name, const auto& change) {
       LanguageSubject changed = plain;
       changed.name += ", " + name;
@@ -96,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(Plan, Described, ::testing::ValuesIn(many_models()), []
 
 // Of models that fit into no memory here.
 TEST(DescribedSizes, AreThoseOfHugeModels) {
-  const models::ModelConfig llama_3_70b{.family = models::Family::llama,
+  const models::ModelConfig llama_3_70b{.family = "llama",
                                         .vocab_size = 128'256,
                                         .hidden_size = 8192,
                                         .num_layers = 80,
@@ -105,7 +106,7 @@ TEST(DescribedSizes, AreThoseOfHugeModels) {
                                         .intermediate_size = 28'672,
                                         .max_positions = 8192,
                                         .tie_embeddings = false};
-  const models::ModelConfig gpt_3{.family = models::Family::gpt2,
+  const models::ModelConfig gpt_3{.family = "gpt2",
                                   .vocab_size = 50'257,
                                   .hidden_size = 12'288,
                                   .num_layers = 96,

@@ -128,7 +128,7 @@ NamedSubject LanguageSubject::subject() const {
 
 LanguageSubject gpt() {
   return {.name = "GPT",
-          .config = {.family = models::Family::gpt2,
+          .config = {.family = "gpt2",
                      .vocab_size = 512,
                      .hidden_size = 96,
                      .num_layers = 5,
@@ -139,7 +139,7 @@ LanguageSubject gpt() {
 
 LanguageSubject llama() {
   return {.name = "Llama",
-          .config = {.family = models::Family::llama,
+          .config = {.family = "llama",
                      .vocab_size = 700,
                      .hidden_size = 96,
                      .num_layers = 4,
@@ -149,6 +149,13 @@ LanguageSubject llama() {
                      .max_positions = 128,
                      .tie_embeddings = false},
           .step = {.micro_batch = 3, .sequence_length = 64}};
+}
+
+LanguageSubject qwen2() {
+  LanguageSubject subject = llama();
+  subject.name = "Qwen2";
+  subject.config.family = "qwen2";
+  return subject;
 }
 
 }  // namespace lockstep::plan::testing

@@ -8,8 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/models/config.h>
-#include <lockstep/plan/language_model.h>
+#include <lockstep/models/spec/config.h>
+#include <lockstep/models/spec/training_step.h>
 
 namespace lockstep::plan::testing {
 
@@ -33,13 +33,14 @@ NamedSubject odd();
 struct LanguageSubject {
   std::string name;
   models::ModelConfig config;
-  LanguageModelStep step;
+  models::LanguageModelStep step;
 
   NamedSubject subject() const;
-  DescribedModel described() const { return describe(config, step); }
+  models::DescribedModel described() const { return models::describe(config, step); }
 };
 
 LanguageSubject gpt();
 LanguageSubject llama();
+LanguageSubject qwen2();
 
 }  // namespace lockstep::plan::testing

@@ -136,7 +136,7 @@ std::int64_t measured_peak(const Cells& cells, const NamedSubject& subject,
   return live.peak() + spread.shared_bytes();
 }
 
-void check_peak(Cells& cells, const NamedSubject& subject, const DescribedModel& model,
+void check_peak(Cells& cells, const NamedSubject& subject, const models::DescribedModel& model,
                 MemoryOptions options) {
   options.num_ranks = cells.num_ranks();
   if (options.strategy == ShardingStrategy::HYBRID_SHARD)
@@ -156,8 +156,8 @@ void check_peak(Cells& cells, const NamedSubject& subject, const DescribedModel&
       });
 }
 
-void check_strategies(Cells& cells, const NamedSubject& subject, const DescribedModel& model,
-                      const MemoryOptions& options = {}) {
+void check_strategies(Cells& cells, const NamedSubject& subject,
+                      const models::DescribedModel& model, const MemoryOptions& options = {}) {
   for (const ShardingStrategy strategy : kStrategies) {
     MemoryOptions changed = options;
     changed.strategy = strategy;
@@ -165,7 +165,7 @@ void check_strategies(Cells& cells, const NamedSubject& subject, const Described
   }
 }
 
-DescribedModel traced(const NamedSubject& subject) {
+models::DescribedModel traced(const NamedSubject& subject) {
   const Subject made = subject.make();
   return {sizes_of(*made.module), trace_step(*made.module, made.loss)};
 }
@@ -182,6 +182,7 @@ void check_peaks(Cells& cells) {
   check_strategies(cells, lstm(), traced(lstm()));
   check_strategies(cells, odd(), traced(odd()));
   check_strategies(cells, llama().subject(), llama().described());
+  check_strategies(cells, qwen2().subject(), qwen2().described());
 
   LanguageSubject large_batch = gpt();
   large_batch.name = "GPT of a large batch";

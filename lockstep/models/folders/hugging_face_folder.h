@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 namespace lockstep::models {
 

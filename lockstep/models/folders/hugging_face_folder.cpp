@@ -1,4 +1,4 @@
-#include <lockstep/models/hugging_face_folder.h>
+#include <lockstep/models/folders/hugging_face_folder.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,7 +15,8 @@
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
-#include <lockstep/models/hugging_face.h>
+#include <lockstep/models/spec/family.h>
+#include <lockstep/models/spec/hugging_face.h>
 
 namespace lockstep::models {
 
@@ -87,7 +88,7 @@ void check_tensors(const fs::path& folder, const ModelConfig& config,
 std::string config_text(checkpoint::CheckpointReader& reader) {
   if (!reader.manifest().files.contains(kConfig))
     throw UsageError("the checkpoint '{}' is of another model or program: it has no config.json of "
-                     "a GPT or Llama, as those of 'lockstep train' have",
+                     "a language model, as those of 'lockstep train' have",
                      reader.path().string());
   return reader.read_text_file(kConfig);
 }
@@ -126,8 +127,7 @@ void check_tied(const fs::path& folder, const checkpoint::SafetensorsFolder& fil
                 const ModelConfig& config) {
   if (!config.tie_embeddings) return;
   const checkpoint::StoredTensor *head = nullptr, *embedding = nullptr;
-  const std::string embedding_name =
-      config.family == Family::gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+  const std::string embedding_name = layers_of(config).front().name + ".weight";
   for (const checkpoint::StoredTensor& stored : files.tensors()) {
     if (stored.name() == "lm_head.weight") head = &stored;
     if (parameter_of(config, stored.name()) == embedding_name) embedding = &stored;

@@ -8,36 +8,28 @@
 
 namespace lockstep::models {
 
-enum class Family {
-  gpt2,   // learnt positions, LayerNorm, GELU, biases (Radford et al., 2019)
-  llama,  // rotary positions, RMSNorm, SwiGLU, grouped-query attention (Touvron et al., 2023)
-};
-
 // Which GELU a GPT-2 has between the two layers of its MLP.
 enum class Activation { gelu_tanh, gelu_erf };
 
 // The sizes have no defaults: a model of none is refused. Fields that say "0: …" may be left out.
 struct ModelConfig {
-  Family family = Family::gpt2;
+  std::string family = "gpt2";  // a Family's name (models/spec/family.h)
   std::int64_t vocab_size = 0;
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;
-  std::int64_t num_kv_heads = 0;       // 0: num_heads; fewer are Llama's grouped queries
+  std::int64_t num_kv_heads = 0;       // 0: num_heads; fewer are grouped queries
   std::int64_t head_dim = 0;           // 0: hidden_size / num_heads
-  std::int64_t intermediate_size = 0;  // 0: 4·hidden for GPT-2, 8/3·hidden (to a multiple of 64)
-                                       // for Llama
+  std::int64_t intermediate_size = 0;  // 0: the family's
   std::int64_t max_positions = 1024;   // the longest text it can see
   double norm_eps = 1e-5;
-  double rope_theta = 10000.0;                    // Llama
+  double rope_theta = 10000.0;                    // of rotary positions
   Activation activation = Activation::gelu_tanh;  // GPT-2
   bool tie_embeddings = true;                     // the output layer is the embedding's weight
   double dropout = 0.0;                           // of embeddings and of each residual branch
 
   bool operator==(const ModelConfig&) const = default;
 };
-
-const char* family_name(Family family);  // "gpt2", "llama"
 
 // UsageError, with the numbers, where no such model can be made.
 void check(const ModelConfig& config);

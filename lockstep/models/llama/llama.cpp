@@ -1,11 +1,10 @@
-#include <lockstep/models/llama.h>
+#include <lockstep/models/llama/llama.h>
 
 #include <string>
 
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/models/initial_weights.h>
 #include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/layers/activations.h>
 #include <lockstep/nn/layers/dropout.h>
@@ -27,18 +26,15 @@ nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out
 // All layers turn by the same angles, so they share a table.
 class LlamaAttention : public torch::nn::Module {
  public:
-  LlamaAttention(const ModelConfig& config, std::size_t layer, std::shared_ptr<nn::Rotary> rotary,
-                 Axes axes)
+  LlamaAttention(const ModelConfig& config, nn::Bias qkv_bias, std::size_t layer,
+                 std::shared_ptr<nn::Rotary> rotary, Axes axes)
       : layer_(layer),
         head_dim_(config.head_dim),
         rotary_(std::move(rotary)),
         axes_(std::move(axes)),
-        q_proj_(register_module("q_proj",
-                                linear(config.hidden_size, config.num_heads * config.head_dim))),
-        k_proj_(register_module("k_proj",
-                                linear(config.hidden_size, config.num_kv_heads * config.head_dim))),
-        v_proj_(register_module("v_proj",
-                                linear(config.hidden_size, config.num_kv_heads * config.head_dim))),
+        q_proj_(register_module("q_proj", heads(config, config.num_heads, qkv_bias))),
+        k_proj_(register_module("k_proj", heads(config, config.num_kv_heads, qkv_bias))),
+        v_proj_(register_module("v_proj", heads(config, config.num_kv_heads, qkv_bias))),
         o_proj_(register_module("o_proj",
                                 linear(config.num_heads * config.head_dim, config.hidden_size))) {}
 
@@ -52,6 +48,9 @@ class LlamaAttention : public torch::nn::Module {
   }
 
  private:
+  static nn::Linear heads(const ModelConfig& config, std::int64_t count, nn::Bias bias) {
+    return nn::Linear(config.hidden_size, count * config.head_dim, bias);
+  }
   // [batch, heads, length, head_dim]
   at::Tensor split_heads(const at::Tensor& x) const {
     return x.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
@@ -84,12 +83,13 @@ class LlamaMlp : public torch::nn::Module {
 
 class LlamaLayer : public torch::nn::Module {
  public:
-  LlamaLayer(const ModelConfig& config, std::size_t layer, const std::string& name,
-             const RandomState& random, const std::shared_ptr<nn::Rotary>& rotary, const Axes& axes)
+  LlamaLayer(const ModelConfig& config, nn::Bias qkv_bias, std::size_t layer,
+             const std::string& name, const RandomState& random,
+             const std::shared_ptr<nn::Rotary>& rotary, const Axes& axes)
       : input_layernorm_(
             register_module("input_layernorm", nn::RMSNorm(config.hidden_size, config.norm_eps))),
-        self_attn_(register_module("self_attn",
-                                   std::make_shared<LlamaAttention>(config, layer, rotary, axes))),
+        self_attn_(register_module(
+            "self_attn", std::make_shared<LlamaAttention>(config, qkv_bias, layer, rotary, axes))),
         attn_dropout_(register_module("attn_dropout",
                                       nn::Dropout(config.dropout, name + ".attn_dropout", random))),
         post_attention_layernorm_(register_module(
@@ -118,8 +118,8 @@ class LlamaLayer : public torch::nn::Module {
 
 class Llama::Decoder : public torch::nn::Module {
  public:
-  Decoder(const ModelConfig& config, const std::string& name, const RandomState& random,
-          const Axes& axes, const BlockList& blocks)
+  Decoder(const ModelConfig& config, nn::Bias qkv_bias, const std::string& name,
+          const RandomState& random, const Axes& axes, const BlockList& blocks)
       : embed_tokens(
             register_module("embed_tokens", nn::Embedding(config.vocab_size, config.hidden_size))),
         drop_(register_module("drop", nn::Dropout(config.dropout, name + ".drop", random))),
@@ -129,7 +129,7 @@ class Llama::Decoder : public torch::nn::Module {
         std::make_shared<nn::Rotary>(config.head_dim, config.max_positions, config.rope_theta);
     for (std::size_t i = 0; i < static_cast<std::size_t>(config.num_layers); ++i)
       layers_->push_back(std::make_shared<LlamaLayer>(
-          config, i, fmt::format("{}.layers.{}", name, i), random, rotary, axes));
+          config, qkv_bias, i, fmt::format("{}.layers.{}", name, i), random, rotary, axes));
   }
 
   at::Tensor embed(const at::Tensor& tokens) { return drop_(embed_tokens(tokens)); }
@@ -147,13 +147,12 @@ class Llama::Decoder : public torch::nn::Module {
   nn::RMSNorm norm_;
 };
 
-Llama::Llama(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
+Llama::Llama(const ModelConfig& config, std::uint64_t seed, nn::Bias qkv_bias)
+    : LanguageModel(config, seed) {
   const auto& c = this->config();
-  LOCKSTEP_CHECK(c.family == Family::llama);
-  model_ = register_module(
-      "model", std::make_shared<Decoder>(c, "model", random_state(), axes_state(), blocks()));
+  model_ = register_module("model", std::make_shared<Decoder>(c, qkv_bias, "model", random_state(),
+                                                              axes_state(), blocks()));
   if (!c.tie_embeddings) lm_head_ = register_module("lm_head", linear(c.hidden_size, c.vocab_size));
-  initialise(*this, c, seed);
 }
 
 at::Tensor Llama::embed(const at::Tensor& tokens, const ModelAxes::Positions&) {

@@ -1,8 +1,9 @@
-#include <lockstep/models/config.h>
+#include <lockstep/models/spec/config.h>
 
 #include <algorithm>
 
 #include <lockstep/base/error.h>
+#include <lockstep/models/spec/family.h>
 
 namespace lockstep::models {
 
@@ -26,32 +27,28 @@ void check_choice(const char* name, std::int64_t value, std::int64_t most, const
                      most, zero);
 }
 
-constexpr std::int64_t kMultiple = 64;
-
-ModelConfig filled(ModelConfig config) {
+ModelConfig filled(ModelConfig config, const Family& family) {
   if (config.num_kv_heads == 0) config.num_kv_heads = config.num_heads;
   if (config.head_dim == 0) config.head_dim = config.hidden_size / config.num_heads;
-  if (config.intermediate_size == 0) {
-    // Llama's MLP has three weights where GPT-2's has two: 2/3 of the width makes them as many.
-    const std::int64_t wide = 4 * config.hidden_size;
-    config.intermediate_size = config.family == Family::gpt2
-                                   ? wide
-                                   : (wide * 2 / 3 + kMultiple - 1) / kMultiple * kMultiple;
-  }
+  if (config.intermediate_size == 0)
+    config.intermediate_size = family.intermediate_size(config.hidden_size);
   return config;
+}
+
+void check_rotary(const ModelConfig& config) {
+  if (config.head_dim % 2 != 0)
+    throw UsageError(
+        "heads are {} wide (hidden_size {}, num_heads {}): rotary positions need an even width",
+        config.head_dim, config.hidden_size, config.num_heads);
+  if (!(config.rope_theta > 0 && config.rope_theta < 1e18))
+    throw UsageError("the model's rope_theta is {}: give a positive number, as 10000",
+                     config.rope_theta);
 }
 
 }  // namespace
 
-const char* family_name(Family family) {
-  switch (family) {
-    case Family::gpt2: return "gpt2";
-    case Family::llama: return "llama";
-  }
-  return "unknown";
-}
-
 void check(const ModelConfig& config) {
+  const Family& family = family_named(config.family);
   check_size("vocab_size", config.vocab_size, kMostRows);
   check_size("hidden_size", config.hidden_size, kMostWidth);
   check_size("num_layers", config.num_layers, kMostLayers);
@@ -65,7 +62,7 @@ void check(const ModelConfig& config) {
     throw UsageError(
         "hidden_size {} is not a multiple of num_heads {}: the heads share the width equally",
         config.hidden_size, config.num_heads);
-  const ModelConfig whole = filled(config);
+  const ModelConfig whole = filled(config, family);
   if (whole.num_heads % whole.num_kv_heads != 0)
     throw UsageError("num_heads {} is not a multiple of num_kv_heads {}: each of the latter serves "
                      "as many heads",
@@ -76,29 +73,19 @@ void check(const ModelConfig& config) {
   if (!(config.dropout >= 0 && config.dropout < 1))
     throw UsageError("the model's dropout is {}: give a number of at least 0 and below 1",
                      config.dropout);
-  if (config.family == Family::gpt2) {
-    if (whole.num_kv_heads != whole.num_heads)
-      throw UsageError(
-          "num_kv_heads is {} of {} heads: GPT-2 has no grouped queries; leave it out, or choose "
-          "the family llama",
-          whole.num_kv_heads, whole.num_heads);
-    if (whole.head_dim * whole.num_heads != whole.hidden_size)
-      throw UsageError("head_dim {} × num_heads {} is not hidden_size {}, as GPT-2 needs it",
-                       whole.head_dim, whole.num_heads, whole.hidden_size);
-  } else {
-    if (whole.head_dim % 2 != 0)
-      throw UsageError(
-          "heads are {} wide (hidden_size {}, num_heads {}): rotary positions need an even width",
-          whole.head_dim, whole.hidden_size, whole.num_heads);
-    if (!(config.rope_theta > 0 && config.rope_theta < 1e18))
-      throw UsageError("the model's rope_theta is {}: give a positive number, as 10000",
-                       config.rope_theta);
-  }
+  if (!family.grouped_queries && whole.num_kv_heads != whole.num_heads)
+    throw UsageError(
+        "num_kv_heads is {} of {} heads: the family \"{}\" has no grouped queries; leave it out, "
+        "or choose one that has them, {}",
+        whole.num_kv_heads, whole.num_heads, family.name,
+        families_that([](const Family& one) { return one.grouped_queries; }));
+  if (family.rotary) check_rotary(whole);
+  if (family.check) family.check(whole);
 }
 
 ModelConfig resolved(const ModelConfig& config) {
   check(config);
-  return filled(config);
+  return filled(config, family_named(config.family));
 }
 
 namespace {
@@ -139,48 +126,88 @@ void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks) {
     refuse("tokens of vocabulary", c.vocab_size, "each rank needs one at least");
 }
 
-std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config) {
-  const ModelConfig c = resolved(config);
-  const bool is_gpt = c.family == Family::gpt2;
-  const std::int64_t hidden = c.hidden_size, inside = c.intermediate_size;
-  const std::int64_t queries = c.num_heads * c.head_dim, keys = c.num_kv_heads * c.head_dim;
-  std::map<std::string, std::vector<std::int64_t>> shapes;
-  const auto add_layer = [&](const std::string& name, std::int64_t out, std::int64_t in) {
-    shapes[name + ".weight"] = {out, in};
-    if (is_gpt) shapes[name + ".bias"] = {out};
-  };
-  const auto add_norm = [&](const std::string& name) {
-    shapes[name + ".weight"] = {hidden};
-    if (is_gpt) shapes[name + ".bias"] = {hidden};
-  };
-  if (is_gpt) {
-    shapes["transformer.wte.weight"] = {c.vocab_size, hidden};
-    shapes["transformer.wpe.weight"] = {c.max_positions, hidden};
-    add_norm("transformer.ln_f");
-  } else {
-    shapes["model.embed_tokens.weight"] = {c.vocab_size, hidden};
-    add_norm("model.norm");
+namespace {
+
+// The name of a layer of the model, or of a block's layer where the number is that block's.
+std::string numbered(const Layer& layer, std::int64_t block) {
+  std::string name = layer.name;
+  if (layer.in_block()) name.replace(name.find('*'), 1, std::to_string(block));
+  return name;
+}
+
+// Whether `layer` is the pattern of `name`.
+bool is_named(const Layer& layer, std::string_view name) {
+  if (!layer.in_block()) return name == layer.name;
+  const std::string_view pattern = layer.name;
+  const auto star = pattern.find('*');
+  const std::string_view before = pattern.substr(0, star), after = pattern.substr(star + 1);
+  if (name.size() <= before.size() + after.size() || !name.starts_with(before) ||
+      !name.ends_with(after))
+    return false;
+  name.remove_prefix(before.size());
+  name.remove_suffix(after.size());
+  return name.find_first_not_of("0123456789") == name.npos;
+}
+
+// How many numbers of a layer a rank of the tensor axis holds.
+std::int64_t held_numbers(const Layer& layer, const ModelShare& share) {
+  const std::int64_t ranks = share.tensor_ranks;
+  std::int64_t out = layer.out;
+  std::int64_t in = layer.kind == Layer::Kind::norm ? 1 : layer.in;
+  std::int64_t bias = layer.out;
+  switch (layer.cut) {
+    case Layer::Cut::whole: break;
+    case Layer::Cut::columns: {
+      const std::int64_t width = layer.parts * layer.unit;
+      // Fewer than ranks are held by several each.
+      out = bias = width * std::max<std::int64_t>(1, layer.out / width / ranks);
+      break;
+    }
+    case Layer::Cut::rows: in /= ranks; break;
+    // Rows that do not divide go to the first ranks.
+    case Layer::Cut::vocabulary:
+      out = out / ranks + (share.tensor_rank < out % ranks ? 1 : 0);
+      break;
   }
-  if (!c.tie_embeddings) shapes["lm_head.weight"] = {c.vocab_size, hidden};
-  for (std::int64_t i = 0; i < c.num_layers; ++i) {
-    const std::string block = fmt::format("{}.{}.", is_gpt ? "transformer.h" : "model.layers", i);
-    if (is_gpt) {
-      add_norm(block + "ln_1");
-      add_layer(block + "attn.c_attn", queries + 2 * keys, hidden);
-      add_layer(block + "attn.c_proj", hidden, queries);
-      add_norm(block + "ln_2");
-      add_layer(block + "mlp.c_fc", inside, hidden);
-      add_layer(block + "mlp.c_proj", hidden, inside);
-    } else {
-      add_norm(block + "input_layernorm");
-      add_layer(block + "self_attn.q_proj", queries, hidden);
-      add_layer(block + "self_attn.k_proj", keys, hidden);
-      add_layer(block + "self_attn.v_proj", keys, hidden);
-      add_layer(block + "self_attn.o_proj", hidden, queries);
-      add_norm(block + "post_attention_layernorm");
-      add_layer(block + "mlp.gate_proj", inside, hidden);
-      add_layer(block + "mlp.up_proj", inside, hidden);
-      add_layer(block + "mlp.down_proj", hidden, inside);
+  return out * in + (layer.has_bias ? bias : 0);
+}
+
+Layer output_layer(const ModelConfig& config) {
+  return {.name = "lm_head",
+          .out = config.vocab_size,
+          .in = config.hidden_size,
+          .cut = Layer::Cut::vocabulary};
+}
+
+}  // namespace
+
+std::vector<Layer> layers_of(const ModelConfig& config) {
+  std::vector<Layer> layers = family_named(config.family).layers(config);
+  if (!config.tie_embeddings) layers.push_back(output_layer(config));
+  return layers;
+}
+
+std::optional<Layer> layer_of(const ModelConfig& config, std::string_view parameter) {
+  const auto is_of = [&](const Layer& layer, std::string_view end) {
+    return parameter.ends_with(end) &&
+           is_named(layer, parameter.substr(0, parameter.size() - end.size()));
+  };
+  for (const Layer& layer : layers_of(config))
+    if (is_of(layer, ".weight") || (layer.has_bias && is_of(layer, ".bias"))) return layer;
+  return std::nullopt;
+}
+
+std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config) {
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const Layer& layer : layers_of(resolved(config))) {
+    const std::int64_t count = layer.in_block() ? config.num_layers : 1;
+    for (std::int64_t block = 0; block < count; ++block) {
+      const std::string name = numbered(layer, block);
+      if (layer.kind == Layer::Kind::norm)
+        shapes[name + ".weight"] = {layer.out};
+      else
+        shapes[name + ".weight"] = {layer.out, layer.in};
+      if (layer.has_bias) shapes[name + ".bias"] = {layer.out};
     }
   }
   return shapes;
@@ -194,41 +221,32 @@ std::int64_t num_parameters(const ModelConfig& config) {
 std::int64_t num_parameters(const ModelConfig& config, const ModelShare& share) {
   const ModelConfig c = resolved(config);
   check_tensor_ranks(c, share.tensor_ranks);
-  const std::int64_t ranks = share.tensor_ranks;
-  const std::int64_t hidden = c.hidden_size;
-  const std::int64_t inside = c.intermediate_size / ranks;
-  // Rows that do not divide go to the first ranks.
-  const std::int64_t rows =
-      c.vocab_size / ranks + (share.tensor_rank < c.vocab_size % ranks ? 1 : 0);
-  const bool is_gpt = c.family == Family::gpt2;
-  const std::int64_t norm = (is_gpt ? 2 : 1) * hidden;
-  const std::int64_t heads = c.num_heads / ranks;
-  // Fewer than ranks are held by several each.
-  const std::int64_t kv_heads = std::max<std::int64_t>(1, c.num_kv_heads / ranks);
-  // The biases of layers that are cut by columns are cut with them, those of the others whole.
-  const std::int64_t attention = 2 * hidden * c.head_dim * (heads + kv_heads) +
-                                 (is_gpt ? c.head_dim * (heads + 2 * kv_heads) + hidden : 0);
-  const std::int64_t mlp = (is_gpt ? 2 : 3) * hidden * inside + (is_gpt ? inside + hidden : 0);
-  std::int64_t total = share.num_layers * (attention + mlp + 2 * norm);
-  if (share.has_embedding) total += (rows + (is_gpt ? c.max_positions : 0)) * hidden;
+  std::int64_t total = 0;
+  for (const Layer& layer : family_named(c.family).layers(c)) {
+    const std::int64_t held = held_numbers(layer, share);
+    if (layer.in_block())
+      total += share.num_layers * held;
+    else if (layer.kind == Layer::Kind::embedding ? share.has_embedding : share.has_head)
+      total += held;
+  }
   const bool counted = c.tie_embeddings && share.has_embedding;
-  if (share.has_head) total += norm + (counted ? 0 : rows * hidden);
+  if (share.has_head && !counted) total += held_numbers(output_layer(c), share);
   return total;
 }
 
 double training_flops_per_token(const ModelConfig& config, std::int64_t sequence_length) {
   const ModelConfig c = resolved(config);
   const auto hidden = static_cast<double>(c.hidden_size);
-  const auto queries = static_cast<double>(c.num_heads * c.head_dim);
-  const auto keys = static_cast<double>(c.num_kv_heads * c.head_dim);
-  const double mlp =
-      (c.family == Family::gpt2 ? 2 : 3) * hidden * static_cast<double>(c.intermediate_size);
-  const double layer = 2 * hidden * (queries + keys) + mlp;
+  double block = 0;
+  for (const Layer& layer : family_named(c.family).layers(c))
+    if (layer.in_block() && layer.kind == Layer::Kind::linear)
+      block += static_cast<double>(layer.out) * static_cast<double>(layer.in);
   const auto layers = static_cast<double>(c.num_layers);
-  const double weights = layers * layer + hidden * static_cast<double>(c.vocab_size);
+  const double weights = layers * block + hidden * static_cast<double>(c.vocab_size);
   // Scores and their product with the values: two products forward, four backward, of a multiply
   // and an add each.
-  const double attention = layers * 12 * queries * static_cast<double>(sequence_length) / 2;
+  const double attention = layers * 12 * static_cast<double>(c.num_heads * c.head_dim) *
+                           static_cast<double>(sequence_length) / 2;
   return 6 * weights + attention;
 }
 

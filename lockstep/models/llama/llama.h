@@ -11,7 +11,8 @@ namespace lockstep::models {
 
 class Llama : public LanguageModel {
  public:
-  Llama(const ModelConfig& config, std::uint64_t seed);
+  // `qkv_bias` is of queries, keys and values, where a descendant of Llama has it.
+  Llama(const ModelConfig& config, std::uint64_t seed, nn::Bias qkv_bias = nn::Bias::none);
 
  private:
   class Decoder;

@@ -1,4 +1,4 @@
-#include <lockstep/models/gpt.h>
+#include <lockstep/models/gpt2/gpt.h>
 
 #include <string>
 #include <vector>
@@ -7,7 +7,6 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/models/initial_weights.h>
 #include <lockstep/models/keepable_attention.h>
 #include <lockstep/nn/layers/activations.h>
 #include <lockstep/nn/layers/dropout.h>
@@ -145,13 +144,11 @@ class Gpt::Transformer : public torch::nn::Module {
 
 Gpt::Gpt(const ModelConfig& config, std::uint64_t seed) : LanguageModel(config, seed) {
   const auto& c = this->config();
-  LOCKSTEP_CHECK(c.family == Family::gpt2);
   transformer_ = register_module(
       "transformer",
       std::make_shared<Transformer>(c, "transformer", random_state(), axes_state(), blocks()));
   if (!c.tie_embeddings)
     lm_head_ = register_module("lm_head", nn::Linear(c.hidden_size, c.vocab_size, nn::Bias::none));
-  initialise(*this, c, seed);
 }
 
 at::Tensor Gpt::embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) {

@@ -1,0 +1,10 @@
+// Qwen2 without LibTorch.
+#pragma once
+
+#include <lockstep/models/spec/family.h>
+
+namespace lockstep::models {
+
+Family qwen2();
+
+}  // namespace lockstep::models

@@ -1,0 +1,43 @@
+// A step of a language model in numbers: what it takes in memory, without making the model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <lockstep/models/spec/config.h>
+#include <lockstep/plan/device.h>
+#include <lockstep/plan/layers.h>
+#include <lockstep/plan/model_sizes.h>
+#include <lockstep/plan/precision.h>
+#include <lockstep/plan/step_trace.h>
+
+namespace lockstep::models {
+
+struct LanguageModelStep {
+  std::int64_t micro_batch = 1;      // sequences
+  std::int64_t sequence_length = 0;  // tokens of each
+  double recomputed_blocks = 0;      // activation_checkpointing.ratio
+  plan::Precision precision = plan::Precision::fp32;
+  plan::Device device = plan::Device::cpu;
+};
+
+struct DescribedModel {
+  plan::ModelSizes sizes;
+  plan::StepTrace trace;
+};
+
+// What make_model(config) would be, and do in a step of training. UsageError for a config or a step
+// of no sense.
+DescribedModel describe(const ModelConfig& config, const LanguageModelStep& step);
+
+// For a family's own description (Family::loss). A block is a function of what the layers before it
+// made; backward calls those again that are recomputed.
+using TapeBlock = std::function<plan::Tape::Value(const plan::Tape::Value&)>;
+// Calls `make` for each block, whose parameters are those that it registers.
+std::vector<TapeBlock> tape_blocks(plan::Layers& layers, std::int64_t num_layers,
+                                   const std::function<TapeBlock()>& make);
+plan::Tape::Value through_blocks(plan::Layers& layers, const std::vector<TapeBlock>& blocks,
+                                 plan::Tape::Value x, double recomputed_blocks);
+
+}  // namespace lockstep::models
