@@ -124,7 +124,7 @@ def plain_steps(*job):
     return json.loads(run(plain_command(*job)))["ms"]
 
 
-def profile(build, launcher, model):
+def profile(build, launcher, model, programs):
     """Prints where the time of a step goes."""
     library = os.path.abspath(os.path.join(build, "bench", "libgpu_kernel_times.so"))
     with tempfile.TemporaryDirectory() as folder:
@@ -134,15 +134,18 @@ def profile(build, launcher, model):
             "stage 0": lambda steps: lockstep_command(launcher, folder, model, 0, steps)[0],
             "plain": lambda steps: plain_command(build, steps),
         }
-        steps = {PROGRAMS[program]: kernel_table.of_a_step(commands[program], library, folder)
-                 for program in commands if program in programs_of(model)}
+        steps = {PROGRAMS[program]: kernel_table.of_a_step(commands[program], library, folder,
+                                                           tunes=program == "compile")
+                 for program in commands if program in programs}
     kernel_table.print_table(MODELS[model][0], steps)
     for label, kernels in steps.items():
         kernel_table.print_longest(label, kernels)
 
 
-def programs_of(model):
-    return [program for program in PROGRAMS if program != "plain" or model == "gpt2"]
+def programs_of(model, choices):
+    asked_for = choices.programs.split(",")
+    return [program for program in PROGRAMS
+            if program in asked_for and (program != "plain" or model == "gpt2")]
 
 
 def main():
@@ -151,19 +154,23 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=25, help="of a program in a round")
     parser.add_argument("--models", default="gpt2,llama")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="by default %(default)s")
     parser.add_argument("--profile", action="store_true",
                         help="instead, where the time of a step goes, by CUPTI")
     choices = parser.parse_args()
+    for program in choices.programs.split(","):
+        if program not in PROGRAMS:
+            parser.error(f"--programs: there is no {program}, but {', '.join(PROGRAMS)}")
     launcher = os.path.join(choices.build, "cli", "lockstep")
     name = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     print(name.splitlines()[0])
     if choices.profile:
         for model in choices.models.split(","):
-            profile(choices.build, launcher, model)
+            profile(choices.build, launcher, model, programs_of(model, choices))
         return
     for model in choices.models.split(","):
         title, _, batch, tokens = MODELS[model]
-        programs = programs_of(model)
+        programs = programs_of(model, choices)
         medians = {program: [] for program in programs}
         memory = {program: 0 for program in programs}
         version = "PyTorch"
@@ -180,7 +187,8 @@ def main():
                             steps, version = pytorch_steps(model, program, choices.steps)
                     medians[program].append(statistics.median(steps[WARM_UP:]))
                     memory[program] = max(memory[program], peak.mib)
-        best = min(statistics.median(medians[program]) for program in ("eager", "compile"))
+        peers = [program for program in ("eager", "compile") if program in programs]
+        best = min(statistics.median(medians[program]) for program in peers or programs)
         print(f"\n{title}, bf16\n\n| | ms a step | tokens/s | of PyTorch's best | memory |")
         print("|---|---|---|---|---|")
         for program in programs:

@@ -13,12 +13,13 @@ KINDS = [
      r"optim::cuda|sum_blocks|add_segments|adam|multi_tensor|FusedOptimizer"),
     ("attention", r"fmha|flash|sdpa|attention|cudnn::fusion"),
     ("matrix products", r"gemm|cutlass|nvjet|xmma|cublas|splitk"),
-    ("softmax, loss and their gradient", r"cross_entropy|softmax|nll_loss"),
+    ("softmax, loss and their gradient",
+     r"cross_entropy|softmax|nll_loss|losses_of_rows|gradients_of_rows"),
     ("layer norms, with our sums before them", r"norm|forward_rows|backward_rows|sum_columns|GammaBeta"),
     ("activation functions, turns by position", r"gelu|silu|turn_pairs|packs|::forward|::backward"),
     ("embeddings", r"embedding|indexSelect|gather_kernel|radix|segment_offsets|krn_partial|"
                    r"compute_grad_weight|sum_and_scatter|unique_by_key|scan"),
-    ("gradients of biases", r"reduce_kernel"),
+    ("biases and their gradients", r"add_bias|reduce_kernel"),
     ("casts, copies, sums, other operators", r""),
 ]
 
@@ -43,8 +44,11 @@ def run(command, library, folder):
     return kernels
 
 
-def of_a_step(command_of, library, folder, few=6, more=16):
-    """The same of one step: what a program with more steps spends beyond one with few."""
+def of_a_step(command_of, library, folder, tunes=False, few=6, more=16):
+    """The same of one step: what a program with more steps spends beyond one with few. One that
+    `tunes` tries kernels in its first run, and keeps what it found for later ones."""
+    if tunes:
+        run(command_of(few), library, folder)
     before, after = (run(command_of(steps), library, folder) for steps in (few, more))
     return {name: tuple((value - old) / (more - few)
                         for value, old in zip(values, before.get(name, (0, 0))))

@@ -43,8 +43,10 @@ void take_buffer(CUcontext /*context*/, std::uint32_t /*stream*/, std::uint8_t* 
   const std::lock_guard lock(mutex);
   CUpti_Activity* record = nullptr;
   while (cuptiActivityGetNextRecord(buffer, used, &record) == CUPTI_SUCCESS) {
+    // Buffers are for all who have asked CUPTI for something.
+    if (record->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
     const auto* const kernel = reinterpret_cast<const Kernel*>(record);
-    Spent& its = spent[kernel->name];
+    Spent& its = spent[kernel->name == nullptr ? "unnamed" : kernel->name];
     its.nanoseconds += kernel->end - kernel->start;
     ++its.launches;
   }

@@ -57,6 +57,10 @@ struct DistributedConfig {
   std::optional<c10::DeviceType> device_type = {};
   // More ranks than GPUs share them, with a warning; or that is an error.
   device::GpuUse gpu_use = device::GpuUse::shared;
+  // On GPUs and under autocast, biases of linear layers and cross-entropy go through kernels of
+  // ours, in the whole process from the first setup_distributed() on that says so
+  // (nn/autocast_operators.h). Nothing else of a program changes.
+  bool autocast_operators = true;
   // Every so many exchanges of gradients, and at the first, ranks that hold the same parameters
   // compare them; where they differ, backward() throws on all of them. 0: never.
   std::int64_t consistency_check_interval = data_parallel::kConsistencyCheckInterval;

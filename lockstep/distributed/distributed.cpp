@@ -19,6 +19,7 @@
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/intercept/backward.h>
 #include <lockstep/mesh/device_mesh.h>
+#include <lockstep/nn/layers/autocast_operators.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
@@ -138,6 +139,8 @@ device::DeviceManager choose_device(const DistributedConfig& config) {
 DistributedManager setup_distributed(const DistributedConfig& asked_for) {
   check(asked_for);
   auto device_manager = choose_device(asked_for);
+  if (asked_for.autocast_operators && device_manager.device().is_cuda())
+    nn::register_autocast_operators();
   auto world = comm::join_world({.backend = asked_for.backend,
                                  .device = device_manager.device(),
                                  .timeout = asked_for.timeout});

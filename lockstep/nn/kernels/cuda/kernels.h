@@ -30,6 +30,33 @@ struct LogitBlock {
 void softmax_cross_entropy(const LogitBlock& block, float* losses, bool gradients,
                            CUstream_st* stream);
 
+// The same in two halves, of logits that stay as they are.
+struct RowLosses {
+  float* losses = nullptr;  // [rows], 0 where the target is ignore_index
+  // [rows], for backward: the largest logit, and relative to it 1 / the sum of exponentials.
+  float* largest = nullptr;
+  float* inverse = nullptr;
+};
+// A target outside the vocabulary fails an assertion on the device.
+void cross_entropy_forward(const LogitBlock& block, const RowLosses& rows, CUstream_st* stream);
+// (softmax - one_hot(target)) · factors[row], of the logits' type. Logits and gradient begin at
+// multiples of 16 bytes.
+void cross_entropy_backward(const LogitBlock& block, const RowLosses& rows, const float* factors,
+                            void* gradient, CUstream_st* stream);
+
+// ---- Adding a bias to what a product gave, in place
+// ----------------------------------------------
+
+struct BiasedRows {
+  void* values = nullptr;  // [rows, width], from a multiple of 16 bytes on
+  Element type = Element::bfloat16;
+  std::int64_t rows = 0;
+  std::int64_t width = 0;  // bias_takes() it
+};
+inline bool bias_takes(std::int64_t width) { return width > 0 && width % 8 == 0; }
+// Each sum is rounded once, to the type of the values.
+void add_bias(const BiasedRows& rows, const float* bias, CUstream_st* stream);
+
 // ---- Layer norm and RMS norm, where wished with the sum that a residual connection makes before
 // ---- Rows lie one after the other, at addresses that are multiples of 16.
 
