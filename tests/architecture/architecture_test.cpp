@@ -81,6 +81,23 @@ TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
               ElementsAre(HasSubstr("parallel/pipe/stage.h: no row of ARCHITECTURE.md holds")));
 }
 
+TEST_F(Rules, ARowMayStandForAFolderInEachOfSeveral) {
+  write_table("| `base` | the ground | | no |\n"
+              "| `comm/types`, `comm/words` | vocabulary | base | no |\n"
+              "| `comm/*/plain` | numbers of each backend | base | no |\n"
+              "| `comm` | collectives | base, comm/types, comm/*/plain | yes |\n"
+              "| `cli` | the program | base, comm/*/plain | no |\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("no folder of lockstep/comm has a folder")));
+  write("lockstep/comm/tcp/plain/options.h", "#include <lockstep/base/error.h>\n");
+  write("lockstep/comm/shm/plain/options.h", "#include <lockstep/comm/tcp/plain/options.h>\n");
+  write("cli/main.cpp", "#include <lockstep/comm/shm/plain/options.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("lockstep/comm/shm/plain/options.h", "#include <ATen/ATen.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("has no LibTorch, but includes ATen")));
+  write("lockstep/comm/shm/plain/options.h", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/*/plain may not include comm ")));
+}
+
 TEST_F(Rules, AnArrowOfTheProgram) {
   write("cli/main.cpp", "#include <lockstep/comm/tcp/link.h>\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include comm ")));

@@ -72,7 +72,9 @@ bool reads_environment(const std::string& line) {
 class Checker {
  public:
   explicit Checker(fs::path root)
-      : root_(std::move(root)), table_(read_table(root_ / "ARCHITECTURE.md")) {}
+      : root_(std::move(root)), table_(read_table(root_ / "ARCHITECTURE.md")) {
+    for (Part& part : table_.parts) part.paths = with_every_folder(part);
+  }
 
   std::vector<std::string> run() {
     for (const std::string& mistake : table_.mistakes)
@@ -87,6 +89,28 @@ class Checker {
   }
 
  private:
+  // A path "optim/*/plain" stands for the folders called plain in all folders of optim.
+  std::vector<std::string> with_every_folder(const Part& part) {
+    std::vector<std::string> paths;
+    for (const std::string& path : part.paths) {
+      const auto star = path.find("/*/");
+      if (star == std::string::npos) {
+        paths.push_back(path);
+        continue;
+      }
+      const std::string above = path.substr(0, star), below = path.substr(star + 3);
+      const std::size_t before = paths.size();
+      if (fs::is_directory(root_ / "lockstep" / above))
+        for (const auto& entry : fs::directory_iterator(root_ / "lockstep" / above))
+          if (fs::is_directory(entry.path() / below))
+            paths.push_back(above + "/" + entry.path().filename().string() + "/" + below);
+      if (paths.size() == before)
+        found_.push_back("ARCHITECTURE.md: the table has a row for " + path +
+                         ", and no folder of lockstep/" + above + " has a folder " + below);
+    }
+    return paths;
+  }
+
   void check_rows() {
     for (const Part& part : table_.parts)
       for (const std::string& path : part.paths) {

@@ -1,6 +1,10 @@
-// Steps of our optimizers: beside those of torch::optim, and whether their bits depend on anything.
+// Steps of our optimizers: beside those of torch::optim or the formula, and whether their bits
+// depend on anything.
 #include <lockstep/optim/optimizer.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -25,58 +29,59 @@ using testing::snapshot;
 constexpr double kLearningRate = 0.02;
 constexpr double kDecay = 0.3;
 
+// Steps on tensors that have their gradients.
+using Peer = std::function<void()>;
+
 struct Case {
   std::string name;
   OptimizerOptions options;
   double weight_decay;
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> peer;
+  std::function<Peer(std::vector<at::Tensor>)> peer;
 };
 
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
+template <typename TorchOptimizer, typename TorchOptions>
+std::function<Peer(std::vector<at::Tensor>)> torchs(const TorchOptions& options) {
+  return [=](std::vector<at::Tensor> parameters) {
+    const auto optimizer = std::make_shared<TorchOptimizer>(std::move(parameters), options);
+    return [optimizer] { optimizer->step(); };
+  };
+}
+
 // An epsilon that shows in the result; everything away from its default.
-std::vector<Case> cases() {
-  const std::pair<double, double> betas = {0.8, 0.95};
-  const auto torch_betas = std::make_tuple(betas.first, betas.second);
+std::vector<Case> elementwise_cases() {
+  const std::array<double, 2> betas = {0.8, 0.95};
+  const auto torch_betas = std::make_tuple(betas[0], betas[1]);
   const auto sgd = [](double momentum, double dampening, bool nesterov, double decay) {
-    return [=](std::vector<at::Tensor> parameters) {
-      return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                                 torch::optim::SGDOptions(kLearningRate)
-                                                     .momentum(momentum)
-                                                     .dampening(dampening)
-                                                     .nesterov(nesterov)
-                                                     .weight_decay(decay));
-    };
+    return torchs<torch::optim::SGD>(torch::optim::SGDOptions(kLearningRate)
+                                         .momentum(momentum)
+                                         .dampening(dampening)
+                                         .nesterov(nesterov)
+                                         .weight_decay(decay));
   };
   return {
       {"adamw", AdamWOptions{.betas = betas, .eps = 1e-2}, kDecay,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                      torch::optim::AdamWOptions(kLearningRate)
-                                                          .betas(torch_betas)
-                                                          .eps(1e-2)
-                                                          .weight_decay(kDecay));
-       }},
+       torchs<torch::optim::AdamW>(torch::optim::AdamWOptions(kLearningRate)
+                                       .betas(torch_betas)
+                                       .eps(1e-2)
+                                       .weight_decay(kDecay))},
       {"adamw_with_defaults", AdamWOptions{}, 0,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::AdamW>(
-             std::move(parameters), torch::optim::AdamWOptions(kLearningRate).weight_decay(0));
-       }},
+       torchs<torch::optim::AdamW>(torch::optim::AdamWOptions(kLearningRate).weight_decay(0))},
       {"adam_with_coupled_decay",
        AdamWOptions{.betas = betas, .eps = 1e-2, .decay = AdamDecay::coupled}, kDecay,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::Adam>(std::move(parameters),
-                                                     torch::optim::AdamOptions(kLearningRate)
-                                                         .betas(torch_betas)
-                                                         .eps(1e-2)
-                                                         .weight_decay(kDecay));
-       }},
+       torchs<torch::optim::Adam>(torch::optim::AdamOptions(kLearningRate)
+                                      .betas(torch_betas)
+                                      .eps(1e-2)
+                                      .weight_decay(kDecay))},
       {"sgd", SGDOptions{}, kDecay, sgd(0, 0, false, kDecay)},
       {"sgd_with_momentum", SGDOptions{.momentum = 0.9, .dampening = 0.4}, kDecay,
        sgd(0.9, 0.4, false, kDecay)},
       {"sgd_nesterov", SGDOptions{.momentum = 0.9, .nesterov = true}, 0, sgd(0.9, 0, true, 0)},
   };
 }
+
+std::vector<Case> cases() { return elementwise_cases(); }
 
 class EveryOptimizer : public ::testing::TestWithParam<Case> {
  protected:
@@ -86,7 +91,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
   }
 
   // Six steps, in which the second parameter goes without a gradient twice.
-  void beside_torch(at::ScalarType type, double tolerance) const {
+  void beside_its_peer(at::ScalarType type, double tolerance) const {
     std::vector<NamedParameter> ours = {{"a", parameter({37, 11}, 1, type)},
                                         {"b", parameter({5}, 2, type)}};
     std::vector<at::Tensor> theirs;
@@ -103,7 +108,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
         set_gradient(theirs[i], gradient);
       }
       optimizer->step(kLearningRate);
-      peer->step();
+      peer();
       for (std::size_t i = 0; i < ours.size(); ++i)
         EXPECT_LE((ours[i].tensor - theirs[i]).abs().max().item<double>(), tolerance)
             << "step " << step << ", parameter " << ours[i].name;
@@ -111,13 +116,15 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(EveryOptimizer, IsTorchsWithinRounding) {
-  beside_torch(at::kFloat, 1e-6);
-  beside_torch(at::kDouble, 1e-14);
+TEST_P(EveryOptimizer, IsTorchsOrTheFormulaWithinRounding) {
+  beside_its_peer(at::kFloat, 1e-6);
+  beside_its_peer(at::kDouble, 1e-14);
 }
 
+class EveryElementwiseOptimizer : public EveryOptimizer {};
+
 // One parameter, and the same numbers in shards of odd sizes; one thread, and several.
-TEST_P(EveryOptimizer, BitsDependOnNeitherShardsNorThreads) {
+TEST_P(EveryElementwiseOptimizer, BitsDependOnNeitherShardsNorThreads) {
   for (const auto type : {at::kFloat, at::kDouble}) {
     const std::int64_t count = 200003;
     const at::Tensor whole = parameter({count}, 1, type);
@@ -249,6 +256,8 @@ TEST(AdamW, CudaHasTheCpusBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Optim, EveryElementwiseOptimizer, ::testing::ValuesIn(elementwise_cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(Optimizer, GroupsHaveTheirOwnDecayAndLearningRate) {

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/optim/registry/optimizers.h>
+#include <lockstep/optim/registry/registry.h>
+
 #include "tests/train/configs.h"
 
 namespace lockstep::train {
@@ -41,7 +44,7 @@ TEST(Scheduler, takes_its_defaults_from_the_optimizer_and_the_run) {
 TEST(Scheduler, waits_for_the_data_where_only_epochs_are_given) {
   const TrainConfig config =
       config_with({{"/max_steps", nullptr}, {"/epochs", 2}, {"/scheduler/type", "WarmupCosineLR"}});
-  EXPECT_EQ(std::get<optim::WarmupCosineLR>(config.scheduler).total_num_steps, 0);
+  EXPECT_EQ(config.scheduler.as<optim::WarmupCosineLR>()->total_num_steps, 0);
   EXPECT_EQ(scheduler_of(config)["params"]["total_num_steps"], "auto");
 }
 
@@ -69,10 +72,12 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
-  EXPECT_EQ(
-      mistake_with({{"/optimizer/type", "Lion"}, {"/optimizer/params/x", 1}}),
-      "gpt.json:1: optimizer.type is \"Lion\": it must be 'AdamW', 'Adam', 'SGD', 'FusedAdam' "
-      "or 'DeepSpeedCPUAdam'");
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
+            "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
+            "'FusedAdam' or 'DeepSpeedCPUAdam'");
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
+              HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "
+                        "momentum, dampening, nesterov"));
   EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
             "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
             "needs a momentum above 0 and no dampening");
@@ -87,6 +92,30 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
               parse_config(config.dump(), {.name = "gpt.json"});
             }),
             "gpt.json:1: optimizer.params.lr is missing: the learning rate, for example 3e-4");
+}
+
+struct MineOptions {
+  double push = 0.5;
+
+  static constexpr optim::StepKind kKind = optim::StepKind::elementwise;
+  void describe(optim::OptionKeys& keys) {
+    keys.number({.name = "push", .meaning = "how far"}, push, {.highest = 2});
+  }
+  std::vector<std::string> state_names() const { return {"a"}; }
+};
+
+// Registered for the rest of the process, so this test is the last.
+TEST(OptimizerOfAProgram, is_named_in_configs) {
+  optim::register_optimizer_type({{"Mine"}, MineOptions{}});
+  const TrainConfig config =
+      config_with({{"/optimizer/type", "mine"}, {"/optimizer/params/push", 1.5}});
+  EXPECT_EQ(config.optimizer.type, "Mine");
+  EXPECT_EQ(config.optimizer.options.as<MineOptions>()->push, 1.5);
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "Mine"}, {"/optimizer/params/push", 3}}),
+            "gpt.json:1: optimizer.params.push is 3: it must be from 0 to 2");
+  EXPECT_THAT(
+      mistake_with({{"/optimizer/type", "Mine"}, {"/optimizer/params/betas", 3}}),
+      HasSubstr("optimizer.params.betas is no key of Mine: its keys are lr, weight_decay, push"));
 }
 
 }  // namespace lockstep::train

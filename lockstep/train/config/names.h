@@ -15,17 +15,6 @@ inline constexpr Named<DataFormat> kFormats[] = {{"auto", DataFormat::automatic}
                                                  {"llm.c", DataFormat::llm_c},
                                                  {"megatron", DataFormat::megatron}};
 
-inline constexpr Named<OptimizerType> kOptimizers[] = {
-    {"AdamW", OptimizerType::adamw},
-    {"Adam", OptimizerType::adam},
-    {"SGD", OptimizerType::sgd},
-    // DeepSpeed's names for what it takes them for.
-    {"FusedAdam", OptimizerType::adamw},
-    {"DeepSpeedCPUAdam", OptimizerType::adamw}};
-
-inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupType::log},
-                                                        {"linear", optim::WarmupType::linear}};
-
 inline constexpr Named<OnNonFiniteLoss> kOnNonFiniteLoss[] = {{"stop", OnNonFiniteLoss::stop},
                                                               {"skip", OnNonFiniteLoss::skip}};
 
