@@ -11,6 +11,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -49,6 +50,41 @@ std::function<Peer(std::vector<at::Tensor>)> torchs(const TorchOptions& options)
   };
 }
 
+// One step of a parameter by a formula; the state is zeros at first.
+struct FormulaStep {
+  at::Tensor weight, gradient;
+  at::Tensor first, second;  // of the state
+  double step = 0;           // from 1
+};
+
+std::function<Peer(std::vector<at::Tensor>)> by_formula(
+    std::function<void(const FormulaStep&)> formula) {
+  return [=](const std::vector<at::Tensor>& parameters) {
+    auto steps = std::make_shared<std::vector<FormulaStep>>();
+    for (const at::Tensor& one : parameters)
+      steps->push_back({.weight = one.detach(),
+                        .gradient = {},
+                        .first = at::zeros_like(one).detach(),
+                        .second = at::zeros_like(one).detach()});
+    return [=] {
+      const c10::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < steps->size(); ++i) {
+        FormulaStep& one = steps->at(i);
+        one.gradient = parameters[i].grad();
+        if (!one.gradient.defined()) continue;
+        ++one.step;
+        formula(one);
+      }
+    };
+  };
+}
+
+void lion_formula(const FormulaStep& s) {
+  const at::Tensor push = (0.8 * s.first + 0.2 * s.gradient).sign();
+  s.weight.copy_(s.weight * (1 - kLearningRate * kDecay) - kLearningRate * push);
+  s.first.copy_(0.95 * s.first + 0.05 * s.gradient);
+}
+
 // An epsilon that shows in the result; everything away from its default.
 std::vector<Case> elementwise_cases() {
   const std::array<double, 2> betas = {0.8, 0.95};
@@ -78,6 +114,12 @@ std::vector<Case> elementwise_cases() {
       {"sgd_with_momentum", SGDOptions{.momentum = 0.9, .dampening = 0.4}, kDecay,
        sgd(0.9, 0.4, false, kDecay)},
       {"sgd_nesterov", SGDOptions{.momentum = 0.9, .nesterov = true}, 0, sgd(0.9, 0, true, 0)},
+      {"lion", LionOptions{.betas = betas}, kDecay, by_formula(lion_formula)},
+      {"adagrad", AdagradOptions{.eps = 1e-2, .lr_decay = 0.1}, kDecay,
+       torchs<torch::optim::Adagrad>(torch::optim::AdagradOptions(kLearningRate)
+                                         .eps(1e-2)
+                                         .lr_decay(0.1)
+                                         .weight_decay(kDecay))},
   };
 }
 

@@ -29,6 +29,10 @@ OptimizerOptions options_of(const std::string& name) {
 TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
   for (const char* name : {"AdamW", "Adam", "FusedAdam", "DeepSpeedCPUAdam"})
     EXPECT_NE(options_of(name).as<AdamWOptions>(), nullptr) << name;
+  for (const char* name : {"Lion", "FusedLion", "DeepSpeedCPULion"})
+    EXPECT_NE(options_of(name).as<LionOptions>(), nullptr) << name;
+  for (const char* name : {"Adagrad", "DeepSpeedCPUAdagrad"})
+    EXPECT_NE(options_of(name).as<AdagradOptions>(), nullptr) << name;
   EXPECT_NE(options_of("SGD").as<SGDOptions>(), nullptr);
   EXPECT_EQ(options_of("SGD").as<AdamWOptions>(), nullptr);
   EXPECT_EQ(name_of(AdamWOptions{}), "AdamW");
@@ -39,10 +43,12 @@ TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
   EXPECT_EQ(OptimizerOptions(AdamWOptions{}).state_bytes(), 8);
   EXPECT_EQ(OptimizerOptions(SGDOptions{}).state_bytes(), 0);
   EXPECT_EQ(OptimizerOptions(SGDOptions{.momentum = 0.5}).state_bytes(), 4);
+  EXPECT_EQ(OptimizerOptions(LionOptions{}).state_bytes(), 4);
+  EXPECT_EQ(OptimizerOptions(AdagradOptions{}).state_bytes(), 4);
 }
 
 TEST(OptimizerTypes, SayWhatAStepSees) {
-  EXPECT_EQ(OptimizerOptions(SGDOptions{}).kind(), StepKind::elementwise);
+  EXPECT_EQ(OptimizerOptions(LionOptions{}).kind(), StepKind::elementwise);
 }
 
 // Sets every number to another one within its range.
@@ -91,6 +97,7 @@ TEST(OptimizerOptions, AreTexts) {
   EXPECT_THAT(texts_of(SGDOptions{.momentum = 0.5}),
               ElementsAre(OptionText{"momentum", "0.5"}, OptionText{"dampening", "0"},
                           OptionText{"nesterov", "false"}));
+  EXPECT_THAT(texts_of(LionOptions{}), ElementsAre(OptionText{"betas", "0.9, 0.99"}));
 }
 
 // "AdamW" is decoupled by its name; the same options without a name, or as "Adam", may be coupled.

@@ -68,13 +68,28 @@ TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
               HasSubstr("scheduler.type is missing"));
 }
 
+TEST(Optimizer, has_the_keys_and_defaults_of_its_type) {
+  const auto optimizer_of = [](const TrainConfig& config) {
+    return json::parse(to_json(config))["optimizer"];
+  };
+  EXPECT_EQ(optimizer_of(config_with({{"/optimizer/type", "DeepSpeedCPULion"},
+                                      {"/optimizer/params/weight_decay", 0.5}})),
+            json::parse(R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.5,
+              "betas": [0.9, 0.99]}})"));
+  EXPECT_EQ(optimizer_of(config_with(
+                {{"/optimizer/type", "adagrad"}, {"/optimizer/params/lr_decay", 0.25}})),
+            json::parse(R"({"type": "Adagrad", "params": {"lr": 0.001, "weight_decay": 0.0,
+              "eps": 1e-10, "lr_decay": 0.25}})"));
+}
+
 TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
   EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
             "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
-            "'FusedAdam' or 'DeepSpeedCPUAdam'");
+            "'Lion', 'Adagrad', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
+            "'DeepSpeedCPULion' or 'DeepSpeedCPUAdagrad'");
   EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
               HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "
                         "momentum, dampening, nesterov"));

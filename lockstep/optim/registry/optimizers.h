@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/optim/adagrad/plain/options.h>
 #include <lockstep/optim/adamw/plain/options.h>
+#include <lockstep/optim/lion/plain/options.h>
 #include <lockstep/optim/sgd/plain/options.h>
 
 namespace lockstep::optim {
@@ -18,6 +20,8 @@ void for_each_optimizer(const Row& row) {
   row(Names{"AdamW", "FusedAdam", "DeepSpeedCPUAdam"}, AdamWOptions{});
   row(Names{"Adam"}, AdamWOptions{});
   row(Names{"SGD"}, SGDOptions{});
+  row(Names{"Lion", "FusedLion", "DeepSpeedCPULion"}, LionOptions{});
+  row(Names{"Adagrad", "DeepSpeedCPUAdagrad"}, AdagradOptions{});
 }
 
 }  // namespace lockstep::optim
