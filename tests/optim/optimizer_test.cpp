@@ -85,6 +85,21 @@ void lion_formula(const FormulaStep& s) {
   s.first.copy_(0.95 * s.first + 0.05 * s.gradient);
 }
 
+// As DeepSpeed's FusedLamb.
+void lamb_formula(const FormulaStep& s, double min_coeff, double max_coeff, bool inside) {
+  s.first.copy_(0.8 * s.first + 0.2 * s.gradient);
+  s.second.copy_(0.95 * s.second + 0.05 * s.gradient * s.gradient);
+  const at::Tensor root = inside ? (s.second + 1e-2).sqrt() : s.second.sqrt() + 1e-2;
+  const at::Tensor direction = s.first / root + kDecay * s.weight;
+  const auto norm = [](const at::Tensor& x) {
+    return std::sqrt(x.to(at::kDouble).square().sum().item<double>());
+  };
+  const double coeff = std::clamp(norm(s.weight) / norm(direction), min_coeff, max_coeff);
+  const double rate =
+      kLearningRate * std::sqrt(1 - std::pow(0.95, s.step)) / (1 - std::pow(0.8, s.step));
+  s.weight.sub_(direction, rate * coeff);
+}
+
 // An epsilon that shows in the result; everything away from its default.
 std::vector<Case> elementwise_cases() {
   const std::array<double, 2> betas = {0.8, 0.95};
@@ -123,7 +138,18 @@ std::vector<Case> elementwise_cases() {
   };
 }
 
-std::vector<Case> cases() { return elementwise_cases(); }
+std::vector<Case> cases() {
+  std::vector<Case> all = elementwise_cases();
+  const LambOptions lamb{.betas = {0.8, 0.95}, .eps = 1e-2};
+  all.push_back({"lamb", lamb, kDecay,
+                 by_formula([](const FormulaStep& s) { lamb_formula(s, 0.01, 10, false); })});
+  LambOptions bounded = lamb;
+  bounded.eps_inside_sqrt = true;
+  bounded.max_coeff = 0.25;
+  all.push_back({"lamb_at_its_bound", bounded, kDecay,
+                 by_formula([](const FormulaStep& s) { lamb_formula(s, 0.01, 0.25, true); })});
+  return all;
+}
 
 class EveryOptimizer : public ::testing::TestWithParam<Case> {
  protected:
@@ -301,6 +327,20 @@ INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Optim, EveryElementwiseOptimizer, ::testing::ValuesIn(elementwise_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// Its norms are known to the host before it steps: nothing moves where there is nothing to move.
+TEST(Lamb, ParametersOfZerosMoveByTheLearningRate) {
+  const at::Tensor weight = at::zeros({5}, at::kDouble).set_requires_grad(true);
+  const auto optimizer = make_optimizer(LambOptions{.bias_correction = false, .max_coeff = 0.5},
+                                        {{.parameters = {{"a", weight}}}});
+  set_gradient(weight, at::full({5}, 3.0, at::kDouble));
+  optimizer->step(0.1);
+  const double direction = 0.1 * 3 / (std::sqrt(0.001 * 9) + 1e-8);
+  EXPECT_LE((weight + 0.1 * direction).abs().max().item<double>(), 1e-14);
+  set_gradient(weight, at::zeros({5}, at::kDouble));
+  optimizer->step(0.1);
+  EXPECT_TRUE(weight.isfinite().all().item<bool>());
+}
 
 TEST(Optimizer, GroupsHaveTheirOwnDecayAndLearningRate) {
   const at::Tensor a = parameter({3}, 1);

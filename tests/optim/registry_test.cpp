@@ -33,9 +33,12 @@ TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
     EXPECT_NE(options_of(name).as<LionOptions>(), nullptr) << name;
   for (const char* name : {"Adagrad", "DeepSpeedCPUAdagrad"})
     EXPECT_NE(options_of(name).as<AdagradOptions>(), nullptr) << name;
+  for (const char* name : {"Lamb", "FusedLamb"})
+    EXPECT_NE(options_of(name).as<LambOptions>(), nullptr) << name;
   EXPECT_NE(options_of("SGD").as<SGDOptions>(), nullptr);
   EXPECT_EQ(options_of("SGD").as<AdamWOptions>(), nullptr);
   EXPECT_EQ(name_of(AdamWOptions{}), "AdamW");
+  EXPECT_EQ(name_of(LambOptions{}), "Lamb");
 }
 
 // What the planner counts for each parameter.
@@ -45,10 +48,12 @@ TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
   EXPECT_EQ(OptimizerOptions(SGDOptions{.momentum = 0.5}).state_bytes(), 4);
   EXPECT_EQ(OptimizerOptions(LionOptions{}).state_bytes(), 4);
   EXPECT_EQ(OptimizerOptions(AdagradOptions{}).state_bytes(), 4);
+  EXPECT_EQ(OptimizerOptions(LambOptions{}).state_bytes(), 8);
 }
 
 TEST(OptimizerTypes, SayWhatAStepSees) {
   EXPECT_EQ(OptimizerOptions(LionOptions{}).kind(), StepKind::elementwise);
+  EXPECT_EQ(OptimizerOptions(LambOptions{}).kind(), StepKind::norm_per_parameter);
 }
 
 // Sets every number to another one within its range.

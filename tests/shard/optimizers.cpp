@@ -250,6 +250,10 @@ void check_optimizers(Cells& cells) {
   for (const optim::OptimizerType& type : optim::optimizer_types())
     check_optimizer(cells, type.names.front(), type.options);
   check_optimizer(cells, "SGD with momentum", optim::SGDOptions{.momentum = 0.9, .nesterov = true});
+  // A bound that is reached, and one that is not.
+  check_optimizer(cells, "Lamb, stretched little", optim::LambOptions{.max_coeff = 0.5});
+  check_optimizer(cells, "Lamb, stretched much",
+                  optim::LambOptions{.bias_correction = false, .max_coeff = 1e6, .min_coeff = 0});
 }
 
 }  // namespace lockstep::shard

@@ -80,6 +80,12 @@ TEST(Optimizer, has_the_keys_and_defaults_of_its_type) {
                 {{"/optimizer/type", "adagrad"}, {"/optimizer/params/lr_decay", 0.25}})),
             json::parse(R"({"type": "Adagrad", "params": {"lr": 0.001, "weight_decay": 0.0,
               "eps": 1e-10, "lr_decay": 0.25}})"));
+  const TrainConfig lamb = config_with({{"/optimizer/type", "Lamb"},
+                                        {"/optimizer/params/max_coeff", 0.5},
+                                        {"/optimizer/params/amsgrad", false}});
+  EXPECT_EQ(lamb.optimizer.options.as<optim::LambOptions>()->max_coeff, 0.5);
+  EXPECT_EQ(lamb.optimizer.options.as<optim::LambOptions>()->min_coeff, 0.01);
+  EXPECT_EQ(to_json(parse_config(to_json(lamb), {})), to_json(lamb));
 }
 
 TEST(Optimizer, says_what_its_type_does_not_have) {
@@ -88,11 +94,16 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
             "gradient_clipping, at the top of the config");
   EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
             "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
-            "'Lion', 'Adagrad', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
-            "'DeepSpeedCPULion' or 'DeepSpeedCPUAdagrad'");
+            "'Lion', 'Adagrad', 'Lamb', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
+            "'DeepSpeedCPULion', 'DeepSpeedCPUAdagrad' or 'FusedLamb'");
   EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
               HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "
                         "momentum, dampening, nesterov"));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/optimizer/params/min_coeff", 20}}),
+              HasSubstr("optimizer.params.min_coeff is 20, above max_coeff, which is 10"));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/parallel/tensor", 2}}),
+              HasSubstr("optimizer.type is \"Lamb\", which looks at whole parameters, and "
+                        "parallel.tensor is 2, which cuts them"));
   EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
             "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
             "needs a momentum above 0 and no dampening");

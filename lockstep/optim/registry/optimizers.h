@@ -6,6 +6,7 @@
 
 #include <lockstep/optim/adagrad/plain/options.h>
 #include <lockstep/optim/adamw/plain/options.h>
+#include <lockstep/optim/lamb/plain/options.h>
 #include <lockstep/optim/lion/plain/options.h>
 #include <lockstep/optim/sgd/plain/options.h>
 
@@ -22,6 +23,7 @@ void for_each_optimizer(const Row& row) {
   row(Names{"SGD"}, SGDOptions{});
   row(Names{"Lion", "FusedLion", "DeepSpeedCPULion"}, LionOptions{});
   row(Names{"Adagrad", "DeepSpeedCPUAdagrad"}, AdagradOptions{});
+  row(Names{"Lamb", "FusedLamb"}, LambOptions{});
 }
 
 }  // namespace lockstep::optim
