@@ -17,12 +17,6 @@ namespace fs = std::filesystem;
 
 constexpr double kMiB = 1 << 20;
 
-// Of the optimizer, for each parameter.
-double state_bytes(const train::OptimizerSection& optimizer) {
-  if (optimizer.type != train::OptimizerType::sgd) return 8;
-  return optimizer.momentum > 0 ? 4 : 0;
-}
-
 void check_device(const train::TrainConfig& config) {
   if (config.device == train::DeviceChoice::cuda && elastic::num_visible_gpus() == 0)
     throw UsageError("device is \"cuda\", and this host has no GPU that is visible: take \"auto\", "
@@ -47,8 +41,8 @@ void check_disk(const train::TrainConfig& config, const train::RunPlan& plan) {
   while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
   const fs::space_info space = fs::space(folder, unknown);
   if (unknown) return;
-  const double needed =
-      (4 + state_bytes(config.optimizer)) * static_cast<double>(models::num_parameters(plan.model));
+  const double needed = static_cast<double>((4 + config.optimizer.options.state_bytes()) *
+                                            models::num_parameters(plan.model));
   const auto there = static_cast<double>(space.available);
   if (needed <= there) return;
   throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "

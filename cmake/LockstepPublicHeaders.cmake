@@ -20,10 +20,15 @@ set(LOCKSTEP_PUBLIC_HEADERS
   nn/layers/cross_entropy.h
   nn/tensor_parallel/tensor_parallel.h
   nn/tensor_parallel/tensor_plan.h
-  optim/adamw.h
+  optim/adagrad/plain/options.h
+  optim/adamw/plain/options.h
   optim/clip.h
   optim/grad_scaler.h
-  optim/sgd.h
+  optim/lamb/plain/options.h
+  optim/lion/plain/options.h
+  optim/optimizer.h
+  optim/schedules/schedule.h
+  optim/sgd/plain/options.h
   parallel/pipeline/model_parallel.h
   parallel/pipeline/pipe.h
   parallel/pipeline/pipeline.h

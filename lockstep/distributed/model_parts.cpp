@@ -165,6 +165,10 @@ std::vector<std::vector<ModelParts::Piece>> ModelParts::pieces_of_all(
 
 optim::NormScope ModelParts::norm_scope() const {
   if (alone()) return {};
+  const auto is_cut = [](const auto& named) {
+    const nn::CutParameter& one = named.second;
+    return one.parameter.sizes() != at::IntArrayRef(one.whole_shape);
+  };
   return {
       .counts = [counted = counted_](const std::string& name) { return counted.contains(name); },
       .sum =
@@ -179,7 +183,8 @@ optim::NormScope ModelParts::norm_scope() const {
             const at::Tensor all = at::empty({group->size()}, mine.options());
             group->all_gather(all.split(1), mine.reshape({1})).wait();
             return optim::add_in_order(all, {{{0, group->size()}}});
-          }};
+          },
+      .cuts_parameters = std::ranges::any_of(cut_, is_cut)};
 }
 
 void ModelParts::take_largest(at::Tensor& number) const {

@@ -437,6 +437,11 @@ std::unique_ptr<ParallelModel> make_strategy(torch::nn::Module& module, mesh::De
 
 std::unique_ptr<optim::Optimizer> ParallelModel::make_optimizer(
     const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
+  if (layers_are_cut_ && options.kind() != optim::StepKind::elementwise)
+    throw UsageError("{} looks at whole parameters, and the layers of this model are cut over a "
+                     "tensor axis: use an optimizer that goes by elements, such as AdamW, or a "
+                     "tensor axis of 1",
+                     optim::name_of(options));
   return optim::checked(
       do_make_optimizer(options, std::move(groups)),
       {.before_use =
@@ -457,6 +462,7 @@ std::unique_ptr<ParallelModel> make_parallel(torch::nn::Module& module, mesh::De
                                              const shard::Origin& origin) {
   auto made = make_strategy(module, mesh, axes, config, counted_pass, scope, origin);
   made->check_consistency_every(config.consistency_check_interval);
+  made->layers_are_cut_ = scope.cuts_parameters;
   return made;
 }
 

@@ -126,6 +126,12 @@ class ParallelModel {
   // Before an optimizer steps.
   virtual void check_step() = 0;
 
+  friend std::unique_ptr<ParallelModel> make_parallel(
+      torch::nn::Module& module, mesh::DeviceMesh& mesh, const JobAxes& axes,
+      const DistributedConfig& config, const data_parallel::CountedPass& counted_pass,
+      const optim::NormScope& scope, const shard::Origin& origin);
+
+  bool layers_are_cut_ = false;
   const std::shared_ptr<void> alive_ = std::make_shared<char>();
 };
 

@@ -23,6 +23,8 @@ struct NormScope {
   std::function<bool(const std::string& parameter)> counts = nullptr;  // all
   // The sum of all of these ranks' numbers, one Double each.
   std::function<at::Tensor(const at::Tensor&)> sum = nullptr;  // of this one's
+  // Whether a parameter here is a part of a larger one, of which other ranks have the rest.
+  bool cuts_parameters = false;
 
   bool counts_parameter(const std::string& name) const { return !counts || counts(name); }
   at::Tensor norm(const at::Tensor& sum_of_squares) const;

@@ -16,8 +16,8 @@
 
 #include <vector>
 
-#include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/parameter.h>
+#include <lockstep/optim/schedules/loss_scale.h>
 
 namespace lockstep::optim {
 

@@ -1,12 +1,13 @@
 #include <lockstep/optim/optimizer.h>
 
+#include <map>
+#include <mutex>
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/adamw.h>
-#include <lockstep/optim/sgd.h>
 
 namespace lockstep::optim {
 
@@ -34,22 +35,50 @@ void multiply(const std::vector<at::Tensor>& gradients, double factor) {
 
 namespace {
 
-struct Maker {
-  std::vector<ParameterGroup> groups;
-
-  std::unique_ptr<Optimizer> operator()(const AdamWOptions& options) {
-    return std::make_unique<AdamW>(std::move(groups), options);
-  }
-  std::unique_ptr<Optimizer> operator()(const SGDOptions& options) {
-    return std::make_unique<SGD>(std::move(groups), options);
-  }
+struct Makers {
+  std::mutex mutex;
+  std::map<std::type_index, OptimizerMaker> by_options;
 };
+
+Makers& makers() {
+  static Makers all = [] {
+    std::map<std::type_index, OptimizerMaker> by_options;
+    for_each_optimizer([&]<typename Options>(const std::vector<std::string>&, const Options&) {
+      by_options[typeid(Options)] = [](const OptimizerOptions& options,
+                                       std::vector<ParameterGroup> groups,
+                                       std::shared_ptr<Parts> parts) {
+        return options.as<Options>()->make(std::move(groups), std::move(parts));
+      };
+    });
+    return Makers{.mutex = {}, .by_options = std::move(by_options)};
+  }();
+  return all;
+}
+
+OptimizerMaker maker_of(const OptimizerOptions& options) {
+  Makers& all = makers();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.by_options.find(options.type());
+  if (found == all.by_options.end())
+    throw UsageError("no optimizer has options of the type {}: call register_optimizer() first",
+                     options.type().name());
+  return found->second;
+}
 
 }  // namespace
 
+void register_optimizer_maker(std::type_index options, OptimizerMaker maker) {
+  Makers& all = makers();
+  const std::lock_guard lock(all.mutex);
+  all.by_options[options] = std::move(maker);
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
-                                          std::vector<ParameterGroup> groups) {
-  return std::visit(Maker{std::move(groups)}, options);
+                                          std::vector<ParameterGroup> groups,
+                                          std::shared_ptr<Parts> parts) {
+  const OptimizerMaker make = maker_of(options);
+  check_options(name_of(options), options);
+  return make(options, std::move(groups), std::move(parts));
 }
 
 }  // namespace lockstep::optim

@@ -7,15 +7,20 @@
 //   optimizer->zero_grad();
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
+#include <typeindex>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/device/host_memory.h>
 #include <lockstep/optim/parameter_group.h>
+#include <lockstep/optim/parts.h>
+#include <lockstep/optim/registry/optimizers.h>
+#include <lockstep/optim/registry/registry.h>
 
 namespace lockstep::optim {
 
@@ -44,8 +49,7 @@ void multiply(const std::vector<at::Tensor>& gradients, double factor);
 // made. Parameters are Float or Double, on any device, each its own. For one thread at a time. A
 // UsageError leaves parameters and state as they were.
 //
-// Every element is updated by itself: the bits do not depend on the number of threads, nor on how a
-// parameter is cut into shards.
+// The bits do not depend on the number of threads, nor on how a parameter is cut into shards.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -69,31 +73,33 @@ class Optimizer {
   virtual void load_state(const std::vector<NamedTensor>& state) = 0;
 };
 
-// How weights decay in Adam.
-enum class AdamDecay {
-  decoupled,  // by themselves: AdamW, DeepSpeed's adam_w_mode
-  coupled,    // through the gradient: the first Adam
-};
-
-struct AdamWOptions {
-  std::pair<double, double> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  AdamDecay decay = AdamDecay::decoupled;
-  // Whether moments, which begin at 0, are scaled up by how little they have seen so far.
-  bool bias_correction = true;
-};
-
-// As torch::optim::SGD.
-struct SGDOptions {
-  double momentum = 0;
-  double dampening = 0;
-  bool nesterov = false;
-};
-
-using OptimizerOptions = std::variant<AdamWOptions, SGDOptions>;
-
-// UsageError, with the numbers, for options or groups that make no sense.
+// UsageError, with the numbers, for options or groups that make no sense. Where the parameters are
+// parts of larger ones, `parts` asks the ranks that have the others.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
-                                          std::vector<ParameterGroup> groups);
+                                          std::vector<ParameterGroup> groups,
+                                          std::shared_ptr<Parts> parts = nullptr);
+
+// Makes an optimizer from options of a type.
+using OptimizerMaker = std::function<std::unique_ptr<Optimizer>(const OptimizerOptions& options,
+                                                                std::vector<ParameterGroup> groups,
+                                                                std::shared_ptr<Parts> parts)>;
+
+void register_optimizer_maker(std::type_index options, OptimizerMaker maker);
+
+// An optimizer of a program's own, for as long as the process runs: make_optimizer() takes such
+// options from now on, and configs name it in "optimizer": {"type": …, "params": {…}}. Call it
+// before a config is read. UsageError where a name is taken.
+//
+//   optim::register_optimizer({"Mine"}, MyOptions{});
+template <typename Options>
+requires DescribesOptimizer<Options>
+void register_optimizer(std::vector<std::string> names, Options defaults) {
+  register_optimizer_type({std::move(names), defaults});
+  register_optimizer_maker(
+      typeid(Options), [](const OptimizerOptions& options, std::vector<ParameterGroup> groups,
+                          std::shared_ptr<Parts> parts) {
+        return options.as<Options>()->make(std::move(groups), std::move(parts));
+      });
+}
 
 }  // namespace lockstep::optim

@@ -23,14 +23,10 @@ std::string number_or_none(const std::optional<std::int64_t>& number) {
 }
 
 std::string text_of(const optim::OptimizerOptions& optimizer) {
-  if (const auto* sgd = std::get_if<optim::SGDOptions>(&optimizer))
-    return fmt::format("SGD with momentum {}, dampening {}, nesterov {}", sgd->momentum,
-                       sgd->dampening, sgd->nesterov);
-  const auto& adam = std::get<optim::AdamWOptions>(optimizer);
-  return fmt::format("Adam with betas {} and {}, eps {}, decay {}{}", adam.betas.first,
-                     adam.betas.second, adam.eps,
-                     adam.decay == optim::AdamDecay::decoupled ? "decoupled" : "coupled",
-                     adam.bias_correction ? "" : ", moments not corrected");
+  std::string text = optim::name_of(optimizer);
+  for (const auto& [key, value] : optim::texts_of(optimizer))
+    text += fmt::format(", {} {}", key, value);
+  return text;
 }
 
 const char* text_of(Resume resume) {

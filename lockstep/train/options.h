@@ -11,10 +11,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <lockstep/observe/loss_curve.h>
-#include <lockstep/optim/loss_scale.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
-#include <lockstep/optim/schedule.h>
+#include <lockstep/optim/schedules/loss_scale.h>
+#include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/train/config/config.h>
 
 namespace lockstep {

@@ -150,18 +150,6 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   return result;
 }
 
-optim::OptimizerOptions optimizer_options(const OptimizerSection& section) {
-  if (section.type == OptimizerType::sgd)
-    return optim::SGDOptions{
-        .momentum = section.momentum, .dampening = section.dampening, .nesterov = section.nesterov};
-  // DeepSpeed's "Adam" decays as AdamW does unless it is told otherwise.
-  return optim::AdamWOptions{
-      .betas = {section.betas[0], section.betas[1]},
-      .eps = section.eps,
-      .decay = section.adam_w_mode ? optim::AdamDecay::decoupled : optim::AdamDecay::coupled,
-      .bias_correction = section.bias_correction};
-}
-
 TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   TrainerOptions options;
   options.max_steps = config.max_steps;
@@ -171,7 +159,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.drop_last = config.dataloader_drop_last;
   options.num_workers = static_cast<int>(config.data.num_workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
-  options.optimizer = optimizer_options(config.optimizer);
+  options.optimizer = config.optimizer.options;
   options.learning_rate = config.optimizer.lr;
   options.weight_decay = config.optimizer.weight_decay;
   options.schedule = plan.schedule;

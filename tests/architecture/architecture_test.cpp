@@ -81,16 +81,21 @@ TEST_F(Rules, AFolderThatHoldsPartsNeedsNoRowOfItsOwn) {
               ElementsAre(HasSubstr("parallel/pipe/stage.h: no row of ARCHITECTURE.md holds")));
 }
 
-TEST_F(Rules, ARowMayHoldAFolderOfEachOther) {
+TEST_F(Rules, ARowMayStandForAFolderInEachOfSeveral) {
   write_table("| `base` | the ground | | no |\n"
-              "| `comm/types`, `comm/words`, `comm/*/spec` | vocabulary | base | no |\n"
-              "| `comm` | collectives | base, comm/types | yes |\n"
-              "| `cli` | the program | base | no |\n");
-  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/*/spec")));
-  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/types.h>\n");
+              "| `comm/types` | vocabulary | base | no |\n"
+              "| `comm/*/plain` | numbers of each backend | base | no |\n"
+              "| `comm` | collectives | base, comm/types, comm/*/plain | yes |\n"
+              "| `cli` | the program | base, comm/*/plain | no |\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/*/plain, which is no folder")));
+  write("lockstep/comm/tcp/plain/options.h", "#include <lockstep/base/error.h>\n");
+  write("lockstep/comm/shm/plain/options.h", "#include <lockstep/comm/tcp/plain/options.h>\n");
+  write("cli/main.cpp", "#include <lockstep/comm/shm/plain/options.h>\n");
   EXPECT_THAT(violations(root_), IsEmpty());
-  write("lockstep/comm/tcp/spec/size.h", "#include <lockstep/comm/tcp/link.h>\n");
-  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/types may not include comm ")));
+  write("lockstep/comm/shm/plain/options.h", "#include <ATen/ATen.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("has no LibTorch, but includes ATen")));
+  write("lockstep/comm/shm/plain/options.h", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("comm/*/plain may not include comm ")));
 }
 
 TEST_F(Rules, AnArrowOfTheProgram) {

@@ -133,6 +133,11 @@ void check_tensor_manager(DistributedManager dist, Cells& cells) {
     cells.expect_usage_error([&] { dist.wrap_model(torch::nn::Linear(4, 4)); },
                              "lockstep::tensor::parallelize_module(");
   });
+  cells.cell("an optimizer that looks at whole parameters is refused", [&] {
+    const auto model = dist.wrap_model(seeded_mlp());
+    cells.expect_usage_error([&] { dist.make_optimizer(model, optim::LambOptions{}); },
+                             "Lamb looks at whole parameters");
+  });
   cells.cell("names that end alike", [&] { check_alike_names(dist, cells); });
   cells.cell("a model that is built by parts is refused", [&] {
     cells.expect_usage_error([&] { dist.build_model([] { return seeded_mlp(); }); },

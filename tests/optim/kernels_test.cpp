@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/philox.h>
-#include <lockstep/optim/kernels/adam.h>
-#include <lockstep/optim/kernels/sgd.h>
+#include <lockstep/optim/adamw/plain/kernel.h>
 #include <lockstep/optim/kernels/sum_of_squares.h>
+#include <lockstep/optim/sgd/plain/kernel.h>
 
 namespace lockstep::optim {
 namespace {

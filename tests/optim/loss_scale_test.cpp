@@ -1,4 +1,4 @@
-#include <lockstep/optim/loss_scale.h>
+#include <lockstep/optim/schedules/loss_scale.h>
 
 #include <algorithm>
 #include <cmath>

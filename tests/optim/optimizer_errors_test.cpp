@@ -34,7 +34,11 @@ TEST(OptimizerErrors, OptionsThatMakeNoSense) {
   EXPECT_THAT(refusal(AdamWOptions{.eps = -1}), HasSubstr("eps is -1"));
   EXPECT_THAT(refusal(SGDOptions{.momentum = -0.5}), HasSubstr("momentum is -0.5"));
   EXPECT_THAT(refusal(SGDOptions{.momentum = 0.9, .dampening = 0.25, .nesterov = true}),
-              AllOf(HasSubstr("nesterov"), HasSubstr("0.9 and 0.25")));
+              AllOf(HasSubstr("nesterov"), HasSubstr("is 0.9 and dampening 0.25")));
+  EXPECT_THAT(refusal(LionOptions{.betas = {0.9, 1.5}}), HasSubstr("Lion: betas[1] is 1.5"));
+  EXPECT_THAT(refusal(AdagradOptions{.eps = 0}), HasSubstr("Adagrad: eps is 0"));
+  EXPECT_THAT(refusal(LambOptions{.max_coeff = 0.5, .min_coeff = 2}),
+              HasSubstr("Lamb: min_coeff is 2, above max_coeff, which is 0.5"));
   EXPECT_THAT(refusal(SGDOptions{}, {{.weight_decay = -2}}), HasSubstr("weight_decay is -2"));
   EXPECT_THAT(refusal(SGDOptions{}, {{.learning_rate_factor = -2}}),
               HasSubstr("learning_rate_factor is -2"));

@@ -71,8 +71,8 @@ TEST(OptimizerState, CountsTheStepsOfEachParameter) {
 }
 
 TEST(OptimizerState, ARunThatResumesGoesOnToTheBit) {
-  const std::vector<OptimizerOptions> kinds = {AdamWOptions{},
-                                               SGDOptions{.momentum = 0.9, .dampening = 0.5}};
+  std::vector<OptimizerOptions> kinds = {SGDOptions{.momentum = 0.9, .dampening = 0.5}};
+  for (const OptimizerType& type : optimizer_types()) kinds.push_back(type.options);
   for (const OptimizerOptions& options : kinds) {
     const auto straight = model();
     const auto optimizer = make_optimizer(options, {{.parameters = straight, .weight_decay = 0.1}});

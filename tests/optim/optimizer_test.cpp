@@ -1,12 +1,17 @@
-// Steps of our optimizers: beside those of torch::optim, and whether their bits depend on anything.
+// Steps of our optimizers: beside those of torch::optim or the formula, and whether their bits
+// depend on anything.
 #include <lockstep/optim/optimizer.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <ostream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -25,57 +30,125 @@ using testing::snapshot;
 constexpr double kLearningRate = 0.02;
 constexpr double kDecay = 0.3;
 
+// Steps on tensors that have their gradients.
+using Peer = std::function<void()>;
+
 struct Case {
   std::string name;
   OptimizerOptions options;
   double weight_decay;
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)> peer;
+  std::function<Peer(std::vector<at::Tensor>)> peer;
 };
 
 void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
 
-// An epsilon that shows in the result; everything away from its default.
-std::vector<Case> cases() {
-  const std::pair<double, double> betas = {0.8, 0.95};
-  const auto torch_betas = std::make_tuple(betas.first, betas.second);
-  const auto sgd = [](double momentum, double dampening, bool nesterov, double decay) {
-    return [=](std::vector<at::Tensor> parameters) {
-      return std::make_unique<torch::optim::SGD>(std::move(parameters),
-                                                 torch::optim::SGDOptions(kLearningRate)
-                                                     .momentum(momentum)
-                                                     .dampening(dampening)
-                                                     .nesterov(nesterov)
-                                                     .weight_decay(decay));
+template <typename TorchOptimizer, typename TorchOptions>
+std::function<Peer(std::vector<at::Tensor>)> torchs(const TorchOptions& options) {
+  return [=](std::vector<at::Tensor> parameters) {
+    const auto optimizer = std::make_shared<TorchOptimizer>(std::move(parameters), options);
+    return [optimizer] { optimizer->step(); };
+  };
+}
+
+// One step of a parameter by a formula; the state is zeros at first.
+struct FormulaStep {
+  at::Tensor weight, gradient;
+  at::Tensor first, second;  // of the state
+  double step = 0;           // from 1
+};
+
+std::function<Peer(std::vector<at::Tensor>)> by_formula(
+    std::function<void(const FormulaStep&)> formula) {
+  return [=](const std::vector<at::Tensor>& parameters) {
+    auto steps = std::make_shared<std::vector<FormulaStep>>();
+    for (const at::Tensor& one : parameters)
+      steps->push_back({.weight = one.detach(),
+                        .gradient = {},
+                        .first = at::zeros_like(one).detach(),
+                        .second = at::zeros_like(one).detach()});
+    return [=] {
+      const c10::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < steps->size(); ++i) {
+        FormulaStep& one = steps->at(i);
+        one.gradient = parameters[i].grad();
+        if (!one.gradient.defined()) continue;
+        ++one.step;
+        formula(one);
+      }
     };
+  };
+}
+
+void lion_formula(const FormulaStep& s) {
+  const at::Tensor push = (0.8 * s.first + 0.2 * s.gradient).sign();
+  s.weight.copy_(s.weight * (1 - kLearningRate * kDecay) - kLearningRate * push);
+  s.first.copy_(0.95 * s.first + 0.05 * s.gradient);
+}
+
+// As DeepSpeed's FusedLamb.
+void lamb_formula(const FormulaStep& s, double min_coeff, double max_coeff, bool inside) {
+  s.first.copy_(0.8 * s.first + 0.2 * s.gradient);
+  s.second.copy_(0.95 * s.second + 0.05 * s.gradient * s.gradient);
+  const at::Tensor root = inside ? (s.second + 1e-2).sqrt() : s.second.sqrt() + 1e-2;
+  const at::Tensor direction = s.first / root + kDecay * s.weight;
+  const auto norm = [](const at::Tensor& x) {
+    return std::sqrt(x.to(at::kDouble).square().sum().item<double>());
+  };
+  const double coeff = std::clamp(norm(s.weight) / norm(direction), min_coeff, max_coeff);
+  const double rate =
+      kLearningRate * std::sqrt(1 - std::pow(0.95, s.step)) / (1 - std::pow(0.8, s.step));
+  s.weight.sub_(direction, rate * coeff);
+}
+
+// An epsilon that shows in the result; everything away from its default.
+std::vector<Case> elementwise_cases() {
+  const std::array<double, 2> betas = {0.8, 0.95};
+  const auto torch_betas = std::make_tuple(betas[0], betas[1]);
+  const auto sgd = [](double momentum, double dampening, bool nesterov, double decay) {
+    return torchs<torch::optim::SGD>(torch::optim::SGDOptions(kLearningRate)
+                                         .momentum(momentum)
+                                         .dampening(dampening)
+                                         .nesterov(nesterov)
+                                         .weight_decay(decay));
   };
   return {
       {"adamw", AdamWOptions{.betas = betas, .eps = 1e-2}, kDecay,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                      torch::optim::AdamWOptions(kLearningRate)
-                                                          .betas(torch_betas)
-                                                          .eps(1e-2)
-                                                          .weight_decay(kDecay));
-       }},
+       torchs<torch::optim::AdamW>(torch::optim::AdamWOptions(kLearningRate)
+                                       .betas(torch_betas)
+                                       .eps(1e-2)
+                                       .weight_decay(kDecay))},
       {"adamw_with_defaults", AdamWOptions{}, 0,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::AdamW>(
-             std::move(parameters), torch::optim::AdamWOptions(kLearningRate).weight_decay(0));
-       }},
+       torchs<torch::optim::AdamW>(torch::optim::AdamWOptions(kLearningRate).weight_decay(0))},
       {"adam_with_coupled_decay",
        AdamWOptions{.betas = betas, .eps = 1e-2, .decay = AdamDecay::coupled}, kDecay,
-       [=](std::vector<at::Tensor> parameters) {
-         return std::make_unique<torch::optim::Adam>(std::move(parameters),
-                                                     torch::optim::AdamOptions(kLearningRate)
-                                                         .betas(torch_betas)
-                                                         .eps(1e-2)
-                                                         .weight_decay(kDecay));
-       }},
+       torchs<torch::optim::Adam>(torch::optim::AdamOptions(kLearningRate)
+                                      .betas(torch_betas)
+                                      .eps(1e-2)
+                                      .weight_decay(kDecay))},
       {"sgd", SGDOptions{}, kDecay, sgd(0, 0, false, kDecay)},
       {"sgd_with_momentum", SGDOptions{.momentum = 0.9, .dampening = 0.4}, kDecay,
        sgd(0.9, 0.4, false, kDecay)},
       {"sgd_nesterov", SGDOptions{.momentum = 0.9, .nesterov = true}, 0, sgd(0.9, 0, true, 0)},
+      {"lion", LionOptions{.betas = betas}, kDecay, by_formula(lion_formula)},
+      {"adagrad", AdagradOptions{.eps = 1e-2, .lr_decay = 0.1}, kDecay,
+       torchs<torch::optim::Adagrad>(torch::optim::AdagradOptions(kLearningRate)
+                                         .eps(1e-2)
+                                         .lr_decay(0.1)
+                                         .weight_decay(kDecay))},
   };
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all = elementwise_cases();
+  const LambOptions lamb{.betas = {0.8, 0.95}, .eps = 1e-2};
+  all.push_back({"lamb", lamb, kDecay,
+                 by_formula([](const FormulaStep& s) { lamb_formula(s, 0.01, 10, false); })});
+  LambOptions bounded = lamb;
+  bounded.eps_inside_sqrt = true;
+  bounded.max_coeff = 0.25;
+  all.push_back({"lamb_at_its_bound", bounded, kDecay,
+                 by_formula([](const FormulaStep& s) { lamb_formula(s, 0.01, 0.25, true); })});
+  return all;
 }
 
 class EveryOptimizer : public ::testing::TestWithParam<Case> {
@@ -86,7 +159,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
   }
 
   // Six steps, in which the second parameter goes without a gradient twice.
-  void beside_torch(at::ScalarType type, double tolerance) const {
+  void beside_its_peer(at::ScalarType type, double tolerance) const {
     std::vector<NamedParameter> ours = {{"a", parameter({37, 11}, 1, type)},
                                         {"b", parameter({5}, 2, type)}};
     std::vector<at::Tensor> theirs;
@@ -103,7 +176,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
         set_gradient(theirs[i], gradient);
       }
       optimizer->step(kLearningRate);
-      peer->step();
+      peer();
       for (std::size_t i = 0; i < ours.size(); ++i)
         EXPECT_LE((ours[i].tensor - theirs[i]).abs().max().item<double>(), tolerance)
             << "step " << step << ", parameter " << ours[i].name;
@@ -111,13 +184,15 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(EveryOptimizer, IsTorchsWithinRounding) {
-  beside_torch(at::kFloat, 1e-6);
-  beside_torch(at::kDouble, 1e-14);
+TEST_P(EveryOptimizer, IsTorchsOrTheFormulaWithinRounding) {
+  beside_its_peer(at::kFloat, 1e-6);
+  beside_its_peer(at::kDouble, 1e-14);
 }
 
+class EveryElementwiseOptimizer : public EveryOptimizer {};
+
 // One parameter, and the same numbers in shards of odd sizes; one thread, and several.
-TEST_P(EveryOptimizer, BitsDependOnNeitherShardsNorThreads) {
+TEST_P(EveryElementwiseOptimizer, BitsDependOnNeitherShardsNorThreads) {
   for (const auto type : {at::kFloat, at::kDouble}) {
     const std::int64_t count = 200003;
     const at::Tensor whole = parameter({count}, 1, type);
@@ -250,6 +325,22 @@ TEST(AdamW, CudaHasTheCpusBits) {
 
 INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Optim, EveryElementwiseOptimizer, ::testing::ValuesIn(elementwise_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Its norms are known to the host before it steps: nothing moves where there is nothing to move.
+TEST(Lamb, ParametersOfZerosMoveByTheLearningRate) {
+  const at::Tensor weight = at::zeros({5}, at::kDouble).set_requires_grad(true);
+  const auto optimizer = make_optimizer(LambOptions{.bias_correction = false, .max_coeff = 0.5},
+                                        {{.parameters = {{"a", weight}}}});
+  set_gradient(weight, at::full({5}, 3.0, at::kDouble));
+  optimizer->step(0.1);
+  const double direction = 0.1 * 3 / (std::sqrt(0.001 * 9) + 1e-8);
+  EXPECT_LE((weight + 0.1 * direction).abs().max().item<double>(), 1e-14);
+  set_gradient(weight, at::zeros({5}, at::kDouble));
+  optimizer->step(0.1);
+  EXPECT_TRUE(weight.isfinite().all().item<bool>());
+}
 
 TEST(Optimizer, GroupsHaveTheirOwnDecayAndLearningRate) {
   const at::Tensor a = parameter({3}, 1);

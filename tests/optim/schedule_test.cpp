@@ -1,4 +1,4 @@
-#include <lockstep/optim/schedule.h>
+#include <lockstep/optim/schedules/schedule.h>
 
 #include <cmath>
 #include <limits>
@@ -198,6 +198,27 @@ TEST(Schedule, ErrorsSayWhichNumberIsWrong) {
               HasSubstr("lr_range_test_step_size is 0"));
   EXPECT_THAT(usage_error([] { make_schedule(Constant{}, 1)->learning_rate(-1); }),
               HasSubstr("step -1"));
+}
+
+struct Mine {
+  double factor = 0.5;
+
+  void describe(OptionKeys& keys, const RunFacts&) {
+    keys.number({.name = "factor"}, factor, {.highest = 1});
+  }
+  std::vector<OptionMistake> mistakes(double) const { return {}; }
+  std::unique_ptr<Schedule> make(double base_lr) const {
+    return make_schedule(Constant{}, factor * base_lr);
+  }
+};
+
+TEST(ScheduleTypes, TakeAProgramsOwn) {
+  register_schedule("Mine", Mine{});
+  EXPECT_EQ(schedule_types().back().name, "Mine");
+  EXPECT_EQ(name_of(Mine{}), "Mine");
+  EXPECT_EQ(make_schedule(Mine{.factor = 0.25}, 2)->learning_rate(5), 0.5);
+  EXPECT_THAT(usage_error([] { register_schedule("oneCYCLE", Mine{}); }),
+              HasSubstr("registered as 'oneCYCLE', which another one is called"));
 }
 
 // Steps beyond any training, and sizes whose sum does not fit, are still numbers.

@@ -258,7 +258,7 @@ class SteppedOn {
 };
 
 void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
-              const ShardedWay& way, c10::Device device) {
+              const ShardedWay& way, const optim::OptimizerOptions& options, c10::Device device) {
   // Ranks other than the first start from other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
@@ -268,10 +268,10 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
   reference.module->to(device);
   if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
   const auto parallel = strategy.wrap(cells, *subject.module, kind);
-  const auto optimizer = parallel->make_optimizer(optim::AdamWOptions{}, decaying(subject));
+  const auto optimizer = parallel->make_optimizer(options, decaying(subject));
   SteppedOn stepped_on(reference, strategy.offloads && !device.is_cpu());
-  const auto reference_optimizer = optim::make_optimizer(
-      optim::AdamWOptions{}, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
+  const auto reference_optimizer =
+      optim::make_optimizer(options, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
   const auto expected = reference.module->named_parameters();
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Spread spread = spread_of(way.samples, way.num_passes, cells.num_ranks(), step);
@@ -324,16 +324,23 @@ bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
 }
 
 void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
+  const std::vector<optim::OptimizerType> optimizers = optim::optimizer_types();
   int number = 0;
+  std::size_t turn = 0;
   for (const Strategy& strategy : strategies(cells.num_ranks()))
     for (const SubjectKind& kind : subject_kinds())
       for (const ShardedWay& way : ways())
         if ((!way.needs_idle_ranks || strategy.idle_ranks) &&
             (!way.recomputes || kind.recomputable) &&
             (share == Share::whole || is_everyday(strategy, way, cells.num_ranks(), device)) &&
-            (share != Share::few || number++ % 3 == 0))
-          cells.cell(fmt::format("{}, {}, {}", strategy.name, kind.name, way.name),
-                     [&] { run_cell(cells, strategy, kind, way, device); });
+            (share != Share::few || number++ % 3 == 0)) {
+          // All of them in turn where the way is one of the everyday's, otherwise the first, AdamW.
+          const bool takes_turns = way.name == "by count, clipping";
+          const auto& optimizer = optimizers[takes_turns ? turn++ % optimizers.size() : 0];
+          cells.cell(fmt::format("{}, {}, {}, {}", strategy.name, kind.name, way.name,
+                                 optimizer.names.front()),
+                     [&] { run_cell(cells, strategy, kind, way, optimizer.options, device); });
+        }
 }
 
 }  // namespace

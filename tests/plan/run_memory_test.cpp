@@ -53,7 +53,7 @@ TEST(RunMemory, FollowsTheConfig) {
   changed.recomputed_blocks = 1;
   EXPECT_LT(peak(), plain);
   changed = config();
-  changed.optimizer.type = OptimizerType::sgd;
+  changed.optimizer.options = optim::SGDOptions{};
   EXPECT_LT(peak(), plain);
   changed = config();
   changed.batch.accumulation = 8;

@@ -21,10 +21,15 @@ void check_behaviour(ranks::Cells& cells) {
 }
 
 const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
-    {"--behaviour", check_behaviour},           {"--memory", check_memory},
-    {"--precision", check_precision},           {"--gpu", check_gpu},
-    {"--zero-plus-plus", check_zero_plus_plus}, {"--one-rank-more", check_one_rank_more},
-    {"--other-units", check_other_units},       {"--other-pass", check_other_pass},
+    {"--behaviour", check_behaviour},
+    {"--memory", check_memory},
+    {"--optimizers", check_optimizers},
+    {"--precision", check_precision},
+    {"--gpu", check_gpu},
+    {"--zero-plus-plus", check_zero_plus_plus},
+    {"--one-rank-more", check_one_rank_more},
+    {"--other-units", check_other_units},
+    {"--other-pass", check_other_pass},
 };
 
 }  // namespace

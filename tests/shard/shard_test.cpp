@@ -8,6 +8,9 @@ namespace {
 
 TEST(Sharded, BehaviourOnTwoRanks) { ranks::expect_cells_pass(2, {"--behaviour"}); }
 TEST(Sharded, BehaviourOnThreeRanks) { ranks::expect_cells_pass(3, {"--behaviour"}); }
+TEST(Sharded, OptimizersOnTwoRanks) { ranks::expect_cells_pass(2, {"--optimizers"}); }
+TEST(Sharded, OptimizersOnThreeRanks) { ranks::expect_cells_pass(3, {"--optimizers"}); }
+TEST(Sharded, OptimizersOnFourRanks) { ranks::expect_cells_pass(4, {"--optimizers"}); }
 TEST(Sharded, PrecisionOnOneRank) { ranks::expect_cells_pass(1, {"--precision"}); }
 TEST(Sharded, PrecisionOnTwoRanks) { ranks::expect_cells_pass(2, {"--precision"}); }
 TEST(Sharded, PrecisionOnThreeRanks) { ranks::expect_cells_pass(3, {"--precision"}); }

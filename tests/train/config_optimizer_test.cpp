@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/optim/registry/optimizers.h>
+#include <lockstep/optim/registry/registry.h>
+
 #include "tests/train/configs.h"
 
 namespace lockstep::train {
@@ -41,7 +44,7 @@ TEST(Scheduler, takes_its_defaults_from_the_optimizer_and_the_run) {
 TEST(Scheduler, waits_for_the_data_where_only_epochs_are_given) {
   const TrainConfig config =
       config_with({{"/max_steps", nullptr}, {"/epochs", 2}, {"/scheduler/type", "WarmupCosineLR"}});
-  EXPECT_EQ(std::get<optim::WarmupCosineLR>(config.scheduler).total_num_steps, 0);
+  EXPECT_EQ(config.scheduler.as<optim::WarmupCosineLR>()->total_num_steps, 0);
   EXPECT_EQ(scheduler_of(config)["params"]["total_num_steps"], "auto");
 }
 
@@ -65,14 +68,42 @@ TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
               HasSubstr("scheduler.type is missing"));
 }
 
+TEST(Optimizer, has_the_keys_and_defaults_of_its_type) {
+  const auto optimizer_of = [](const TrainConfig& config) {
+    return json::parse(to_json(config))["optimizer"];
+  };
+  EXPECT_EQ(optimizer_of(config_with({{"/optimizer/type", "DeepSpeedCPULion"},
+                                      {"/optimizer/params/weight_decay", 0.5}})),
+            json::parse(R"({"type": "Lion", "params": {"lr": 0.001, "weight_decay": 0.5,
+              "betas": [0.9, 0.99]}})"));
+  EXPECT_EQ(optimizer_of(config_with(
+                {{"/optimizer/type", "adagrad"}, {"/optimizer/params/lr_decay", 0.25}})),
+            json::parse(R"({"type": "Adagrad", "params": {"lr": 0.001, "weight_decay": 0.0,
+              "eps": 1e-10, "lr_decay": 0.25}})"));
+  const TrainConfig lamb = config_with({{"/optimizer/type", "Lamb"},
+                                        {"/optimizer/params/max_coeff", 0.5},
+                                        {"/optimizer/params/amsgrad", false}});
+  EXPECT_EQ(lamb.optimizer.options.as<optim::LambOptions>()->max_coeff, 0.5);
+  EXPECT_EQ(lamb.optimizer.options.as<optim::LambOptions>()->min_coeff, 0.01);
+  EXPECT_EQ(to_json(parse_config(to_json(lamb), {})), to_json(lamb));
+}
+
 TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
-  EXPECT_EQ(
-      mistake_with({{"/optimizer/type", "Lion"}, {"/optimizer/params/x", 1}}),
-      "gpt.json:1: optimizer.type is \"Lion\": it must be 'AdamW', 'Adam', 'SGD', 'FusedAdam' "
-      "or 'DeepSpeedCPUAdam'");
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
+            "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
+            "'Lion', 'Adagrad', 'Lamb', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
+            "'DeepSpeedCPULion', 'DeepSpeedCPUAdagrad' or 'FusedLamb'");
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
+              HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "
+                        "momentum, dampening, nesterov"));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/optimizer/params/min_coeff", 20}}),
+              HasSubstr("optimizer.params.min_coeff is 20, above max_coeff, which is 10"));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/parallel/tensor", 2}}),
+              HasSubstr("optimizer.type is \"Lamb\", which looks at whole parameters, and "
+                        "parallel.tensor is 2, which cuts them"));
   EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
             "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
             "needs a momentum above 0 and no dampening");
@@ -87,6 +118,30 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
               parse_config(config.dump(), {.name = "gpt.json"});
             }),
             "gpt.json:1: optimizer.params.lr is missing: the learning rate, for example 3e-4");
+}
+
+struct MineOptions {
+  double push = 0.5;
+
+  static constexpr optim::StepKind kKind = optim::StepKind::elementwise;
+  void describe(optim::OptionKeys& keys) {
+    keys.number({.name = "push", .meaning = "how far"}, push, {.highest = 2});
+  }
+  std::vector<std::string> state_names() const { return {"a"}; }
+};
+
+// Registered for the rest of the process, so this test is the last.
+TEST(OptimizerOfAProgram, is_named_in_configs) {
+  optim::register_optimizer_type({{"Mine"}, MineOptions{}});
+  const TrainConfig config =
+      config_with({{"/optimizer/type", "mine"}, {"/optimizer/params/push", 1.5}});
+  EXPECT_EQ(config.optimizer.type, "Mine");
+  EXPECT_EQ(config.optimizer.options.as<MineOptions>()->push, 1.5);
+  EXPECT_EQ(mistake_with({{"/optimizer/type", "Mine"}, {"/optimizer/params/push", 3}}),
+            "gpt.json:1: optimizer.params.push is 3: it must be from 0 to 2");
+  EXPECT_THAT(
+      mistake_with({{"/optimizer/type", "Mine"}, {"/optimizer/params/betas", 3}}),
+      HasSubstr("optimizer.params.betas is no key of Mine: its keys are lr, weight_decay, push"));
 }
 
 }  // namespace lockstep::train

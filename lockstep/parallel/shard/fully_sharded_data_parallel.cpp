@@ -198,6 +198,7 @@ std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
+       .group = groups_.reduce,
        .check = [this] { check_step(); },
        .gradient = [this](std::size_t unit,
                           std::size_t member) { return sharder_->piece(unit, member); },

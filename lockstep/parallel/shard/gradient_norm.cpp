@@ -104,13 +104,16 @@ void add_own_blocks(const GradientPiece& piece, int rank, Continuations& continu
   blocks.push_back(parts.size() == 1 ? parts.front() : at::cat(parts));
 }
 
-}  // namespace
+// The sums of all blocks on every rank, and where in them the blocks of each piece are.
+struct BlockSums {
+  at::Tensor values;
+  std::vector<std::vector<Interval>> of_pieces;
+};
 
-at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
-                                   comm::Communicator& group, c10::Device device) {
-  const c10::NoGradGuard no_grad;
+// `pieces` are not empty.
+BlockSums gather_block_sums(const std::vector<GradientPiece>& pieces, comm::Communicator& group,
+                            c10::Device device) {
   const auto options = at::dtype(at::kDouble).device(device);
-  if (pieces.empty()) return at::zeros({}, options);
   Continuations continuations(pieces, group, device);
   std::vector<at::Tensor> blocks;
   for (const GradientPiece& piece : pieces)
@@ -136,7 +139,29 @@ at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
   for (std::size_t rank = 0; rank + 1 < begins.size(); ++rank)
     of_ranks.push_back(all.narrow(0, begins[rank], begins[rank + 1] - begins[rank]));
   group.all_gather(of_ranks, mine).wait();
-  return optim::add_in_order(all, sums);
+  return {all, std::move(sums)};
+}
+
+}  // namespace
+
+at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
+                                   comm::Communicator& group, c10::Device device) {
+  const c10::NoGradGuard no_grad;
+  if (pieces.empty()) return at::zeros({}, at::dtype(at::kDouble).device(device));
+  const BlockSums sums = gather_block_sums(pieces, group, device);
+  return optim::add_in_order(sums.values, sums.of_pieces);
+}
+
+std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces,
+                                    comm::Communicator& group, c10::Device device) {
+  const c10::NoGradGuard no_grad;
+  if (pieces.empty()) return {};
+  const BlockSums sums = gather_block_sums(pieces, group, device);
+  const at::Tensor values = sums.values.cpu();
+  std::vector<double> each;
+  for (const std::vector<Interval>& blocks : sums.of_pieces)
+    each.push_back(optim::add_in_order(values, {blocks}).item<double>());
+  return each;
 }
 
 }  // namespace lockstep::shard

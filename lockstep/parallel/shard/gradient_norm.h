@@ -11,7 +11,7 @@
 
 namespace lockstep::shard {
 
-// A parameter's gradient as a rank sees it.
+// A parameter's gradient, or what else is cut as the parameter is, as a rank sees it.
 struct GradientPiece {
   at::Tensor values;                   // this rank's, flat
   std::vector<mesh::Interval> ranges;  // of every rank, in the parameter's own order
@@ -24,5 +24,9 @@ struct GradientPiece {
 // Nothing waits for a GPU that the pieces are on, unless messages of GPUs go through the host.
 at::Tensor gradient_sum_of_squares(const std::vector<GradientPiece>& pieces,
                                    comm::Communicator& group, c10::Device device = at::kCPU);
+
+// The same for each of the pieces by itself, known to the host.
+std::vector<double> sums_of_squares(const std::vector<GradientPiece>& pieces,
+                                    comm::Communicator& group, c10::Device device = at::kCPU);
 
 }  // namespace lockstep::shard

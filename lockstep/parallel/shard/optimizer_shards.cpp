@@ -32,6 +32,7 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
+       .group = group_,
        .check = [this] { take_back(); },
        .gradient = [this](std::size_t unit, std::size_t member) -> at::Tensor {
          const at::Tensor& gradient = units_[unit]->parameters()[member].tensor.grad();

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/optim/saved_state.h>
+#include <lockstep/parallel/shard/gradient_norm.h>
 
 namespace lockstep::shard {
 
@@ -25,6 +26,30 @@ struct UnitOptimizer {
   std::size_t unit = 0;
   std::vector<Part> parts;
   std::unique_ptr<optim::Optimizer> inner;
+};
+
+// What other ranks have of a unit's parameters.
+class UnitParts final : public optim::Parts {
+ public:
+  using Members = std::unordered_map<std::string, std::size_t>;  // by the optimizer's names
+
+  UnitParts(const FlatUnit& unit, Members members, std::shared_ptr<comm::Communicator> group)
+      : unit_(unit), members_(std::move(members)), group_(std::move(group)) {}
+
+  std::vector<double> sums_of_squares(const std::vector<NamedTensor>& parts) override {
+    std::vector<GradientPiece> pieces;
+    for (const auto& [name, part] : parts) {
+      GradientPiece& piece = pieces.emplace_back(GradientPiece{.values = part, .ranges = {}});
+      for (int rank = 0; rank < group_->size(); ++rank)
+        piece.ranges.push_back(unit_.layout().piece(members_.at(name), rank));
+    }
+    return shard::sums_of_squares(pieces, *group_, unit_.device());
+  }
+
+ private:
+  const FlatUnit& unit_;  // which the model owns
+  Members members_;
+  std::shared_ptr<comm::Communicator> group_;
 };
 
 class ShardedOptimizer final : public optim::Optimizer {
@@ -99,6 +124,7 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
     all.insert(all.end(), group.parameters.begin(), group.parameters.end());
   optim::check_distinct(all);
   std::vector<UnitOptimizer> units(model.units.size());
+  std::vector<UnitParts::Members> members_of(model.units.size());
   std::vector<std::vector<optim::ParameterGroup>> groups_of(model.units.size());
   for (const optim::ParameterGroup& group : groups) {
     for (auto& of_unit : groups_of) {
@@ -113,13 +139,16 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
                          parameter.name, model.name);
       const Part& part = found->second;
       units[part.unit].parts.push_back(part);
+      members_of[part.unit][parameter.name] = part.member;
       groups_of[part.unit].back().parameters.push_back({parameter.name, part.piece});
     }
   }
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
     units[unit].unit = unit;
     std::erase_if(groups_of[unit], [](const auto& group) { return group.parameters.empty(); });
-    units[unit].inner = optim::make_optimizer(options, std::move(groups_of[unit]));
+    units[unit].inner = optim::make_optimizer(
+        options, std::move(groups_of[unit]),
+        std::make_shared<UnitParts>(*model.units[unit], std::move(members_of[unit]), model.group));
   }
   std::erase_if(units, [](const UnitOptimizer& unit) { return unit.parts.empty(); });
   return std::make_unique<ShardedOptimizer>(std::move(model), std::move(units));

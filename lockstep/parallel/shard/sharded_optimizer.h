@@ -20,6 +20,8 @@ struct SteppedModel {
 
   std::string name;
   std::span<const std::unique_ptr<FlatUnit>> units;
+  // The ranks that have the other parts.
+  std::shared_ptr<comm::Communicator> group;
   // UsageError where a step would go wrong.
   std::function<void()> check;
   // This rank's part of a parameter's gradient, flat; undefined where it has none.

@@ -156,70 +156,37 @@ void check_elasticity(JsonSection& top, TrainConfig& config) {
     config.batch = {};
 }
 
-void check_optimizer(JsonSection& top, const OptimizerSection& optimizer) {
+void check_optimizer(JsonSection& top, const TrainConfig& config) {
+  const OptimizerSection& optimizer = config.optimizer;
   JsonSection section = top.section("optimizer");
   JsonSection params = section.section("params");
   if (!section.sound({"type"})) return params.allow_anything();
   if (params.find("max_grad_norm") != nullptr)
     params.mistake("max_grad_norm", "does not belong there: use gradient_clipping, at the top of "
                                     "the config");
-  if (optimizer.type == OptimizerType::sgd) {
-    if (optimizer.nesterov && (optimizer.momentum == 0 || optimizer.dampening != 0) &&
-        params.sound({"momentum", "dampening"}))
-      params.mistake("nesterov", fmt::format("is true, but momentum is {} and dampening {}: it "
-                                             "needs a momentum above 0 and no dampening",
-                                             optimizer.momentum, optimizer.dampening));
-    return;
-  }
-  if (optimizer.type == OptimizerType::adamw && !optimizer.adam_w_mode)
-    params.mistake("adam_w_mode", "is false, but optimizer.type is \"AdamW\": use the type "
-                                  "\"Adam\" for decay that is part of the gradient");
+  for (const optim::OptionMistake& mistake : optimizer.options.mistakes(optimizer.type))
+    if (params.sound({mistake.key}) && params.sound(mistake.judged_with))
+      params.mistake(mistake.key, mistake.what);
+  if (optimizer.options.kind() != optim::StepKind::elementwise && config.parallel.tensor > 1 &&
+      top.sound({"parallel.tensor"}))
+    section.mistake("type", fmt::format("is \"{}\", which looks at whole parameters, and "
+                                        "parallel.tensor is {}, which cuts them: use an optimizer "
+                                        "that goes by elements, such as \"AdamW\", or set "
+                                        "parallel.tensor to 1",
+                                        optimizer.type, config.parallel.tensor));
   bool amsgrad = false;
   if (params.boolean("amsgrad", amsgrad) && amsgrad)
     params.mistake("amsgrad", "is true: there is no AMSGrad here; remove it");
 }
 
-constexpr double kHighestRate = 1000;
-
-// The schedule with a fitting value in place of each that is wrong by itself, or that only the data
-// will tell.
-optim::ScheduleOptions with_what_fits(optim::ScheduleOptions options, JsonSection& params,
-                                      bool lr_is_sound) {
-  std::visit(
-      [&](auto& one) {
-        if constexpr (requires { one.total_num_steps; })
-          if (one.total_num_steps == 0 || !params.sound({"total_num_steps"}))
-            one.total_num_steps = kMostSteps;
-        if constexpr (requires { one.warmup_num_steps; })
-          if (!params.sound({"warmup_num_steps"})) one.warmup_num_steps = 0;
-        if constexpr (requires { one.warmup_max_lr; })
-          if (!params.sound({"warmup_max_lr"}) ||
-              (!lr_is_sound && params.find("warmup_max_lr") == nullptr))
-            one.warmup_max_lr = kHighestRate;
-        if constexpr (requires { one.cycle_max_lr; }) {
-          if (!params.sound({"cycle_max_lr"})) one.cycle_max_lr = kHighestRate;
-          if (!params.sound({"decay_step_size"})) one.decay_step_size = 1;
-        }
-      },
-      options);
-  return options;
-}
-
 // DeepSpeed's default is longer than many a run; who has not set it has to hear which key it is.
 std::string default_warmup_too_long(JsonSection& params, const TrainConfig& config) {
   if (params.find("warmup_num_steps") != nullptr || !params.sound({"total_num_steps"})) return "";
-  return std::visit(
-      [](const auto& options) -> std::string {
-        if constexpr (requires { options.total_num_steps + options.warmup_num_steps; })
-          if (options.total_num_steps > 0 && options.warmup_num_steps > options.total_num_steps)
-            return fmt::format("is left out, and its default, {}, is more than all {} "
-                               "steps (total_num_steps, or else max_steps): set it, for example "
-                               "to {}",
-                               options.warmup_num_steps, options.total_num_steps,
-                               std::max<std::int64_t>(1, options.total_num_steps / 10));
-        return "";
-      },
-      config.scheduler);
+  const auto steps = config.scheduler.warmup_and_total();
+  if (!steps || steps->first <= steps->second) return "";
+  return fmt::format("is left out, and its default, {}, is more than all {} steps "
+                     "(total_num_steps, or else max_steps): set it, for example to {}",
+                     steps->first, steps->second, std::max<std::int64_t>(1, steps->second / 10));
 }
 
 void check_scheduler(JsonSection& top, const TrainConfig& config) {
@@ -232,13 +199,17 @@ void check_scheduler(JsonSection& top, const TrainConfig& config) {
   }
   if (const std::string wrong = default_warmup_too_long(params, config); !wrong.empty())
     section.mistake("params.warmup_num_steps", wrong);
-  try {
-    const bool lr_is_sound = top.sound({"optimizer.params.lr"});
-    optim::make_schedule(with_what_fits(config.scheduler, params, lr_is_sound),
-                         config.optimizer.lr);
-  } catch (const UsageError& error) {
-    section.mistake("params", fmt::format("do not fit together: {}", error.what()));
+  std::string misfits;
+  for (const optim::OptionMistake& mistake : config.scheduler.mistakes(config.optimizer.lr)) {
+    if (!params.sound({mistake.key}) || !params.sound(mistake.judged_with)) continue;
+    if (mistake.judged_with.empty())
+      params.mistake(mistake.key, mistake.what);
+    else
+      misfits += fmt::format("{}{} {}", misfits.empty() ? "" : "; and ", mistake.key, mistake.what);
   }
+  if (!misfits.empty())
+    section.mistake("params", fmt::format("do not fit together: {}: {}",
+                                          optim::name_of(config.scheduler), misfits));
 }
 
 // "interleaved" in quotes, and every other schedule that may have any number of stages a rank.
@@ -497,7 +468,7 @@ void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
   check_length(top, config);
   check_data(top, config.data);
   check_model(top, config);
-  check_optimizer(top, config.optimizer);
+  check_optimizer(top, config);
   check_scheduler(top, config);
   check_parallel(top, config.parallel);
   check_elasticity(top, config);

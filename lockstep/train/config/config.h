@@ -16,8 +16,9 @@
 #include <vector>
 
 #include <lockstep/data/tokens/token_format.h>
-#include <lockstep/optim/loss_scale.h>
-#include <lockstep/optim/schedule.h>
+#include <lockstep/optim/adamw/plain/options.h>
+#include <lockstep/optim/schedules/loss_scale.h>
+#include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
 
@@ -72,21 +73,11 @@ struct ElasticitySection {
   bool operator==(const ElasticitySection&) const = default;
 };
 
-enum class OptimizerType { adamw, adam, sgd };
-
 struct OptimizerSection {
-  OptimizerType type = OptimizerType::adamw;
+  std::string type = "AdamW";  // the first of the names of an optim::OptimizerType
   double lr = 0;
   double weight_decay = 0;
-  // Adam and AdamW
-  std::array<double, 2> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  bool adam_w_mode = true;  // decoupled decay
-  bool bias_correction = true;
-  // SGD
-  double momentum = 0;
-  double dampening = 0;
-  bool nesterov = false;
+  optim::OptimizerOptions options = optim::AdamWOptions{};
 };
 
 struct MonitorSection {

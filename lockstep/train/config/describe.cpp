@@ -8,6 +8,7 @@
 #include <lockstep/comm/backends/table.h>
 #include <lockstep/data/tokens/token_format.h>
 #include <lockstep/models/spec/family.h>
+#include <lockstep/optim/registry/registry.h>
 #include <lockstep/train/config/keys.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
@@ -17,6 +18,7 @@ namespace lockstep::train {
 namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+constexpr double kHighestRate = 1000;
 constexpr std::int64_t kMostInt32 = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kLargestVocabulary = 1 << 24;
 constexpr std::int64_t kLargestWidth = 1 << 20;
@@ -26,29 +28,7 @@ constexpr std::int64_t kMostOnAnAxis = 1 << 20;
 constexpr double kMostMegabytes = 1 << 20;
 constexpr std::string_view kNoDisks =
     "but nothing is offloaded to disks here: take \"cpu\", the host's memory, or \"none\"";
-constexpr JsonSection::Range kRate = {.lowest = 0, .highest = 1000};
 constexpr JsonSection::Range kRatio = {.lowest = 0, .highest = 1};
-
-enum class SchedulerType { constant, warmup, warmup_decay, warmup_cosine, one_cycle, range_test };
-
-constexpr Named<SchedulerType> kSchedulers[] = {{"WarmupLR", SchedulerType::warmup},
-                                                {"WarmupDecayLR", SchedulerType::warmup_decay},
-                                                {"WarmupCosineLR", SchedulerType::warmup_cosine},
-                                                {"OneCycle", SchedulerType::one_cycle},
-                                                {"LRRangeTest", SchedulerType::range_test},
-                                                {"Constant", SchedulerType::constant}};
-
-optim::ScheduleOptions default_schedule(SchedulerType type) {
-  switch (type) {
-    case SchedulerType::constant: return optim::Constant{};
-    case SchedulerType::warmup: return optim::WarmupLR{};
-    case SchedulerType::warmup_decay: return optim::WarmupDecayLR{};
-    case SchedulerType::warmup_cosine: return optim::WarmupCosineLR{};
-    case SchedulerType::one_cycle: return optim::OneCycle{};
-    case SchedulerType::range_test: return optim::LRRangeTest{};
-  }
-  return optim::Constant{};
-}
 
 // "`"gpt2"` (learned positions, …), `"llama"` (…)".
 std::string about_families() {
@@ -227,195 +207,154 @@ void describe_batch(Keys& keys, TrainConfig& config) {
                [&](Keys& inside) { describe_elasticity(inside, config.elasticity); });
 }
 
-void describe_adam(Keys& keys, OptimizerSection& optimizer) {
-  keys.two_numbers({.name = "betas",
-                    .meaning = "Adam, AdamW: how much of the two moments each step keeps",
-                    .deepspeed = "same"},
-                   optimizer.betas, {.lowest = 0, .highest = 1, .below_highest = true});
-  keys.number({.name = "eps",
-               .meaning = "Adam, AdamW: added to the root of the second moment",
-               .deepspeed = "same"},
-              optimizer.eps, {.lowest = 0, .highest = 1, .above_lowest = true});
-  keys.boolean(
-      {.name = "adam_w_mode",
-       .meaning = "Adam: decoupled decay, as AdamW has it; false: decay as part of the gradient",
-       .deepspeed = "same"},
-      optimizer.adam_w_mode);
-  keys.boolean(
-      {.name = "bias_correction",
-       .meaning =
-           "Adam, AdamW: whether moments, which begin at 0, are scaled up in the first steps",
-       .deepspeed = "same"},
-      optimizer.bias_correction);
+// Keys of an optimizer or a schedule, as it describes them itself.
+class OptionsAsKeys final : public optim::OptionKeys {
+ public:
+  explicit OptionsAsKeys(Keys& keys) : keys_(keys) {}
+
+  void number(const optim::OptionKey& key, double& value,
+              const optim::NumberRange& range) override {
+    keys_.number(of(key), value, of(range));
+  }
+  void number(const optim::OptionKey& key, std::optional<double>& value,
+              const optim::NumberRange& range) override {
+    keys_.number(of(key), value, of(range));
+  }
+  void two_numbers(const optim::OptionKey& key, std::array<double, 2>& values,
+                   const optim::NumberRange& range) override {
+    keys_.two_numbers(of(key), values, of(range));
+  }
+  void integer(const optim::OptionKey& key, std::int64_t& value,
+               const optim::CountRange& range) override {
+    keys_.integer(of(key), value, {range.lowest, range.highest});
+  }
+  void integer(const optim::OptionKey& key, std::optional<std::int64_t>& value,
+               const optim::CountRange& range) override {
+    keys_.integer(of(key), value, {range.lowest, range.highest});
+  }
+  void boolean(const optim::OptionKey& key, bool& value) override {
+    if (key.written || keys_.writes(false)) keys_.boolean(of(key), value);
+  }
+  void choice(const optim::OptionKey& key, std::size_t& chosen,
+              const std::vector<std::string_view>& names) override {
+    keys_.choice(of(key), chosen, names);
+  }
+  void then(const std::function<void()>& fill) override { keys_.then(fill); }
+
+ private:
+  static Key of(const optim::OptionKey& key) {
+    return {.name = key.name,
+            .meaning = key.meaning,
+            .deepspeed = key.deepspeed,
+            .by_default = key.by_default,
+            .needed = key.needed,
+            .zero_is_auto = key.zero_is_auto};
+  }
+  static JsonSection::Range of(const optim::NumberRange& range) {
+    return {.lowest = range.lowest,
+            .highest = range.highest,
+            .above_lowest = range.above_lowest,
+            .below_highest = range.below_highest};
+  }
+
+  Keys& keys_;
+};
+
+// "`"AdamW"` (also `"FusedAdam"`), `"SGD"`".
+std::string names_text(const std::vector<optim::OptimizerType>& types) {
+  std::string text;
+  for (const optim::OptimizerType& type : types) {
+    text += fmt::format("{}`\"{}\"`", text.empty() ? "" : ", ", type.names.front());
+    for (std::size_t i = 1; i < type.names.size(); ++i)
+      text += fmt::format("{}`\"{}\"`", i == 1 ? " (also " : ", ", type.names[i]);
+    if (type.names.size() > 1) text += ")";
+  }
+  return text;
 }
 
-void describe_sgd(Keys& keys, OptimizerSection& optimizer) {
-  keys.number({.name = "momentum",
-               .meaning = "SGD: how much of the step before each step keeps",
-               .deepspeed = "same"},
-              optimizer.momentum, {.lowest = 0, .highest = 1, .below_highest = true});
-  keys.number({.name = "dampening",
-               .meaning = "SGD: how much less of the gradient the momentum takes",
-               .deepspeed = "same"},
-              optimizer.dampening, kRatio);
-  keys.boolean(
-      {.name = "nesterov", .meaning = "SGD: whether the momentum looks ahead", .deepspeed = "same"},
-      optimizer.nesterov);
+// Names that stand for the same options share a chapter.
+void describe_options(Keys& params, const std::vector<optim::OptimizerType>& types,
+                      std::size_t first, OptimizerSection& optimizer) {
+  bool chosen = false;
+  std::string title;
+  for (const optim::OptimizerType& type : types) {
+    if (type.options.type() != types[first].options.type()) continue;
+    chosen = chosen || type.names.front() == optimizer.type;
+    title += fmt::format("{}{}", title.empty() ? "" : ", ", type.names.front());
+  }
+  if (!params.has(chosen)) return;
+  params.chapter(title);
+  OptionsAsKeys keys(params);
+  optim::OptimizerOptions other = types[first].options;
+  (chosen ? optimizer.options : other).describe(keys);
 }
 
 void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
-  keys.choice({.name = "type",
-               .meaning = "`\"AdamW\"`, `\"Adam\"` or `\"SGD\"`; `\"FusedAdam\"` and "
-                          "`\"DeepSpeedCPUAdam\"` are AdamW",
-               .deepspeed = "same"},
-              optimizer.type, kOptimizers);
+  const std::vector<optim::OptimizerType> types = optim::optimizer_types();
+  std::vector<std::string_view> names;
+  std::vector<std::size_t> type_of;  // of each name
+  std::size_t chosen = 0;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    if (types[i].names.front() == optimizer.type) chosen = i;
+    names.emplace_back(types[i].names.front());
+    type_of.push_back(i);
+  }
+  for (std::size_t i = 0; i < types.size(); ++i)
+    for (std::size_t other = 1; other < types[i].names.size(); ++other) {
+      names.emplace_back(types[i].names[other]);
+      type_of.push_back(i);
+    }
+  const std::string meaning = names_text(types) + ", or one that the program registers itself";
+  keys.choice({.name = "type", .meaning = meaning, .deepspeed = "same"}, chosen, names);
+  keys.then([&] {
+    const optim::OptimizerType& type = types[type_of[chosen]];
+    optimizer.type = type.names.front();
+    optimizer.options = type.options;
+  });
   keys.section({.name = "params"}, [&](Keys& params) {
-    params.call(name_of(optimizer.type, kOptimizers));
+    params.call(optimizer.type);
     params.number({.name = "lr",
                    .meaning = "learning rate",
                    .deepspeed = "same",
                    .needed = "the learning rate, for example 3e-4"},
-                  optimizer.lr, {.lowest = 0, .highest = 1000, .above_lowest = true});
+                  optimizer.lr, {.lowest = 0, .highest = kHighestRate, .above_lowest = true});
     params.number({.name = "weight_decay", .meaning = "decay of weights", .deepspeed = "same"},
                   optimizer.weight_decay, {.lowest = 0, .highest = kUnbounded});
-    const bool sgd = optimizer.type == OptimizerType::sgd;
-    if (params.has(!sgd)) describe_adam(params, optimizer);
-    if (params.has(sgd)) describe_sgd(params, optimizer);
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      bool is_first = true;
+      for (std::size_t before = 0; before < i; ++before)
+        is_first = is_first && types[before].options.type() != types[i].options.type();
+      if (is_first) describe_options(params, types, i, optimizer);
+    }
   });
 }
 
-// Keys of a schedule's params. What follows from the rest of the config is filled in first.
-struct DescribeSchedule {
-  Keys& keys;
-  const TrainConfig& config;
-
-  void operator()(optim::Constant& /*options*/) const {}
-  void operator()(optim::WarmupLR& options) const {
-    rise(options);
-    rise_in_steps(options);
-  }
-  void operator()(optim::WarmupDecayLR& options) const {
-    total(options.total_num_steps);
-    rise(options);
-    rise_in_steps(options);
-  }
-  void operator()(optim::WarmupCosineLR& options) const {
-    total(options.total_num_steps);
-    keys.number({.name = "warmup_min_ratio",
-                 .meaning = "share of the learning rate that it begins with",
-                 .deepspeed = "same"},
-                options.warmup_min_ratio, kRatio);
-    rise_in_steps(options);
-    keys.number(
-        {.name = "cos_min_ratio", .meaning = "share that is left in the end", .deepspeed = "same"},
-        options.cos_min_ratio, kRatio);
-  }
-  void operator()(optim::OneCycle& options) const {
-    keys.number({.name = "cycle_min_lr",
-                 .meaning = "learning rate that the cycle starts from",
-                 .deepspeed = "same",
-                 .needed = "the learning rate that the cycle starts from"},
-                options.cycle_min_lr, kRate);
-    keys.number({.name = "cycle_max_lr",
-                 .meaning = "learning rate in the middle of the cycle",
-                 .deepspeed = "same",
-                 .needed = "the learning rate in the middle of the cycle"},
-                options.cycle_max_lr, kRate);
-    keys.number({.name = "decay_lr_rate", .meaning = "decay after the cycle", .deepspeed = "same"},
-                options.decay_lr_rate, {.lowest = 0, .highest = 1e6});
-    steps({.name = "cycle_first_step_size", .meaning = "steps up", .deepspeed = "same"},
-          options.cycle_first_step_size, 1);
-    keys.then([&] { options.cycle_second_step_size = options.cycle_first_step_size; });
-    keys.integer({.name = "cycle_second_step_size",
-                  .meaning = "steps down",
-                  .deepspeed = "same",
-                  .by_default = "as the first"},
-                 options.cycle_second_step_size, {1, kMostSteps});
-    steps({.name = "decay_step_size",
-           .meaning = "steps between decays; 0: no decay",
-           .deepspeed = "same"},
-          options.decay_step_size, 0);
-    bool cycles_momentum = false;
-    if (keys.writes(false) &&
-        keys.boolean({.name = "cycle_momentum",
-                      .meaning = "must be false: the momentum is not cycled",
-                      .deepspeed = "same (true)"},
-                     cycles_momentum) &&
-        cycles_momentum)
-      keys.mistake("cycle_momentum",
-                   "is true: Lockstep cycles the learning rate only; set it to false");
-  }
-  void operator()(optim::LRRangeTest& options) const {
-    keys.number(
-        {.name = "lr_range_test_min_lr", .meaning = "learning rate at first", .deepspeed = "same"},
-        options.lr_range_test_min_lr, kRate);
-    steps({.name = "lr_range_test_step_size", .meaning = "steps of one rise", .deepspeed = "same"},
-          options.lr_range_test_step_size, 1);
-    keys.number({.name = "lr_range_test_step_rate",
-                 .meaning = "how much of the first rate each adds",
-                 .deepspeed = "same"},
-                options.lr_range_test_step_rate, {.lowest = 0, .highest = 1e6});
-    keys.boolean({.name = "lr_range_test_staircase",
-                  .meaning = "whether it rises at once, and not little by little",
-                  .deepspeed = "same"},
-                 options.lr_range_test_staircase);
-  }
-
- private:
-  void steps(const Key& key, std::int64_t& value, std::int64_t lowest) const {
-    keys.integer(key, value, {lowest, kMostSteps});
-  }
-  void total(std::int64_t& value) const {
-    keys.then([&] { value = config.max_steps.value_or(0); });
-    steps({.name = "total_num_steps",
-           .meaning = "steps until the rate is at its end",
-           .deepspeed = "same",
-           .by_default = "`max_steps`, or what the data gives",
-           .zero_is_auto = true},
-          value, 1);
-  }
-  void rise(auto& options) const {
-    keys.number({.name = "warmup_min_lr", .meaning = "learning rate at first", .deepspeed = "same"},
-                options.warmup_min_lr, kRate);
-    keys.then([&] { options.warmup_max_lr = config.optimizer.lr; });
-    keys.number({.name = "warmup_max_lr",
-                 .meaning = "learning rate after the warm-up",
-                 .deepspeed = "same",
-                 .by_default = "`optimizer.params.lr`"},
-                options.warmup_max_lr, kRate);
-  }
-  void rise_in_steps(auto& options) const {
-    steps({.name = "warmup_num_steps", .meaning = "steps of the warm-up", .deepspeed = "same"},
-          options.warmup_num_steps, 0);
-    keys.choice(
-        {.name = "warmup_type", .meaning = "`\"log\"` or `\"linear\"`", .deepspeed = "same"},
-        options.warmup_type, kWarmups);
-  }
-};
-
-template <typename Options>
-void describe_schedule(Keys& params, std::string_view title, TrainConfig& config) {
-  auto* const chosen = std::get_if<Options>(&config.scheduler);
-  if (!params.has(chosen != nullptr)) return;
-  params.chapter(title);
-  params.call(title);
-  Options other;
-  DescribeSchedule{params, config}(chosen != nullptr ? *chosen : other);
-}
-
 void describe_scheduler(Keys& keys, TrainConfig& config) {
-  auto type = static_cast<SchedulerType>(config.scheduler.index());
+  const std::vector<optim::ScheduleType> types = optim::schedule_types();
+  std::vector<std::string_view> names;
+  std::size_t chosen = 0;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    names.emplace_back(types[i].name);
+    if (types[i].options.type() == config.scheduler.type()) chosen = i;
+  }
   keys.choice({.name = "type",
                .meaning = "one of the types below; `Constant` is not DeepSpeed's",
                .deepspeed = "same"},
-              type, kSchedulers);
-  keys.then([&] { config.scheduler = default_schedule(type); });
+              chosen, names);
+  keys.then([&] { config.scheduler = types[chosen].options; });
   keys.section({.name = "params"}, [&](Keys& params) {
-    describe_schedule<optim::WarmupLR>(params, "WarmupLR", config);
-    describe_schedule<optim::WarmupDecayLR>(params, "WarmupDecayLR", config);
-    describe_schedule<optim::WarmupCosineLR>(params, "WarmupCosineLR", config);
-    describe_schedule<optim::OneCycle>(params, "OneCycle", config);
-    describe_schedule<optim::LRRangeTest>(params, "LRRangeTest", config);
+    // A learning rate that is wrong by itself is not to be judged with others.
+    const optim::RunFacts run{
+        .learning_rate = config.optimizer.lr > 0 ? config.optimizer.lr : kHighestRate,
+        .num_steps = config.max_steps.value_or(0)};
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (!params.has(i == chosen)) continue;
+      params.chapter(types[i].name);
+      params.call(types[i].name);
+      OptionsAsKeys options(params);
+      optim::ScheduleOptions other = types[i].options;
+      (i == chosen ? config.scheduler : other).describe(options, run);
+    }
   });
 }
 

@@ -1,5 +1,6 @@
 #include <lockstep/train/config/keys.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -274,13 +275,28 @@ class SchemaKeys final : public LookingKeys {
 
  private:
   bool look(const Key& key, const Json& value, const Json& schema) override {
-    Json& property = object_["properties"][std::string(key.name)];
     // "auto" and null ask for the default.
-    property = {{"description", plain(key.meaning)},
-                {"anyOf", {schema, {{"enum", {"auto", nullptr}}}}}};
+    Json described = {{"description", plain(key.meaning)},
+                      {"anyOf", {schema, {{"enum", {"auto", nullptr}}}}}};
     if (key.by_default.empty() && key.needed.empty() && value != Json(""))
-      property["default"] = value;
+      described["default"] = value;
+    Json& property = object_["properties"][std::string(key.name)];
+    if (property.is_null() || property == described)
+      property = std::move(described);
+    else
+      add_meaning(property, described, schema);
     return false;
+  }
+
+  // Several optimizers, or schedules, have a key of this name.
+  static void add_meaning(Json& property, const Json& described, const Json& schema) {
+    auto text = property["description"].get<std::string>();
+    const auto other = described["description"].get<std::string>();
+    if (text.find(other) == std::string::npos) property["description"] = text + "; or: " + other;
+    Json& allowed = property["anyOf"];
+    if (std::ranges::find(allowed, schema) == allowed.end()) allowed.push_back(schema);
+    if (property.value("default", Json()) != described.value("default", Json()))
+      property.erase("default");
   }
 
   Json& object_;

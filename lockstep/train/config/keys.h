@@ -88,6 +88,11 @@ class Keys {
     return set;
   }
 
+  // Which of the names.
+  bool choice(const Key& key, std::size_t& chosen, const std::vector<std::string_view>& names) {
+    return choose(key, chosen, names);
+  }
+
   virtual void section(const Key& key, const std::function<void(Keys&)>& describe) = 0;
 
   // A heading of the tables.

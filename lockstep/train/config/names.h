@@ -6,17 +6,6 @@
 
 namespace lockstep::train {
 
-inline constexpr Named<OptimizerType> kOptimizers[] = {
-    {"AdamW", OptimizerType::adamw},
-    {"Adam", OptimizerType::adam},
-    {"SGD", OptimizerType::sgd},
-    // DeepSpeed's names for what it takes them for.
-    {"FusedAdam", OptimizerType::adamw},
-    {"DeepSpeedCPUAdam", OptimizerType::adamw}};
-
-inline constexpr Named<optim::WarmupType> kWarmups[] = {{"log", optim::WarmupType::log},
-                                                        {"linear", optim::WarmupType::linear}};
-
 inline constexpr Named<NonFinite> kOnNonFiniteLoss[] = {{"stop", NonFinite::stop},
                                                         {"skip", NonFinite::skip}};
 

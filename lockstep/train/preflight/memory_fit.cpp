@@ -16,12 +16,6 @@ namespace {
 
 constexpr double kTight = 0.9;
 
-// Bytes of optimizer state for each parameter.
-std::int64_t state_bytes(const OptimizerSection& optimizer) {
-  if (optimizer.type != OptimizerType::sgd) return 8;
-  return optimizer.momentum > 0 ? 4 : 0;
-}
-
 // Bytes of what a rank writes, in the host's memory. What is on another device is copied there for
 // any checkpoint.
 int copied_shares(const CheckpointSection& checkpoint, int num_ranks, plan::Device device) {
@@ -172,7 +166,7 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
        .ranks_per_copy = ranks_per_copy,
        .precision = precision_,
        .offload = choice.offload,
-       .state_bytes = state_bytes(config_.optimizer),
+       .state_bytes = config_.optimizer.options.state_bytes(),
        .max_live_units = config_.sharding.max_live_units,
        .accumulation = choice.accumulation,
        .ranks_per_node =

@@ -1,5 +1,6 @@
 #include <lockstep/train/preflight/resume_check.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/spec/family.h>
+#include <lockstep/optim/registry/registry.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/data_digest.h>
@@ -45,10 +47,12 @@ std::vector<std::string> differences(const models::ModelConfig& now,
   return found;
 }
 
-// What an optimizer keeps for each parameter, which another kind has no use for.
+// The optimizer, and what it keeps for each parameter, which another one has no use for.
 std::string kept_by(const OptimizerSection& optimizer) {
-  if (optimizer.type != OptimizerType::sgd) return "Adam";
-  return optimizer.momentum > 0 ? "SGD with momentum" : "SGD without momentum";
+  const std::vector<std::string> kept = optimizer.options.state_names();
+  return kept.empty() ? fmt::format("{} without state", optim::name_of(optimizer.options))
+                      : fmt::format("{} with {}", optim::name_of(optimizer.options),
+                                    fmt::join(kept, " and "));
 }
 
 // The tokens that were trained on; nothing where the checkpoint does not say.
@@ -74,12 +78,11 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
           number_text(then.batch.accumulation));
   compare("optimizer.params.lr", now.optimizer.lr, then.optimizer.lr);
   compare("optimizer.params.weight_decay", now.optimizer.weight_decay, then.optimizer.weight_decay);
-  compare("optimizer.params.betas", fmt::format("{}", fmt::join(now.optimizer.betas, ", ")),
-          fmt::format("{}", fmt::join(then.optimizer.betas, ", ")));
-  compare("optimizer.params.eps", now.optimizer.eps, then.optimizer.eps);
-  compare("optimizer.params.bias_correction", now.optimizer.bias_correction,
-          then.optimizer.bias_correction);
-  compare("optimizer.params.momentum", now.optimizer.momentum, then.optimizer.momentum);
+  const auto mine = optim::texts_of(now.optimizer.options);
+  const auto before = optim::texts_of(then.optimizer.options);
+  // Another optimizer is another run.
+  for (std::size_t i = 0; i < std::min(mine.size(), before.size()); ++i)
+    compare(("optimizer.params." + mine[i].key).c_str(), mine[i].value, before[i].value);
   compare("gradient_clipping", now.gradient_clipping, then.gradient_clipping);
   compare("model.dropout", now.model.dropout, then.model.dropout);
   compare("the precision", name_of(now.precision.compute, kPrecisions),
@@ -96,7 +99,7 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
           then.sharding.zero_plus_plus.quantized_weights);
   compare("zero_quantized_gradients", now.sharding.zero_plus_plus.quantized_gradients,
           then.sharding.zero_plus_plus.quantized_gradients);
-  if (now.scheduler.index() != then.scheduler.index()) found.emplace_back("scheduler is another");
+  if (now.scheduler.type() != then.scheduler.type()) found.emplace_back("scheduler is another");
   return found;
 }
 

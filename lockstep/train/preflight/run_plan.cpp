@@ -44,17 +44,6 @@ models::ModelConfig model_of(const ModelSection& section, std::int64_t data_voca
        .dropout = section.dropout});
 }
 
-// Fills in the length of the run where a schedule needs it.
-optim::ScheduleOptions with_length(optim::ScheduleOptions options, std::int64_t total_steps) {
-  std::visit(
-      [&](auto& schedule) {
-        if constexpr (requires { schedule.total_num_steps; })
-          if (schedule.total_num_steps == 0) schedule.total_num_steps = total_steps;
-      },
-      options);
-  return options;
-}
-
 void check_vocabulary(const data::TokenStream& stream, const models::ModelConfig& model) {
   try {
     stream.check_vocabulary(model.vocab_size);
@@ -348,7 +337,8 @@ class Planner {
             config_.parallel.timeline_step, total_steps_);
     });
     draft_.check({"scheduler", "optimizer.params.lr"}, [&] {
-      schedule_ = with_length(config_.scheduler, total_steps_);
+      schedule_ = config_.scheduler;
+      schedule_.set_length(total_steps_);
       optim::make_schedule(schedule_, config_.optimizer.lr);
     });
   }

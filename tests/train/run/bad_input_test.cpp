@@ -223,7 +223,7 @@ TEST(BadInput, CheckpointsOfOtherRuns) {
   expect_refused(training.set("/seed", 5).start(1), {"seed is 5, was 1234"});
   training.config = before;
   expect_refused(training.set("/optimizer/type", "SGD").start(1),
-                 {"is SGD without momentum, was Adam"});
+                 {"is SGD without state, was AdamW with exp_avg and exp_avg_sq"});
   training.config = before;
   const std::string text = read_file(training.text());
   std::string other = text;

@@ -1,4 +1,4 @@
-// lockstep::optim's kernels on CUDA, in builds whose LibTorch has it: many tensors in a launch,
+// The gradient norm's kernels on CUDA, in builds whose LibTorch has it: many tensors in a launch,
 // with the CPU's bits.
 //
 // They take memory of the current device. Each is put on the stream, and nothing waits; whether it
@@ -8,29 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <lockstep/optim/kernels/adam.h>
 #include <lockstep/optim/kernels/sum_of_squares.h>
 
 struct CUstream_st;
 
 namespace lockstep::optim::cuda {
-
-// One step of Adam, with gradients times *factor (1 where there is none); nothing changes where
-// that is 0.
-template <typename T>
-struct AdamTensor {
-  std::int64_t count;
-  T* weight;
-  const T* gradient;
-  T* exp_avg;
-  T* exp_avg_sq;
-  AdamStep<T> step;
-};
-
-void adam_update(const AdamTensor<float>* tensors, std::size_t size, const double* factor,
-                 CUstream_st* stream);
-void adam_update(const AdamTensor<double>* tensors, std::size_t size, const double* factor,
-                 CUstream_st* stream);
 
 // Sums of squares over the norm's blocks.
 enum class Element : std::uint8_t { float64, float32, float16, bfloat16 };

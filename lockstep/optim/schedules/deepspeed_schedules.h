@@ -1,27 +1,21 @@
-// Learning-rate schedules: DeepSpeed's, by its names. Plain numbers: no LibTorch.
-//
-//   const auto schedule = make_schedule(WarmupLR{.warmup_num_steps = 100}, 3e-4);
-//   optimizer->step(schedule->learning_rate(step));
-//
-// A schedule is a function of the step's number alone, so there is nothing of it to save: a run
-// that resumes at step n goes on with the learning rate of step n.
+// DeepSpeed's schedules, by its names.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <variant>
+#include <vector>
+
+#include <lockstep/optim/options/option_keys.h>
 
 namespace lockstep::optim {
 
-// Immutable, thread-safe.
-class Schedule {
- public:
-  virtual ~Schedule() = default;
+class Schedule;
 
-  // Of the optimizer's step number `step`, counted from 0 over the steps that were not skipped.
-  // UsageError for a negative one.
-  virtual double learning_rate(std::int64_t step) const = 0;
+// What a run gives its schedule where a config leaves it out.
+struct RunFacts {
+  double learning_rate = 0;
+  std::int64_t num_steps = 0;  // 0: only the data will tell
 };
 
 // How a warm-up rises. DeepSpeed counts i = step - 1, and takes a warm-up of less than 2 steps
@@ -32,7 +26,11 @@ enum class WarmupType {
 };
 
 // The optimizer's own learning rate, throughout.
-struct Constant {};
+struct Constant {
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
+};
 
 // From warmup_min_lr to warmup_max_lr, and there it stays.
 struct WarmupLR {
@@ -40,6 +38,10 @@ struct WarmupLR {
   std::optional<double> warmup_max_lr;  // the optimizer's own learning rate unless given
   std::int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::log;
+
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
 };
 
 // The same, then in a straight line down to warmup_min_lr at total_num_steps.
@@ -49,6 +51,10 @@ struct WarmupDecayLR {
   std::optional<double> warmup_max_lr;
   std::int64_t warmup_num_steps = 1000;
   WarmupType warmup_type = WarmupType::log;
+
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
 };
 
 // Ratios of the optimizer's own learning rate: from warmup_min_ratio to 1, then along half a cosine
@@ -59,6 +65,10 @@ struct WarmupCosineLR {
   std::int64_t warmup_num_steps = 1000;
   double cos_min_ratio = 1e-4;
   WarmupType warmup_type = WarmupType::log;
+
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
 };
 
 // From cycle_min_lr to cycle_max_lr and back, once; then cycle_min_lr, decaying where asked to.
@@ -69,6 +79,11 @@ struct OneCycle {
   std::int64_t cycle_first_step_size = 2000;
   std::optional<std::int64_t> cycle_second_step_size;  // as the first unless given
   std::int64_t decay_step_size = 0;                    // 0: no decay
+  bool cycle_momentum = false;                         // which nothing here does
+
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
 };
 
 // Ever higher, to find out what a model can bear.
@@ -77,13 +92,10 @@ struct LRRangeTest {
   std::int64_t lr_range_test_step_size = 2000;
   double lr_range_test_step_rate = 1;
   bool lr_range_test_staircase = false;
+
+  void describe(OptionKeys& keys, const RunFacts& run);
+  std::vector<OptionMistake> mistakes(double base_lr) const;
+  std::unique_ptr<Schedule> make(double base_lr) const;
 };
-
-using ScheduleOptions =
-    std::variant<Constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest>;
-
-// `base_lr` is the optimizer's own learning rate. UsageError, with the schedule's name and the
-// numbers, for options that make no sense.
-std::unique_ptr<Schedule> make_schedule(const ScheduleOptions& options, double base_lr);
 
 }  // namespace lockstep::optim

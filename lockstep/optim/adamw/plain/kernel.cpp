@@ -1,4 +1,4 @@
-#include <lockstep/optim/kernels/adam.h>
+#include <lockstep/optim/adamw/plain/kernel.h>
 
 #include <lockstep/base/simd.h>
 

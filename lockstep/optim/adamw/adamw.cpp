@@ -1,30 +1,23 @@
-#include <lockstep/optim/adamw.h>
-
 #include <cmath>
 #include <map>
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/optim/kernels/adam.h>
+#include <lockstep/optim/adamw/plain/kernel.h>
+#include <lockstep/optim/adamw/plain/options.h>
+#include <lockstep/optim/elementwise_optimizer.h>
 
 #ifdef LOCKSTEP_HAVE_CUDA
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <lockstep/optim/kernels/cuda/kernels.h>
+#include <lockstep/optim/adamw/cuda.h>
 #endif
 
 namespace lockstep::optim {
 
 namespace {
-
-void check_beta(int number, double beta) {
-  // A NaN is refused, too.
-  if (!(beta >= 0 && beta < 1))
-    throw UsageError("AdamW: betas[{}] is {}; it must be at least 0 and below 1", number, beta);
-}
 
 template <typename T>
 AdamStep<T> rounded(const AdamStep<double>& exact) {
@@ -40,7 +33,7 @@ AdamStep<T> rounded(const AdamStep<double>& exact) {
 }
 
 AdamStep<double> step_of(const AdamWOptions& options, const StepNumbers& numbers) {
-  const auto [beta1, beta2] = options.betas;
+  const auto& [beta1, beta2] = options.betas;
   const auto t = static_cast<double>(numbers.step);
   const bool decoupled = options.decay == AdamDecay::decoupled;
   const auto seen = [&](double beta) {
@@ -63,9 +56,9 @@ void update_stretch(const AdamStep<double>& step, const Stretch<T>& stretch) {
               stretch.state[1]);
 }
 
-void update_by_operators(const AdamStep<double>& step, const DeviceUpdate& tensors) {
-  const auto& [numbers, weight, gradient, state] = tensors;
-  const at::Tensor &exp_avg = state->at(0), &exp_avg_sq = state->at(1);
+void update_by_operators(const AdamStep<double>& step, const ParameterStep& tensors) {
+  const at::Tensor &weight = tensors.weight, &gradient = tensors.gradient;
+  const at::Tensor &exp_avg = tensors.state->at(0), &exp_avg_sq = tensors.state->at(1);
   const at::Tensor g =
       step.coupled_decay == 0 ? gradient : at::add(gradient, weight, step.coupled_decay);
   exp_avg.mul_(step.beta1).add_(g, step.one_minus_beta1);
@@ -81,7 +74,7 @@ template <typename T>
 class KernelTensors {
  public:
   // Whether they are such.
-  static bool are(const DeviceUpdate& one) {
+  static bool are(const ParameterStep& one) {
     for (const at::Tensor& tensor : {one.weight, one.gradient, one.state->at(0), one.state->at(1)})
       if (!tensor.is_cuda() || !tensor.is_contiguous() ||
           tensor.scalar_type() != c10::CppTypeToScalarType<T>::value)
@@ -89,7 +82,7 @@ class KernelTensors {
     return true;
   }
 
-  bool take(const DeviceUpdate& one, const AdamStep<double>& step) {
+  bool take(const ParameterStep& one, const AdamStep<double>& step) {
     if (!are(one)) return false;
     const at::Tensor &exp_avg = one.state->at(0), &exp_avg_sq = one.state->at(1);
     by_device_[one.weight.device().index()].push_back({.count = one.weight.numel(),
@@ -122,49 +115,56 @@ class KernelTensors {
 
 #endif
 
+// State: exp_avg, exp_avg_sq. Its kernel reads weight, gradient and state once and writes them
+// once.
+class AdamW final : public ElementwiseOptimizer {
+ public:
+  AdamW(std::vector<ParameterGroup> groups, const AdamWOptions& options)
+      : ElementwiseOptimizer(std::move(groups), options.state_names()), options_(options) {}
+
+ private:
+  void update(const StepNumbers& numbers, const Stretch<float>& stretch) const override {
+    update_stretch(step_of(options_, numbers), stretch);
+  }
+  void update(const StepNumbers& numbers, const Stretch<double>& stretch) const override {
+    update_stretch(step_of(options_, numbers), stretch);
+  }
+
+  bool takes_factor([[maybe_unused]] const ParameterStep& step) const override {
+#ifdef LOCKSTEP_HAVE_CUDA
+    return KernelTensors<float>::are(step) || KernelTensors<double>::are(step);
+#else
+    return false;
+#endif
+  }
+
+  void update(const std::vector<ParameterStep>& elsewhere,
+              [[maybe_unused]] const StepFactor& factor) const override {
+#ifdef LOCKSTEP_HAVE_CUDA
+    KernelTensors<float> floats;
+    KernelTensors<double> doubles;
+#endif
+    for (const ParameterStep& one : elsewhere) {
+      const AdamStep<double> step = step_of(options_, one.numbers);
+#ifdef LOCKSTEP_HAVE_CUDA
+      if (floats.take(one, step) || doubles.take(one, step)) continue;
+#endif
+      update_by_operators(step, one);
+    }
+#ifdef LOCKSTEP_HAVE_CUDA
+    floats.launch(factor);
+    doubles.launch(factor);
+#endif
+  }
+
+  AdamWOptions options_;
+};
+
 }  // namespace
 
-AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
-    : ElementwiseOptimizer(std::move(groups), {"exp_avg", "exp_avg_sq"}), options_(options) {
-  check_beta(0, options.betas.first);
-  check_beta(1, options.betas.second);
-  if (!std::isfinite(options.eps) || options.eps < 0)
-    throw UsageError("AdamW: eps is {}; it must be a number from 0 up", options.eps);
-}
-
-void AdamW::update(const StepNumbers& numbers, const Stretch<float>& stretch) const {
-  update_stretch(step_of(options_, numbers), stretch);
-}
-
-void AdamW::update(const StepNumbers& numbers, const Stretch<double>& stretch) const {
-  update_stretch(step_of(options_, numbers), stretch);
-}
-
-bool AdamW::takes_factor([[maybe_unused]] const DeviceUpdate& tensor) const {
-#ifdef LOCKSTEP_HAVE_CUDA
-  return KernelTensors<float>::are(tensor) || KernelTensors<double>::are(tensor);
-#else
-  return false;
-#endif
-}
-
-void AdamW::update(const std::vector<DeviceUpdate>& tensors,
-                   [[maybe_unused]] const StepFactor& factor) const {
-#ifdef LOCKSTEP_HAVE_CUDA
-  KernelTensors<float> floats;
-  KernelTensors<double> doubles;
-#endif
-  for (const DeviceUpdate& one : tensors) {
-    const AdamStep<double> step = step_of(options_, one.numbers);
-#ifdef LOCKSTEP_HAVE_CUDA
-    if (floats.take(one, step) || doubles.take(one, step)) continue;
-#endif
-    update_by_operators(step, one);
-  }
-#ifdef LOCKSTEP_HAVE_CUDA
-  floats.launch(factor);
-  doubles.launch(factor);
-#endif
+std::unique_ptr<Optimizer> AdamWOptions::make(std::vector<ParameterGroup> groups,
+                                              std::shared_ptr<Parts> /*parts*/) const {
+  return std::make_unique<AdamW>(std::move(groups), *this);
 }
 
 }  // namespace lockstep::optim

@@ -1,4 +1,4 @@
-#include <lockstep/optim/kernels/sgd.h>
+#include <lockstep/optim/sgd/plain/kernel.h>
 
 #include <lockstep/base/simd.h>
 

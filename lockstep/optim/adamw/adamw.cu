@@ -1,4 +1,4 @@
-#include <lockstep/optim/kernels/cuda/kernels.h>
+#include <lockstep/optim/adamw/cuda.h>
 
 #include <cuda_runtime.h>
 

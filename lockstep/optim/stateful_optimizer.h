@@ -1,0 +1,71 @@
+// What optimizers share: which parameters they step on, the state and the count of steps that each
+// has, and what a checkpoint holds of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <lockstep/optim/optimizer.h>
+
+namespace lockstep::optim {
+
+// The numbers of one step of one parameter.
+struct StepNumbers {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  std::int64_t step = 0;  // of this parameter, from 1
+};
+
+// One parameter's part of a step.
+struct ParameterStep {
+  std::string_view name;
+  StepNumbers numbers;
+  // In this process's memory, all tensors are contiguous; the weight is the parameter's own or a
+  // copy, which becomes the parameter's value afterwards.
+  at::Tensor weight;
+  at::Tensor gradient;
+  const std::vector<at::Tensor>* state = nullptr;  // in the order of the state's names
+
+  bool in_memory() const { return weight.device().is_cpu(); }
+};
+
+// Derived classes move the parameters.
+class StatefulOptimizer : public Optimizer {
+ public:
+  void step(double learning_rate, const StepFactor& factor = {}) final;
+  void zero_grad() final;
+  std::vector<NamedTensor> state() const final;
+  void load_state(const std::vector<NamedTensor>& state) final;
+
+ protected:
+  // Zeros of each parameter's shape for each of the names.
+  StatefulOptimizer(std::vector<ParameterGroup> groups, std::vector<std::string> state_names);
+
+ private:
+  struct Parameter {
+    NamedParameter named;
+    double weight_decay = 0;
+    double learning_rate_factor = 1;
+    std::int64_t step = 0;  // with the last step, which may turn out to have been left out
+    bool in_last_step = false;
+    std::vector<at::Tensor> state;
+  };
+
+  // Moves the parameters of one step. Autograd does not record it.
+  virtual void move(const std::vector<ParameterStep>& steps, const StepFactor& factor) = 0;
+  // Whether move() multiplies this parameter's gradient by the factor itself, and leaves the
+  // parameter alone where that is 0; otherwise the gradient was multiplied before.
+  virtual bool takes_factor(const ParameterStep& /*step*/) const { return false; }
+
+  void add(NamedParameter parameter, const ParameterGroup& group);
+  // Waits for the last step's factor.
+  std::int64_t num_steps(const Parameter& parameter) const;
+  void settle_last_step();
+
+  std::vector<std::string> state_names_;
+  std::vector<Parameter> parameters_;
+  StepFactor last_factor_;
+};
+
+}  // namespace lockstep::optim
