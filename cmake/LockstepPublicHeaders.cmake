@@ -23,6 +23,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   optim/adagrad/plain/options.h
   optim/adamw/plain/options.h
   optim/clip.h
+  optim/elementwise_optimizer.h
   optim/grad_scaler.h
   optim/lamb/plain/options.h
   optim/lion/plain/options.h
@@ -44,6 +45,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   recovery/peer_copies.h
   store/client.h
   store/server.h
+  train/config/config.h
   train/distributed_trainer.h
   train/fsdp_trainer.h
   train/train_language_model.h)
