@@ -18,41 +18,6 @@
 
 namespace lockstep::train {
 
-// Checkpoints are folders that Hugging Face's tools load.
-class LanguageModelTask : public Task {
- public:
-  // `more_files` are kept in each checkpoint: names, and their texts. `pipeline` is null where each
-  // rank has all layers.
-  explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model,
-                             std::map<std::string, std::string> more_files = {},
-                             std::unique_ptr<LanguageModelPipeline> pipeline = nullptr)
-      : model_(std::move(model)),
-        more_files_(std::move(more_files)),
-        pipeline_(std::move(pipeline)) {}
-
-  std::shared_ptr<torch::nn::Module> model() const override { return model_; }
-  nn::LossSum loss(const data::Batch& batch) override;
-  Evaluation evaluate(const data::Batch& batch) override;
-  void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
-  std::map<std::string, std::string> checkpoint_files() const override;
-  PipelinePasses* pipeline() override { return pipeline_.get(); }
-  Counted counted() const override { return Counted::tokens; }
-
- private:
-  std::shared_ptr<models::LanguageModel> model_;
-  std::map<std::string, std::string> more_files_;
-  std::unique_ptr<LanguageModelPipeline> pipeline_;
-};
-
-// Reads the weights of such a model, which are all in `weights` by their names, from a checkpoint
-// or a folder of Hugging Face's, whatever floating type they have there. UsageError naming what
-// does not fit, DamagedCheckpoint what is not as it was written.
-void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
-                  const std::filesystem::path& folder);
-void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
-
-// A language model whose stages are on several ranks, as a trainer runs it.
-
 struct LanguageModelPipelineOptions {
   c10::Device device = at::kCPU;  // where this rank's stages are put
   std::int64_t micro_batch = 1;   // samples
@@ -63,9 +28,9 @@ struct LanguageModelPipelineOptions {
   std::function<void(const pipeline::Timeline&)> on_timeline = {};
 };
 
-// Gives this rank's stages to the model, which keeps nothing else, and runs steps of micro-batches
-// through all of them. Every rank of the group makes one, with the same model, and calls the same
-// functions with the same batches.
+// Runs a language model whose stages are on several ranks. Gives this rank's stages to the model,
+// which keeps nothing else, and runs steps of micro-batches through all of them. Every rank of the
+// group makes one, with the same model, and calls the same functions with the same batches.
 //
 // Ownership: shares the model. Threading: one thread. Failure: as pipeline::Pipeline.
 class LanguageModelPipeline : public PipelinePasses {
@@ -100,5 +65,38 @@ class LanguageModelPipeline : public PipelinePasses {
   GradientScale scale_;                                // likewise; none for an evaluation
   std::int64_t step_ = 0;
 };
+
+// Checkpoints are folders that Hugging Face's tools load.
+class LanguageModelTask : public Task {
+ public:
+  // `more_files` are kept in each checkpoint: names, and their texts. `pipeline` is null where each
+  // rank has all layers.
+  explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model,
+                             std::map<std::string, std::string> more_files = {},
+                             std::unique_ptr<LanguageModelPipeline> pipeline = nullptr)
+      : model_(std::move(model)),
+        more_files_(std::move(more_files)),
+        pipeline_(std::move(pipeline)) {}
+
+  std::shared_ptr<torch::nn::Module> model() const override { return model_; }
+  nn::LossSum loss(const data::Batch& batch) override;
+  Evaluation evaluate(const data::Batch& batch) override;
+  void begin(std::int64_t step, const std::vector<std::int64_t>& rows) override;
+  std::map<std::string, std::string> checkpoint_files() const override;
+  PipelinePasses* pipeline() override { return pipeline_.get(); }
+  Counted counted() const override { return Counted::tokens; }
+
+ private:
+  std::shared_ptr<models::LanguageModel> model_;
+  std::map<std::string, std::string> more_files_;
+  std::unique_ptr<LanguageModelPipeline> pipeline_;
+};
+
+// Reads the weights of such a model, which are all in `weights` by their names, from a checkpoint
+// or a folder of Hugging Face's, whatever floating type they have there. UsageError naming what
+// does not fit, DamagedCheckpoint what is not as it was written.
+void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
+                  const std::filesystem::path& folder);
+void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);
 
 }  // namespace lockstep::train

@@ -6,8 +6,9 @@
 namespace lockstep::train {
 
 TEST(ShardingKeys, stages_of_deepspeed_are_strategies) {
-  const Sharding strategies[] = {ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER,
-                                 ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD};
+  const ShardingStrategy strategies[] = {
+      ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER,
+      ShardingStrategy::SHARD_GRAD_OP, ShardingStrategy::FULL_SHARD};
   for (int stage = 0; stage < 4; ++stage)
     EXPECT_EQ(config_with({{"/zero_optimization/stage", stage}}).sharding.strategy,
               strategies[stage]);

@@ -1,5 +1,8 @@
 #include <lockstep/comm/operations/operation.h>
 
+#include <cstring>
+#include <type_traits>
+
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
@@ -85,6 +88,11 @@ std::size_t size_of(DType dtype) {
   }
   LOCKSTEP_CHECK(false, "dtype {}", static_cast<int>(dtype));
   return 0;
+}
+
+bool Fingerprint::operator==(const Fingerprint& other) const {
+  static_assert(std::has_unique_object_representations_v<Fingerprint>);
+  return std::memcmp(this, &other, sizeof(Fingerprint)) == 0;
 }
 
 std::string Fingerprint::text() const {

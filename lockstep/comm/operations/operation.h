@@ -70,7 +70,7 @@ struct Fingerprint {
   std::uint16_t tensors = 1;  // in a list; more count as 65535
   std::uint16_t sizes = 0;    // a hash of their lengths, where those must agree
 
-  bool operator==(const Fingerprint&) const = default;
+  bool operator==(const Fingerprint& other) const;
 
   // "all_reduce #7 (sum of 1024 float32)"
   std::string text() const;

@@ -355,7 +355,7 @@ bool is_set(JsonSection& section, std::string_view key) {
 void check_sharding(JsonSection& top, ShardingSection& sharding) {
   bool named = is_set(top, "sharding_strategy");
   JsonSection parallel = top.section("parallel");
-  Sharding in_parallel = sharding.strategy;
+  ShardingStrategy in_parallel = sharding.strategy;
   if (is_set(parallel, "sharding_strategy")) {
     parallel.choice("sharding_strategy", in_parallel, kShardings);
     if (named && in_parallel != sharding.strategy)

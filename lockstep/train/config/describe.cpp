@@ -639,7 +639,7 @@ void describe_sharding(Keys& keys, TrainConfig& config) {
       sharding.strategy, kShardings);
   keys.section({.name = "parallel"}, [&](Keys& inside) {
     describe_parallel(inside, config.parallel);
-    Sharding there = sharding.strategy;
+    ShardingStrategy there = sharding.strategy;
     if (inside.writes(false))
       inside.choice(
           {.name = "sharding_strategy", .meaning = "another place for `sharding_strategy`"}, there,
