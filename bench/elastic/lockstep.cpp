@@ -15,11 +15,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/base/progress.h>
 #include <lockstep/checkpoint/reader.h>
 #include <lockstep/distributed/checkpointer.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/peer_copies.h>
+#include <lockstep/launch/rank_side/report.h>
 
 namespace lockstep {
 namespace {

@@ -7,9 +7,9 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/final_failure.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/peer_copies.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/plan.h>

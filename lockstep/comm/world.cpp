@@ -4,7 +4,6 @@
 #include <map>
 
 #include <lockstep/base/environment.h>
-#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/engines/engines.h>
 #include <lockstep/comm/open_groups.h>
@@ -12,6 +11,7 @@
 #include <lockstep/comm/transport/wait_watch.h>
 #include <lockstep/comm/transport_communicator.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/launch/rank_side/launcher_line.h>
 #include <lockstep/store/rank_store.h>
 #if defined(LOCKSTEP_HAVE_MPI)
 #include <lockstep/comm/engines/mpi_bootstrap.h>

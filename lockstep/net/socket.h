@@ -23,6 +23,10 @@ int local_port(const Fd& socket);
 // Who is at the other end; without a host where it is gone already.
 Address peer_address(const Fd& socket);
 
+// A port of this host for another process to listen on: nothing listens there now, and the kernel
+// does not give it out by itself.
+int free_port(const std::string& host);
+
 // What a refused connection means: nobody listens there yet, or nobody does any more.
 enum class IfRefused { try_again, give_up };
 

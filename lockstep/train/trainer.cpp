@@ -9,12 +9,12 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/progress.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/keep_going.h>
 #include <lockstep/distributed/told_the_same.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/train/begun_batch.h>
 #include <lockstep/train/run_length.h>
 #include <lockstep/train/stop_request.h>
