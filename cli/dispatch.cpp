@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
+#include <lockstep/launch/processes/rank_setup.h>
 
 #include <cli/standard_streams.h>
 
@@ -74,7 +75,8 @@ std::filesystem::path torch_program(std::string_view verb) {
 void become_torch_program(std::string_view verb, char** argv) {
   const fs::path program = torch_program(verb);
   // Read before main(): they have to be there when the program starts.
-  for (const auto& [name, value] : computing_environment()) set_environment_default(name, value);
+  for (const auto& [name, value] : launch::computing_environment())
+    set_environment_default(name, value);
   ::execv(program.c_str(), argv);
   throw UsageError("'{}' needs the program {}, which does not start: {}", verb, program.string(),
                    std::strerror(errno));

@@ -5,7 +5,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/device/host/host.h>
-#include <lockstep/elastic/cores.h>
+#include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/models/spec/config.h>
 #include <lockstep/train/preflight/memory_fit.h>
 
@@ -18,14 +18,14 @@ namespace fs = std::filesystem;
 constexpr double kMiB = 1 << 20;
 
 void check_device(const train::TrainConfig& config) {
-  if (config.device == train::DeviceChoice::cuda && elastic::num_visible_gpus() == 0)
+  if (config.device == train::DeviceChoice::cuda && launch::num_visible_gpus() == 0)
     throw UsageError("device is \"cuda\", and this host has no GPU that is visible: take \"auto\", "
                      "or look at CUDA_VISIBLE_DEVICES and at what lockstep check says");
 }
 
 // On a GPU its ranks look for themselves, and they are who says that it is tight.
 void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
-  if (config.device != train::DeviceChoice::cpu && elastic::num_visible_gpus() > 0) return;
+  if (config.device != train::DeviceChoice::cpu && launch::num_visible_gpus() > 0) return;
   // What model parallelism takes has no formula here yet.
   if (config.parallel.ranks_together() > 1) return;
   train::MemoryPlan memory(config, plan.model, plan::Device::cpu);

@@ -9,7 +9,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/text.h>
-#include <lockstep/elastic/cores.h>
+#include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/models/spec/family.h>
 #include <lockstep/plan/bytes_text.h>
 #include <lockstep/plan/model_states.h>
@@ -69,7 +69,7 @@ plan::Device parse_device(const std::string& text, train::DeviceChoice configure
   if (!text.empty()) throw UsageError("--device is '{}': choose cpu or gpu", text);
   if (configured == train::DeviceChoice::cuda) return plan::Device::gpu;
   if (configured == train::DeviceChoice::cpu) return plan::Device::cpu;
-  return elastic::num_visible_gpus() > 0 ? plan::Device::gpu : plan::Device::cpu;
+  return launch::num_visible_gpus() > 0 ? plan::Device::gpu : plan::Device::cpu;
 }
 
 const char* word_for(Fit fit) {

@@ -2,7 +2,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/host/host.h>
-#include <lockstep/elastic/cores.h>
+#include <lockstep/launch/processes/rank_setup.h>
 
 #include <cli/flags.h>
 
@@ -11,7 +11,7 @@ namespace lockstep::cli {
 int num_local_ranks(const std::string& text) {
   const std::string flag = "--nproc-per-node";
   const auto num_cores = [] { return device::Host().num_usable_cores(); };
-  const int num_gpus = elastic::num_visible_gpus();
+  const int num_gpus = launch::num_visible_gpus();
   if (text == "cpu") return num_cores();
   if (text == "auto") return num_gpus > 0 ? num_gpus : num_cores();
   if (text == "gpu" || text.starts_with("gpu:")) {

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/launch.h>
+#include <lockstep/launch/launch.h>
 #include <lockstep/net/secret.h>
 
 #include <cli/flags.h>
@@ -28,7 +28,7 @@ struct Texts {
 };
 
 // "3", or "2:4": from two to four.
-void apply_num_nodes(const std::string& text, elastic::LaunchOptions& options) {
+void apply_num_nodes(const std::string& text, launch::LaunchOptions& options) {
   const auto colon = text.find(':');
   options.min_nodes = parse_integer(text.substr(0, colon), "--nnodes", 1, kMostRanks);
   options.max_nodes = colon == std::string::npos
@@ -40,7 +40,7 @@ void apply_num_nodes(const std::string& text, elastic::LaunchOptions& options) {
 }
 
 // Settings of torchrun's rendezvous, as far as they mean something here.
-void apply_rdzv_conf(const std::string& text, elastic::LaunchOptions& options) {
+void apply_rdzv_conf(const std::string& text, launch::LaunchOptions& options) {
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const auto equals = entry.find('=');
@@ -71,7 +71,7 @@ std::vector<net::Address> parse_endpoints(const std::string& text, int default_p
 }
 
 // etcd settles who is node 0: the endpoints are etcd's, and no host has an address of its own.
-void apply_etcd(const Texts& texts, elastic::LaunchOptions& options) {
+void apply_etcd(const Texts& texts, launch::LaunchOptions& options) {
   if (texts.rdzv_endpoint.empty())
     throw UsageError("--rdzv-backend etcd needs etcd's address: give --rdzv-endpoint HOST:PORT, "
                      "with commas between several members of its cluster");
@@ -91,12 +91,12 @@ void apply_etcd(const Texts& texts, elastic::LaunchOptions& options) {
       throw UsageError("--rdzv-endpoint {}: etcd's port must be from 1 to 65535",
                        texts.rdzv_endpoint);
   if (options.max_nodes == 1) return;  // a single host has nobody to find
-  options.rendezvous = elastic::Rendezvous::etcd;
+  options.rendezvous = launch::Rendezvous::etcd;
   options.endpoints = endpoints;
 }
 
 // Where the launchers meet, and what the ranks are told of it.
-void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
+void apply_addresses(const Texts& texts, launch::LaunchOptions& options) {
   if (texts.rdzv_backend == "etcd") {
     apply_etcd(texts, options);
     return;
@@ -146,7 +146,7 @@ void apply_addresses(const Texts& texts, elastic::LaunchOptions& options) {
   }
 }
 
-void describe(CLI::App& app, Texts& texts, elastic::LaunchOptions& options) {
+void describe(CLI::App& app, Texts& texts, launch::LaunchOptions& options) {
   app.footer("Example: lockstep run --nproc-per-node 4 ./my_program --its-own-flag\n"
              "Flags may be spelled with underscores. All after PROGRAM belongs to it.");
   app.option_defaults()->take_last();  // as torchrun does with a flag given twice
@@ -209,7 +209,7 @@ int run(Arguments arguments) {
   CLI::App app("Starts the ranks of a job on this host, as torchrun does.", "lockstep run");
   show_usage(app, "[FLAGS] PROGRAM [ARGUMENTS]");
   Texts texts;
-  elastic::LaunchOptions options;
+  launch::LaunchOptions options;
   describe(app, texts, options);
   SplitArguments split = split_at_program(app, arguments);
   if (!parse_flags(app, std::move(split.flags))) return 0;
@@ -217,8 +217,8 @@ int run(Arguments arguments) {
   options.program = std::move(split.program);
   if (texts.module && texts.no_python)
     throw UsageError("--module and --no-python contradict each other: leave one out");
-  if (texts.module) options.program_kind = elastic::ProgramKind::python_module;
-  if (texts.no_python) options.program_kind = elastic::ProgramKind::executable;
+  if (texts.module) options.program_kind = launch::ProgramKind::python_module;
+  if (texts.no_python) options.program_kind = launch::ProgramKind::executable;
   options.num_local_ranks = num_local_ranks(texts.num_local_ranks);
   apply_num_nodes(texts.num_nodes, options);
   if (!texts.timeout.empty()) options.timeout = parse_seconds(texts.timeout, "--timeout");
@@ -242,16 +242,16 @@ int run(Arguments arguments) {
     throw UsageError("--spares {} is for restarts, and there are none: give --max-restarts too",
                      options.num_spares);
   if (texts.bind_to == "none") {
-    options.binding = elastic::Binding::none;
+    options.binding = launch::Binding::none;
   } else if (texts.bind_to != "core") {
     throw UsageError("--bind-to is '{}': it must be core or none", texts.bind_to);
   }
   if (!texts.redirects.empty())
     options.streams.redirects =
-        elastic::StreamChoice::parse(texts.redirects, "--redirects", options.num_local_ranks);
+        launch::StreamChoice::parse(texts.redirects, "--redirects", options.num_local_ranks);
   if (!texts.tee.empty())
-    options.streams.tee = elastic::StreamChoice::parse(texts.tee, "--tee", options.num_local_ranks);
-  return elastic::launch(options);
+    options.streams.tee = launch::StreamChoice::parse(texts.tee, "--tee", options.num_local_ranks);
+  return launch::launch(options);
 }
 
 }  // namespace lockstep::cli

@@ -9,9 +9,9 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/final_failure.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/elastic/launch.h>
+#include <lockstep/launch/launch.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>
@@ -119,13 +119,13 @@ int become_a_rank_or_launch(Arguments arguments) {
   check_machine(config, plan, num_ranks);
   train::check_resume(config, plan);
 
-  elastic::LaunchOptions options;
+  launch::LaunchOptions options;
   options.program = {torch_program("train").string(), "train", flags->config};
   for (const std::string& override : flags->overrides)
     options.program.insert(options.program.end(), {"--set", override});
   if (const std::string output = output_for_ranks(); !output.empty())
     options.program.insert(options.program.end(), {"--output", output});
-  options.program_kind = elastic::ProgramKind::executable;
+  options.program_kind = launch::ProgramKind::executable;
   options.num_local_ranks = num_ranks;
   options.grace = kGrace;
   options.interrupt_grace = kInterruptGrace;
@@ -144,7 +144,7 @@ int become_a_rank_or_launch(Arguments arguments) {
   options.interruption_note =
       "told to end: saving after this step; once more (Ctrl-C) ends at once";
   const auto before = checkpoint::newest_usable(config.output / "checkpoints").checkpoint;
-  const int code = elastic::launch(options);
+  const int code = launch::launch(options);
   say_how_to_go_on(config, before, options.max_restarts, code);
   return code;
 }

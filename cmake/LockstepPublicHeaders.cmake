@@ -4,7 +4,6 @@ set(LOCKSTEP_PUBLIC_HEADERS
   base/deadline.h
   base/error.h
   base/log.h
-  base/progress.h
   comm/call.h
   comm/communicator.h
   comm/world/join.h
@@ -12,6 +11,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/torch_dataset.h
   device/device_manager.h
   distributed/distributed.h
+  launch/rank_side/report.h
   mesh/device_mesh.h
   models/generate.h
   models/make_model.h

@@ -15,8 +15,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include <lockstep/base/progress.h>
 #include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/checkpointer.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/recovery/peer_copies.h>

@@ -7,7 +7,7 @@
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/final_failure.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/recovery/peer_copies.h>

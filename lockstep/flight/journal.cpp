@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/flight/demand.h>
+#include <lockstep/launch/rank_side/launcher_line.h>
 
 namespace lockstep::flight {
 

@@ -60,10 +60,10 @@ void tell(int fd, char kind, const char* what) {
   [[maybe_unused]] const auto written = ::write(fd, text.data(), text.size());
 }
 
-[[noreturn]] void be_the_launcher(const elastic::LaunchOptions& options, int tell_fd) {
+[[noreturn]] void be_the_launcher(const launch::LaunchOptions& options, int tell_fd) {
   int code = 1;
   try {
-    code = elastic::launch(options);
+    code = launch::launch(options);
   } catch (const UsageError& error) {
     tell(tell_fd, kUsage, error.what());
   } catch (const std::exception& error) {
@@ -84,7 +84,7 @@ std::string told(int fd) {
 
 }  // namespace
 
-int launch_in_child(const elastic::LaunchOptions& options) {
+int launch_in_child(const launch::LaunchOptions& options) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
     throw UsageError("no pipe for a launcher: {}", std::strerror(errno));

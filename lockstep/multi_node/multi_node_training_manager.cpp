@@ -5,8 +5,8 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/cores.h>
-#include <lockstep/elastic/launch.h>
+#include <lockstep/launch/launch.h>
+#include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/multi_node/launch_in_child.h>
 #include <lockstep/net/address.h>
 #include <lockstep/recovery/keep_going.h>
@@ -110,15 +110,15 @@ int MultiNodeTrainingManager::launch(const std::vector<std::string>& program) co
   if (is_rank())
     throw UsageError("launch() is for hosts, and this process is already a rank, started by {}",
                      launcher_name(read_launch_environment().launcher));
-  const int num_gpus = elastic::num_visible_gpus();
+  const int num_gpus = launch::num_visible_gpus();
   if (num_gpus > 0 && num_gpus < gpus_per_node_)
     throw UsageError("setup({}, {}): this host has {} (counted in /dev/nvidia*, limited by "
                      "CUDA_VISIBLE_DEVICES): ask for no more, or hide them all to train on the CPU "
                      "(CUDA_VISIBLE_DEVICES=\"\")",
                      num_nodes_, gpus_per_node_, plural(num_gpus, "GPU"));
-  elastic::LaunchOptions launched;
+  launch::LaunchOptions launched;
   launched.program = program;
-  launched.program_kind = elastic::ProgramKind::executable;
+  launched.program_kind = launch::ProgramKind::executable;
   launched.num_local_ranks = gpus_per_node_;
   launched.min_nodes = min_nodes();
   launched.max_nodes = num_nodes_;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include <lockstep/base/error.h>
+#include <lockstep/net/secret.h>
 
 namespace lockstep::net {
 
@@ -75,6 +76,24 @@ Address local_address(const Fd& socket) {
   self.length = sizeof(self.storage);
   ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&self.storage), &self.length);
   return self.address();
+}
+
+int free_port(const std::string& host) {
+  // Below the range from which the kernel takes ports for outgoing connections, so that the port
+  // stays free until it is used.
+  constexpr int kLowest = 20000, kHighest = 32767;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    std::uint32_t draw = 0;
+    fill_random(std::as_writable_bytes(std::span(&draw, 1)));
+    const int port = kLowest + static_cast<int>(draw % (kHighest - kLowest + 1));
+    try {
+      listen_tcp({host, port});
+      return port;
+    } catch (const UsageError&) {
+      // The port is taken, or the address is not this host's; the latter fails below.
+    }
+  }
+  return local_port(listen_tcp({host, 0}));
 }
 
 Address peer_address(const Fd& socket) {

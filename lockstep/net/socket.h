@@ -23,6 +23,10 @@ int local_port(const Fd& socket);
 // The address of the other end; its host is empty where the peer is gone already.
 Address peer_address(const Fd& socket);
 
+// A port of this host for another process to listen on: nothing listens there now, and the kernel
+// does not give it out by itself.
+int free_port(const std::string& host);
+
 // How to take a refused connection: nobody listens there yet (try again), or nobody does any more
 // (give up).
 enum class IfRefused { try_again, give_up };

@@ -13,9 +13,9 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/open_groups.h>
+#include <lockstep/launch/rank_side/launcher_line.h>
 
 namespace lockstep {
 

@@ -9,11 +9,11 @@
 
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
-#include <lockstep/base/progress.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/preflight/begun_batch.h>

@@ -9,8 +9,8 @@
 namespace lockstep::cli {
 namespace {
 
-using elastic::testing::Launched;
-using elastic::testing::lines_of;
+using launch::testing::Launched;
+using launch::testing::lines_of;
 using nlohmann::json;
 using ::testing::HasSubstr;
 

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lockstep/elastic/cores.h>
+#include <lockstep/launch/processes/rank_setup.h>
 
 #include "launched.h"
 #include "network.h"
@@ -16,10 +16,10 @@
 namespace lockstep::cli {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
-using elastic::testing::lines_of;
-using elastic::testing::Network;
+using launch::testing::Folder;
+using launch::testing::Launched;
+using launch::testing::lines_of;
+using launch::testing::Network;
 using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -172,7 +172,7 @@ TEST(Check, RanksCannotBeStartedTwice) {
 }
 
 TEST(Check, SeesMoreRanksThanCores) {
-  const std::string core = std::to_string(elastic::allowed_cpus().front());
+  const std::string core = std::to_string(launch::allowed_cpus().front());
   Launched crowded(
       {"taskset", "-c", core, LOCKSTEP_PROGRAM, "check", "--nproc-per-node", "2", "--json"},
       {"CUDA_VISIBLE_DEVICES="});

@@ -12,8 +12,8 @@
 namespace lockstep::cli {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
+using launch::testing::Folder;
+using launch::testing::Launched;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 

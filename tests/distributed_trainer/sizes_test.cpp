@@ -9,13 +9,13 @@
 #include <lockstep/observe/csv_file.h>
 
 #include "../base/files.h"
-#include "../elastic/launched.h"
+#include "../launch/launched.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using elastic::testing::Launched;
+using launch::testing::Launched;
 
 const fs::path kSizesProgram = fs::read_symlink("/proc/self/exe");
 

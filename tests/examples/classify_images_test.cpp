@@ -14,7 +14,7 @@
 namespace lockstep::examples {
 namespace {
 
-using elastic::testing::Folder;
+using launch::testing::Folder;
 using ::testing::HasSubstr;
 
 std::string text_of(const std::filesystem::path& file) {
@@ -27,7 +27,7 @@ std::string text_of(const std::filesystem::path& file) {
 // The second column of metrics.csv, by step.
 std::map<int, double> losses_by_step(const std::string& metrics) {
   std::map<int, double> found;
-  for (const std::string& line : elastic::testing::lines_of(metrics)) {
+  for (const std::string& line : launch::testing::lines_of(metrics)) {
     const auto comma = line.find(',');
     if (line[0] == 's' || line[comma + 1] == ',') continue;  // the header, a validation
     found[std::atoi(line.c_str())] = std::atof(line.c_str() + comma + 1);

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/free_port.h>
+#include <lockstep/net/socket.h>
 
 #include "one_thread.h"
 
@@ -24,9 +24,9 @@ TEST(MultiNode, TrainsOnOneHostAsOnTwo) {
   EXPECT_THAT(one.output(), HasSubstr("1 host of 2 ranks; 2 restarts"));
   EXPECT_LT(std::atof(last_loss(one.output()).c_str()), 0.1) << one.output();
 
-  const elastic::testing::Folder folder;
+  const launch::testing::Folder folder;
   const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
-  const std::string endpoint = "127.0.0.1:" + std::to_string(elastic::free_port("127.0.0.1"));
+  const std::string endpoint = "127.0.0.1:" + std::to_string(net::free_port("127.0.0.1"));
   const auto start = [&] { return Launched({MULTI_NODE, "2", "1", endpoint, secret}, variables); };
   Launched first = start();
   Launched second = start();
@@ -35,7 +35,7 @@ TEST(MultiNode, TrainsOnOneHostAsOnTwo) {
   const std::string said = first.output() + second.output();
   EXPECT_THAT(said, HasSubstr("1 to 2 hosts of 1 rank each, which meet at " + endpoint));
   EXPECT_EQ(last_loss(said), last_loss(one.output())) << said;
-  EXPECT_EQ(elastic::testing::count_of("step 40", said), 1) << "one rank of all tells";
+  EXPECT_EQ(launch::testing::count_of("step 40", said), 1) << "one rank of all tells";
 }
 
 }  // namespace

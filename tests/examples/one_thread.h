@@ -8,7 +8,7 @@
 
 namespace lockstep::examples {
 
-using elastic::testing::Launched;
+using launch::testing::Launched;
 
 // LibTorch's threads wait by spinning, which takes ten times as long where others compute, too.
 inline const std::vector<std::string> kOneThread = {"OMP_NUM_THREADS=1"};

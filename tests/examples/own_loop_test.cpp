@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/free_port.h>
+#include <lockstep/net/socket.h>
 
 #include "one_thread.h"
 
@@ -16,7 +16,7 @@ namespace {
 // The loss of each epoch; a line of a rank that should be silent would count double.
 std::vector<double> losses_by_epoch(const std::string& output) {
   std::vector<double> found;
-  for (const std::string& line : elastic::testing::lines_of(output))
+  for (const std::string& line : launch::testing::lines_of(output))
     if (const auto at = line.find("loss "); at != std::string::npos)
       found.push_back(std::atof(line.c_str() + at + 5));
   return found;
@@ -47,7 +47,7 @@ TEST(OwnLoop, LearnsTheSameOnAnyNumberOfRanks) {
 }
 
 TEST(OwnLoop, RunsWithTorchrunsVariables) {
-  const std::string port = std::to_string(elastic::free_port("127.0.0.1"));
+  const std::string port = std::to_string(net::free_port("127.0.0.1"));
   const auto start = [&](const std::string& rank) {
     return Launched({OWN_LOOP},
                     {"OMP_NUM_THREADS=1", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "RANK=" + rank,

@@ -17,7 +17,7 @@ std::vector<double> losses_of_pipeline(int num_ranks) {
   Launched job = run_ranks(num_ranks, TRAIN_PIPELINE);
   EXPECT_EQ(job.wait(), 0) << job.error();
   std::vector<double> found;
-  for (const std::string& line : elastic::testing::lines_of(job.output()))
+  for (const std::string& line : launch::testing::lines_of(job.output()))
     if (const auto at = line.find("loss "); at != std::string::npos)
       found.push_back(std::atof(line.c_str() + at + 5));
   return found;

@@ -61,7 +61,7 @@ net::Fd open_port(const std::string& name) {
 
 }  // namespace
 
-BadSwitch::BadSwitch(const elastic::testing::Network& network, int num_hosts,
+BadSwitch::BadSwitch(const launch::testing::Network& network, int num_hosts,
                      BadSwitchOptions options)
     : options_(options) {
   // A thread may go to another namespace, and takes no other thread with it.
@@ -74,7 +74,7 @@ BadSwitch::~BadSwitch() {
   if (thread_.joinable()) thread_.join();
 }
 
-void BadSwitch::open_ports(const elastic::testing::Network& network, int num_hosts) {
+void BadSwitch::open_ports(const launch::testing::Network& network, int num_hosts) {
   const net::Fd hub(::open(("/var/run/netns/" + network.hub()).c_str(), O_RDONLY | O_CLOEXEC));
   works_ = hub && ::setns(hub.get(), CLONE_NEWNET) == 0;
   for (int host = 0; host < num_hosts && works_; ++host) {

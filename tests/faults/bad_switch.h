@@ -9,7 +9,7 @@
 
 #include <lockstep/net/fd.h>
 
-#include "tests/elastic/network.h"
+#include "tests/launch/network.h"
 
 namespace lockstep::faults {
 
@@ -22,7 +22,7 @@ struct BadSwitchOptions {
 // outlive it.
 class BadSwitch {
  public:
-  BadSwitch(const elastic::testing::Network& network, int num_hosts, BadSwitchOptions options);
+  BadSwitch(const launch::testing::Network& network, int num_hosts, BadSwitchOptions options);
   ~BadSwitch();
   BadSwitch(const BadSwitch&) = delete;
   BadSwitch& operator=(const BadSwitch&) = delete;
@@ -33,7 +33,7 @@ class BadSwitch {
   std::int64_t num_lost() const { return lost_; }
 
  private:
-  void open_ports(const elastic::testing::Network& network, int num_hosts);
+  void open_ports(const launch::testing::Network& network, int num_hosts);
   void run();
 
   BadSwitchOptions options_;

@@ -25,7 +25,7 @@ class Row14WrongClock : public DisturbedHosts {
     for (Launched& host : hosts) {
       EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
       expect_nothing_left(host);
-      EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
+      EXPECT_THAT(launch::testing::faults_in(host.error()), IsEmpty());
     }
     expect_undisturbed_result(static_cast<int>(ahead.size()));
   }

@@ -26,11 +26,11 @@ class Row09Disk : public DisturbedTraining {
                                const std::function<void()>& mend_it, const std::string& why) {
     // Checkpoints of steps 4, 8, 12, …
     Launched job = start({.rank = {"--pace", "40", "--epochs", "6"}, .variables = variables});
-    ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
+    ASSERT_TRUE(launch::testing::eventually(milliseconds(180'000), [&] {
       return checkpoint::newest_checkpoint(checkpoints()).has_value();
     })) << job.error();
     break_it();
-    ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
+    ASSERT_TRUE(launch::testing::eventually(milliseconds(180'000), [&] {
       return job.error().find("no checkpoint of step") != std::string::npos;
     })) << job.error();
     const auto kept = checkpoint::newest_checkpoint(checkpoints());
@@ -41,7 +41,7 @@ class Row09Disk : public DisturbedTraining {
     mend_it();
     EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
-    EXPECT_THAT(elastic::testing::faults_in(job.error()), IsEmpty());
+    EXPECT_THAT(launch::testing::faults_in(job.error()), IsEmpty());
     expect_undisturbed_result(2, {"--epochs", "6"});
     // Nothing half-written is left beside the complete ones.
     for (const auto& entry : fs::directory_iterator(checkpoints()))
@@ -57,7 +57,7 @@ class Row09Disk : public DisturbedTraining {
   }
   bool set_flags(unsigned long flags) {
     // Not while a file is open for writing.
-    return elastic::testing::eventually(milliseconds(60'000), [&] {
+    return launch::testing::eventually(milliseconds(60'000), [&] {
       return ::mount(nullptr, checkpoints().c_str(), nullptr, MS_REMOUNT | flags, nullptr) == 0;
     });
   }
@@ -125,7 +125,7 @@ TEST_F(WholeRow09Disk, AnErrorOfAnyOneCall) {
         start({.variables = with({"SHIM_IO=NOTHING", "SHIM_IO_LOG=" + log.string()})},
               "counted-" + std::string(rank));
     ASSERT_EQ(counted.wait(milliseconds(180'000)), 0) << counted.error();
-    const auto calls = elastic::testing::lines_of(lockstep::testing::read_file(log));
+    const auto calls = launch::testing::lines_of(lockstep::testing::read_file(log));
     ASSERT_GT(calls.size(), 10u);
     for (std::size_t call = 1; call <= calls.size() / 3; ++call) {
       SCOPED_TRACE("rank " + std::string(rank) + ": " + calls[call - 1]);

@@ -117,7 +117,7 @@ Event DisturbedTraining::first(const std::string& kind, const std::string& name)
 }
 
 bool DisturbedTraining::reaches(std::int64_t step, int generation, const std::string& name) const {
-  return elastic::testing::eventually(kLongest, [&] {
+  return launch::testing::eventually(kLongest, [&] {
     return std::ranges::any_of(events(name), [&](const Event& event) {
       return event.kind == "step" && event.step >= step && event.generation >= generation;
     });
@@ -162,7 +162,7 @@ void DisturbedTraining::expect_nothing_left(const Launched& job) const {
 }
 
 nlohmann::json DisturbedTraining::only_fault(const Launched& job) const {
-  const auto faults = elastic::testing::faults_in(job.error());
+  const auto faults = launch::testing::faults_in(job.error());
   EXPECT_EQ(faults.size(), 1u) << job.error();
   if (faults.empty()) return nlohmann::json::object();
   return nlohmann::json::parse(faults.front());

@@ -11,13 +11,13 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/elastic/network.h"
+#include "tests/launch/network.h"
 #include "tests/train/run/training.h"
 
 namespace lockstep::faults {
 
-using elastic::testing::Launched;
-using elastic::testing::Network;
+using launch::testing::Launched;
+using launch::testing::Network;
 
 using Words = std::vector<std::string>;
 

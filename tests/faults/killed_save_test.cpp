@@ -160,7 +160,7 @@ class Row10KilledSave : public DisturbedTraining {
                                        "SHIM_IO_RANK=" + rank, "SHIM_IO_LOG=" + log.string()})},
               "counted-" + rank);
     EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
-    return elastic::testing::lines_of(lockstep::testing::read_file(log));
+    return launch::testing::lines_of(lockstep::testing::read_file(log));
   }
 
   // A job whose rank is killed at that call of its saves, and started anew.

@@ -141,7 +141,7 @@ TEST_F(Row01KilledRank, WhileTheJobIsFormedAnew) {
   Launched launched = start(dying);
   EXPECT_EQ(launched.wait(milliseconds(180'000)), 0) << launched.output() << launched.error();
   expect_nothing_left(launched);
-  EXPECT_EQ(elastic::testing::faults_in(launched.error()).size(), 2u) << launched.error();
+  EXPECT_EQ(launch::testing::faults_in(launched.error()).size(), 2u) << launched.error();
   EXPECT_THAT(launched.error(), Not(HasSubstr("did not leave")));
   for (const Event& event : events())
     if (event.kind == "step" && event.generation > 0) {
@@ -178,7 +178,7 @@ class LostHost : public DisturbedHosts {
     for (int host = 0; host < 3; ++host) hosts_.push_back(start_on(host, job()));
     ASSERT_TRUE(reaches(1)) << hosts_[0].error();
     hosts_.push_back(start_on(3, job()));
-    ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+    ASSERT_TRUE(launch::testing::eventually(milliseconds(60'000), [&] {
       return hosts_[3].error().find("waits to take the place") != std::string::npos;
     })) << hosts_[3].error();
     ASSERT_TRUE(reaches(6));

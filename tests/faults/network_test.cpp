@@ -31,7 +31,7 @@ TEST_F(WholeRow06BrokenNetwork, OnlyTheMajorityGoesOn) {
   for (int host = 0; host < 3; ++host) hosts.push_back(start_on(host, job()));
   ASSERT_TRUE(reaches(1)) << hosts[0].error();
   hosts.push_back(start_on(3, job()));
-  ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+  ASSERT_TRUE(launch::testing::eventually(milliseconds(60'000), [&] {
     return hosts[3].error().find("waits to take the place") != std::string::npos;
   })) << hosts[3].error();
   network_->set_link(2, "down");
@@ -59,7 +59,7 @@ TEST_F(Row06BrokenNetwork, AFlapCostsNoRestart) {
   for (Launched& host : hosts) {
     EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
     expect_nothing_left(host);
-    EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
+    EXPECT_THAT(launch::testing::faults_in(host.error()), IsEmpty());
   }
   expect_undisturbed_result(3, {"--epochs", "6"});
 }
@@ -75,7 +75,7 @@ class Row07BadNetwork : public DisturbedHosts {
     for (Launched& host : hosts) {
       EXPECT_EQ(host.wait(milliseconds(180'000)), 0) << host.error();
       expect_nothing_left(host);
-      EXPECT_THAT(elastic::testing::faults_in(host.error()), IsEmpty());
+      EXPECT_THAT(launch::testing::faults_in(host.error()), IsEmpty());
     }
     expect_undisturbed_result(3, {"--epochs", epochs});
   }

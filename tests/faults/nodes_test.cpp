@@ -27,7 +27,7 @@ TEST_F(WholeRow16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
   ASSERT_TRUE(reaches(7, 1)) << hosts[0].error();
   Launched back = start_on(1, job);
   Launched fresh = start_on(4, job);
-  ASSERT_TRUE(elastic::testing::eventually(milliseconds(180'000), [&] {
+  ASSERT_TRUE(launch::testing::eventually(milliseconds(180'000), [&] {
     const auto all = events();
     return std::ranges::any_of(
         all, [](const Event& event) { return event.kind == "step" && event.rank == 4; });

@@ -45,7 +45,7 @@ void Row12NonFinite::expect_all_skip(const std::string& kind) {
   EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
   expect_nothing_left(job);
   EXPECT_THAT(job.output(), HasSubstr("step 8 was skipped on all ranks"));
-  EXPECT_THAT(elastic::testing::faults_in(job.error()), ::testing::IsEmpty());
+  EXPECT_THAT(launch::testing::faults_in(job.error()), ::testing::IsEmpty());
   std::set<std::string> ends;
   for (const Event& event : events(name))
     if (event.kind == "ended") ends.insert(event.text.substr(event.text.find(" step ")));
@@ -78,7 +78,7 @@ TEST_F(Row13SlowRank, IsNamedWithinTwentySteps) {
   EXPECT_THAT(job.error(), HasSubstr("rank 1 is slow"));
   EXPECT_THAT(job.error(), Not(HasSubstr("rank 0 is slow")));
   EXPECT_THAT(job.error(), Not(HasSubstr("rank 2 is slow")));
-  EXPECT_THAT(elastic::testing::faults_in(job.error()), ::testing::IsEmpty())
+  EXPECT_THAT(launch::testing::faults_in(job.error()), ::testing::IsEmpty())
       << "a slow rank is no failure";
   expect_undisturbed_result(3, {"--epochs", "3"});
 }

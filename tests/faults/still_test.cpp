@@ -19,7 +19,7 @@ TEST_F(Row04StoppedRank, IsNamedAndReplacedAndCannotComeBack) {
   ASSERT_GT(stopped, 0);
   const auto when = std::chrono::steady_clock::now();
   ::kill(stopped, SIGSTOP);
-  ASSERT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+  ASSERT_TRUE(launch::testing::eventually(milliseconds(60'000), [&] {
     return job.error().find("lockstep: fault") != std::string::npos;
   })) << job.error();
   const std::chrono::duration<double> named = std::chrono::steady_clock::now() - when;

@@ -11,7 +11,6 @@
 #include <sstream>
 
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/free_port.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 
@@ -113,8 +112,8 @@ class Row17Strangers : public DisturbedTraining {
     fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
     return start(
         {.launcher = {"--nnodes", "1:2", "--rdzv-last-call", "0", "--rdzv-endpoint",
-                      "127.0.0.1:" + std::to_string(elastic::free_port("127.0.0.1")),
-                      "--secret-file", file.string(), "--max-restarts", "1"},
+                      "127.0.0.1:" + std::to_string(net::free_port("127.0.0.1")), "--secret-file",
+                      file.string(), "--max-restarts", "1"},
          .rank = {"--pace", "20", "--pace-until", strangers_gone().string(), "--epochs", epochs}});
   }
 
@@ -200,7 +199,7 @@ class Row17Strangers : public DisturbedTraining {
     lockstep::testing::write_file(strangers_gone(), "");
     EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
     expect_nothing_left(job);
-    EXPECT_THAT(elastic::testing::faults_in(job.error()), IsEmpty());
+    EXPECT_THAT(launch::testing::faults_in(job.error()), IsEmpty());
     expect_undisturbed_result(2, {"--epochs", epochs});
   }
 };

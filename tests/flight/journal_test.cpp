@@ -12,9 +12,9 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/environment.h>
-#include <lockstep/base/launcher_line.h>
 #include <lockstep/flight/demand.h>
 #include <lockstep/flight/report.h>
+#include <lockstep/launch/rank_side/launcher_line.h>
 
 namespace lockstep::flight {
 namespace {

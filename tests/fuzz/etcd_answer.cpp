@@ -3,8 +3,7 @@
 #include <string_view>
 
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/etcd.h>
-#include <lockstep/elastic/http.h>
+#include <lockstep/launch/rendezvous/etcd.h>
 
 #include "target.h"
 
@@ -27,13 +26,13 @@ void read_answer(const Read& read) {
 void run(std::span<const std::byte> input) {
   const std::string bytes(reinterpret_cast<const char*>(input.data()), input.size());
   read_answer([&] {
-    const elastic::HttpAnswer answer = elastic::parse_http_answer(bytes);
+    const launch::HttpAnswer answer = launch::parse_http_answer(bytes);
     require(answer.status >= 100 && answer.status <= 599, "a status is one");
     require(answer.body.size() <= bytes.size(), "nothing is made up");
-    read_answer([&] { elastic::parse_granted_lease(answer.body); });
-    read_answer([&] { elastic::parse_kept_lease(answer.body); });
+    read_answer([&] { launch::parse_granted_lease(answer.body); });
+    read_answer([&] { launch::parse_kept_lease(answer.body); });
     read_answer([&] {
-      const auto outcome = elastic::parse_outcome(answer.body, 2);
+      const auto outcome = launch::parse_outcome(answer.body, 2);
       require(outcome.values.size() == 2, "all that was asked for is there");
       for (const auto& value : outcome.values)
         require(value.exists() || value.text.empty(), "what does not exist is empty");

@@ -2,9 +2,7 @@
 #include <string>
 
 #include <lockstep/base/error.h>
-#include <lockstep/elastic/decision.h>
-#include <lockstep/elastic/introduction.h>
-#include <lockstep/elastic/layout.h>
+#include <lockstep/launch/rendezvous/messages.h>
 
 #include "target.h"
 
@@ -30,9 +28,9 @@ void read(const std::string& text) {
 void run(std::span<const std::byte> input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   if (text.find('\n') != std::string::npos) return;  // which no word can hold
-  read<elastic::Introduction>(text);
-  read<elastic::Layout>(text);
-  read<elastic::Decision>(text);
+  read<launch::Introduction>(text);
+  read<launch::Layout>(text);
+  read<launch::Decision>(text);
 }
 
 }  // namespace lockstep::fuzz

@@ -5,14 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <tests/elastic/network.h>
+#include <tests/launch/network.h>
 
 namespace lockstep {
 namespace {
 
-using elastic::testing::count_of;
-using elastic::testing::Launched;
-using elastic::testing::lines_of;
+using launch::testing::count_of;
+using launch::testing::Launched;
+using launch::testing::lines_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -41,7 +41,7 @@ void expect_three_stay(const std::string& way) {
   for (const int rank : {0, 1, 3}) EXPECT_EQ(after.at(rank), before.at(rank)) << job.error();
   EXPECT_NE(after.at(2), before.at(2));
   EXPECT_EQ(count_of("the sum is 4", job.output()), 4) << job.output();
-  EXPECT_EQ(elastic::testing::faults_in(job.error()).size(), 1u) << job.error();
+  EXPECT_EQ(launch::testing::faults_in(job.error()).size(), 1u) << job.error();
   EXPECT_TRUE(job.all_gone(milliseconds(0)));
 }
 
@@ -67,15 +67,15 @@ TEST(KeepGoing, WhereOneIsLostWhileTheJobIsFormedAnew) {
     ASSERT_EQ(before.size(), 4u) << job.output();
     ASSERT_EQ(after.size(), 4u) << job.output() << job.error();
     for (const int rank : {0, 1, 3}) EXPECT_EQ(after.at(rank), before.at(rank)) << job.error();
-    EXPECT_EQ(elastic::testing::faults_in(job.error()).size(), 2u) << job.error();
+    EXPECT_EQ(launch::testing::faults_in(job.error()).size(), 2u) << job.error();
     EXPECT_THAT(job.error(), Not(HasSubstr("did not leave")));
   }
 }
 
 // Rank 0 waits for rank 1, which is ended because it has not said that it stays.
 TEST(KeepGoing, WhereAHostComesWhileRanksComeTogether) {
-  using elastic::testing::Network;
-  const elastic::testing::Folder folder;
+  using launch::testing::Network;
+  const launch::testing::Folder folder;
   const Network network(2);
   if (!network.works())
     GTEST_SKIP() << "this process may not make network namespaces (needs root and 'ip')";
@@ -110,7 +110,7 @@ TEST(KeepGoing, EndsAsBeforeWithoutARestart) {
 // at once.
 TEST(KeepGoing, DoesNotWaitForNewsOfAStoppedRank) {
   Launched job = Launched::run({"--nproc-per-node", "3", KEPT_RANK, "stopped"});
-  EXPECT_TRUE(elastic::testing::eventually(milliseconds(60'000), [&] {
+  EXPECT_TRUE(launch::testing::eventually(milliseconds(60'000), [&] {
     return job.error().find("gave up after ") != std::string::npos;
   })) << job.error();
   double seconds = 0;

@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/free_port.h>
+#include <lockstep/net/socket.h>
 
 namespace lockstep {
 namespace {
@@ -45,7 +45,7 @@ void expect_hello(const Outcome& outcome, int ranks) {
                                           std::to_string(ranks) + ": the sum is " + sum));
 }
 
-std::string free_port() { return std::to_string(elastic::free_port("127.0.0.1")); }
+std::string free_port() { return std::to_string(net::free_port("127.0.0.1")); }
 
 const std::string kHello = HELLO;
 const std::string kLauncher = LAUNCHER;

@@ -10,12 +10,12 @@
 #include <gtest/gtest.h>
 
 #include "../base/errors.h"
-#include "../elastic/launched.h"
+#include "../launch/launched.h"
 
 namespace lockstep {
 namespace {
 
-using elastic::testing::Launched;
+using launch::testing::Launched;
 using ::testing::HasSubstr;
 
 const std::string kMultiNodeProgram = std::filesystem::read_symlink("/proc/self/exe").string();

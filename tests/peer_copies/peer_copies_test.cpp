@@ -4,7 +4,7 @@
 
 #include <lockstep/comm/world/join.h>
 #include <tests/base/files.h>
-#include <tests/elastic/launched.h>
+#include <tests/launch/launched.h>
 #include <tests/ranks/job.h>
 
 #include "held_parts.h"
@@ -35,9 +35,9 @@ void expect_three_go_on(const std::vector<std::string>& arguments) {
   words.insert(words.end(), arguments.begin(), arguments.end());
   const testing::TemporaryFolder dumps;  // of the calls that fail
   auto job =
-      elastic::testing::Launched::run(words, {"LOCKSTEP_FLIGHT_DIR=" + dumps.path().string()});
+      launch::testing::Launched::run(words, {"LOCKSTEP_FLIGHT_DIR=" + dumps.path().string()});
   EXPECT_EQ(job.wait(milliseconds(100'000)), 0) << job.error();
-  EXPECT_EQ(elastic::testing::count_of("1 cells, 0 failures", job.output()), 3) << job.output();
+  EXPECT_EQ(launch::testing::count_of("1 cells, 0 failures", job.output()), 3) << job.output();
 }
 
 TEST(PeerCopies, ACopyThatIsNotCompleteLeavesTheOneBefore) {

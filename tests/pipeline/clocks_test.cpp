@@ -8,15 +8,15 @@
 
 #include <lockstep/comm/world/join.h>
 
-#include "tests/elastic/network.h"
+#include "tests/launch/network.h"
 #include "tests/ranks/job.h"
 
 namespace lockstep::pipeline {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
-using elastic::testing::Network;
+using launch::testing::Folder;
+using launch::testing::Launched;
+using launch::testing::Network;
 using ::testing::HasSubstr;
 
 TEST(Clocks, OfOneHostAreOne) {

@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/base/files.h"
-#include "tests/elastic/launched.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::plan {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
+using launch::testing::Folder;
+using launch::testing::Launched;
 using lockstep::testing::read_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -6,13 +6,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/elastic/launched.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::plan {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
+using launch::testing::Folder;
+using launch::testing::Launched;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -4,11 +4,11 @@
 
 #include <gtest/gtest.h>
 
-#include "../elastic/launched.h"
+#include "../launch/launched.h"
 
 namespace lockstep::ranks {
 
-using elastic::testing::Launched;
+using launch::testing::Launched;
 
 // Asked when the program starts: in a chroot the answer is another one once a test has gone into a
 // mount namespace of its own.
@@ -23,7 +23,7 @@ void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments,
   const int code = job.wait(longest);
   std::string failures;
   int finished = 0;
-  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+  for (const std::string& line : launch::testing::lines_of(job.output())) {
     if (line.find("FAIL [") != std::string::npos) failures += line + "\n";
     if (line.ends_with(" cells, 0 failures")) ++finished;
   }

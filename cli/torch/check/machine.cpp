@@ -20,7 +20,7 @@
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/device/host_memory.h>
-#include <lockstep/elastic/cores.h>
+#include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/net/address.h>
 
 namespace lockstep::cli::inspection {
@@ -136,7 +136,7 @@ Rank describe_rank(const LaunchEnvironment& launch) {
   rank.local_rank = launch.local_rank;
   rank.host = net::own_host_name();
   rank.host_id = host_id();
-  rank.cpus = elastic::allowed_cpus();
+  rank.cpus = launch::allowed_cpus();
   rank.num_threads = at::get_num_threads();
   rank.threads_chosen = environment_variable("OMP_NUM_THREADS").has_value();
   rank.device = manager.device().str();
@@ -163,7 +163,7 @@ Host describe_host(const LaunchEnvironment& launch) {
   host.total_bytes = memory.total_bytes;
   for (int index = 0; index < device::num_gpus(); ++index)
     host.gpus.push_back(device::gpu_name(index));
-  host.num_gpu_files = elastic::num_visible_gpus();
+  host.num_gpu_files = launch::num_visible_gpus();
   host.torch_version = TORCH_VERSION;
   host.torch_has_cuda = at::hasCUDA() || at::globalContext().hasCUDART();
   host.torch_build = at::show_config();

@@ -6,12 +6,12 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/launcher_line.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/comm/transport/wait_watch.h>
 #include <lockstep/comm/world/torchrun_store.h>
 #include <lockstep/flight/journal.h>
+#include <lockstep/launch/rank_side/launcher_line.h>
 #include <lockstep/store/rank_store.h>
 
 #if defined(LOCKSTEP_HAVE_MPI)

@@ -12,15 +12,17 @@
 
 #include "../../elastic/launched.h"
 #include "../../elastic/network.h"
+#include "../../launch/launched.h"
+#include "../../launch/network.h"
 #include "own_backend.h"
 
 namespace lockstep::comm::conformance {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
-using elastic::testing::Network;
-using elastic::testing::this_program;
+using launch::testing::Folder;
+using launch::testing::Launched;
+using launch::testing::Network;
+using launch::testing::this_program;
 using ::testing::HasSubstr;
 
 struct Job {
@@ -58,7 +60,7 @@ void expect_success(Launched& job, int ranks, const std::string& backend) {
   const std::string output = job.output();
   int finished = 0;
   std::string failures;
-  for (const std::string& line : elastic::testing::lines_of(output)) {
+  for (const std::string& line : launch::testing::lines_of(output)) {
     if (line.find("FAIL [") != std::string::npos) failures += line + "\n";
     if (line.ends_with(" cells, 0 failures")) ++finished;
   }

@@ -9,13 +9,13 @@
 #include <lockstep/comm/world/join.h>
 #include <lockstep/flight/report.h>
 
-#include "../../elastic/launched.h"
+#include "../../launch/launched.h"
 
 namespace lockstep::comm::conformance {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
+using launch::testing::Folder;
+using launch::testing::Launched;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 Launched start_hanging(const std::string& scenario, int num_ranks, const Folder& flight) {
   return Launched::run(
       {"--standalone", "--grace", "1", "--nproc-per-node", std::to_string(num_ranks),
-       elastic::testing::this_program(), "--scenario", scenario},
+       launch::testing::this_program(), "--scenario", scenario},
       {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
 }
 
@@ -60,14 +60,14 @@ TEST(Hang, ARunningJobCanBeAsked) {
   ASSERT_TRUE(job.says("[3] computing"));
   // The others come to their calls in a moment.
   std::string text;
-  elastic::testing::eventually(milliseconds(20'000), [&] {
+  launch::testing::eventually(milliseconds(20'000), [&] {
     text = check_hang(flight, {"--now"});
     return text.find("ranks 0-2 wait for it, directly or through others") != std::string::npos;
   });
   EXPECT_THAT(text, HasSubstr("Rank 3 never called all_reduce #1 of group 'tp' (scenarios.cpp:"));
   // By a signal, too.
   job.kill(SIGUSR1);
-  EXPECT_TRUE(elastic::testing::eventually(milliseconds(20'000), [&] {
+  EXPECT_TRUE(launch::testing::eventually(milliseconds(20'000), [&] {
     return job.error().find("where the ranks of this host are:\nRank 3 never called") !=
                std::string::npos ||
            job.error().find("this may be a job at work.\nRank 3 never called") != std::string::npos;
@@ -82,7 +82,7 @@ TEST(Hang, ARunningJobCanBeAsked) {
 void expect_circle_found(Launched& job, const std::string& backend) {
   SCOPED_TRACE(backend);
   EXPECT_NE(job.wait(milliseconds(50'000)), -1) << job.output() << job.error();
-  EXPECT_EQ(elastic::testing::count_of("in step\n", job.output()), 3) << job.output();
+  EXPECT_EQ(launch::testing::count_of("in step\n", job.output()), 3) << job.output();
   const std::regex told("ended by all_reduce \\(call #[0-9]+\\) in group 'pair [0-2]' failed: "
                         "mismatch of ranks 0 and 1.*"
                         "rank 0 waits in all_reduce #[0-9]+ \\(sum of 1000 float32\\) of group "
@@ -90,7 +90,7 @@ void expect_circle_found(Launched& job, const std::string& backend) {
                         "rank 1 waits in all_reduce #[0-9]+ .* of group 'pair 1' .* for rank 2; "
                         "rank 2 waits in all_reduce #[0-9]+ .* of group 'pair 2' .* for rank 0\\.");
   int num_told = 0;
-  for (const std::string& line : elastic::testing::lines_of(job.output()))
+  for (const std::string& line : launch::testing::lines_of(job.output()))
     if (std::regex_search(line, told)) ++num_told;
   EXPECT_EQ(num_told, 3) << job.output() << job.error();
 }
@@ -105,7 +105,7 @@ TEST(Hang, ACircleIsFoundWhileRanksWait) {
     for (const std::string backend : {"auto", "mpi"})
       jobs.emplace(backend + " under mpirun",
                    Launched({LOCKSTEP_MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", "3",
-                             elastic::testing::this_program(), "--scenario", "circle-" + backend},
+                             launch::testing::this_program(), "--scenario", "circle-" + backend},
                             {"OMPI_MCA_btl_vader_single_copy_mechanism=none"}));
   for (auto& [name, job] : jobs) expect_circle_found(job, name);
 }

@@ -10,13 +10,13 @@
 
 #include <lockstep/comm/world/join.h>
 
-#include "../../elastic/launched.h"
+#include "../../launch/launched.h"
 
 namespace lockstep::comm::conformance {
 namespace {
 
-using elastic::testing::Launched;
-using elastic::testing::this_program;
+using launch::testing::Launched;
+using launch::testing::this_program;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -90,7 +90,7 @@ TEST_F(NcclFaults_cuda, AnElasticJobGoesOn) {
                                 this_program(), "--scenario", "nccl-go-on"});
   EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.output() << job.error();
   std::map<int, int> process_of_rank_0;  // by generation
-  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+  for (const std::string& line : launch::testing::lines_of(job.output())) {
     int process = 0, generation = 0;
     double sum = 0;
     if (std::sscanf(line.c_str(), "[0] process %d generation %d sum %lf", &process, &generation,
@@ -105,7 +105,7 @@ TEST_F(NcclFaults_cuda, AnElasticJobGoesOn) {
 
 TEST_F(NcclFaults_cuda, AnAbortThrowsWhoWaits) {
   const Launched job = end_of("abort");
-  for (const std::string& line : elastic::testing::lines_of(job.output()))
+  for (const std::string& line : launch::testing::lines_of(job.output()))
     if (line.starts_with("[1] ended by ")) {
       EXPECT_THAT(line, HasSubstr("the loss is not a number"));
       return;

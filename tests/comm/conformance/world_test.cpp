@@ -5,19 +5,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/elastic/free_port.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/net/secret.h>
+#include <lockstep/net/socket.h>
 #include <lockstep/store/server.h>
 
-#include "../../elastic/launched.h"
+#include "../../launch/launched.h"
 
 namespace lockstep::comm::conformance {
 namespace {
 
-using elastic::testing::Folder;
-using elastic::testing::Launched;
-using elastic::testing::this_program;
+using launch::testing::Folder;
+using launch::testing::Launched;
+using launch::testing::this_program;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -31,7 +31,7 @@ Launched start(const std::string& scenario, const Folder& flight) {
 Launched start_alone(std::vector<std::string> variables) {
   variables.insert(variables.end(), {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
                                      "MASTER_ADDR=127.0.0.1"});
-  variables.push_back("MASTER_PORT=" + std::to_string(elastic::free_port("127.0.0.1")));
+  variables.push_back("MASTER_PORT=" + std::to_string(net::free_port("127.0.0.1")));
   return Launched({this_program(), "--scenario", "absent-store"}, std::move(variables));
 }
 
@@ -77,7 +77,7 @@ TEST(World, ListsThatAreCutDifferentlyDoNotMatch) {
   Launched job = start("lengths", flight);
   EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
   const std::string call = R"(all_gather #[0-9]+ \(9 float32 in 3 tensors of lengths \[)";
-  for (const std::string& line : elastic::testing::lines_of(job.output())) {
+  for (const std::string& line : launch::testing::lines_of(job.output())) {
     EXPECT_THAT(line, HasSubstr("ended by "));
     EXPECT_THAT(line, HasSubstr("mismatch of ranks"));
     std::smatch found;
@@ -86,7 +86,7 @@ TEST(World, ListsThatAreCutDifferentlyDoNotMatch) {
         << line;
     EXPECT_NE(found[1], found[2]) << line;
   }
-  EXPECT_EQ(elastic::testing::lines_of(job.output()).size(), 3u) << job.output();
+  EXPECT_EQ(launch::testing::lines_of(job.output()).size(), 3u) << job.output();
 }
 
 TEST(World, PartsOfAnAllToAllThatDoNotFitDoNotMatch) {

@@ -6,14 +6,14 @@
 
 #include <gtest/gtest.h>
 
-#include "../../elastic/network.h"
+#include "../../launch/network.h"
 #include "bad_wire.h"
 #include "collective.h"
 
 namespace lockstep::comm::faults {
 namespace {
 
-using elastic::testing::Network;
+using launch::testing::Network;
 
 constexpr int kRanks = 3;
 

@@ -94,7 +94,7 @@ TEST(Interrupted, TwiceEndsAtOnce) {
   Launched run = training.start(1);
   ASSERT_TRUE(run.says("steps of 20000 sequences")) << run.error();
   // The file is made when signals are already heeded, and before the first step.
-  ASSERT_TRUE(elastic::testing::eventually(
+  ASSERT_TRUE(launch::testing::eventually(
       kLong, [&] { return fs::exists(training.output() / "metrics.csv"); }));
   run.kill(SIGINT);
   EXPECT_EQ(run.wait(milliseconds(500)), -1) << "the first waits for the step to end";
@@ -204,7 +204,7 @@ TEST(Interrupted, AKilledRankIsStartedAnewWhereWhatTheRunBeganFromIsGone) {
   const fs::path first = training.checkpoint();
   training.set("/checkpoint/resume", first.string()).set("/max_steps", 120);
   Launched run = training.start(2, "run", {"--max-restarts", "1"});
-  ASSERT_TRUE(elastic::testing::eventually(kLong, [&] { return !fs::exists(first); }))
+  ASSERT_TRUE(launch::testing::eventually(kLong, [&] { return !fs::exists(first); }))
       << run.error();
   const pid_t victim = process_of_rank(run, 1);
   ASSERT_GT(victim, 0);
@@ -226,7 +226,7 @@ TEST(Interrupted, OneThatWasReplacedDoesNotEndTheJob) {
   ASSERT_TRUE(note.starts_with(words)) << note;
   const std::string job = note.substr(words.size(), note.size() - words.size() - 1);
   { const FolderLock later(training.output(), FolderHolder{.job = job, .generation = 1}); }
-  ASSERT_TRUE(elastic::testing::eventually(kLong, [&] {
+  ASSERT_TRUE(launch::testing::eventually(kLong, [&] {
     return run.error().find("goes on from step") != std::string::npos;
   })) << run.error();
   EXPECT_THAT(run.error(), HasSubstr("\"restarted\":true"));
@@ -271,10 +271,10 @@ TEST(Interrupted, ToldToEndWhileRanksComeTogetherAgain) {
     EndlessTraining training;
     training.set("/checkpoint/interval", 25).set("/checkpoint/memory_interval", 1);
     Launched run = training.start(2, "run", {"--max-restarts", "1"});
-    ASSERT_TRUE(elastic::testing::eventually(kLong, [&] { return !training.checkpoint().empty(); }))
+    ASSERT_TRUE(launch::testing::eventually(kLong, [&] { return !training.checkpoint().empty(); }))
         << run.error();
     ::kill(process_of_rank(run, 1), SIGKILL);
-    ASSERT_TRUE(elastic::testing::eventually(kLong, [&] {
+    ASSERT_TRUE(launch::testing::eventually(kLong, [&] {
       return run.error().find("lockstep: fault") != std::string::npos;
     })) << run.error();
     std::this_thread::sleep_for(milliseconds(wait_ms));

@@ -29,7 +29,7 @@ TEST(UnderALauncher, LockstepRun) {
 
 TEST(UnderALauncher, TorchrunsVariables) {
   Training training;
-  elastic::testing::Folder folder;
+  launch::testing::Folder folder;
   const std::string secret = folder.write("secret", std::string(32, 's'), 0600);
   const std::string port = master_port();
   const auto rank = [&](int number) {
@@ -118,7 +118,7 @@ TEST(UnderALauncher, NoRestartIsMadeWhereItCannotHelp) {
     Launched run(words);
     EXPECT_EQ(run.wait(milliseconds(60'000)), one.code) << run.error();
     EXPECT_THAT(run.error(), HasSubstr(one.says));
-    const auto faults = elastic::testing::faults_in(run.error());
+    const auto faults = launch::testing::faults_in(run.error());
     ASSERT_EQ(faults.size(), 1u) << run.error();
     EXPECT_EQ(nlohmann::json::parse(faults[0])["restarted"], false);
   }

@@ -34,7 +34,7 @@ TEST(NonFinite, StopsAllRanksAndSaysItOnce) {
   EXPECT_TRUE(run.all_gone(milliseconds(5000)));
   const std::string text = run.error();
   EXPECT_EQ(count(text, "training stopped at step"), 1) << text;
-  EXPECT_EQ(std::ssize(elastic::testing::lines_of(text)), 1 + count(text, "ranks share 1 GPU"))
+  EXPECT_EQ(std::ssize(launch::testing::lines_of(text)), 1 + count(text, "ranks share 1 GPU"))
       << text;
   // Attention on a GPU has gradients that are not numbers before its results are none.
   EXPECT_THAT(text, AnyOf(HasSubstr("the loss is nan"), HasSubstr("the gradient norm nan")));

@@ -28,7 +28,7 @@ void expect_refused(std::vector<std::string> arguments, const std::vector<std::s
   Launched run = sample(std::move(arguments));
   EXPECT_EQ(run.wait(), 2);
   for (const std::string& part : parts) EXPECT_THAT(run.error(), HasSubstr(part));
-  EXPECT_EQ(elastic::testing::lines_of(run.error()).size(), 1u) << run.error();
+  EXPECT_EQ(launch::testing::lines_of(run.error()).size(), 1u) << run.error();
   EXPECT_EQ(run.output(), "") << "no text before the mistake";
 }
 
@@ -171,7 +171,7 @@ TEST(SampleOfExport, WritesTheSameText) {
     // All the model's tensors are the same; an optimizer's are not in both.
     Launched diff({LOCKSTEP_PROGRAM, "ckpt", "diff", run, imported});
     EXPECT_EQ(diff.wait(), 1);
-    EXPECT_EQ(elastic::testing::lines_of(diff.output()).size(), 3u) << diff.output();
+    EXPECT_EQ(launch::testing::lines_of(diff.output()).size(), 3u) << diff.output();
     EXPECT_THAT(diff.output(), AllOf(HasSubstr("\nmodel: the same "), HasSubstr(", to the bit\n"),
                                      HasSubstr("\noptimizer: "), HasSubstr(" only in the first")));
     // Neither replaces what is there.

@@ -1,7 +1,7 @@
 #include "training.h"
 
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/elastic/free_port.h>
+#include <lockstep/net/socket.h>
 
 #include <gtest/gtest.h>
 
@@ -128,9 +128,7 @@ Launched sample(std::vector<std::string> arguments) {
   return Launched(std::move(arguments), {"OMP_NUM_THREADS=1"});
 }
 
-std::string master_port() {
-  return "MASTER_PORT=" + std::to_string(elastic::free_port("127.0.0.1"));
-}
+std::string master_port() { return "MASTER_PORT=" + std::to_string(net::free_port("127.0.0.1")); }
 
 int count(const std::string& text, const std::string& part) {
   int found = 0;

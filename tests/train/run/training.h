@@ -8,11 +8,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/elastic/launched.h"
+#include "tests/launch/launched.h"
 
 namespace lockstep::train::testing {
 
-using elastic::testing::Launched;
+using launch::testing::Launched;
 
 // One run's config, data and folder, all of which go away with it.
 class Training {
@@ -49,7 +49,7 @@ class Training {
   std::string weights(const std::string& output = "run") const;
 
  private:
-  elastic::testing::Folder folder_;
+  launch::testing::Folder folder_;
 };
 
 // `lockstep sample` with these arguments.

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/elastic/free_port.h>
+#include <lockstep/net/socket.h>
 
 #include "tests/base/files.h"
 #include "tests/train/run/training.h"
@@ -133,7 +133,7 @@ class ElasticTraining {
   void expect_steps(int more) const {
     const int wanted = newest_step() + more;
     EXPECT_TRUE(
-        elastic::testing::eventually(milliseconds(90'000), [&] { return newest_step() >= wanted; }))
+        launch::testing::eventually(milliseconds(90'000), [&] { return newest_step() >= wanted; }))
         << "still at step " << newest_step() << " of " << wanted;
   }
 
@@ -142,16 +142,16 @@ class ElasticTraining {
   int newest_step() const {
     const fs::path metrics = training_.output() / "metrics.csv";
     if (!fs::exists(metrics)) return 0;
-    const auto lines = elastic::testing::lines_of(lockstep::testing::read_file(metrics));
+    const auto lines = launch::testing::lines_of(lockstep::testing::read_file(metrics));
     return lines.size() < 2 ? 0 : std::atoi(lines.back().c_str());
   }
 
   Training& training_;
   std::string nodes_;
   std::string last_call_;
-  elastic::testing::Folder folder_;
+  launch::testing::Folder folder_;
   std::string secret_ = folder_.write("secret", std::string(32, 's'), 0600);
-  int port_ = elastic::free_port("127.0.0.1");
+  int port_ = net::free_port("127.0.0.1");
 };
 
 std::string errors_of(const std::vector<Launched>& hosts) {
@@ -167,8 +167,8 @@ void expect_said(const std::vector<Launched>& hosts, const std::string& text) {
     for (const Launched& host : hosts) all += host.output();
     return all;
   };
-  EXPECT_TRUE(elastic::testing::eventually(milliseconds(90'000),
-                                           [&] { return said().find(text) != std::string::npos; }))
+  EXPECT_TRUE(launch::testing::eventually(milliseconds(90'000),
+                                          [&] { return said().find(text) != std::string::npos; }))
       << text << "\n"
       << said() << errors_of(hosts);
 }
