@@ -20,6 +20,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   nn/layers/cross_entropy.h
   nn/tensor_parallel/tensor_parallel.h
   nn/tensor_parallel/tensor_plan.h
+  nn/tensor_parallel/weights_may_wait.h
   optim/adagrad/plain/options.h
   optim/adamw/plain/options.h
   optim/clip.h

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/sgd/plain/options.h>
 #include <lockstep/train/preflight/memory_fit.h>
 
 #include "tests/base/errors.h"

@@ -23,7 +23,7 @@ void check_behaviour(ranks::Cells& cells) {
 const std::map<std::string, void (*)(ranks::Cells&)> kTables = {
     {"--behaviour", check_behaviour},
     {"--memory", check_memory},
-    {"--optimizers", check_optimizers},
+    {"--optimizers", check_every_optimizer},
     {"--precision", check_precision},
     {"--gpu", check_gpu},
     {"--zero-plus-plus", check_zero_plus_plus},

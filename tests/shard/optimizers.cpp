@@ -23,7 +23,7 @@ namespace {
 using ranks::Cells;
 
 // 70 × 70 elements: norms of a matrix are sums over two blocks, which ranks cut in two again.
-constexpr std::int64_t kWidth = 70;
+constexpr std::int64_t kChainWidth = 70;
 constexpr double kRate = 0.02;
 
 std::vector<optim::ParameterGroup> groups_of(const torch::nn::Module& module) {
@@ -37,7 +37,7 @@ void step(const Cells& cells, Chain& model, optim::Optimizer& optimizer, int num
   optimizer.zero_grad();
   for (int pass = 0; pass < 2; ++pass) {
     torch::manual_seed(static_cast<std::uint64_t>(1000 * number + 100 * pass + cells.rank()));
-    const at::Tensor input = at::randn({3, kWidth});
+    const at::Tensor input = at::randn({3, kChainWidth});
     std::optional<data_parallel::NoSync> guard;
     if (pass == 0) guard.emplace(no_sync());
     model->forward(input).square().mean().backward();
@@ -48,7 +48,7 @@ void step(const Cells& cells, Chain& model, optim::Optimizer& optimizer, int num
 
 Chain make_chain() {
   torch::manual_seed(11);
-  return Chain(3, kWidth);
+  return Chain(3, kChainWidth);
 }
 
 // A model that is trained, whichever way it is cut.
@@ -246,7 +246,7 @@ void check_optimizer(Cells& cells, const std::string& name,
 
 }  // namespace
 
-void check_optimizers(Cells& cells) {
+void check_every_optimizer(Cells& cells) {
   for (const optim::OptimizerType& type : optim::optimizer_types())
     check_optimizer(cells, type.names.front(), type.options);
   check_optimizer(cells, "SGD with momentum", optim::SGDOptions{.momentum = 0.9, .nesterov = true});

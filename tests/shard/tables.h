@@ -16,7 +16,7 @@ void check_accumulation(ranks::Cells& cells);
 // Mistakes of the caller's: each is told on every rank.
 void check_mistakes(ranks::Cells& cells);
 // Every optimizer, on parts and on whole parameters.
-void check_optimizers(ranks::Cells& cells);
+void check_every_optimizer(ranks::Cells& cells);
 // What a model and its optimizer are as a whole, written and read.
 void check_state(ranks::Cells& cells);
 // Parameters, gradients and buffers of 16 bits; what a step does with a scaled loss.

@@ -16,24 +16,9 @@
 #include <lockstep/intercept/once_differentiable.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
+#include <lockstep/nn/tensor_parallel/weights_may_wait.h>
 
 namespace lockstep::nn {
-
-// WeightsMayWait<F>::apply(…) is autograd's Function with F's forward and backward, and says of F
-// that its backward computes nothing but what AutogradContext::needs_input_grad() asks for, and may
-// run twice: pipeline::SplitBackward, which knows it by this name, then asks for the gradients of
-// what came with parameters in the second half of a pass, and for the others in the first.
-template <typename F>
-struct WeightsMayWait : torch::autograd::Function<WeightsMayWait<F>> {
-  template <typename... Arguments>
-  static auto forward(torch::autograd::AutogradContext* context, Arguments&&... arguments) {
-    return F::forward(context, std::forward<Arguments>(arguments)...);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    return F::backward(context, std::move(gradients));
-  }
-};
 
 constexpr std::size_t kMostProducts = 3;
 

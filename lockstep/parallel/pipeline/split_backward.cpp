@@ -256,7 +256,7 @@ bool only_passes_on(std::string name) {
 // LinearBackward is MPS's; elsewhere a linear layer is one of the products. Convolutions of all
 // dimensions, transposed ones too, are one node.
 bool can_wait(std::string name) {
-  // The function declares it itself (nn/weights_may_wait.h).
+  // The function declares it itself (nn/tensor_parallel/weights_may_wait.h).
   if (name.find("lockstep::nn::WeightsMayWait<") != std::string::npos) return true;
   static const std::unordered_set<std::string> names = {
       "AddmmBackward",  "BaddbmmBackward",   "BmmBackward",         "MmBackward",

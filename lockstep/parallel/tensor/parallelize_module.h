@@ -19,7 +19,6 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
-#include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
 
