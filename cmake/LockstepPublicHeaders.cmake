@@ -14,10 +14,16 @@ set(LOCKSTEP_PUBLIC_HEADERS
   launch/rank_side/report.h
   mesh/device_mesh.h
   models/generate.h
+  models/folders/hugging_face_folder.h
+  models/language_model.h
   models/make_model.h
+  models/spec/family.h
+  models/spec/training_step.h
   multi_node/multi_node_training_manager.h
   nn/context_parallel/context_parallel_attention.h
+  nn/layers/activations.h
   nn/layers/cross_entropy.h
+  nn/layers/norms.h
   nn/tensor_parallel/tensor_parallel.h
   nn/tensor_parallel/tensor_plan.h
   nn/tensor_parallel/weights_may_wait.h
