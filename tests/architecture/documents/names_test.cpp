@@ -15,6 +15,8 @@
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
+#include <lockstep/optim/registry/registry.h>
+#include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/train/config/config.h>
 
 #include "code.h"
@@ -56,7 +58,7 @@ std::string without_comments(const std::string& code) {
 // Whether a config may have it: null asks for the default of any key there is.
 bool is_key(const std::string& path) {
   static std::map<std::string, bool> known;
-  const auto has = [&](const char* optimizer, const char* scheduler) {
+  const auto has = [&](const std::string& optimizer, const std::string& scheduler) {
     const json config = {{"optimizer", {{"type", optimizer}}},
                          {"scheduler", {{"type", scheduler}}}};
     const std::string flag = path + "=null";
@@ -70,10 +72,13 @@ bool is_key(const std::string& path) {
     return true;
   };
   const auto [found, is_new] = known.try_emplace(path, false);
-  if (is_new)
-    found->second = has("AdamW", "WarmupLR") || has("SGD", "WarmupDecayLR") ||
-                    has("SGD", "WarmupCosineLR") || has("SGD", "OneCycle") ||
-                    has("SGD", "LRRangeTest");
+  if (is_new) {
+    const auto optimizers = optim::optimizer_types();
+    const auto schedules = optim::schedule_types();
+    for (std::size_t i = 0; i < std::max(optimizers.size(), schedules.size()); ++i)
+      found->second = found->second || has(optimizers[i % optimizers.size()].names.front(),
+                                           schedules[i % schedules.size()].name);
+  }
   return found->second;
 }
 
