@@ -254,6 +254,7 @@ void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
                           "`\"DeepSpeedCPUAdam\"` are AdamW",
                .deepspeed = "same"},
               optimizer.type, kOptimizers);
+  const bool unknown = keys.is_wrong("type");
   keys.section({.name = "params"}, [&](Keys& params) {
     params.call(name_of(optimizer.type, kOptimizers));
     params.number({.name = "lr",
@@ -263,9 +264,10 @@ void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
                   optimizer.lr, {.lowest = 0, .highest = 1000, .above_lowest = true});
     params.number({.name = "weight_decay", .meaning = "decay of weights", .deepspeed = "same"},
                   optimizer.weight_decay, {.lowest = 0, .highest = kUnbounded});
+    if (unknown) params.of_any_kind();
     const bool sgd = optimizer.type == OptimizerType::sgd;
-    if (params.has(!sgd)) describe_adam(params, optimizer);
-    if (params.has(sgd)) describe_sgd(params, optimizer);
+    if (params.has(!sgd || unknown)) describe_adam(params, optimizer);
+    if (params.has(sgd || unknown)) describe_sgd(params, optimizer);
   });
 }
 
@@ -378,10 +380,11 @@ struct DescribeSchedule {
   }
 };
 
+// Where the type is `unknown`, keys of every type are read.
 template <typename Options>
-void describe_schedule(Keys& params, std::string_view title, TrainConfig& config) {
+void describe_schedule(Keys& params, std::string_view title, TrainConfig& config, bool unknown) {
   auto* const chosen = std::get_if<Options>(&config.scheduler);
-  if (!params.has(chosen != nullptr)) return;
+  if (!params.has(chosen != nullptr || unknown)) return;
   params.chapter(title);
   params.call(title);
   Options other;
@@ -395,12 +398,14 @@ void describe_scheduler(Keys& keys, TrainConfig& config) {
                .deepspeed = "same"},
               type, kSchedulers);
   keys.then([&] { config.scheduler = default_schedule(type); });
+  const bool unknown = keys.is_wrong("type");
   keys.section({.name = "params"}, [&](Keys& params) {
-    describe_schedule<optim::WarmupLR>(params, "WarmupLR", config);
-    describe_schedule<optim::WarmupDecayLR>(params, "WarmupDecayLR", config);
-    describe_schedule<optim::WarmupCosineLR>(params, "WarmupCosineLR", config);
-    describe_schedule<optim::OneCycle>(params, "OneCycle", config);
-    describe_schedule<optim::LRRangeTest>(params, "LRRangeTest", config);
+    if (unknown) params.of_any_kind();
+    describe_schedule<optim::WarmupLR>(params, "WarmupLR", config, unknown);
+    describe_schedule<optim::WarmupDecayLR>(params, "WarmupDecayLR", config, unknown);
+    describe_schedule<optim::WarmupCosineLR>(params, "WarmupCosineLR", config, unknown);
+    describe_schedule<optim::OneCycle>(params, "OneCycle", config, unknown);
+    describe_schedule<optim::LRRangeTest>(params, "LRRangeTest", config, unknown);
   });
 }
 
