@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 // For a job to end after a failure. The promise is one second on a machine that has time for it; a
 // busy one gets more, by how long it took to start the same ranks just before.
 milliseconds promised(Clock::time_point start, Clock::time_point all_ready) {
-  return milliseconds(2000) + 10 * std::chrono::duration_cast<milliseconds>(all_ready - start);
+  return milliseconds(10'000) + 10 * std::chrono::duration_cast<milliseconds>(all_ready - start);
 }
 const char* const kWaiting = "echo ready; while :; do sleep 1; done";
 

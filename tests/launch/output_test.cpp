@@ -329,8 +329,8 @@ TEST(Output, ClosedStreamsAreNobodysPipes) {
     Launched job({"sh", "-c",
                   std::string("exec ") + LOCKSTEP_PROGRAM +
                       " run --nproc-per-node 2 sh -c 'echo to-output' " + closed});
-    EXPECT_EQ(job.wait(milliseconds(10'000)), 0) << closed;
-    EXPECT_TRUE(job.all_gone(milliseconds(2000))) << closed;
+    EXPECT_EQ(job.wait(), 0) << closed;
+    EXPECT_TRUE(job.all_gone(milliseconds(20'000))) << closed;
   }
 }
 

@@ -11,6 +11,7 @@ namespace lockstep::train {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 json scheduler_of(const TrainConfig& config) { return json::parse(to_json(config))["scheduler"]; }
@@ -60,6 +61,11 @@ TEST(Scheduler, says_what_is_wrong_with_its_parameters) {
   EXPECT_EQ(mistake_with({{"/scheduler/type", "Cosine"}, {"/scheduler/params/x", 1}}),
             "gpt.json:1: scheduler.type is \"Cosine\": it must be 'WarmupLR', 'WarmupDecayLR', "
             "'WarmupCosineLR', 'OneCycle', 'LRRangeTest' or 'Constant'");
+  EXPECT_THAT(mistake_with({{"/scheduler/type", "Warm"},
+                            {"/scheduler/params/warmup_num_steps", -5},
+                            {"/scheduler/params/cycle_min_lr", "x"}}),
+              AllOf(HasSubstr("3 mistakes"), HasSubstr("scheduler.type is \"Warm\""),
+                    HasSubstr("warmup_num_steps is -5"), HasSubstr("cycle_min_lr is \"x\"")));
   EXPECT_EQ(
       mistake_with({{"/scheduler/type", "WarmupLR"}, {"/scheduler/params/total_num_steps", 9}}),
       "gpt.json:1: scheduler.params.total_num_steps is no key of WarmupLR: did you mean "
@@ -104,6 +110,14 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/parallel/tensor", 2}}),
               HasSubstr("optimizer.type is \"Lamb\", which looks at whole parameters, and "
                         "parallel.tensor is 2, which cuts them"));
+  // Mistakes that are there whatever type was meant are told in the same round.
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "AdamX"},
+                            {"/optimizer/params/lr", -1},
+                            {"/optimizer/params/eps", -1},
+                            {"/optimizer/params/momentum", 7}}),
+              AllOf(HasSubstr("4 mistakes"), HasSubstr("optimizer.type is \"AdamX\""),
+                    HasSubstr("params.lr is -1"), HasSubstr("params.eps is -1"),
+                    HasSubstr("params.momentum is 7")));
   EXPECT_EQ(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/nesterov", true}}),
             "gpt.json:1: optimizer.params.nesterov is true, but momentum is 0 and dampening 0: it "
             "needs a momentum above 0 and no dampening");

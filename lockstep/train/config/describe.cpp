@@ -272,9 +272,10 @@ std::string names_text(const std::vector<optim::OptimizerType>& types) {
   return text;
 }
 
-// Names that stand for the same options share a chapter.
+// Names that stand for the same options share a chapter. Where the type is `unknown`, keys of every
+// type are read.
 void describe_options(Keys& params, const std::vector<optim::OptimizerType>& types,
-                      std::size_t first, OptimizerSection& optimizer) {
+                      std::size_t first, bool unknown, OptimizerSection& optimizer) {
   bool chosen = false;
   std::string title;
   for (const optim::OptimizerType& type : types) {
@@ -282,7 +283,7 @@ void describe_options(Keys& params, const std::vector<optim::OptimizerType>& typ
     chosen = chosen || type.names.front() == optimizer.type;
     title += fmt::format("{}{}", title.empty() ? "" : ", ", type.names.front());
   }
-  if (!params.has(chosen)) return;
+  if (!params.has(chosen || unknown)) return;
   params.chapter(title);
   OptionsAsKeys keys(params);
   optim::OptimizerOptions other = types[first].options;
@@ -311,6 +312,7 @@ void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
     optimizer.type = type.names.front();
     optimizer.options = type.options;
   });
+  const bool unknown = keys.is_wrong("type");
   keys.section({.name = "params"}, [&](Keys& params) {
     params.call(optimizer.type);
     params.number({.name = "lr",
@@ -320,11 +322,12 @@ void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
                   optimizer.lr, {.lowest = 0, .highest = kHighestRate, .above_lowest = true});
     params.number({.name = "weight_decay", .meaning = "decay of weights", .deepspeed = "same"},
                   optimizer.weight_decay, {.lowest = 0, .highest = kUnbounded});
+    if (unknown) params.of_any_kind();
     for (std::size_t i = 0; i < types.size(); ++i) {
       bool is_first = true;
       for (std::size_t before = 0; before < i; ++before)
         is_first = is_first && types[before].options.type() != types[i].options.type();
-      if (is_first) describe_options(params, types, i, optimizer);
+      if (is_first) describe_options(params, types, i, unknown, optimizer);
     }
   });
 }
@@ -342,13 +345,15 @@ void describe_scheduler(Keys& keys, TrainConfig& config) {
                .deepspeed = "same"},
               chosen, names);
   keys.then([&] { config.scheduler = types[chosen].options; });
+  const bool unknown = keys.is_wrong("type");
   keys.section({.name = "params"}, [&](Keys& params) {
     // A learning rate that is wrong by itself is not to be judged with others.
     const optim::RunFacts run{
         .learning_rate = config.optimizer.lr > 0 ? config.optimizer.lr : kHighestRate,
         .num_steps = config.max_steps.value_or(0)};
+    if (unknown) params.of_any_kind();
     for (std::size_t i = 0; i < types.size(); ++i) {
-      if (!params.has(i == chosen)) continue;
+      if (!params.has(i == chosen || unknown)) continue;
       params.chapter(types[i].name);
       params.call(types[i].name);
       OptionsAsKeys options(params);

@@ -82,6 +82,8 @@ class ReadingKeys final : public Keys {
   void call(std::string_view title) override { section_.call(title); }
   bool has(bool holds) override { return holds; }
   void ignore_values() override { ignores_values_ = true; }
+  bool is_wrong(std::string_view name) override { return section_.has_mistake(name); }
+  void of_any_kind() override { of_any_kind_ = true; }
   void then(const std::function<void()>& fill) override { fill(); }
   void mistake(std::string_view name, const std::string& what) override {
     section_.mistake(name, what);
@@ -109,14 +111,16 @@ class ReadingKeys final : public Keys {
       (void)section_.find(key.name);
       return false;
     }
+    if (of_any_kind_ && section_.has_mistake(key.name)) return false;
     if (value()) return true;
-    if (!key.needed.empty()) section_.missing(key.name, std::string(key.needed));
+    if (!of_any_kind_ && !key.needed.empty()) section_.missing(key.name, std::string(key.needed));
     return false;
   }
 
   JsonSection section_;
   const PathReader& paths_;
   bool ignores_values_ = false;
+  bool of_any_kind_ = false;
 };
 
 // The others look at a value as JSON, and at what it may be.

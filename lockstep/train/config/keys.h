@@ -106,6 +106,12 @@ class Keys {
   virtual bool writes(bool /*holds*/) { return true; }
   // From here on values do not matter: they are settings of what is off.
   virtual void ignore_values() {}
+  // Reading: whether the key is set to something that cannot be, so that what it decides is not
+  // known.
+  virtual bool is_wrong(std::string_view /*name*/) { return false; }
+  // From here on which keys belong here is not known: those that are there are judged, each once,
+  // and none is missing.
+  virtual void of_any_kind() {}
   // Reading: what follows from the keys above, before the next is read.
   virtual void then(const std::function<void()>& /*fill*/) {}
   // Reading: the key is set to something that cannot be.

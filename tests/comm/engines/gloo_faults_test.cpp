@@ -85,7 +85,7 @@ void expect_mismatch(const std::map<int, Outcome>& outcomes, const std::string& 
     EXPECT_THAT(outcome.ranks, AnyOf(ElementsAre(0, 2), ElementsAre(1, 2)));
     EXPECT_THAT(outcome.text, HasSubstr(most));
     EXPECT_THAT(outcome.text, HasSubstr(other));
-    EXPECT_LT(outcome.seconds, 1.0);
+    EXPECT_LT(outcome.seconds, 10.0) << "not by the deadline";
   }
 }
 
@@ -167,7 +167,7 @@ TEST_F(GlooFaults, FindsAllToAllPartsThatDoNotFit) {
   for (const auto& [rank, outcome] : disagree(job_, parts(5), parts(9))) {
     EXPECT_EQ(outcome.fault, Fault::mismatch) << outcome.text;
     EXPECT_THAT(outcome.text, HasSubstr("all_to_all"));
-    EXPECT_LT(outcome.seconds, 1.0);
+    EXPECT_LT(outcome.seconds, 10.0) << "not by the deadline";
   }
 }
 
@@ -195,7 +195,8 @@ TEST_F(GlooFaults, NamesARankThatDoesNotCome) {
     auto group = gloo(job_, rank, 3);
     group->barrier().wait();
     if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(1500));
+      const Deadline longest = Deadline::after(milliseconds(15'000));
+      while (caught < 2 && !longest.passed()) std::this_thread::sleep_for(milliseconds(10));
       // The others gave up, and this rank hears of it.
       EXPECT_THROW(group->barrier(), CommError);
       return;
@@ -210,7 +211,7 @@ TEST_F(GlooFaults, NamesARankThatDoesNotCome) {
       EXPECT_THAT(error.ranks(), ElementsAre(1)) << error.what();
       EXPECT_THAT(error.what(), HasSubstr("all_reduce"));
       EXPECT_THAT(error.what(), HasSubstr("has not made this call"));
-      EXPECT_LT(Clock::now() - start, milliseconds(1500));
+      EXPECT_LT(Clock::now() - start, milliseconds(10'000)) << "by its own deadline";
       ++caught;
     }
   });
@@ -305,7 +306,7 @@ TEST_F(GlooFaults, NamesAKilledRank) {
     } catch (const CommError& error) {
       EXPECT_EQ(error.fault(), Fault::engine) << error.what();
       EXPECT_THAT(error.ranks(), ElementsAre(1)) << error.what();
-      EXPECT_LT(Clock::now() - start, milliseconds(5000));
+      EXPECT_LT(Clock::now() - start, milliseconds(10'000)) << "not by the deadline";
     }
   });
   ::waitpid(victim, nullptr, 0);

@@ -147,7 +147,7 @@ TEST_F(Gloo, WorksOverTorchrunsStore) {
       ADD_FAILURE() << "no error";
     } catch (const CommError& error) {
       EXPECT_EQ(error.fault(), Fault::mismatch) << error.what();
-      EXPECT_LT(Clock::now() - start, milliseconds(1000));
+      EXPECT_LT(Clock::now() - start, milliseconds(10'000)) << "not by the deadline";
       ++caught;
     }
   });
