@@ -86,7 +86,7 @@ inline Transfer receive_from(int peer, at::Tensor tensor) {
   return {Transfer::Direction::receive, peer, std::move(tensor)};
 }
 
-// What inputs and outputs hold, by operation:
+// Inputs and outputs hold, by operation:
 //   all_reduce, broadcast   outputs: the tensors, in place
 //   all_gather              inputs: {mine}; outputs: {whole} or one for each rank
 //   reduce_scatter          inputs: {whole} or one for each rank; outputs: {mine}
@@ -107,7 +107,7 @@ struct Call {
 // UsageError for a divisor (CallOptions) that is none, or whose call divides nothing by it.
 void check_divisor(const at::Tensor& divisor, Operation operation, ReduceOp op, c10::Device device);
 
-// What sums are divided by in the end. To be asked when the call runs, not before.
+// The number that sums are divided by in the end. Ask for it when the call runs, not before.
 double divisor_of(ReduceOp op, const at::Tensor& divisor, int num_ranks);
 inline double divisor_of(const Call& call, int num_ranks) {
   return divisor_of(call.fingerprint.reduce_op, call.divisor, num_ranks);
@@ -122,7 +122,7 @@ c10::ScalarType scalar_type_of(DType dtype);
 // Memory that one call would write twice, or read and write: what is in it afterwards would depend
 // on who comes first. Found before anything is sent.
 
-// Which output may be exactly one input: what a rank has already where the result wants it.
+// The output that may be exactly one input, because the rank has it where the result wants it.
 struct SamePlace {
   std::size_t output = 0;
   std::size_t input = 0;

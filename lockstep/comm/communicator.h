@@ -22,7 +22,7 @@ namespace lockstep::comm {
 
 class WaitWatch;
 
-// Who is in a group and how it is called.
+// The members of a group, and its name.
 struct GroupInfo {
   std::string name = "world";
   int rank = 0;                      // of this process, in the group
@@ -33,7 +33,8 @@ struct GroupInfo {
   std::shared_ptr<flight::Journal> journal = nullptr;
   // Why its backend is the one it is, for a person; empty where there was nothing to choose.
   std::string backend_reason = "";
-  // Who looks for ranks that wait for each other in different groups; null: nobody. As the journal.
+  // Looks for ranks that wait for each other in different groups; null: nobody does. A split's
+  // groups have their parent's.
   std::shared_ptr<WaitWatch> watch = nullptr;
 
   // An error of a call in this group, with the group's name and the job's numbers of its ranks.
@@ -44,17 +45,17 @@ struct GroupInfo {
 struct CallOptions {
   // How long the call may take; the group's timeout where not given.
   std::optional<milliseconds> timeout;
-  // Which algorithm; the group's choice where automatic. The result does not depend on it.
+  // The algorithm; the group's choice where automatic. The result does not depend on it.
   Algorithm algorithm = Algorithm::automatic;
   // When it starts.
   Launch launch = Launch::in_background;
-  // Of a mean over tensors on the CPU: what to divide by instead of the number of ranks, one
-  // float64, the same on all ranks. It is read when the call runs, so it may be the result of an
+  // A mean over tensors on the CPU divides by this instead of the number of ranks: one float64, the
+  // same on all ranks. It is read when the call runs, so it may be the result of an
   // earlier call of the group that nobody has waited for. 0 leaves the sum as it is: the mean over
   // nothing is nothing.
   at::Tensor divisor;
-  // What the call is about, by a numbering of the caller's, from 0: ranks whose subjects differ are
-  // not in the same call, and are told so. Not of a broadcast.
+  // The caller may number what its calls are about, from 0: ranks whose subjects differ are not in
+  // the same call, and are told so. A broadcast has no subject.
   std::int32_t subject = -1;
 };
 
@@ -69,7 +70,7 @@ enum class GroupTensors : std::uint8_t {
   on_host,
 };
 
-// What a rank asks of a split.
+// A rank's wish in a split.
 struct SplitRequest {
   int color = 0;
   int key = 0;
@@ -188,7 +189,7 @@ class Communicator {
 
   // The last calls of this group, for reports.
   flight::Recorder& recorder() { return *recorder_; }
-  // Those of all groups of this process, and where its program says how far it is.
+  // The calls of all groups of this process; its program also writes there how far it is.
   flight::Journal& journal() const { return *info_.journal; }
 
  protected:

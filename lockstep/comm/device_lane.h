@@ -42,8 +42,8 @@ struct Lane {
   bool is_needed = true;   // it is an error where it cannot be connected
 };
 
-// The group's ranks compare the lane's calls over the host, beside them; so a lane knows nothing of
-// mismatched calls, or of ranks that do not come.
+// The group's ranks compare the lane's calls over the host, beside them, so a lane does not look
+// for mismatched calls, or for ranks that do not come.
 //
 // Threading: one thread at a time starts calls, splits or leaves; end() may come from any.
 class DeviceLane {
@@ -52,7 +52,7 @@ class DeviceLane {
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // Of its backend.
+  // The name of its backend.
   virtual std::string name() const = 0;
 
   // UsageError for a tensor on another device than the lane's.

@@ -83,7 +83,7 @@ class QuantizedGather {
   Work work_;
 };
 
-// What a gather makes of a rank's own input, in the type of its output.
+// Does to a rank's own input what a gather does, and returns it in the type of the output.
 at::Tensor quantized_and_back(const at::Tensor& input, at::ScalarType output_type,
                               const BlockFormat& format = {.type = QuantizedType::int8});
 
@@ -95,8 +95,8 @@ struct NodeGroups {
   std::shared_ptr<Communicator> across;
 };
 
-// Every so many consecutive ranks are a node. Every rank calls it, and gets groups of its own.
-// UsageError where the group does not divide.
+// Each run of `ranks_per_node` consecutive ranks is a node. Every rank calls it, and gets groups of
+// its own. UsageError where the group does not divide.
 NodeGroups split_into_nodes(Communicator& group, int ranks_per_node);
 
 struct QuantizedReductionOptions {

@@ -17,12 +17,12 @@ using ConstBytes = std::span<const std::byte>;
 // A rank's place in the lists below.
 inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// What a rank keeps for itself: nothing is copied where both are the same memory.
+// Copies what a rank keeps for itself; nothing where both are the same memory.
 inline void copy_own(Bytes to, ConstBytes from) {
   if (to.data() != from.data() && !from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }
 
-// Which algorithms an operation has; the first is what automatic falls back to.
+// The algorithms that an operation has; automatic falls back to the first.
 std::span<const Algorithm> algorithms_of(Operation operation);
 
 // Turns `automatic` into one that suits the size and the topology, and checks any other:

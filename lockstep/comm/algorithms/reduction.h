@@ -32,7 +32,7 @@ struct TreeNode {
 // combine on its own without changing the order. In ascending order of ranks.
 std::vector<TreeNode> largest_nodes_within(int n, const std::function<bool(int)>& in_set);
 
-// What to combine and how. 16-bit floats are accumulated in float and rounded once at the end;
+// Says what to combine and how. 16-bit floats are accumulated in float and rounded once at the end;
 // other types accumulate in themselves.
 struct Reduction {
   DType dtype = DType::float32;
@@ -40,7 +40,7 @@ struct Reduction {
   double divisor = 1;  // of the finished sum, for a mean
 
   std::size_t element_bytes() const { return size_of(dtype); }
-  // Of a partial result.
+  // The type of a partial result.
   DType accumulator() const {
     return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype;
   }

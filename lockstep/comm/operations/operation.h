@@ -34,8 +34,9 @@ enum class DType : std::uint8_t {
 // NaN wins over numbers in min and max, as in torch::minimum and torch::maximum.
 enum class ReduceOp : std::uint8_t { sum, mean, min, max };
 
-// Who moves what to whom. Every one of them adds in the same order (algorithms/reduction.h), so the
-// choice changes the time and never a bit of the result; but for NCCL.
+// An algorithm says who moves what to whom. Every one of them adds in the same order
+// (algorithms/reduction.h), so the choice changes the time and never a bit of the result; but for
+// NCCL.
 enum class Algorithm : std::uint8_t {
   automatic,
   direct,            // every rank to every rank at once: fewest rounds, most connections

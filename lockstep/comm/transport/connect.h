@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-// Which links a group may use.
+// The links that a group may use.
 enum class Media : std::uint8_t {
   automatic,      // shared memory inside a host, TCP between hosts
   shared_memory,  // only that; a UsageError where ranks are on several hosts
@@ -25,7 +25,7 @@ struct Membership {
   std::vector<EndpointAddress> addresses;  // of the members, in order
 };
 
-// Which ranks share a host.
+// Tells which ranks share a host.
 Topology topology_of(const std::vector<EndpointAddress>& addresses);
 
 // A group's id, which every connection names, from a text of any length: run ids are the users',

@@ -17,7 +17,7 @@
 
 namespace lockstep::comm {
 
-// What a process tells the others about itself.
+// A process tells the others this about itself.
 struct EndpointAddress {
   std::string host;  // identifies the host, its boot and its network: equal means shared memory
   std::string unix_name;  // of its abstract Unix socket
@@ -28,7 +28,7 @@ struct EndpointAddress {
   static EndpointAddress decode(const std::string& text);  // CommError (corrupted)
 };
 
-// What a connection runs over.
+// A connection runs over one of these.
 enum class Medium : std::uint8_t { shared_memory, tcp };
 
 // Listens on a Unix socket and, on the address it is told, on TCP; a thread greets who connects and

@@ -96,7 +96,7 @@ class Transport {
 
   void post_send(int peer, std::span<const std::byte> bytes) { post_send(peer, call_, bytes); }
   void post_receive(int peer, std::span<std::byte> bytes) { post_receive(peer, call_, bytes); }
-  // For transfers that are numbered on their own.
+  // The same for transfers that are numbered on their own.
   void post_send(int peer, const Fingerprint& transfer, std::span<const std::byte> bytes) {
     guard([&] { link(peer).post_send(transfer, bytes); });
   }

@@ -21,7 +21,7 @@ struct JoinOptions {
   c10::Device device = c10::DeviceType::CPU;
   // How long joining, and any call that says nothing else, may take.
   milliseconds timeout{600'000};
-  // Of calls that ask for none; our own transports only.
+  // The algorithm of calls that ask for none; our own transports only.
   Algorithm algorithm = Algorithm::automatic;
   // The address to listen on; empty: the one this host uses to reach the job's store.
   std::string bind_host;

@@ -10,7 +10,7 @@
 
 namespace lockstep::comm::backends {
 
-// What an engine has to be able to do.
+// Every engine can do these.
 enum class BasicOp : std::uint8_t { sum, min, max };
 
 // The memory of a contiguous tensor as a flat one: no autograd, no version counter, no dispatch

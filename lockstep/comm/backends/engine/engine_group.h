@@ -21,7 +21,8 @@
 
 namespace lockstep::comm::backends {
 
-// What an engine says, without the addresses of stack frames that LibTorch's exceptions carry.
+// Returns what an engine says, without the addresses of stack frames that LibTorch's exceptions
+// carry.
 inline std::string engine_text(const std::string& what) {
   return what.substr(0, what.find("\nException raised from"));
 }
@@ -38,7 +39,7 @@ enum class LedgerMode : std::uint8_t {
               // later and thrown by this call's Work or by a later call
 };
 
-// What an engine needs to start, beside the group it is for.
+// An engine starts from these, beside the group it is for.
 struct EngineOptions {
   // The job's store: where engines find each other and the ledger is kept. Only mpi does without:
   // its rank 0 then hosts one.
@@ -138,7 +139,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   CommError::Details describe(const Call& call, Fault fault) const;
   void die(const CommError::Details& fault);
   void check_deadlines();
-  // What the watch has found, if it has.
+  // The fault that the watch has found, if any.
   std::optional<CommError::Details> verdict() const;
 
   const GroupInfo info_;

@@ -128,7 +128,7 @@ class Staging {
   std::unique_ptr<State> state_;
 };
 
-// Who knows how to run a call: its communicator.
+// Runs a call: its communicator implements it.
 class CallRunner {
  public:
   // `staging` is null where the tensors are on the CPU. Throws what the call fails with.

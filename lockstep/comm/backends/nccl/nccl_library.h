@@ -49,7 +49,7 @@ struct NcclLibrary {
   void check(ncclResult_t result, const char* function) const;
 };
 
-// What NCCL reports.
+// An error that NCCL reports.
 class NcclError : public Error {
  public:
   using Error::Error;
