@@ -62,7 +62,7 @@ using Snapshot = std::function<std::function<void()>()>;
 
 // State that a function finds beside its inputs, and that it or others may change.
 struct Surroundings {
-  std::vector<at::Tensor> buffers;
+  std::vector<at::Tensor> buffers = {};
   Snapshot snapshot;  // for any other state; may be empty
 };
 

@@ -48,10 +48,16 @@ std::vector<StepWay> ways_of(const ModelLayout& layout, Share share) {
   return ways;
 }
 
-// What goes wrong in 32 bits and not in 64 does so in every way: CI looks at one.
-bool runs(const Numbers& numbers, const ModelLayout& layout, const StepWay& way, Share share) {
-  return share == Share::whole || numbers.type != at::kFloat ||
-         (layout.num_ranks() < 8 && way.recomputed > 0);
+// The cells that CI runs. A mistake that shows in 32 bits and not in 64 shows in every way of a step:
+// CI looks at one. Qwen2 is Llama with biases, so that one way of each layout has to do.
+bool runs(const ModelKind& kind, const Numbers& numbers, const ModelLayout& layout,
+          const StepWay& way, Share share) {
+  if (share == Share::whole) return true;
+  const bool one_way = layout.num_ranks() < 8 && way.recomputed > 0;
+  if (kind.config.family == "qwen2" && !one_way) return false;
+  const bool widest = numbers.type == at::kDouble;
+  if (kind.config.family == "qwen2" && numbers.device == at::kCPU) return widest;
+  return numbers.type != at::kFloat || one_way;
 }
 
 void expect_near(Cells& cells, const at::Tensor& got, const at::Tensor& wanted, double tolerance,
@@ -120,7 +126,7 @@ void check_layouts(Cells& cells, const std::vector<Numbers>& all_numbers, Share 
     for (const ModelLayout& layout : layouts_of(cells.num_ranks(), share))
       for (const StepWay& way : ways_of(layout, share))
         for (const Numbers& numbers : all_numbers)
-          if (runs(numbers, layout, way, share))
+          if (runs(kind, numbers, layout, way, share))
             cells.cell(
                 fmt::format("{}, {}, {}, {}", kind.name, layout.text(), way.name, numbers.text()),
                 [&] { check_layout(cells, kind, layout, way, numbers); });
