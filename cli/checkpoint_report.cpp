@@ -1,5 +1,6 @@
 #include <cli/checkpoint_report.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -10,6 +11,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
+#include <lockstep/checkpoint/safetensors/strict_json.h>
 #include <lockstep/plan/bytes_text.h>
 
 namespace lockstep::cli {
@@ -57,6 +59,25 @@ std::map<std::string, Sum> sums_of(const Manifest& manifest) {
 
 std::string loss_text(const checkpoint::TrainingState& state) {
   return state.last_loss ? fmt::format("{:.4f}", *state.last_loss) : "-";
+}
+
+constexpr const char* kConfig = "config.json";
+constexpr int kConfigDepth = 16;
+
+// Each value that is not made of others, by its path: "rope_scaling.factor". Nothing where the
+// checkpoint is of a program of the user's own, and has no such file.
+std::map<std::string, json> config_values(checkpoint::CheckpointReader& reader) {
+  std::map<std::string, json> values;
+  if (!reader.manifest().files.contains(kConfig)) return values;
+  const json config = checkpoint::parse_strictly(reader.read_text_file(kConfig),
+                                                 (reader.path() / kConfig).string(), kConfigDepth);
+  const json flat = config.flatten();
+  for (const auto& [pointer, value] : flat.items()) {
+    std::string path = pointer.empty() ? pointer : pointer.substr(1);
+    std::ranges::replace(path, '/', '.');
+    values[path] = value;
+  }
+  return values;
 }
 
 // What can be seen without reading all of it; empty where nothing is wrong.
@@ -157,6 +178,26 @@ std::string checkpoint_json(const checkpoint::CheckpointReader& reader) {
                              {"pieces", std::move(pieces)}};
   }
   return root.dump(1) + '\n';
+}
+
+std::vector<std::string> config_differences(checkpoint::CheckpointReader& first,
+                                            checkpoint::CheckpointReader& second) {
+  const auto before = config_values(first), after = config_values(second);
+  std::vector<std::string> found;
+  const auto in_one = [&](const std::string& key, const json& value, std::string_view where) {
+    found.push_back(fmt::format("{}: {} is {} in the {} only", kConfig, key, value.dump(), where));
+  };
+  for (const auto& [key, value] : before) {
+    const auto other = after.find(key);
+    if (other == after.end())
+      in_one(key, value, "first");
+    else if (other->second != value)
+      found.push_back(fmt::format("{}: {} is {} in the first, {} in the second", kConfig, key,
+                                  value.dump(), other->second.dump()));
+  }
+  for (const auto& [key, value] : after)
+    if (!before.contains(key)) in_one(key, value, "second");
+  return found;
 }
 
 }  // namespace lockstep::cli

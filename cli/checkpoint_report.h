@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include <lockstep/checkpoint/format/reader.h>
 
@@ -16,5 +17,9 @@ enum class Tensors { counted, listed };
 
 std::string checkpoint_text(const checkpoint::CheckpointReader& reader, Tensors tensors);
 std::string checkpoint_json(const checkpoint::CheckpointReader& reader);
+
+// A sentence for each key in which the two differ as config.json describes their models.
+std::vector<std::string> config_differences(checkpoint::CheckpointReader& first,
+                                            checkpoint::CheckpointReader& second);
 
 }  // namespace lockstep::cli

@@ -1,7 +1,6 @@
 // `lockstep ckpt`: looks into checkpoints, checks and compares them, and takes them to and from
 // Hugging Face's folders.
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include <spdlog/fmt/ranges.h>
@@ -33,7 +32,8 @@ struct CkptFlags {
   std::string largest_file = "5GB";
 };
 
-void write_out(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+// Throws where it cannot.
+void write_out(const std::string& text) { fmt::print("{}", text); }
 
 fs::path checkpoints_in(const fs::path& folder) {
   return fs::is_directory(folder / "checkpoints") ? folder / "checkpoints" : folder;
@@ -157,8 +157,8 @@ std::string summary_text(const std::string& kind, const KindOfTensors& found) {
          only_text(kind, only_in_second, "second", in_both == 0);
 }
 
-// Prints a line for each tensor that differs, and one line for each kind of tensors that only one
-// checkpoint has: an imported model has no optimizer.
+// Prints a line for each key of the models' configs and each tensor that differ, and one line for
+// each kind of tensors that only one checkpoint has: an imported model has no optimizer.
 int diff(const std::vector<std::string>& paths, const CkptFlags&) {
   using Kind = checkpoint::TensorDifference::Kind;
   CheckpointReader first(checkpoint_at(paths[0])), second(checkpoint_at(paths[1]));
@@ -167,6 +167,10 @@ int diff(const std::vector<std::string>& paths, const CkptFlags&) {
     return kinds[name.substr(0, name.find('/'))];
   };
   bool differ = false;
+  for (const std::string& difference : config_differences(first, second)) {
+    differ = true;
+    write_out(difference + '\n');
+  }
   for (const auto& [name, record] : first.manifest().tensors)
     if (second.find(name) != nullptr) ++kind_of(name).in_both;
   compare(first, second, [&](const checkpoint::TensorDifference& difference) {
@@ -227,7 +231,8 @@ int ckpt(Arguments arguments) {
       "off\n"
       "  show CHECKPOINT           what one holds\n"
       "  verify CHECKPOINT or RUN  reads everything, and names what is damaged\n"
-      "  diff FIRST SECOND         which tensors differ, whatever layout they were saved in\n"
+      "  diff FIRST SECOND         which tensors differ, whatever layout they were saved in, and\n"
+      "                            which keys of config.json\n"
       "  export CHECKPOINT FOLDER  as the transformers library reads it\n"
       "  import FOLDER RUN         the reverse: weights for model.from and 'lockstep sample'\n"
       "export and import want a new folder, and replace nothing.\n"

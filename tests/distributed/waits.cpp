@@ -72,6 +72,7 @@ void expect_both_calls(Cells& cells, const std::string& text) {
                    waits == 2 && text.find("mismatch") != std::string::npos &&
                    text.find("Usual causes: ") != std::string::npos,
                "the error does not name both calls: " + text);
+  cells.expect(text.find(", tag ") == std::string::npos, "numbers of our own: " + text);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include <lockstep/comm/transport/wait_watch.h>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <lockstep/base/log.h>
@@ -24,6 +26,17 @@ constexpr const char* kUsualCauses =
     "without samples that skips forward or backward (let it run any batch as the others do, and "
     "dist.backward(model, 0 * loss_sum, 0)); an input or a parameter that requires a gradient on "
     "some ranks only; a sum, mean or barrier in a branch that not all ranks take.";
+
+// A call's text has the number that its caller gave it (Fingerprint::text()), which means nothing
+// to whoever reads the error.
+std::string without_tags(std::string text) {
+  constexpr std::string_view kTag = ", tag ";
+  for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {
+    const std::size_t end = text.find_first_not_of("0123456789", at + kTag.size());
+    text.erase(at, std::min(end, text.size()) - at);
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -198,7 +211,7 @@ bool WaitWatch::send(int rank, const std::string& message) {
 
 void WaitWatch::tell(const flight::Circle& circle) {
   flight::CircleNews news;
-  news.text = circle.text() + kUsualCauses;
+  news.text = without_tags(circle.text()) + kUsualCauses;
   if (news.text.size() > kLongestText) news.text.resize(kLongestText);
   for (const flight::BlockedCall& call : circle.calls) news.ranks.push_back(call.rank);
   int silent = 0;

@@ -16,6 +16,7 @@ using lockstep::testing::read_file;
 using lockstep::testing::write_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 std::string text_of(std::vector<std::string> arguments) {
@@ -173,7 +174,8 @@ TEST(SampleOfExport, WritesTheSameText) {
     EXPECT_EQ(diff.wait(), 1);
     EXPECT_EQ(launch::testing::lines_of(diff.output()).size(), 3u) << diff.output();
     EXPECT_THAT(diff.output(), AllOf(HasSubstr("\nmodel: the same "), HasSubstr(", to the bit\n"),
-                                     HasSubstr("\noptimizer: "), HasSubstr(" only in the first")));
+                                     HasSubstr("\noptimizer: "), HasSubstr(" only in the first"),
+                                     Not(HasSubstr("config.json"))));
     // Neither replaces what is there.
     for (const auto& [action, from, to] :
          {std::tuple("export", run, model), std::tuple("import", model, imported),
@@ -205,6 +207,14 @@ TEST(Ckpt, TellsWhatIsThere) {
   EXPECT_THAT(ckpt({"diff", run, newest.string()}, 0), HasSubstr("to the bit"));
   EXPECT_THAT(ckpt({"diff", run, (newest.parent_path() / "step-00000010").string()}, 1),
               HasSubstr("model/transformer.wte.weight:"));
+  {
+    Training other;
+    other.set("/model/num_heads", 1);
+    other.train(1);
+    const std::string differences = ckpt({"diff", run, other.output().string()}, 1);
+    EXPECT_THAT(differences, HasSubstr("config.json: n_head is 2 in the first, 1 in the second\n"));
+    EXPECT_EQ(count(differences, "config.json: "), 1) << differences;
+  }
   EXPECT_THAT(ckpt({"shw", run}, 2), HasSubstr("did you mean 'show'"));
   EXPECT_THAT(ckpt({"diff", run}, 2), HasSubstr("1 path was given"));
   EXPECT_THAT(ckpt({"show", training.folder().string()}, 2), HasSubstr("neither a checkpoint"));
