@@ -45,7 +45,7 @@ TEST(Bench, BadCommands) {
     const char* message;
   };
   for (const Case& one :
-       {Case{{"--backend", "pigeon"}, "choose one of auto, shm, tcp"},
+       {Case{{"--backend", "pigeon"}, "choose one of auto, shm+tcp, shm, tcp"},
         Case{{"--op", "all_reduce,all_redcue"}, "'all_redcue'"},
         Case{{"--algorithm", "spiral"}, "no algorithm 'spiral'"},
         Case{{"--op", "all_to_all", "--algorithm", "ring"}, "ring"},

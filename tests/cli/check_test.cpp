@@ -151,7 +151,7 @@ TEST(Check, BadCommands) {
     const char* message;
   };
   for (const Case& one :
-       {Case{{"--backend", "carrier-pigeon"}, "choose one of auto, shm, tcp"},
+       {Case{{"--backend", "carrier-pigeon"}, "choose one of auto, shm+tcp, shm, tcp"},
         Case{{"--nproc-per-node", "2", "--backend", "pigeon"}, "choose one of"},
         Case{{"--nproc-per-node", "0"}, "from 1 to"},
         Case{{"--nproc-per-node", "two"}, "whole number"},

@@ -10,8 +10,8 @@
 
 #include <lockstep/comm/world/join.h>
 
-#include "../../elastic/launched.h"
-#include "../../elastic/network.h"
+#include "../../launch/launched.h"
+#include "../../launch/network.h"
 #include "../../launch/launched.h"
 #include "../../launch/network.h"
 #include "own_backend.h"
