@@ -138,6 +138,7 @@ class Trainer {
     std::string damage;
   };
   void set_aside(const std::vector<Damaged>& all) const;
+  void warn_of_gone() const;
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
   RankMessages rank_messages() const { return RankMessages(dist_.world()); }
