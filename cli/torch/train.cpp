@@ -2,7 +2,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
@@ -26,8 +28,10 @@ int stopped(const Error& error) {
   return kTrainingStopped;
 }
 
-// One generation of the job.
-int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_copies) {
+// One generation of the job. `output_error` becomes the errno with which a part of the output was
+// lost that somebody wanted.
+int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_copies,
+               int& output_error) {
   net::Fd own;
   if (!flags.output.empty() && read_launch_environment().rank == 0)
     own = net::Fd(::open(flags.output.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND));
@@ -42,6 +46,8 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
   try {
     const auto result =
         train::train_language_model(config, own ? own.get() : STDOUT_FILENO, peer_copies);
+    if (result.output_error != 0 && result.output_error != EPIPE)
+      output_error = result.output_error;
     return result.end == train::TrainingResult::End::interrupted ? 128 + result.signal : 0;
   } catch (const train::TrainingStopped& error) {
     // All ranks stop for the same reason. The main rank says it and has the exit code: were another
@@ -60,10 +66,15 @@ int train_to_the_end(Arguments arguments) {
   const auto flags = parse_train_flags(arguments);
   if (!flags) return 0;
   ::signal(SIGPIPE, SIG_IGN);  // a reader who goes away does not end the training
-  int code = 0;
+  int code = 0, output_error = 0;
   const auto peer_copies = std::make_shared<PeerCopies>();
-  keep_going([&] { code = train_once(*flags, peer_copies); });
-  return code;
+  keep_going([&] { code = train_once(*flags, peer_copies, output_error); });
+  if (output_error == 0) return code;
+  fmt::print(stderr,
+             "lockstep: the standard output cannot be written: {}; all else was done as if it "
+             "had been\n",
+             std::strerror(output_error));
+  return code != 0 ? code : kTrainingStopped;
 }
 
 }  // namespace

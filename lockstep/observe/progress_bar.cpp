@@ -360,30 +360,40 @@ void ProgressBar::finish() {
   const std::lock_guard lock(mutex_);
   put(display_.finish(width(), Clock::now()));
   const auto deadline = Deadline::after(milliseconds(kLastWordMilliseconds));
-  while (!pending_.empty() && !lost_ && !deadline.passed()) {
+  while (!pending_.empty() && error_ == 0 && !deadline.passed()) {
     pollfd wait{.fd = fd_, .events = POLLOUT, .revents = 0};
     ::poll(&wait, 1, deadline.poll_timeout());
     put({});
   }
 }
 
+int ProgressBar::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
 void ProgressBar::put(std::string_view text) {
   if (pending_.size() + text.size() <= kMostPending) pending_.append(text);
-  while (!pending_.empty() && !lost_) {
+  while (!pending_.empty() && error_ == 0) {
     pollfd ready{.fd = fd_, .events = POLLOUT, .revents = 0};
     const int answer = ::poll(&ready, 1, 0);
     if (answer < 0 && errno == EINTR) continue;
     // poll() comes first because a write to a pipe without a reader ends the process.
-    lost_ = answer < 0 || (ready.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0;
-    if (lost_ || (ready.revents & POLLOUT) == 0) break;
+    if (answer < 0)
+      error_ = errno;
+    else if ((ready.revents & (POLLERR | POLLHUP)) != 0)
+      error_ = EPIPE;
+    else if ((ready.revents & POLLNVAL) != 0)
+      error_ = EBADF;
+    if (error_ != 0 || (ready.revents & POLLOUT) == 0) break;
     // A stream that poll() calls writable takes this many bytes without blocking.
     const ssize_t taken =
         ::write(fd_, pending_.data(), std::min<std::size_t>(pending_.size(), PIPE_BUF));
     if (taken > 0) pending_.erase(0, static_cast<std::size_t>(taken));
     if (taken < 0 && errno == EAGAIN) break;
-    if (taken < 0 && errno != EINTR) lost_ = true;
+    if (taken < 0 && errno != EINTR) error_ = errno;
   }
-  if (lost_) pending_.clear();
+  if (error_ != 0) pending_.clear();
 }
 
 }  // namespace lockstep::observe

@@ -152,8 +152,8 @@ class ProgressDisplay {
 //
 // Ownership: the caller keeps the descriptor, and keeps it open. Threading: any thread. Failure: a
 // stream that takes no bytes for now (Ctrl-S, a slow reader) loses redraws and, later, notes; one
-// that is closed loses everything. Neither is an error, and nothing ever waits for the stream, so
-// that no rank is late because of a terminal.
+// that is closed or cannot be written to loses everything. Neither throws, and nothing ever waits
+// for the stream, so that no rank is late because of a terminal.
 class ProgressBar {
  public:
   enum class Terminal : std::uint8_t { automatic, never, always };
@@ -178,14 +178,18 @@ class ProgressBar {
   // Draws the final bar and moves the cursor to a new line. The destructor does it, too.
   void finish();
 
+  // The errno of the write after which everything was lost: EPIPE where nobody reads the stream any
+  // more, 0 where nothing was lost.
+  int error() const;
+
  private:
   int width() const;
   void put(std::string_view text);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   int fd_;
   int own_fd_ = -1;  // the same stream opened again, because others share its blocking mode
-  bool lost_ = false;
+  int error_ = 0;
   int width_;
   std::string pending_;  // bytes that the stream has not taken yet
   ProgressDisplay display_;

@@ -103,6 +103,9 @@ class Reporter {
   // Files on disk, the curve drawn, the bar left as it is.
   void finish();
 
+  // As ProgressBar::error(); 0 where there is no bar.
+  int output_error() const { return bar_ ? bar_->error() : 0; }
+
   // Over the whole run, without validation and saving.
   double mean_rate() const;
 

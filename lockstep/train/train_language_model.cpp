@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -278,15 +280,27 @@ class Speaker {
   Speaker(const DistributedManager& dist, int fd) : fd_(dist.is_main() ? fd : -1) {}
 
   template <typename... Args>
-  void operator()(fmt::format_string<Args...> format, Args&&... args) const {
+  void operator()(fmt::format_string<Args...> format, Args&&... args) {
     if (fd_ < 0) return;
     const std::string line = fmt::format(format, std::forward<Args>(args)...) + "\n";
-    // A stream that was closed is not read any more: nothing is lost.
-    [[maybe_unused]] const auto written = ::write(fd_, line.data(), line.size());
+    for (std::string_view rest = line; !rest.empty();) {
+      const ssize_t written = ::write(fd_, rest.data(), rest.size());
+      if (written >= 0) {
+        rest.remove_prefix(static_cast<std::size_t>(written));
+      } else if (errno != EINTR) {
+        // A stream that takes no bytes for now loses this line, and no more.
+        if (errno != EAGAIN) error_ = errno;
+        return;
+      }
+    }
   }
+
+  // As ProgressBar::error().
+  int error() const { return error_; }
 
  private:
   int fd_;
+  int error_ = 0;
 };
 
 }  // namespace
@@ -298,7 +312,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   // ends. Before, a rank would wait in vain for others that have ended.
   const StopRequest stop;
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
-  const Speaker say(dist, output_fd);
+  Speaker say(dist, output_fd);
   const RankMessages ranks(dist.world());
   check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
@@ -371,9 +385,10 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
                   std::make_shared<LanguageModelTask>(made.model, std::move(about_data),
                                                       std::move(made.pipeline)),
                   std::make_shared<data::TokenDataset>(plan.training), validation, options);
-  const TrainingResult result = trainer.run();
+  TrainingResult result = trainer.run();
   if (result.end == TrainingResult::End::left) {
     say("left off after step {}, to go on with all nodes", result.step);
+    if (result.output_error == 0) result.output_error = say.error();
     return result;
   }
 
@@ -397,6 +412,7 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   if (options.csv) announce("metrics", RunFolder(options).metrics());
   if (options.csv) announce("curve", RunFolder(options).curve());
   if (drawn) announce("timeline", timeline_file(config));
+  if (result.output_error == 0) result.output_error = say.error();
   return result;
 }
 

@@ -263,6 +263,7 @@ TrainingResult Trainer::run() {
   if (reporter_) {
     check_still_ours();
     reporter_->finish();
+    result_.output_error = reporter_->output_error();
     result_.units_per_second = reporter_->mean_rate();
   }
   finish_save();

@@ -45,6 +45,9 @@ struct TrainingResult {
   double units_per_second = 0;       // tokens or samples, over the whole run
   std::int64_t skipped_steps = 0;    // of the whole run, also before it was resumed
   std::filesystem::path checkpoint;  // the last one; empty where none was written
+  // The errno of the write with which the main rank lost the progress that it shows: EPIPE where
+  // nobody reads it any more, 0 where nothing was lost.
+  int output_error = 0;
 };
 
 // Every rank makes one, with the same arguments, and calls run() once.
@@ -135,6 +138,7 @@ class Trainer {
     std::string damage;
   };
   void set_aside(const std::vector<Damaged>& all) const;
+  void warn_of_gone() const;
   void restore_copy(const checkpoint::Checkpoint& on_disk);
   void go_on_from(const checkpoint::TrainingState& state, const std::string& what);
   RankMessages rank_messages() const { return RankMessages(dist_.world()); }

@@ -151,6 +151,7 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
         restore_copy(next);
       } else {
         restore(next.path);
+        warn_of_gone();
         if (in_memory) options_.peer_copies->forget();
       }
       return set_aside(damaged);
@@ -174,7 +175,22 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
   });
   if (options_.resume != Resume::from) return;
   restore(options_.resume_from);
+  warn_of_gone();
   set_aside(damaged);
+}
+
+// Steps are trained again, as after damage, and whoever watches learns of it. Once the run has
+// saved again, that checkpoint is the newest.
+void Trainer::warn_of_gone() const {
+  if (!dist_.is_main() || options_.output.empty()) return;
+  try {
+    if (const auto gone = newest_is_gone(options_.output); gone && *gone > step_)
+      log::warn("a checkpoint of step {} was saved in '{}' and is gone: removed, or on a disk that "
+                "is not mounted. The run goes on from step {}",
+                *gone, RunFolder(options_).checkpoints().string(), step_);
+  } catch (const UsageError& error) {
+    log::warn("whether a newer checkpoint is gone is not known: {}", error.what());
+  }
 }
 
 // For when another has been restored: they would be the newest again, and among those that are

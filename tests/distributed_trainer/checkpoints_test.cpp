@@ -26,6 +26,7 @@ using lockstep::testing::TinyDisk;
 using lockstep::testing::write_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TrainerOptions three_steps(const fs::path& output) {
   return {.max_steps = 3,
@@ -170,6 +171,56 @@ TEST(Checkpoints, OneThatLostItsManifestIsNamedAndTheOneBeforeIsUsed) {
                     HasSubstr("damaged-step-00000003"), HasSubstr("the one before is used")));
   EXPECT_TRUE(fs::exists(folder / "checkpoints/damaged-step-00000003"));
   EXPECT_TRUE(fs::exists(folder / "checkpoints/step-00000003/manifest.json")) << "saved anew";
+}
+
+TEST(Checkpoints, ANewestOneThatIsGoneIsNamed) {
+  const TemporaryFolder folder;
+  TrainerOptions options = three_steps(folder.path());
+  options.checkpoint_interval = 1;
+  options.keep_checkpoints = 3;
+  options.asynchronous_checkpoints = false;
+  const auto train = [&](std::int64_t resumed_after) {
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(
+        DistributedTrainer(setup_distributed(), Net(), kMean, options).fit(Line(40)).resumed_after,
+        resumed_after);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(train(0), Not(HasSubstr("is gone")));
+  fs::remove_all(folder / "checkpoints/step-00000003");
+  EXPECT_THAT(train(2), AllOf(HasSubstr("a checkpoint of step 3 was saved in"),
+                              HasSubstr("is gone"), HasSubstr("goes on from step 2")));
+  // Saved anew by then.
+  EXPECT_THAT(train(3), Not(HasSubstr("is gone")));
+  fs::remove_all(folder / "checkpoints/step-00000003");
+  fs::remove_all(folder / "checkpoints/step-00000002");
+  options.max_steps = 2;
+  EXPECT_THAT(train(1), HasSubstr("a checkpoint of step 3 was saved in"));
+  EXPECT_THAT(train(2), Not(HasSubstr("is gone"))) << "the run's newest is that of step 2 now";
+  write_file(folder / "saved.json", "{");
+  EXPECT_THAT(train(2), AllOf(HasSubstr("saved.json"), HasSubstr("is not known")));
+}
+
+// As the error about newer checkpoints advises.
+TEST(Checkpoints, ARunGoesBackWhereTheLaterOnesWereRemoved) {
+  const TemporaryFolder folder;
+  TrainerOptions options = three_steps(folder.path());
+  options.checkpoint_interval = 1;
+  options.keep_checkpoints = 3;
+  options.asynchronous_checkpoints = false;
+  const auto train = [&] {
+    return DistributedTrainer(setup_distributed(), Net(), kMean, options).fit(Line(40));
+  };
+  train();
+  options.resume = train::Resume::from;
+  options.resume_from = folder / "checkpoints/step-00000001";
+  EXPECT_THAT(usage_error(train), HasSubstr("remove those"));
+  fs::remove_all(folder / "checkpoints/step-00000003");
+  fs::remove_all(folder / "checkpoints/step-00000002");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(train().resumed_after, 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("a checkpoint of step 3 was saved in"), HasSubstr("is gone")));
 }
 
 // A checkpoint of step 0 that cannot be removed: something is mounted in it.

@@ -155,6 +155,7 @@ TEST_F(ProgressBarOnTerminal, ATerminalThatIsGoneIsNoError) {
   ::close(std::exchange(controller_, -1));
   bar.note("nobody reads this");
   bar.finish();
+  EXPECT_EQ(bar.error(), EPIPE);
 }
 
 TEST(ProgressBar, APipeGetsPlainLines) {
@@ -166,6 +167,7 @@ TEST(ProgressBar, APipeGetsPlainLines) {
     bar.update({.step = 2, .loss = 2.25, .rate = 1500});
     bar.note("a note");
     bar.update({.step = 3, .loss = 2, .validation_loss = 2.125, .rate = 1500});
+    EXPECT_EQ(bar.error(), 0);
   }
   EXPECT_THAT(read_available(ends[0]),
               ::testing::StartsWith("step 1/3  33%  loss 2.500  1.50k tok/s  left -:--\n"
@@ -182,9 +184,21 @@ TEST(ProgressBar, APipeWithoutAReaderIsNoError) {
   bar.update({.step = 1, .loss = 2.5});
   ::close(ends[0]);
   bar.update({.step = 2, .loss = 2.5});  // SIGPIPE would end this program
+  EXPECT_EQ(bar.error(), EPIPE);
   bar.note("lost");
   bar.finish();
   ::close(ends[1]);
+}
+
+TEST(ProgressBar, AFullDiskIsToldFromAReaderWhoLeft) {
+  const int full = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(full, 0);
+  ProgressBar bar(full, {.total_steps = 3, .plain_every_steps = 1});
+  EXPECT_EQ(bar.error(), 0);
+  bar.update({.step = 1, .loss = 2.5});
+  EXPECT_EQ(bar.error(), ENOSPC);
+  bar.finish();
+  ::close(full);
 }
 
 TEST(ProgressBar, NotesMayComeFromOtherThreads) {

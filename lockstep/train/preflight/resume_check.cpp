@@ -152,6 +152,15 @@ void check_nothing_lost(const fs::path& output, const Beginning& told,
       *saved, output.string(), aside, checkpoints_in(output).string());
 }
 
+std::optional<std::int64_t> newest_is_gone(const fs::path& output) {
+  const auto saved = saved_last(output);
+  if (!saved) return std::nullopt;
+  for (const auto& list : {checkpoint::list_checkpoints, checkpoint::list_set_aside})
+    for (const checkpoint::Checkpoint& one : list(checkpoints_in(output)))
+      if (one.step >= *saved) return std::nullopt;
+  return saved;
+}
+
 std::optional<fs::path> checkpoint_to_resume(const TrainConfig& config, const FolderHolder& now) {
   const Beginning told{.resume = config.checkpoint.resume, .from = config.checkpoint.resume_from};
   const auto start = begun_before(config.output, now);

@@ -38,6 +38,11 @@ std::vector<checkpoint::Checkpoint> to_go_on_from(
 void check_nothing_lost(const std::filesystem::path& output, const Beginning& told,
                         const std::optional<checkpoint::TrainingState>& start);
 
+// The step of the run's newest checkpoint where that is gone (removed, or on a disk that is not
+// mounted): its folder has neither that one nor a later one, with damaged and set aside ones
+// counted. UsageError where saved.json cannot be read.
+std::optional<std::int64_t> newest_is_gone(const std::filesystem::path& output);
+
 // The checkpoint that the run goes on from in the generation `now`, the newest that is not damaged
 // as far as its files' names, sizes and beginnings tell; none where it starts from nothing.
 // UsageError as both above.

@@ -66,19 +66,47 @@ std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::pat
   return state;
 }
 
+namespace {
+
+// What saved.json has: the steps of two checkpoints.
+struct Saved {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+};
+
+std::optional<Saved> read_saved(const std::filesystem::path& output) {
+  const std::filesystem::path path = saved_file(output);
+  if (!is_there(path)) return std::nullopt;
+  const std::string name = path.string();
+  const nlohmann::json root =
+      checkpoint::parse_strictly(checkpoint::read_text(path, kLargestStart), name, kStartDepth);
+  const checkpoint::JsonPlace top(name, root);
+  Saved saved{.first = top.at("step").integer<std::int64_t>(0)};
+  // Earlier versions of Lockstep wrote only the first.
+  saved.last = root.contains("last") ? top.at("last").integer<std::int64_t>(0) : saved.first;
+  return saved;
+}
+
+}  // namespace
+
 void note_saved(const std::filesystem::path& output, std::int64_t step) {
-  if (is_there(saved_file(output))) return;
-  write_durably(saved_file(output), nlohmann::ordered_json{{"step", step}}.dump());
+  Saved saved{.first = step, .last = step};
+  try {
+    if (const auto before = read_saved(output)) saved.first = before->first;
+  } catch (const UsageError&) {  // a damaged file gives way to one that can be read
+  }
+  write_durably(saved_file(output),
+                nlohmann::ordered_json{{"step", saved.first}, {"last", saved.last}}.dump());
+}
+
+std::optional<std::int64_t> saved_last(const std::filesystem::path& output) {
+  const auto saved = read_saved(output);
+  return saved ? std::optional(saved->last) : std::nullopt;
 }
 
 std::optional<std::int64_t> saved_before(const std::filesystem::path& output) {
   std::optional<std::int64_t> step;
-  if (const std::filesystem::path path = saved_file(output); is_there(path)) {
-    const std::string name = path.string();
-    const nlohmann::json root =
-        checkpoint::parse_strictly(checkpoint::read_text(path, kLargestStart), name, kStartDepth);
-    step = checkpoint::JsonPlace(name, root).at("step").integer<std::int64_t>(0);
-  }
+  if (const auto saved = read_saved(output)) step = saved->first;
   for (const auto& list : {checkpoint::list_checkpoints, checkpoint::list_set_aside})
     for (const checkpoint::Checkpoint& one : list(output / "checkpoints"))
       step = std::max(step.value_or(0), one.step);

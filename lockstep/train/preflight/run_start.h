@@ -24,12 +24,16 @@ void write_start(const std::filesystem::path& output, const FolderHolder& begun_
 std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::path& output,
                                                       const FolderHolder& now);
 
-// Leaves `saved.json` in the run's folder, once, when its first checkpoint is complete: it outlives
-// the checkpoints. FileError.
+// Leaves the steps of the run's first checkpoint and of this one, which is complete, in
+// `saved.json` in its folder: the file outlives the checkpoints. FileError.
 void note_saved(const std::filesystem::path& output, std::int64_t step);
 
-// The step of a checkpoint that was saved in the run's folder, whatever has become of it; the
-// latest that is known of. UsageError where saved.json cannot be read.
+// The step that note_saved() was last called with; nothing where there is no such file. UsageError
+// where it cannot be read.
+std::optional<std::int64_t> saved_last(const std::filesystem::path& output);
+
+// The step of a checkpoint that was saved in the run's folder, whatever has become of it: the
+// latest that is there or was set aside, or else the first. UsageError as above.
 std::optional<std::int64_t> saved_before(const std::filesystem::path& output);
 
 }  // namespace lockstep::train

@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const char* const kStrategies[] = {"SHARD_GRAD_OP", "FULL_SHARD"};
+const char* const kThatCutGradients[] = {"SHARD_GRAD_OP", "FULL_SHARD"};
 
 void expect_close(const std::map<int, double>& got, const std::map<int, double>& wanted) {
   ASSERT_EQ(got.size(), wanted.size());
@@ -52,7 +52,7 @@ TEST(Precision, InBf16LossesAreCloseToThoseOfFp32) {
   Training training;
   training.train(2, "fp32");
   training.set("/bf16/enabled", true);
-  for (const char* strategy : kStrategies) {
+  for (const char* strategy : kThatCutGradients) {
     training.set("/sharding_strategy", strategy);
     const std::string said = trained(training, 2, strategy);
     expect_close(training.losses(strategy), training.losses("fp32"));
@@ -70,7 +70,7 @@ TEST(Precision, InFp16LossesAreCloseToThoseOfFp32) {
   training.set("/gradient_accumulation_steps", 2);
   training.train(2, "fp32");
   training.set("/fp16/enabled", true).set("/communication_data_type", "fp16");
-  for (const char* strategy : kStrategies) {
+  for (const char* strategy : kThatCutGradients) {
     training.set("/sharding_strategy", strategy);
     const std::string said = trained(training, 2, strategy);
     EXPECT_THAT(said, Not(HasSubstr("skipped"))) << "2^16 is a scale of means, not of sums";
@@ -103,7 +103,7 @@ TEST(Precision, StagesOfAPipelineTrainWithALossScale) {
 }
 
 TEST(Precision, AScaleThatIsTooLargeSkipsTheFirstStepsOnAllRanksAndThenTrains) {
-  for (const char* strategy : kStrategies) {
+  for (const char* strategy : kThatCutGradients) {
     Training training;
     training.set("/sharding_strategy", strategy).set("/max_steps", 16);
     training.set("/fp16", {{"enabled", true}, {"initial_scale_power", 127}, {"hysteresis", 1}});
@@ -129,7 +129,7 @@ TEST(Precision, AScaleThatIsTooLargeSkipsTheFirstStepsOnAllRanksAndThenTrains) {
 }
 
 TEST(Precision, AResumedRunHasItsScaleToTheBit) {
-  for (const char* strategy : kStrategies) {
+  for (const char* strategy : kThatCutGradients) {
     Training training;
     training.set("/sharding_strategy", strategy);
     training.set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
