@@ -71,22 +71,4 @@ struct LaunchEnvironment {
 // or contradicts itself is a UsageError that names the variable.
 LaunchEnvironment read_launch_environment();
 
-// Variables that a process which computes should be started with, unless its user has set them. The
-// libraries below LibTorch read them when they are loaded.
-//
-// - OPENBLAS_CORETYPE: an OpenBLAS that is older than the CPU takes it for one with SSE3. The one
-// of
-//   Debian 12 runs at a fifth of the speed on Xeons of 2023, which have AVX-512.
-// - GOMP_SPINCOUNT, unless OMP_WAIT_POLICY is set: GNU's OpenMP threads spin for milliseconds
-// between
-//   two loops. Where other processes want the cores too, this takes time from the very thread that
-//   they wait for. On two busy cores, a small GPT with one thread a core trained at 2.7 thousand
-//   tokens a second by default, at 16 to 24 with this setting, and at 22 to 28 with threads that
-//   sleep at once (OMP_WAIT_POLICY=passive). On idle cores (8 threads, tiny matrices), this setting
-//   cost at most a fifth, and sleeping at once up to three quarters.
-// - UCX_DEBUG_SIGNO: UCX, which comes with newer Open MPIs, handles SIGHUP itself from the moment
-// it
-//   is loaded, even where nohup had it ignored.
-std::vector<std::pair<const char*, const char*>> computing_environment();
-
 }  // namespace lockstep
