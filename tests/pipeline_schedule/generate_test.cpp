@@ -31,9 +31,8 @@ TEST(Generate, EverySizeIsCompleteAndFreeOfDeadlock) {
   });
 }
 
-// The formulas: GPipe m; 1F1B min(m, p - rank); interleaved, in chunks, (v - 1) p + 2 (p - 1 -
-// rank)
-// + 1 where p divides m; ZB-H1 p; ZB-V 2 p chunks.
+// The formulas: GPipe m; 1F1B min(m, p - rank); interleaved, in chunks, (v - 1) p +
+// 2 (p - 1 - rank) + 1 where p divides m; ZB-H1 p; ZB-V 2 p chunks.
 TEST(Generate, EverySizeHoldsWhatItsFormulaSays) {
   testing::for_each_size([](ScheduleKind kind, const ScheduleSize& size) {
     const auto live = live_forwards(make_schedule(kind, size));

@@ -42,9 +42,8 @@ std::vector<std::string> spare_environment(const RankEnvironmentOptions& options
 
 // Variables that a process which computes should be started with, unless its user has set them:
 //
-// - OPENBLAS_CORETYPE: an OpenBLAS that is older than the CPU takes it for one with SSE3. On Xeons
-// of
-//   2023, which have AVX-512, Debian 12's computes at a fifth of their speed.
+// - OPENBLAS_CORETYPE: an OpenBLAS that is older than the CPU takes it for one with SSE3. The
+//   one of Debian 12 computes at a fifth of the speed of Xeons of 2023, which have AVX-512.
 // - GOMP_SPINCOUNT, unless OMP_WAIT_POLICY says how to wait: GNU's OpenMP threads spin for
 //   milliseconds between two loops, and where other processes want the cores too, that takes them
 //   from the very thread that is waited for. With one thread a core, a small GPT trained on two

@@ -27,8 +27,7 @@ enum class Cut : std::uint8_t {
   // features.
   column,
   // A Linear is cut along its inputs; the bias stays whole and is added once. An Embedding is cut
-  // along
-  // its tokens.
+  // along its tokens.
   row,
 };
 
