@@ -61,6 +61,8 @@ double train_in_a_pipe(const std::shared_ptr<lockstep::comm::Communicator>& grou
   return loss / static_cast<double>(targets.numel());
 }
 // documented: listed
+#include <lockstep/parallel/pipeline/pipeline.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/split_model.h>
 
 struct BlockImpl : torch::nn::Module {
