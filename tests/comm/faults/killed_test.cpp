@@ -18,7 +18,7 @@ namespace {
 #ifdef LOCKSTEP_SANITIZED
 constexpr double kWithin = 2.0;
 #else
-constexpr double kWithin = 0.2;
+constexpr double kWithin = 1.0;
 #endif
 constexpr double kNeverBeyond = 10.0;  // the call's deadline is 20
 constexpr int kAttempts = 10;
