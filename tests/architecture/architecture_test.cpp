@@ -87,7 +87,8 @@ TEST_F(Rules, ARowMayStandForAFolderInEachOfSeveral) {
               "| `comm/*/plain` | numbers of each backend | base | no |\n"
               "| `comm` | collectives | base, comm/types, comm/*/plain | yes |\n"
               "| `cli` | the program | base, comm/*/plain | no |\n");
-  EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("a row for comm/*/plain, which is no folder")));
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("a row for comm/*/plain, which is no folder")));
   write("lockstep/comm/tcp/plain/options.h", "#include <lockstep/base/error.h>\n");
   write("lockstep/comm/shm/plain/options.h", "#include <lockstep/comm/tcp/plain/options.h>\n");
   write("cli/main.cpp", "#include <lockstep/comm/shm/plain/options.h>\n");

@@ -55,9 +55,9 @@ TEST(Mutants, AreThereForEachWayToSpreadAModel) {
   for (const auto& mutant : all)
     folders.insert(std::filesystem::path(mutant.at("file").get<std::string>()).parent_path());
   for (const char* folder :
-       {"lockstep/nn/tensor_parallel", "lockstep/nn/context_parallel", "lockstep/models/gpt2", "lockstep/parallel/data_parallel",
-        "lockstep/parallel/replicate", "lockstep/parallel/shard", "lockstep/parallel/pipeline",
-        "lockstep/distributed", "lockstep/train"})
+       {"lockstep/nn/tensor_parallel", "lockstep/nn/context_parallel", "lockstep/models/gpt2",
+        "lockstep/parallel/data_parallel", "lockstep/parallel/replicate", "lockstep/parallel/shard",
+        "lockstep/parallel/pipeline", "lockstep/distributed", "lockstep/train"})
     EXPECT_TRUE(folders.contains(folder)) << folder;
 }
 

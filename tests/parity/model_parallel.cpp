@@ -48,8 +48,8 @@ std::vector<StepWay> ways_of(const ModelLayout& layout, Share share) {
   return ways;
 }
 
-// The cells that CI runs. A mistake that shows in 32 bits and not in 64 shows in every way of a step:
-// CI looks at one. Qwen2 is Llama with biases, so that one way of each layout has to do.
+// The cells that CI runs. A mistake that shows in 32 bits and not in 64 shows in every way of a
+// step: CI looks at one. Qwen2 is Llama with biases, so that one way of each layout has to do.
 bool runs(const ModelKind& kind, const Numbers& numbers, const ModelLayout& layout,
           const StepWay& way, Share share) {
   if (share == Share::whole) return true;

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
-#include <lockstep/models/spec/family.h>
 #include <lockstep/base/even_share.h>
+#include <lockstep/models/spec/family.h>
 
 namespace lockstep::models {
 
@@ -40,9 +40,8 @@ std::vector<TapeBlock> tape_blocks(plan::Layers& layers, std::int64_t num_layers
 plan::Tape::Value through_blocks(plan::Layers& layers, const std::vector<TapeBlock>& blocks,
                                  plan::Tape::Value x, double recomputed_blocks) {
   for (std::size_t i = 0; i < blocks.size(); ++i)
-    x = is_in_share(i, blocks.size(), recomputed_blocks)
-            ? layers.tape().recompute(blocks[i], x)
-            : blocks[i](x);
+    x = is_in_share(i, blocks.size(), recomputed_blocks) ? layers.tape().recompute(blocks[i], x)
+                                                         : blocks[i](x);
   return x;
 }
 

@@ -24,8 +24,8 @@ class Checks {
   void require(bool right, std::string_view key, std::vector<std::string_view> judged_with,
                fmt::format_string<Args...> wrong, Args&&... args) {
     if (!right)
-      mistakes_.push_back({key, std::move(judged_with),
-                           fmt::format(wrong, std::forward<Args>(args)...)});
+      mistakes_.push_back(
+          {key, std::move(judged_with), fmt::format(wrong, std::forward<Args>(args)...)});
   }
 
   void rate(std::string_view key, double value) {
@@ -219,8 +219,8 @@ void describe_total(OptionKeys& keys, const RunFacts& run, std::int64_t& value) 
 }
 
 void describe_rise(OptionKeys& keys, const RunFacts& run, auto& options) {
-  keys.number({.name = "warmup_min_lr", .meaning = "learning rate at first"},
-              options.warmup_min_lr, kRate);
+  keys.number({.name = "warmup_min_lr", .meaning = "learning rate at first"}, options.warmup_min_lr,
+              kRate);
   keys.then([&] { options.warmup_max_lr = run.learning_rate; });
   keys.number({.name = "warmup_max_lr",
                .meaning = "learning rate after the warm-up",
@@ -293,12 +293,12 @@ std::unique_ptr<Schedule> WarmupDecayLR::make(double base_lr) const {
 
 void WarmupCosineLR::describe(OptionKeys& keys, const RunFacts& run) {
   describe_total(keys, run, total_num_steps);
-  keys.number({.name = "warmup_min_ratio",
-               .meaning = "share of the learning rate that it begins with"},
-              warmup_min_ratio, kRatio);
+  keys.number(
+      {.name = "warmup_min_ratio", .meaning = "share of the learning rate that it begins with"},
+      warmup_min_ratio, kRatio);
   describe_steps_of_rise(keys, *this);
-  keys.number({.name = "cos_min_ratio", .meaning = "share that is left in the end"},
-              cos_min_ratio, kRatio);
+  keys.number({.name = "cos_min_ratio", .meaning = "share that is left in the end"}, cos_min_ratio,
+              kRatio);
 }
 
 std::vector<OptionMistake> WarmupCosineLR::mistakes(double /*base_lr*/) const {
@@ -329,10 +329,9 @@ void OneCycle::describe(OptionKeys& keys, const RunFacts& /*run*/) {
   keys.integer({.name = "cycle_first_step_size", .meaning = "steps up"}, cycle_first_step_size,
                kAtLeastOne);
   keys.then([&] { cycle_second_step_size = cycle_first_step_size; });
-  keys.integer({.name = "cycle_second_step_size",
-                .meaning = "steps down",
-                .by_default = "as the first"},
-               cycle_second_step_size, kAtLeastOne);
+  keys.integer(
+      {.name = "cycle_second_step_size", .meaning = "steps down", .by_default = "as the first"},
+      cycle_second_step_size, kAtLeastOne);
   keys.integer({.name = "decay_step_size", .meaning = "steps between decays; 0: no decay"},
                decay_step_size, kSteps);
   keys.boolean({.name = "cycle_momentum",
@@ -353,8 +352,7 @@ std::vector<OptionMistake> OneCycle::mistakes(double /*base_lr*/) const {
   checks.count("cycle_first_step_size", cycle_first_step_size, 1);
   if (cycle_second_step_size) checks.count("cycle_second_step_size", *cycle_second_step_size, 1);
   checks.count("decay_step_size", decay_step_size, 0);
-  checks.require(!(decay_lr_rate > 0) || decay_step_size != 0, "decay_lr_rate",
-                 {"decay_step_size"},
+  checks.require(!(decay_lr_rate > 0) || decay_step_size != 0, "decay_lr_rate", {"decay_step_size"},
                  "is {}, but decay_step_size is 0, which means no decay: set how many steps the "
                  "rate is for",
                  decay_lr_rate);
@@ -372,9 +370,9 @@ void LRRangeTest::describe(OptionKeys& keys, const RunFacts& /*run*/) {
               lr_range_test_min_lr, kRate);
   keys.integer({.name = "lr_range_test_step_size", .meaning = "steps of one rise"},
                lr_range_test_step_size, kAtLeastOne);
-  keys.number({.name = "lr_range_test_step_rate",
-               .meaning = "how much of the first rate each adds"},
-              lr_range_test_step_rate, kDecayRate);
+  keys.number(
+      {.name = "lr_range_test_step_rate", .meaning = "how much of the first rate each adds"},
+      lr_range_test_step_rate, kDecayRate);
   keys.boolean({.name = "lr_range_test_staircase",
                 .meaning = "whether it rises at once, and not little by little"},
                lr_range_test_staircase);

@@ -12,8 +12,6 @@
 
 #include "../../launch/launched.h"
 #include "../../launch/network.h"
-#include "../../launch/launched.h"
-#include "../../launch/network.h"
 #include "own_backend.h"
 
 namespace lockstep::comm::conformance {
