@@ -1,11 +1,10 @@
 # How every file of ours is compiled.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Precompiled headers defeat ccache unless it may overlook their time stamps. Paths count from the
-  # project's folder, so that a second clone or worktree finds what the first has compiled.
+  # Precompiled headers defeat ccache unless it may overlook their time stamps.
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=true ${CCACHE_PROGRAM})
+      ${CCACHE_PROGRAM})
 endif()
 
 # A faster linker where there is one that works: a change to one file relinks in about a second.
