@@ -14,7 +14,7 @@
 #include <sstream>
 #include <utility>
 
-#include <lockstep/base/host_identity.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/log.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
