@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
-#include <lockstep/flight/demand.h>
+#include <lockstep/flight/dump.h>
 #include <lockstep/launch/processes/user_signals.h>
 
 namespace lockstep::launch {
