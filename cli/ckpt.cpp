@@ -7,7 +7,6 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/text.h>
-#include <lockstep/checkpoint/format/compare.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/folders/hugging_face_folder.h>

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include <lockstep/base/error.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/format/reader.h>
-#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
 

@@ -10,7 +10,7 @@
 
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/format/folder.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/preflight/run_plan.h>
 

@@ -12,7 +12,7 @@
 #include <lockstep/base/file.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/checkpoint/format/folder.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/safetensors/strict_json.h>
 
 namespace lockstep::train {

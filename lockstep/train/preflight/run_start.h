@@ -7,7 +7,7 @@
 #include <optional>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 
 namespace lockstep::train {
 
