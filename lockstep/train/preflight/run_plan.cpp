@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/sampling/step_cut.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
