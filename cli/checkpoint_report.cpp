@@ -12,7 +12,7 @@
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/safetensors/strict_json.h>
-#include <lockstep/plan/bytes_text.h>
+#include <lockstep/plan/text.h>
 
 namespace lockstep::cli {
 

@@ -10,7 +10,7 @@
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
-#include <lockstep/plan/bytes_text.h>
+#include <lockstep/plan/text.h>
 
 #include <cli/checkpoint_report.h>
 #include <cli/flags.h>

@@ -8,7 +8,7 @@
 #include <lockstep/base/text.h>
 #include <lockstep/models/spec/family.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
-#include <lockstep/plan/bytes_text.h>
+#include <lockstep/plan/text.h>
 #include <lockstep/train/config/names.h>
 
 namespace lockstep::cli {

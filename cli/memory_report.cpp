@@ -11,8 +11,8 @@
 #include <lockstep/base/text.h>
 #include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/models/spec/family.h>
-#include <lockstep/plan/bytes_text.h>
 #include <lockstep/plan/model_states.h>
+#include <lockstep/plan/text.h>
 #include <lockstep/train/preflight/memory_fit.h>
 #include <lockstep/train/preflight/run_plan.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/plan/memory_table.h>
+#include <lockstep/plan/text.h>
 
 namespace lockstep::cli {
 

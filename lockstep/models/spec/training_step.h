@@ -6,11 +6,9 @@
 #include <vector>
 
 #include <lockstep/models/spec/config.h>
-#include <lockstep/plan/device.h>
 #include <lockstep/plan/layers.h>
 #include <lockstep/plan/model_sizes.h>
 #include <lockstep/plan/precision.h>
-#include <lockstep/plan/step_trace.h>
 
 namespace lockstep::models {
 

@@ -7,7 +7,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/plan/bytes_text.h>
+#include <lockstep/plan/text.h>
 #include <lockstep/train/config/batch.h>
 
 namespace lockstep::train {
