@@ -13,10 +13,10 @@
 #include <lockstep/launch/launch.h>
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/train/config/config.h>
-#include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_layout.h>
 #include <lockstep/train/preflight/run_plan.h>
+#include <lockstep/train/preflight/run_start.h>
 
 #include <cli/flags.h>
 #include <cli/layout_report.h>
