@@ -1,4 +1,4 @@
-// Datasets: samples by number. For those of torch::data see torch_dataset.h.
+// Datasets: samples by number. torch_dataset.h wraps datasets of torch::data.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace lockstep::data {
 
-// Samples along dim 0. The loader fills in what a dataset does not know.
+// Samples along dim 0. The loader fills in the fields that a dataset does not know.
 struct Batch {
   at::Tensor input;                     // [samples, …]
   at::Tensor target = {};               // [samples, …]; undefined where there are none

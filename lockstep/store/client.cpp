@@ -19,8 +19,7 @@ namespace {
 // Connections kept for the next calls; a burst of waiting threads makes more and closes them after.
 constexpr std::size_t kMostIdle = 4;
 
-// How much later than the deadline the server's own "timeout", which knows what is missing, may
-// come.
+// How long after the deadline to wait for the server's own "timeout", which names the missing keys.
 constexpr milliseconds kLastWord(1000);
 
 constexpr std::size_t kMostKeysListed = 16;
@@ -89,8 +88,8 @@ class Client::Impl {
     idle_.push_back(connect(deadline, if_refused));
   }
 
-  // One request and its reply. CommError names the call and the server; UsageError for what the
-  // server refuses.
+  // Sends a request and returns the reply. CommError names the call and the server; UsageError
+  // where the server refuses the request.
   Reply call(Request request, const Deadline& deadline);
 
  private:

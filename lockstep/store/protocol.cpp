@@ -48,8 +48,8 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-// Reads from the front. After the first thing that does not fit it stays failed, and what it
-// returns from then on is empty.
+// Reads from the front. After the first field that does not fit it stays failed, and returns empty
+// values from then on.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

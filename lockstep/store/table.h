@@ -1,4 +1,4 @@
-// The contents of a store and which requests wait for what: everything but the sockets.
+// The contents of a store, and the requests that wait for a key: everything but the sockets.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class Repeats {
 
   enum class Kind : std::uint8_t {
     fresh,     // not seen before: carry it out
-    repeated,  // carried out; here is what came of it
+    repeated,  // carried out before, with this result
     stale,     // the client has its answer or gave up: this came late on an old connection
   };
   struct Verdict {
@@ -37,10 +37,10 @@ class Repeats {
     std::int64_t result = 0;
   };
 
-  // To be asked before a change is made. Forgets the client's calls below `answered`.
+  // Call this before making a change. Forgets the client's calls below `answered`.
   Verdict look_up(const std::string& client, std::uint64_t call, std::uint64_t answered);
 
-  // To be told after it is made; the client has been looked up just before.
+  // Call this after making the change; the client has been looked up just before.
   void remember(const std::string& client, std::uint64_t call, std::int64_t result);
 
  private:
@@ -70,8 +70,8 @@ class Table {
  public:
   explicit Table(std::size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Appends the answer, unless the request has to wait, and those of others whose wait it ends. A
-  // stale repeat (Repeats) gets none.
+  // Carries out a request. Appends its answer, unless the request has to wait, and the answers of
+  // requests whose wait it ends. A stale repeat (Repeats) gets none.
   void apply(Ticket ticket, const std::string& client, Request request, Clock::time_point now,
              std::vector<Answer>& answers);
 

@@ -7,7 +7,7 @@ namespace lockstep::comm::hierarchical {
 
 namespace {
 
-// What this algorithm knows about where ranks are.
+// Which ranks are on which host.
 struct Hosts {
   explicit Hosts(const Transport& transport);
 
@@ -21,8 +21,8 @@ struct Hosts {
   // Ranks on the host with the fewest.
   std::size_t fewest() const;
 
-  // For one element range: combines what this host's ranks contribute (`values`, in the order of
-  // local()) into its partial results, each `stride` bytes after the one before.
+  // Combines the values of this host's ranks in one range of elements (`values`, in the order of
+  // local()) into the host's partial results, each `stride` bytes after the one before.
   void combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
                      std::byte* out, std::size_t stride, std::size_t count) const;
 
@@ -253,8 +253,8 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
              });
 }
 
-// For every rank on another host, this host's deputy for it combines what the host's ranks have for
-// it and sends that; ranks of the same host send directly.
+// For every rank on another host, this host's deputy combines the inputs that the host's ranks have
+// for it and sends the result; ranks of the same host send directly.
 void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes output,
                     std::span<const ConstBytes> inputs) {
   const Hosts hosts(transport);
@@ -309,7 +309,7 @@ void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes
   for (const int rank : hosts.local())
     if (rank != self) transport.post_send(rank, own);
 
-  // What comes from this host's ranks themselves, and from elsewhere for us to pass on.
+  // Receive from this host's ranks, and from other hosts the parts that this rank passes on.
   for (const int rank : hosts.local())
     if (rank != self) transport.post_receive(rank, outputs[index(rank)]);
   for (int rank = 0; rank < transport.size(); ++rank)

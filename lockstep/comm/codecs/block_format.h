@@ -40,7 +40,7 @@ std::size_t encoded_bytes(std::size_t count, const BlockFormat& format);
 
 // Several messages at once, one after the other in memory, each of as many numbers.
 
-// Parts of numbers, row by row, of which messages are made column by column: part (r, c) becomes
+// Parts of an array, row by row. Messages are made of them column by column: part (r, c) becomes
 // message c · rows + r. With one row the order stays.
 struct PartTable {
   std::size_t rows = 1;
@@ -64,8 +64,8 @@ struct SumTable {
   std::size_t num_messages() const { return terms * parts; }
 };
 
-// What the codec's loops on the CPU and its kernels on CUDA share, so that both give the same bits.
-// C++17, as nvcc reads it.
+// The codec's loops on the CPU and its kernels on CUDA share the rest of this file, so that both
+// give the same bits. It is C++17, as nvcc reads it.
 
 // From here on, a magnitude's bits are no number's.
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;

@@ -19,7 +19,7 @@ constexpr unsigned kThreads = 256;
 constexpr unsigned kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr std::uint32_t kNaNBits = 0x7fc00000u;  // of the scale that the CPU writes
-// Loops in the kernels take what is beyond.
+// Larger arrays take several turns of the loops in the kernels.
 constexpr std::size_t kMostThreadBlocks = 1u << 20;
 // Bits of the number of messages in a sum.
 constexpr int kLevels = 16;
@@ -41,7 +41,7 @@ __device__ std::uint32_t quantized(float value, float inverse) {
 // blocks begin at even places, so that two bytes can be moved as one.
 struct Int8 {
   static constexpr int kMost = 127;
-  // Of an even number of elements.
+  // Bytes of an even number of elements.
   __device__ static std::size_t bytes_of(std::size_t count) { return count; }
   static constexpr float kLargestScale = largest_scale(kMost);
 
@@ -78,7 +78,7 @@ struct Int4 {
   }
 };
 
-// What the kernels know of a message.
+// Where a message's parts lie.
 struct Layout {
   std::size_t count;    // elements
   std::size_t block;    // elements of a block

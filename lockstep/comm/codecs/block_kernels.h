@@ -1,8 +1,8 @@
 // The codec (block_quantizer.h) on CUDA, for tables of messages: the same bits. In builds whose
 // LibTorch has CUDA.
 //
-// Pointers are to the current device's memory, messages at multiples of 4. What is asked for is put
-// on the stream, and nothing waits; whether it could be started, cudaGetLastError() says.
+// Pointers are to the current device's memory, messages at multiples of 4. The functions put
+// kernels on the stream and do not wait; cudaGetLastError() says whether these could be started.
 #pragma once
 
 #include <cstddef>

@@ -57,8 +57,9 @@ Algorithm algorithm_from_name(const std::string& text);
 
 std::size_t size_of(DType dtype);
 
-// What a rank says about a call before any data of it is used: two ranks whose fingerprints differ
-// are not in the same call. It travels in every message, so its layout is fixed, without padding.
+// Identifies a call: two ranks whose fingerprints differ are not in the same call, and find out
+// before they use any of its data. It travels in every message, so its layout is fixed, without
+// padding.
 struct Fingerprint {
   std::uint64_t sequence = 0;    // number of the call in its group; of the pair for an exchange
   std::uint64_t count = 0;       // elements, all ranks' together where the sizes are even

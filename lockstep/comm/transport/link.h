@@ -36,7 +36,7 @@ struct Notice {
   CommError error(const std::string& group, int rank) const;
 
   std::vector<std::byte> encode() const;
-  // From a peer's bytes; anything malformed becomes a plain "aborted".
+  // Reads a peer's bytes; a malformed notice becomes a plain "aborted".
   static Notice decode(std::span<const std::byte> bytes);
 };
 
@@ -49,8 +49,8 @@ enum class PeerState : std::uint8_t {
   dead,     // the process is gone
 };
 
-// A message where it lies. Of an exchange, `answer` is the same place: what is written there before
-// the view is given back goes to the sender.
+// A message at its place in the sender's memory. In an exchange, `answer` is that place: bytes that
+// are written there before the view is given back go to the sender.
 struct View {
   const std::byte* data = nullptr;
   std::byte* answer = nullptr;
@@ -77,8 +77,8 @@ class Link {
     progress();
   }
 
-  // Queues a message of at most longest_view() that the peer views and may answer in place: when
-  // sends_done(), `bytes` are what it left there. Only where can_exchange().
+  // Queues a message of at most longest_view() that the peer views and may answer in place: once
+  // sends_done(), `bytes` hold its answer. Only where can_exchange().
   void post_exchange(const Fingerprint& call, std::span<std::byte> bytes) {
     count_sent(bytes.size());
     sends_.push_back({call, bytes, 0, bytes.data()});
@@ -106,7 +106,7 @@ class Link {
   virtual void release_view() = 0;
   virtual std::size_t longest_view() const = 0;
 
-  // Called when a call begins: a moment to catch up on what is not urgent.
+  // Called when a call begins, to catch up on work that is not urgent.
   virtual void begin_call() {}
 
   // Called when connections that were made again have arrived.

@@ -1,5 +1,5 @@
-// Memory that several processes map. It has no name: whoever holds the descriptor can map it,
-// nobody else, and it is gone with the last mapping.
+// Memory that several processes map. It has no name: only a process with the descriptor can map it,
+// and it is gone with the last mapping.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class SharedMemory {
   // the machine has no such memory left.
   static SharedMemory create(std::size_t bytes);
 
-  // Maps what a peer created, and lets go of the descriptor. CommError (corrupted) where it is
+  // Maps memory that a peer created, and closes the descriptor. CommError (corrupted) where it is
   // smaller than `bytes` or unsealed.
   static SharedMemory map(net::Fd descriptor, std::size_t bytes);
 

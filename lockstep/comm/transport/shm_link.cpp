@@ -19,8 +19,8 @@ namespace {
 
 bool membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// Half of a pair of memory fences, for a flag that is set rarely and looked at often, across
-// processes: who sets it pays for a full fence in every thread that looks, and those pay nothing.
+// Half of a pair of memory fences, for a flag that is set rarely and read often, across processes:
+// the writer pays for a full fence in every thread that reads, and the readers pay nothing.
 //
 // Makes this process one of those that heavy_fence() reaches. False where the kernel cannot: then
 // both sides need a full fence of their own.
@@ -79,7 +79,7 @@ void ShmSegment::ask_for_rings() {
 
 void ShmSegment::stop_rings() { control().sleeping.store(0, std::memory_order_relaxed); }
 
-// What travels on the socket. Fixed size, so that writes of different threads never mix.
+// A message on the socket. Its size is fixed, so that writes of different threads never mix.
 struct ShmChannel::Signal {
   enum Kind : std::uint32_t { wake = 1, heap_added = 2, heap_removed = 3 };
   std::uint32_t kind;
@@ -324,8 +324,9 @@ std::byte* ShmLink::payload(const ShmSlot& slot) {
   return memory->data() + slot.offset;
 }
 
-// What lies in the sender's own memory is no message any more once the sender has failed: the
-// memory is its user's again. It says so before it gives the memory back.
+// A message in the sender's own memory is void once the sender has failed, because the memory
+// belongs to the sender's user again. The sender announces its failure before it gives the memory
+// back.
 void ShmLink::check_still_there(const ShmSlot& slot) const {
   if (slot.segment == 0) return;
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -398,7 +399,8 @@ void ShmLink::ring_peer() {
   } else {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order as well
   }
-  // Whoever is stopped in between has rung: nobody relies on a ring that never came.
+  // A rank that is stopped between the next two steps has rung already; nobody relies on a ring
+  // that was never sent.
   std::uint32_t sleep = peer_control_.sleeping.load(std::memory_order_relaxed);
   if (sleep == 0) return;
   channel_.wake_peer();

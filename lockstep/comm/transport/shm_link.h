@@ -40,8 +40,8 @@ struct ShmLayout {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  // The number of the owner's sleep, 0 where it is awake or has been rung: set by the owner,
-  // cleared by who has rung.
+  // The number of the owner's sleep; 0 where it is awake or has been rung. The owner sets it, and
+  // the rank that rings clears it.
   alignas(64) std::atomic<std::uint32_t> sleeping;
   std::uint32_t heavy_fences;  // the owner makes one before it sleeps; fixed from the start
   alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
@@ -73,9 +73,9 @@ struct ShmRing {
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  // Who pays for the fences between a rank that falls asleep and those who ring it. Ringing comes
-  // after every message; falling asleep is rare where ranks look for a while first, but a fence of
-  // the sleeper's interrupts every core that runs a rank.
+  // Which side pays for the fence between a rank that falls asleep and the ranks that ring it. A
+  // rank rings after every message. Falling asleep is rare where ranks poll for a while first, but
+  // the sleeper's fence interrupts every core that runs a rank.
   enum class FencePayer { ringer, sleeper };
 
   ShmSegment(int num_ranks, FencePayer payer);
@@ -84,8 +84,8 @@ class ShmSegment {
   const SharedMemory& memory() const { return memory_; }
   ShmControl& control() const;
 
-  // From when this returns, whoever does something for this rank rings; what was done before is
-  // there to be seen.
+  // Once this has returned, a peer that does something for this rank rings; earlier work of peers
+  // is visible already.
   void ask_for_rings();
   void stop_rings();
 
@@ -95,8 +95,8 @@ class ShmSegment {
   std::uint32_t num_sleeps_ = 0;
 };
 
-// The Unix socket beside the rings of two ranks: it wakes who sleeps, hands over the segments of
-// their heaps and, by closing, tells of a death.
+// The Unix socket beside the rings of two ranks: it wakes a sleeping peer, hands over the segments
+// of their heaps and, by closing, tells of a death.
 //
 // Owned by its link, and used by one thread at a time except where a comment says otherwise.
 // Nothing here waits. Failure: a peer that is gone is a state (hung_up), not an error; CommError

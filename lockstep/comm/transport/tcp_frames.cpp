@@ -142,12 +142,12 @@ void TcpSender::own_half_written() {
 
 namespace {
 
-// What comes behind a header is copied once more, so no more of it than a small message.
+// Bytes read together with a header are copied once more, so the buffer holds one small message.
 constexpr std::size_t kBuffer = 16u << 10;
 // An acknowledgement travels on its own when this much has come and nothing went back.
 constexpr std::uint64_t kAcknowledgeFrames = 16;
 constexpr std::size_t kAcknowledgeBytes = 1u << 20;
-// What a connection that has ended can still hold: the kernel's buffers are smaller.
+// More than an ended connection can still hold: the kernel's buffers are smaller.
 constexpr std::size_t kMostReadAhead = 64u << 20;
 // A peer that writes as fast as we read must not keep us from the clock.
 constexpr std::size_t kMostDiscarded = 4u << 20;
@@ -172,7 +172,7 @@ TcpReceiver::TcpReceiver() : buffer_(kBuffer), scratch_(kLargestPayload) {}
 
 void TcpReceiver::forget_connection() {
   begin_ = end_ = 0;
-  // What is held has been received, whatever becomes of the connection it came on.
+  // A held payload counts as received, even when its connection ends.
   if (phase_ != Phase::held) phase_ = Phase::between;
 }
 

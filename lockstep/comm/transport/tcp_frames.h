@@ -1,6 +1,6 @@
-// What travels over a TCP link (the word that opens every connection, and frames after it), and the
-// two halves of a link that write and read it. Numbers are little-endian, as on every machine this
-// runs on.
+// The bytes that travel over a TCP link, which are the word that opens every connection and frames
+// after it; and the two halves of a link, which write and read them. Numbers are little-endian, as
+// on every machine this runs on.
 #pragma once
 
 #include <array>
@@ -53,14 +53,14 @@ struct FrameHeader {
 
   // Makes the checksum that of the other fields.
   void seal();
-  // Whether this is a header as a peer writes it. What is not sound says nothing, its size least of
-  // all.
+  // Whether this is a header as a peer writes it. No field of one that is not sound may be used,
+  // its size least of all.
   bool sound() const;
   bool fits(std::span<const std::byte> payload) const;
 };
 static_assert(sizeof(FrameHeader) == 80);
 
-// What became of an attempt to read or write without waiting.
+// The outcome of an attempt to read or write without waiting.
 enum class Attempt : std::uint8_t {
   whole,    // all of it
   partly,   // some; the rest later
@@ -122,12 +122,12 @@ class TcpSender {
   // A new connection, on which the peer says how much it has; the rest goes out again. False where
   // that cannot be: it has frames that were never sent, or lacks some that it acknowledged.
   bool resume(std::uint64_t received);
-  // The connection is gone, and what was written of the current frame with it.
+  // The connection is gone, and with it the written part of the current frame.
   void forget_connection();
 
   // Copies the payloads that are kept: nothing refers to a caller's memory afterwards.
   void own_payloads();
-  // The same for a call that failed, whose frames will never be sent but for one that is half out.
+  // The same for a call that failed: of its frames only one that is partly written is still sent.
   void own_half_written();
 
   // Whether there are frames that the peer may not have.
@@ -180,13 +180,13 @@ class TcpReceiver {
   Phase phase() const { return phase_; }
   const FrameHeader& header() const { return header_; }
 
-  // From `between` to `header`. Damaged where the header is not sound, or not the next one's.
+  // Goes from `between` to `header`. Damaged where the header is not sound, or not the next one's.
   Attempt read_header(const net::Fd& socket);
-  // From `header` to `payload`. There must be room for header().bytes.
+  // Goes from `header` to `payload`. `target` must have room for header().bytes.
   void place(std::byte* target);
-  // What is still to come of the payload goes nowhere: its place is about to be taken away.
+  // Discards the rest of the payload, because its memory is about to be taken away.
   void divert();
-  // From `payload` back to `between`, once it is whole and sound.
+  // Goes from `payload` back to `between`, once the payload is whole and sound.
   Attempt read_payload(const net::Fd& socket);
 
   // Where payloads go that are viewed, or not data. Room for the largest.
@@ -207,11 +207,11 @@ class TcpReceiver {
     FrameKind kind;  // notice or goodbye
     std::span<const std::byte> payload;
   };
-  // For a connection whose peer has ended while a frame of it waits for its place: reads all that
-  // is left into the buffer, from where it is taken as before, and looks for a farewell in it.
+  // For a connection whose peer has ended while one of its frames waits for memory: reads the rest
+  // into the buffer, from which frames are taken as before, and looks for a farewell in it.
   std::optional<Farewell> read_to_end(const net::Fd& socket);
 
-  // Throws away what comes, for a link that will take no more frames. False at the end.
+  // Discards all bytes that arrive, for a link that will take no more frames. False at the end.
   bool discard(const net::Fd& socket);
 
  private:

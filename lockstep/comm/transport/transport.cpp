@@ -15,7 +15,7 @@ namespace lockstep::comm {
 
 namespace {
 
-// What a small call needs is not worth asking for again and again.
+// Memory up to this size is kept between calls, so that small calls need not ask for it again.
 constexpr std::size_t kMostKept = 64u << 10;
 
 }  // namespace
@@ -45,7 +45,7 @@ constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
-// How long mending a connection may take that nobody waits for.
+// How long it may take to mend a connection that nobody waits for.
 constexpr milliseconds kLookTime(5000);
 // How long a rank that fails tries to tell the others why. One that reads takes it at once; one
 // that had to wait for a core, with a message half written before it, may take a while.
@@ -174,8 +174,8 @@ void Transport::wait_until(Ready ready, int peer) {
     if (!spin_until) spin_until = now + settings_.spin;
     if (now >= *spin_until) break;
   }
-  // Peers are looked at before each sleep: what would wake us may have come, and been read, while
-  // an earlier call waited for something else. What a peer sent before it went still counts.
+  // Looks at peers before each sleep: the bytes that would wake us may have arrived, and been read,
+  // while an earlier call waited for something else. Messages of a peer that has gone still count.
   while (true) {
     if (!look_at_peers()) {
       progress_all();
@@ -274,7 +274,7 @@ void Transport::check_peers(int awaited_peer) {
     }
   }
   if (dead.empty()) return;
-  // Those seen to go first: a rank may end because another did.
+  // Blames the ranks that were seen to end first: others may have ended because of them.
   if (!death_seen_) {
     death_seen_ = Clock::now();
     first_dead_ = dead;
@@ -295,8 +295,8 @@ void Transport::fail(CommError::Details details) {
   throw CommError(std::move(details));
 }
 
-// Whom we wait for may wait for another one itself. So everyone is asked: who does not answer is
-// stopped or cut off, who has not come to this call is behind.
+// The rank that we wait for may itself wait for another. So every rank is asked: one that does not
+// answer is stopped or cut off, one that has not come to this call is behind.
 void Transport::timed_out(int awaited_peer) {
   std::vector<int> waited_for;
   for (const auto& link : links_)
@@ -353,7 +353,7 @@ void Transport::tell(const Notice& notice) {
   failed_ = true;
   for (const auto& link : links_)
     if (link) link->send_notice(notice);
-  // This process may end as soon as we return, and what is on its way out with it.
+  // This process may end as soon as we return, which would lose notices on their way out.
   const Deadline soon = Deadline::after(kNoticeTime);
   for (const auto& link : links_)
     if (link) link->finish_notice(soon);

@@ -28,7 +28,7 @@ class Scratch {
   // Nothing is in use any more: the next take() hands out the same memory.
   void reuse() { num_taken_ = 0; }
 
-  // The same, and what is large goes back to the machine.
+  // The same, and gives large memory back to the machine.
   void shrink();
 
  private:
@@ -126,9 +126,9 @@ class Transport {
   // follows end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
-  // Between calls: CommError where a peer is gone, or has told that the group is over. `call` is
-  // what this rank waits for elsewhere. To be called again and again, as a dead peer gets a moment
-  // for what it may have done before.
+  // Looks at peers between calls: CommError where one is gone, or has told that the group is over.
+  // `call` is the call that this rank waits for elsewhere. Call it again and again, as messages of
+  // a dead peer get a moment to arrive.
   void look(const Fingerprint& call);
 
   // Tells every peer that the group is over.

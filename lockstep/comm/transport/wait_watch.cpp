@@ -28,7 +28,7 @@ constexpr const char* kUsualCauses =
     "some ranks only; a sum, mean or barrier in a branch that not all ranks take.";
 
 // A call's text has the number that its caller gave it (Fingerprint::text()), which means nothing
-// to whoever reads the error.
+// to the reader of an error.
 std::string without_tags(std::string text) {
   constexpr std::string_view kTag = ", tag ";
   for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {
