@@ -1,8 +1,9 @@
-// The codec (block_quantizer.h) on CUDA, for tables of messages: the same bits. In builds whose
-// LibTorch has CUDA.
+// The codec (block_quantizer.h) on CUDA, for tables of messages, with the same bits. Only builds
+// whose LibTorch has CUDA contain it.
 //
-// Pointers are to the current device's memory, messages at multiples of 4. What is asked for is put
-// on the stream, and nothing waits; whether it could be started, cudaGetLastError() says.
+// Pointers refer to the current device's memory, and messages begin at multiples of 4. The
+// functions put their work on the stream without waiting; cudaGetLastError() says whether it could
+// be started.
 #pragma once
 
 #include <cstddef>

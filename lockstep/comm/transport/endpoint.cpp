@@ -24,20 +24,20 @@ namespace lockstep::comm {
 namespace {
 
 constexpr milliseconds kGreetingTime(2000);
-// Strangers beyond this wait in the kernel's queue.
+// With this many connections being greeted, further ones wait in the kernel's queue.
 constexpr std::size_t kMostGreetings = 512;
 constexpr milliseconds kPauseWithoutDescriptors(100);
-// Between looks at those who are being greeted, and at those who wait for their group.
+// How often greetings are checked for their deadlines, and connections that wait for their group.
 constexpr milliseconds kLook(100);
 constexpr milliseconds kSweep(60'000);
-// Of who is dropped while being greeted; pauses grow to the longest.
+// How often a rank whose greeting is cut off tries again; the pauses grow up to the longest.
 constexpr int kMostAttempts = 20;
 constexpr milliseconds kLongestPause(100);
 
-// What a connection is for.
-constexpr std::string_view kJoin = "group ";       // and "<from> <group id>"
-constexpr std::string_view kAsk = "ask ";          // and "<group id>"
-constexpr std::string_view kInquire = "inquire ";  // and the question
+// The purposes that a connection can name, each with what follows in its text.
+constexpr std::string_view kJoin = "group ";       // followed by "<from> <group id>"
+constexpr std::string_view kAsk = "ask ";          // followed by "<group id>"
+constexpr std::string_view kInquire = "inquire ";  // followed by the question
 constexpr std::uint32_t kLongestReply = 1u << 20;
 
 struct AnswerHeader {
@@ -75,7 +75,7 @@ std::string EndpointAddress::encode() const {
   return text;
 }
 
-// What does not read back as it was written is no address of ours.
+// Rejects a text that would not be written the same way again.
 EndpointAddress EndpointAddress::decode(const std::string& text) {
   EndpointAddress address;
   std::istringstream in(text);
@@ -111,11 +111,11 @@ struct Endpoint::Greeting {
   Deadline deadline;
 };
 
-// What the thread is about.
+// The state of the endpoint's thread.
 struct Endpoint::Reception {
   std::list<Greeting> greetings;
   Clock::time_point accepts_from{};
-  bool warned = false;  // that there are no descriptors
+  bool warned = false;  // the warning about descriptors was logged
 };
 
 Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
@@ -124,7 +124,7 @@ Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
       unix_listener_(net::listen_unix(address_.unix_name)),
       tcp_listener_(net::listen_tcp(address_.tcp)),
       stop_event_(net::make_event()) {
-  // Numeric, so that nobody has to look a name up while a call waits.
+  // The address is numeric, so that no name has to be looked up while a call waits.
   address_.tcp = net::local_address(tcp_listener_);
   thread_ = std::thread([this] { serve(); });
 }
@@ -139,7 +139,8 @@ net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id
                           Medium medium, Deadline deadline) const {
   milliseconds pause(5);
   for (int attempt = 1;; ++attempt) {
-    // Who has an address listens: who does not any more has ended.
+    // A process listens at its address for as long as it lives, so a refused connection means that
+    // it has ended.
     net::Fd connection = medium == Medium::tcp
                              ? net::connect_tcp(to.tcp, deadline, net::IfRefused::give_up)
                              : net::connect_unix(to.unix_name, deadline);
@@ -198,7 +199,8 @@ void Endpoint::answer_inquiry(const std::string& question, const net::Fd& connec
   }
   const auto bytes = static_cast<std::uint32_t>(reply.size());
   reply.insert(0, reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-  // What a fresh connection's buffer does not take is lost, and with it the answer.
+  // If the fresh connection's buffer does not take the reply, it is lost, and the asker counts as
+  // unanswered.
   [[maybe_unused]] const auto sent =
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
@@ -212,13 +214,13 @@ void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
   std::vector<std::byte> reply(sizeof(header));
   std::memcpy(reply.data(), &header, sizeof(header));
   reply.insert(reply.end(), text.begin(), text.end());
-  // Small enough for a fresh connection's buffer; who asks in vain asks again.
+  // The reply is small enough for a fresh connection's buffer; an asker without a reply asks again.
   [[maybe_unused]] const auto sent =
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
 
-// Nothing that comes from outside may end the process: whoever takes part in what fails (out of
-// memory, most likely) loses its connection.
+// Nothing that comes from outside may end the process: on an error (out of memory, most likely) the
+// connections that are being greeted are dropped.
 void Endpoint::serve() {
   Reception reception;
   while (true) {
@@ -231,7 +233,7 @@ void Endpoint::serve() {
   }
 }
 
-// One turn; false once the endpoint ends.
+// Handles one round of events; false once the endpoint ends.
 bool Endpoint::serve(Reception& reception) {
   auto& greetings = reception.greetings;
   const auto now = Clock::now();
@@ -269,7 +271,8 @@ void Endpoint::accept_from(const net::Fd& listener, Reception& reception) {
     }
     const int error = errno;
     if (!net::out_of_descriptors(error)) return;
-    // Who connects waits in the kernel's queue, for as long as its own deadline allows.
+    // Meanwhile, peers that connect wait in the kernel's queue, for as long as their own deadlines
+    // allow.
     reception.accepts_from = Clock::now() + kPauseWithoutDescriptors;
     if (!std::exchange(reception.warned, true))
       log::warn("other ranks cannot connect to this one: {}. Each connection takes a descriptor: "
@@ -280,7 +283,7 @@ void Endpoint::accept_from(const net::Fd& listener, Reception& reception) {
   }
 }
 
-// True once the greeting is over, one way or the other.
+// True once the greeting is over, whether it succeeded or not.
 bool Endpoint::advance(Greeting& greeting) {
   std::array<std::byte, 1024> buffer;
   while (greeting.acceptor.state() == net::Acceptor::State::reading) {
@@ -290,7 +293,8 @@ bool Endpoint::advance(Greeting& greeting) {
     if (got <= 0) return true;
     const auto reply =
         greeting.acceptor.take(std::span(buffer).first(static_cast<std::size_t>(got)));
-    // A fresh connection's buffer takes a reply this small whole, or the peer is up to no good.
+    // A fresh connection's buffer takes a reply this small whole; if it does not, the peer
+    // misbehaves.
     if (!reply.empty() && ::send(greeting.connection.get(), reply.data(), reply.size(),
                                  MSG_NOSIGNAL) != static_cast<ssize_t>(reply.size()))
       return true;

@@ -79,7 +79,7 @@ std::shared_ptr<Mailbox> Mailroom::open(const std::string& group_id) {
 
 void Mailroom::close(const std::string& group_id, const Notice& notice) {
   const std::lock_guard lock(mutex_);
-  // The first reason is the one that counts.
+  // The first reason counts.
   if (find_group(failed_, group_id) != failed_.end()) return;
   failed_.push_back({group_id, notice});
   if (failed_.size() > limits_.most_failed) failed_.pop_front();
@@ -109,7 +109,7 @@ void Mailroom::deliver(const std::string& group_id, int from, net::Fd connection
     }
     find_group(early_, group_id)->since = now;
   }
-  if (!box) return;  // left this very moment
+  if (!box) return;  // the group was left this very moment
   box->put(from, std::move(connection));
   bound_early();
 }
@@ -129,7 +129,7 @@ bool Mailroom::is_over(const std::string& group_id) const {
          std::find(left_.begin(), left_.end(), group_id) != left_.end();
 }
 
-// Of a group that is open or yet to be opened.
+// The mailbox of a group that is open or yet to be opened.
 std::shared_ptr<Mailbox> Mailroom::mailbox(const std::string& group_id) const {
   if (const auto found = opened_.find(group_id); found != opened_.end())
     return found->second.lock();
@@ -137,7 +137,8 @@ std::shared_ptr<Mailbox> Mailroom::mailbox(const std::string& group_id) const {
   return early == early_.end() ? nullptr : early->mailbox;
 }
 
-// Groups may end at any time, so each is looked at once.
+// A group ends when its pointer goes, which may be at any time, so expired entries are found by
+// looking at all of them.
 void Mailroom::note_left() {
   std::erase_if(opened_, [this](const auto& entry) {
     const bool left = entry.second.expired();

@@ -49,7 +49,7 @@ SharedMemory SharedMemory::map(net::Fd descriptor, std::size_t bytes) {
 }
 
 void SharedMemory::forget(std::size_t offset, std::size_t bytes) {
-  // It is only memory that is not saved where it fails, but what it promises must still hold.
+  // A failure costs only memory, but the pages must still read as zeros.
   if (::fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     std::memset(data_ + offset, 0, bytes);
@@ -145,13 +145,14 @@ SharedHeap::Segments::iterator SharedHeap::add_segment(std::size_t bytes) {
   return added;
 }
 
-// One empty segment of the usual size stays, for a program that takes and gives back by turns.
+// One empty segment of the usual size is kept, for programs that allocate and free by turns.
 void SharedHeap::free(std::byte* data, std::size_t bytes) {
   std::unique_lock lock(mutex_);
   const auto found = std::prev(segments_.upper_bound(data));
   Segment& segment = found->second;
   const auto offset = static_cast<std::size_t>(data - found->first);
-  // Nobody else touches these pages before they are a gap, and giving up many takes a while.
+  // No other thread touches these pages before they become a gap, so the lock is not held while
+  // they are given up, which takes a while.
   lock.unlock();
   segment.memory->forget(offset, bytes);
   lock.lock();

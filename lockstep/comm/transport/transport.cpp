@@ -15,7 +15,7 @@ namespace lockstep::comm {
 
 namespace {
 
-// What a small call needs is not worth asking for again and again.
+// Scratch memory up to this size is kept between calls, because small calls are frequent.
 constexpr std::size_t kMostKept = 64u << 10;
 
 }  // namespace
@@ -39,18 +39,20 @@ void Scratch::shrink() {
 
 namespace {
 
-// A rank that is gone may have done its part of this call before it went. The others get this long
-// to finish without it.
+// A rank that is gone may have done its part of this call before it went, so the others get this
+// long to finish without it.
 constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
-// How long mending a connection may take that nobody waits for.
+// How long repairing a connection may take when no call waits for it.
 constexpr milliseconds kLookTime(5000);
-// How long a rank that fails tries to tell the others why. One that reads takes it at once; one
-// that had to wait for a core, with a message half written before it, may take a while.
+// How long a rank that fails tries to tell the others why. A peer that reads takes the notice at
+// once; a peer that has to wait for a core, with half a message written before the notice, may take
+// a while.
 constexpr milliseconds kNoticeTime(500);
-// How long a rank may take to answer whether it is there, and how many are asked.
+// How long a rank may take to answer whether it is alive, and the largest group in which all ranks
+// are asked.
 constexpr milliseconds kAskTime(500);
 constexpr int kMostAsked = 64;
 
@@ -99,7 +101,7 @@ std::string Transport::kind() const {
   std::set<std::string> kinds;
   for (const auto& link : links_)
     if (link != nullptr) kinds.insert(link->kind());
-  // A rank alone has no links, and all that it would talk to is on its host.
+  // A group of one has no links, and its only rank is on this host.
   return kinds.empty() ? "shm" : fmt::format("{}", fmt::join(kinds, "+"));
 }
 
@@ -113,8 +115,8 @@ void Transport::begin(const Fingerprint& call, Deadline deadline) {
   call_ = call;
   deadline_ = deadline;
   if (call.operation != Operation::exchange) settings_.mailbox->set_sequence(call.sequence);
-  // A rank that comes late may find everything it waits for in its buffers, and must still not go
-  // on in a group that is over.
+  // A rank that comes late may find all messages that it waits for in its buffers, and must still
+  // not go on in a group that is over.
   for (const auto& link : links_) {
     if (!link) continue;
     link->begin_call();
@@ -174,8 +176,9 @@ void Transport::wait_until(Ready ready, int peer) {
     if (!spin_until) spin_until = now + settings_.spin;
     if (now >= *spin_until) break;
   }
-  // Peers are looked at before each sleep: what would wake us may have come, and been read, while
-  // an earlier call waited for something else. What a peer sent before it went still counts.
+  // Peers are checked before each sleep: the event that would wake us may have come, and been read,
+  // while an earlier call waited for something else. Messages that a peer sent before it went still
+  // count.
   while (true) {
     if (!look_at_peers()) {
       progress_all();
@@ -189,8 +192,8 @@ void Transport::wait_until(Ready ready, int peer) {
   }
 }
 
-// Sleeps until a peer rings, a socket has something, somebody interrupts, or it is time to look at
-// the deadline again.
+// Sleeps until a peer rings, a socket has an event, a thread interrupts, or it is time to check the
+// deadline again.
 void Transport::sleep(milliseconds longest) {
   std::vector<pollfd> descriptors;
   std::vector<Link*> owners;
@@ -234,7 +237,7 @@ void Transport::look(const Fingerprint& call) {
   });
 }
 
-// False where something is the matter with one of them, or with us.
+// False if a peer has ended or failed, or if this rank was interrupted.
 bool Transport::look_at_peers() {
   bool well = !interrupted_.load(std::memory_order_acquire);
   for (const auto& link : links_) {
@@ -274,7 +277,7 @@ void Transport::check_peers(int awaited_peer) {
     }
   }
   if (dead.empty()) return;
-  // Those seen to go first: a rank may end because another did.
+  // The ranks that were found dead first are named, because other ranks may end as a consequence.
   if (!death_seen_) {
     death_seen_ = Clock::now();
     first_dead_ = dead;
@@ -295,14 +298,14 @@ void Transport::fail(CommError::Details details) {
   throw CommError(std::move(details));
 }
 
-// Whom we wait for may wait for another one itself. So everyone is asked: who does not answer is
-// stopped or cut off, who has not come to this call is behind.
+// The peer we wait for may itself wait for another rank. So every rank is asked: one that does not
+// answer is stopped or cut off, one that has not come to this call is behind.
 void Transport::timed_out(int awaited_peer) {
   std::vector<int> waited_for;
   for (const auto& link : links_)
     if (link && (link->peer() == awaited_peer || !link->idle())) waited_for.push_back(link->peer());
   std::vector<std::optional<Endpoint::Answer>> answers(links_.size());
-  std::vector<char> gone(links_.size(), 0);  // ended on their own, perhaps for the same reason
+  std::vector<char> gone(links_.size(), 0);  // ended by themselves, perhaps for the same reason
   std::vector<int> asked = waited_for;
   if (size() <= kMostAsked) {
     asked.clear();
@@ -353,7 +356,8 @@ void Transport::tell(const Notice& notice) {
   failed_ = true;
   for (const auto& link : links_)
     if (link) link->send_notice(notice);
-  // This process may end as soon as we return, and what is on its way out with it.
+  // This process may end as soon as this returns, and notices that are still being sent would be
+  // lost.
   const Deadline soon = Deadline::after(kNoticeTime);
   for (const auto& link : links_)
     if (link) link->finish_notice(soon);
