@@ -1,4 +1,4 @@
-// The job's store where no launcher has one: a rank hosts it.
+// The job's store if no launcher has one: a rank hosts it.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,10 @@
 
 namespace lockstep::store {
 
-// One rank's way into it; on the rank that hosts it, the store itself. Its host does not take it
-// away while other ranks still use it: one whose group has failed may not have read yet why. The
-// destructor there waits some seconds for them to destroy theirs, and says so where it gives up.
+// One rank's access to it; on the rank that hosts it, it also owns the server. The host keeps the
+// store until the other ranks have left it, because a rank whose group has failed may not have read
+// the reason yet. The host's destructor waits some seconds for the other ranks to destroy theirs,
+// and warns if it gives up.
 class RankStore final : public Client {
  public:
   // `server` is null on all ranks but the host.

@@ -1,4 +1,4 @@
-// The contents of a store and which requests wait for what: everything but the sockets.
+// The contents of a store, and the requests that wait for keys: everything but the sockets.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 
 namespace lockstep::store {
 
-// Keeps a change from being made twice, when a client sends its request again after a broken
-// connection. Remembers, for each client, the results of its calls that may still be repeated.
+// Keeps a change from being made twice if a client sends its request again after a broken
+// connection. Remembers, for each client, the results of the calls that it may still repeat.
 // Bounded: past kMostClients the client that has been silent longest is forgotten, past kMostCalls
 // a client's oldest call. Not thread-safe.
 class Repeats {
@@ -29,18 +29,18 @@ class Repeats {
 
   enum class Kind : std::uint8_t {
     fresh,     // not seen before: carry it out
-    repeated,  // carried out; here is what came of it
-    stale,     // the client has its answer or gave up: this came late on an old connection
+    repeated,  // carried out before; the result is here
+    stale,     // the client has its answer or gave up: the request came late on an old connection
   };
   struct Verdict {
     Kind kind = Kind::fresh;
     std::int64_t result = 0;
   };
 
-  // To be asked before a change is made. Forgets the client's calls below `answered`.
+  // Call this before a change is made. Forgets the client's calls below `answered`.
   Verdict look_up(const std::string& client, std::uint64_t call, std::uint64_t answered);
 
-  // To be told after it is made; the client has been looked up just before.
+  // Call this after the change; look_up() was called for the client just before.
   void remember(const std::string& client, std::uint64_t call, std::int64_t result);
 
  private:
@@ -52,11 +52,11 @@ class Repeats {
 
   Calls& touch(const std::string& client);
 
-  Clients clients_;  // the one heard from last stands first
+  Clients clients_;  // most recently heard from first
   std::unordered_map<std::string, Clients::iterator> index_;
 };
 
-// The number of the connection that asked. It has at most one request open.
+// The number of the connection that made a request. It has at most one request open.
 using Ticket = std::uint64_t;
 
 struct Answer {
@@ -64,24 +64,25 @@ struct Answer {
   Reply reply;
 };
 
-// Carries out requests, one at a time, at times it is told. Holds at most about `capacity_bytes`
-// of keys and values; what would exceed that is refused and changes nothing. Not thread-safe.
+// Carries out requests, one at a time; the caller tells it the time. Holds at most about
+// `capacity_bytes` of keys and values; a request that would exceed that is refused and changes
+// nothing. Not thread-safe.
 class Table {
  public:
   explicit Table(std::size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Appends the answer, unless the request has to wait, and those of others whose wait it ends. A
-  // stale repeat (Repeats) gets none.
+  // Appends the answer, unless the request has to wait, and the answers of other requests whose
+  // wait it ends. A stale repeat (Repeats) gets none.
   void apply(Ticket ticket, const std::string& client, Request request, Clock::time_point now,
              std::vector<Answer>& answers);
 
-  // Ends the waits whose time has come.
+  // Ends the waits whose time is over.
   void expire(Clock::time_point now, std::vector<Answer>& answers);
 
   // Forgets a wait, if there is one.
   void cancel(Ticket ticket);
 
-  // When expire() has something to do next.
+  // When expire() next has something to do.
   std::optional<Clock::time_point> next_expiry() const;
 
   std::size_t held_bytes() const { return held_bytes_; }
@@ -90,7 +91,7 @@ class Table {
  private:
   struct Waiter {
     Request request;
-    std::size_t next = 0;  // wait: keys before this one existed when last looked at
+    std::size_t next = 0;  // wait: keys before this one existed at the last check
     std::string blocker;   // the one key whose change wakes it
     Clock::time_point until;
   };
@@ -101,7 +102,7 @@ class Table {
   Reply add(const Request& request);
   Reply remove(const std::string& key);
 
-  // Its answer where there is one, otherwise it stands behind its blocker.
+  // Returns the waiter's answer if there is one; otherwise the waiter stands behind its blocker.
   std::optional<Reply> look(Waiter& waiter) const;
   std::optional<Reply> look_for_all(Waiter& waiter) const;
   Reply expired(const Waiter& waiter) const;
@@ -110,10 +111,11 @@ class Table {
 
   std::size_t capacity_bytes_;
   std::size_t held_bytes_ = 0;
-  std::uint64_t version_ = 0;  // of the whole store, so that a key set anew does not start over
+  // of the whole store, so that a key that is set anew does not start over
+  std::uint64_t version_ = 0;
   std::unordered_map<std::string, Versioned> entries_;
   std::unordered_map<Ticket, Waiter> waiters_;
-  std::unordered_map<std::string, std::unordered_set<Ticket>> behind_;  // by blocker
+  std::unordered_map<std::string, std::unordered_set<Ticket>> behind_;  // keyed by blocker
   std::set<std::pair<Clock::time_point, Ticket>> expiries_;
   Repeats repeats_;
 };
