@@ -1,7 +1,7 @@
 // The protocol between client and server of the store, once the handshake is done.
 //
-//   server → client   a Greeting: which server this is, and of which generation of the job; a client
-//                     of another generation gets nothing more
+//   server → client   a Greeting: which server this is, and of which generation of the job; a
+//                     client of another generation gets nothing more
 //   client → server   a request: its size in 4 bytes, then its body
 //   server → client   the reply to it, likewise; then the next request may follow
 //
