@@ -1,5 +1,5 @@
-// Classifies images of digits with a small convolutional net, on any number of ranks: what a
-// program looks like that leaves the training loop to DistributedTrainer.
+// Classifies images of digits with a small convolutional net, on any number of ranks.
+// DistributedTrainer runs the training loop.
 //
 //   lockstep run --nproc-per-node 2 ./classify_images --output runs/digits
 //
@@ -42,9 +42,9 @@ constexpr std::array<const char*, 7> kFont = {
 };
 constexpr int kWidth = 5, kHeight = 7, kSide = 16;
 
-// A dataset as torch::data has it: get() and size(). An image is one digit, somewhere on it, more
-// or less bright, under noise. It is a function of (seed, index), so that every rank has the same
-// ones.
+// A dataset in the form of torch::data, with get() and size(). An image is one digit, somewhere in
+// the image, more or less bright, under noise. It is a function of (seed, index), so every rank has
+// the same images.
 class Digits : public torch::data::datasets::Dataset<Digits> {
  public:
   Digits(std::size_t size, std::uint32_t seed) : size_(size), seed_(seed) {}
@@ -79,9 +79,9 @@ class Digits : public torch::data::datasets::Dataset<Digits> {
 
 // ---- the model ---------------------------------------------------------------------------------
 
-// Plain torch::nn: it knows nothing of ranks. SiLU and average pools are smooth; where ReLU and
-// max pools decide between two values that differ only by rounding, runs on one and on two ranks
-// begin to differ by more.
+// Plain torch::nn, which knows nothing of ranks. SiLU and average pools are smooth. ReLU and max
+// pools decide between values that may differ only by rounding, which would make runs on one and on
+// two ranks differ by more.
 struct Net : nn::Module {
   Net() {
     register_module("features", features);
@@ -109,7 +109,7 @@ struct Net : nn::Module {
 constexpr std::int64_t kTrainingImages = 4096, kValidationImages = 1024;
 
 struct Flags {
-  std::string output;  // none: no files
+  std::string output;  // empty: writes no files
   std::int64_t epochs = 3;
   std::int64_t batch = 64;  // of all ranks together
 };
@@ -160,9 +160,9 @@ void train(const Flags& flags) {
     throw lockstep::UsageError("--batch {} cannot be divided among {} ranks: use a multiple",
                                flags.batch, dist.world_size());
 
-  torch::manual_seed(1);  // for the initial weights, of which rank 0's become everybody's
+  torch::manual_seed(1);  // for the initial weights; all ranks take rank 0's
   auto net = std::make_shared<Net>();
-  // Without this, a rank's batch norms would see its own images only.
+  // Without this, a rank's batch norms would see only its own images.
   dist.convert_sync_batchnorm(net);
 
   const std::int64_t num_steps = flags.epochs * ((kTrainingImages + flags.batch - 1) / flags.batch);
@@ -181,7 +181,7 @@ void train(const Flags& flags) {
   const auto result =
       trainer.fit(Digits(kTrainingImages, /*seed=*/1), Digits(kValidationImages, /*seed=*/2));
 
-  // Every rank has the result; one of them tells.
+  // Every rank has the result; the main rank prints it.
   if (!dist.is_main()) return;
   const long step = static_cast<long>(result.step);
   if (result.end == lockstep::TrainingResult::End::interrupted) {

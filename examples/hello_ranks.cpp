@@ -1,4 +1,4 @@
-// The smallest program of several ranks: every rank brings a tensor, all get the sum.
+// The smallest program with several ranks: every rank has a tensor, and all ranks get the sum.
 //
 //   lockstep run --nproc-per-node 4 ./hello_ranks
 //

@@ -3,8 +3,8 @@
 //   ./train_multi_node                                           two ranks on this host
 //   ./train_multi_node 2 4 HOST0:29400 job-secret                on each of two hosts, with 4 ranks
 //
-// Where there are more hosts than one they need a file that only its owner can read, with the same
-// random bytes on each: head -c 32 /dev/urandom > job-secret; chmod 600 job-secret.
+// Several hosts need a file that only its owner can read, with the same random bytes on each host:
+// head -c 32 /dev/urandom > job-secret; chmod 600 job-secret.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -1,4 +1,5 @@
-// A training loop as one writes it for one process, and the few lines that spread it over many.
+// A training loop as you would write it for one process, and the few lines that spread it over
+// many.
 //
 //   lockstep run --nproc-per-node 2 ./train_own_loop
 //
@@ -22,7 +23,7 @@ struct Net : torch::nn::Module {
                                torch::nn::Linear(32, 1)};
 };
 
-// What the net is to learn: hills and valleys. [points, 2] → [points, 1]
+// The function that the net learns: hills and valleys. [points, 2] → [points, 1]
 torch::Tensor heights_at(const torch::Tensor& points) {
   return torch::sin(3 * points.narrow(1, 0, 1)) * torch::cos(4 * points.narrow(1, 1, 1));
 }
@@ -31,7 +32,7 @@ void train() {
   // 1. Joins the other ranks, and chooses this one's device.
   auto dist = lockstep::setup_distributed({.mode = lockstep::ParallelMode::DDP});
 
-  // The same seed everywhere: all ranks have the same points, and shuffle them alike.
+  // All ranks use the same seed, so they have the same points and shuffle them alike.
   torch::manual_seed(1);
   const auto points = torch::rand({4096, 2}).mul(2).sub(1).to(dist.device());
   const auto heights = heights_at(points);
@@ -44,19 +45,19 @@ void train() {
     const auto batches = torch::randperm(points.size(0)).to(dist.device()).split(kBatch);
     double loss_sum = 0;
     for (const auto& batch : batches) {
-      // 3. This rank's share of the batch: of n ranks, every n-th sample.
+      // 3. Takes this rank's share of the batch: every n-th sample for n ranks.
       const auto mine = batch.slice(0, dist.rank(), {}, dist.world_size());
 
       optimizer.zero_grad();
       const auto loss = torch::mse_loss(model->forward(points.index_select(0, mine)),
                                         heights.index_select(0, mine), torch::Reduction::Sum);
-      // In place of loss.backward(): gradients are those of the mean over the samples of all ranks,
-      // also where 128 of them cannot be shared out evenly.
+      // Replaces loss.backward(): gradients are those of the mean over the samples of all ranks,
+      // even if a batch of 128 does not divide evenly among them.
       dist.backward(model, loss, mine.size(0));
       optimizer.step();
       loss_sum += loss.item<double>();
     }
-    // All ranks take part in the sum; one of them tells.
+    // All ranks take part in the sum; the main rank prints it.
     const double loss = dist.sum(loss_sum) / static_cast<double>(points.size(0));
     if (dist.is_main()) std::printf("epoch %d: loss %.8f\n", epoch, loss);
   }

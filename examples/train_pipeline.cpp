@@ -1,9 +1,10 @@
-// A model in two stages, each on ranks of its own, and samples shared by those of the same stage.
+// Trains a model in two stages, each on ranks of its own; ranks of the same stage share the
+// samples.
 //
 //   lockstep run --nproc-per-node 4 ./train_pipeline
 //
-// On 2 ranks it is a pipeline, on 4 or 6 two or three of them side by side: all print the same
-// losses. docs/parallel.md shows train().
+// On 2 ranks there is one pipeline, on 4 or 6 ranks two or three of them side by side. All print
+// the same losses. docs/parallel.md shows train().
 #include <cstdio>
 #include <exception>
 
@@ -13,7 +14,7 @@
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 
-// What the stages are to learn: hills and valleys. [points, 2] → [points, 1]
+// The function that the stages learn: hills and valleys. [points, 2] → [points, 1]
 torch::Tensor heights_at(const torch::Tensor& points) {
   return torch::sin(3 * points.narrow(1, 0, 1)) * torch::cos(4 * points.narrow(1, 1, 1));
 }
@@ -43,12 +44,12 @@ void train() {
       {.mode = lockstep::ParallelMode::HYBRID, .model_parallel = {.pipeline = 2}});
   const auto group = dist.mesh().axis("pp");
 
-  // The model of a job with a pipeline is this rank's stage of it.
+  // In a job with a pipeline, the model is this rank's stage.
   torch::manual_seed(1);
   auto layers = dist.wrap_model(layers_of(group->rank()));
   auto optimizer = dist.make_optimizer(layers, lockstep::optim::AdamWOptions{});
 
-  // Stages have drawn other weights, and from here on all ranks draw the same.
+  // Stages have drawn different weights; from here on all ranks draw the same numbers.
   torch::manual_seed(2);
   const auto points = torch::rand({4096, 2}).mul(2).sub(1).to(dist.device());
 
@@ -66,7 +67,7 @@ void train() {
       {.device = dist.device()});
 
   for (int step = 1; step <= 400; ++step) {
-    // The same samples on all stages of a pipeline, others on the next one.
+    // All stages of a pipeline take the same samples, and the next pipeline takes others.
     const auto order = torch::randperm(4096).to(dist.device());
     const auto batch = points.index_select(0, order.narrow(0, 0, 192));
     const auto share = batch.slice(0, dist.data_rank(), {}, dist.data_size());
@@ -75,7 +76,7 @@ void train() {
     dist.backward_passes(
         layers, [&] { return torch::scalar_tensor(pipe.run_step(), torch::kDouble); },
         share.size(0));
-    dist.clip_gradients(layers, 1.0);  // by the norm of all stages
+    dist.clip_gradients(layers, 1.0);  // by the norm over all stages
     optimizer->step(5e-3);
     if (step % 40 == 0 && dist.is_main())
       std::printf("step %d: loss %.8f\n", step, dist.totals(layers).mean_loss());

@@ -1,7 +1,7 @@
-// Saves and loads a checkpoint, and writes and reads the same bytes plainly, in turn: what the disk
-// (or the page cache) could do. Runs under `lockstep run`, or alone as one rank. Arguments: a
-// folder, the rounds, "cold" or "warm" (whether to read what is not in the page cache, too), and
-// the model's width and layers. The main rank prints a line of JSON for each kind.
+// Saves and loads a checkpoint, and in turn writes and reads the same bytes plainly, which shows
+// what the disk (or the page cache) can do. Runs under `lockstep run`, or alone as one rank.
+// Arguments: a folder, the rounds, "cold" or "warm" ("cold" also reads files that are not in the
+// page cache), and the model's width and layers. The main rank prints a line of JSON for each kind.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -30,8 +30,8 @@ using namespace lockstep::bench;
 
 constexpr std::size_t kChunkBytes = 4 << 20;
 
-// What the kernel counted for this process: calls and bytes, of every kind of file, and the time of
-// its threads on a processor.
+// The kernel's counters of this process: calls and bytes, for every kind of file, and the processor
+// time of its threads.
 struct Counted {
   double read_calls = 0, read_bytes = 0, write_calls = 0, written_bytes = 0, cpu_seconds = 0;
 
@@ -49,7 +49,7 @@ struct Counted {
 
 struct Times {
   std::vector<double> seconds;
-  // Of all ranks; reads or writes, whichever the kind is about.
+  // Sums over all ranks, of reads or of writes, whichever the kind measures.
   std::vector<double> cpu_seconds, calls, bytes;
 };
 
@@ -68,7 +68,7 @@ class Bench {
 
   void round(int number, bool cold) {
     for (const mesh::HeldTensor& tensor : loaded_) tensor.values.zero_();
-    // Who goes first may find the disk in a better mood.
+    // The order alternates, because the disk may be faster at first.
     const bool plain_first = number % 2 == 0;
     const auto in_turn = [&](const std::function<void()>& plain,
                              const std::function<void()>& ours) {
@@ -78,7 +78,7 @@ class Bench {
     };
     in_turn([&] { timed("plain", "save", [&] { write_plainly(); }); },
             [&] { timed("lockstep", "save", [&] { save(); }); });
-    // What was written past the page cache is in it once it was read.
+    // Reading once brings the data that was written past the page cache into it.
     load();
     in_turn([&] { timed("plain", "load", [&] { read_plainly(); }); },
             [&] { timed("lockstep", "load", [&] { load(); }); });
@@ -113,7 +113,7 @@ class Bench {
   }
 
  private:
-  // From when all ranks are there until all are done.
+  // Measures from when all ranks are there until all are done.
   void timed(const char* who, const char* what, const std::function<void()>& work) {
     const bool saves = std::string_view(what) == "save";
     dist_.barrier();
@@ -149,7 +149,7 @@ class Bench {
     std::exit(1);
   }
 
-  // Straight from the tensors, in large writes, and on disk when it returns.
+  // Writes straight from the tensors, in large writes; the data is on disk when it returns.
   void write_plainly() const {
     const int fd = ::open(plain_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     check(fd >= 0, "open");
@@ -177,7 +177,7 @@ class Bench {
     }
   }
 
-  // Out of the page cache; no file of others' is.
+  // Drops a file from the page cache.
   static void forget(const fs::path& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     check(fd >= 0, "open");

@@ -1,5 +1,5 @@
-// What the programs here save and load: the tensors of a GPT and of its AdamW, float32, cut among
-// the ranks. pytorch.py has the same names and shapes.
+// The state that the programs here save and load: the tensors of a GPT and of its AdamW, float32,
+// cut among the ranks. pytorch.py has the same names and shapes.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ inline std::vector<std::pair<std::string, Shape>> gpt_parameters(const GptSize& 
   return all;
 }
 
-// A rank's part of everything, with numbers that differ between parts: some disks store equal
-// blocks once. The pages of its memory are there.
+// A rank's part of all tensors. Numbers differ between parts, because some disks store equal blocks
+// once. All pages of the memory have been written.
 inline std::vector<mesh::HeldTensor> gpt_state(const GptSize& size, int rank, int ranks) {
   std::vector<mesh::HeldTensor> all;
   at::manual_seed(static_cast<std::uint64_t>(1 + rank));

@@ -1,7 +1,8 @@
-// What an asynchronous save costs the steps beside it. Trains the GPT of bench/training, data
-// parallel; some steps without a save, then one save and the steps until it is complete, and again.
-// Runs under `lockstep run`, or alone as one rank. Arguments: a folder, how many saves, and how
-// many steps lie between two of them. The main rank prints a line of JSON.
+// Measures how much an asynchronous save slows the steps beside it. Trains the GPT of
+// bench/training, data parallel: some steps without a save, then one save and the steps until it is
+// complete, and again. Runs under `lockstep run`, or alone as one rank. Arguments: a folder, the
+// number of saves, and the number of steps between two of them. The main rank prints a line of
+// JSON.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -38,8 +39,8 @@ class Training {
     targets_ = tokens.narrow(1, 1, kTokens).contiguous();
   }
 
-  // One save and the steps around it. The first save takes memory; the first steps learn their
-  // order.
+  // One save and the steps around it. The first cycle does not count: the first save allocates
+  // memory, and the first steps learn their order.
   void cycle(int steps_without, bool first) {
     Cycle cycle;
     for (int step = 0; step < steps_without; ++step)

@@ -1,6 +1,6 @@
-// Gloo through c10d by itself, as PyTorch uses it, as a peer. Run under `lockstep run` or torchrun.
-// Gloo has no reduce-scatter in every version: it is measured as an all-reduce of the whole.
-// Argument: the largest size in MiB.
+// Gloo through c10d, without Lockstep, as PyTorch uses it, for comparison. Run under `lockstep run`
+// or torchrun. Not every version of Gloo has a reduce-scatter, so it is measured as an all-reduce
+// of the whole. Argument: the largest size in MiB.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>

@@ -1,5 +1,6 @@
-// Our own communicator. Arguments: the largest size in MiB, the backend, the name to report, and
-// "allocated" for buffers that the backend reaches without a copy. Run under `lockstep run`.
+// Measures our own communicator. Arguments: the largest size in MiB, the backend, the name to
+// report, and "allocated" for buffers that the backend reaches without a copy. Run under `lockstep
+// run`.
 #include <cstring>
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// How every program here measures: batches of calls back to back, and the median batch, so that one
+// How every program here measures: batches of calls back to back, and the median batch, so that a
 // moment in which the machine did something else does not count.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace lockstep::bench {
 
-// Bytes that a call is about, as nccl-tests count them: the whole buffer on one rank. `argument` is
-// the program's for the largest one, in MiB.
+// The sizes of calls as nccl-tests count them: bytes of the whole buffer on one rank. `argument` is
+// the program's, for the largest size in MiB.
 inline std::vector<std::size_t> sizes_up_to(const char* argument) {
   const std::size_t largest =
       argument != nullptr ? std::strtoull(argument, nullptr, 10) << 20 : 128u << 20;
@@ -23,8 +23,8 @@ inline std::vector<std::size_t> sizes_up_to(const char* argument) {
   return sizes;
 }
 
-// About so much passes through all calls of one size together. Set by compare.py where the network
-// is slow; every rank has to make as many calls as the others.
+// About this many bytes pass through all calls of one size together. compare.py sets it if the
+// network is slow; every rank has to make as many calls as the others.
 inline std::size_t bytes_in_all() {
   const char* mib = std::getenv("BENCH_MIB_IN_ALL");
   return mib != nullptr ? std::strtoull(mib, nullptr, 10) << 20 : 256u << 20;
@@ -33,7 +33,7 @@ inline std::size_t bytes_in_all() {
 template <typename Call>
 double median_microseconds(std::size_t bytes, Call call) {
   using Clock = std::chrono::steady_clock;
-  // Neither a handful nor thousands.
+  // At least a handful of calls, at most a thousand.
   const std::size_t calls =
       std::clamp<std::size_t>(bytes_in_all() / std::max<std::size_t>(bytes, 1), 5, 1000);
   const std::size_t per_batch = std::max<std::size_t>(calls / 10, 1);
@@ -51,7 +51,7 @@ double median_microseconds(std::size_t bytes, Call call) {
   return batches[batches.size() / 2];
 }
 
-// One line of JSON for compare.py.
+// Prints one line of JSON for compare.py.
 inline void report(const std::string& who, const std::string& operation, int ranks,
                    std::size_t bytes, double microseconds) {
   std::printf("{\"who\": \"%s\", \"op\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"us\": %.3f}\n",

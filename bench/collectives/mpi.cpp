@@ -1,4 +1,4 @@
-// Open MPI by itself, as a peer. Argument: the largest size in MiB. Run under mpirun.
+// Open MPI without Lockstep, for comparison. Argument: the largest size in MiB. Run under mpirun.
 #include <mpi.h>
 
 #include <vector>

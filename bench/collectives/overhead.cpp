@@ -1,5 +1,5 @@
-// What a call costs before any byte moves: argument checks, numbering, fingerprint, flight
-// recorder, executor. A world of one has nothing to move, so that is all its calls do.
+// Measures the cost of a call before any byte moves: argument checks, numbering, fingerprint,
+// flight recorder, executor. A world of one has nothing to move, so its calls do nothing else.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

@@ -1,19 +1,20 @@
-// Context-parallel attention beside one rank's attention on the whole sequence: milliseconds of
-// forward + backward, causal, 8 heads of 64, the best of several runs taken in turns in one job, so
-// that other work on the machine counts as little as it can. A rank has one thread. While one rank
-// computes alone the others wait; of the ranks together it is the time until the last is done.
+// Compares context-parallel attention with one rank's attention on the whole sequence: milliseconds
+// of forward + backward, causal, 8 heads of 64. It takes the best of several runs in turns in one
+// job, so that other work on the machine counts as little as possible. A rank has one thread. While
+// one rank computes alone the others wait; the time of all ranks together lasts until the last one
+// is done.
 //
 //   lockstep run --standalone --nproc-per-node 2 build/release/bench/context_attention [runs
 //   [length…]]
 //
-// The second row is what the machine makes of it where nobody talks: every rank computes what the
-// ring has it compute, at the same time as the others, on keys and values that it has already. What
-// cores that share their caches, memory and clock lose to each other is in it.
+// The second row is the same computation without communication: every rank computes its part of the
+// ring, at the same time as the others, on keys and values that it already has. It includes what
+// cores lose to each other because they share caches, memory and clock.
 //
-// The last columns are the time over a rank's share of one rank's time, where 1 is the best there
-// can be (in all, and of forward + backward), and the same of the processor time that the busiest
-// rank took, its communication's included: what the first is where every rank has a core to itself
-// and waits for nobody.
+// The last columns are the time divided by a rank's share of one rank's time, in all and for
+// forward + backward; 1 is the best possible. Then follows the same for the processor time of the
+// busiest rank, its communication included, which is the time if every rank has a core to itself
+// and never waits.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -51,7 +52,7 @@ using Clock = std::chrono::steady_clock;
 struct Best {
   double forward = std::numeric_limits<double>::infinity();
   double backward = std::numeric_limits<double>::infinity();
-  double processor = std::numeric_limits<double>::infinity();  // of both
+  double processor = std::numeric_limits<double>::infinity();  // of forward and backward
   double sum() const { return forward + backward; }
 };
 
@@ -61,7 +62,7 @@ double processor_milliseconds() {
   return 1e3 * static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_nsec);
 }
 
-// Who computes: the others wait for them.
+// The ranks that compute; the others wait for them.
 enum class Who { first, all };
 
 class Measure {
@@ -108,13 +109,13 @@ class Measure {
 
 Tensors drawn(std::int64_t length) {
   Tensors inputs;
-  // As projections give them: [batch, length, heads, head_dim] in memory.
+  // In the memory layout of projections: [batch, length, heads, head_dim].
   for (int i = 0; i < 3; ++i)
     inputs.push_back(at::randn({1, length, 8, 64}).transpose(1, 2).requires_grad_());
   return inputs;
 }
 
-// The products of a rank in a zigzag ring, with its own keys in place of everybody's.
+// A rank's computation in a zigzag ring, with its own keys in place of all other ranks'.
 class SilentRing {
  public:
   SilentRing(const Tensors& part, int rank, int size)

@@ -1,7 +1,7 @@
-// How long a sequence fits into so much memory on each rank: the longest one whose forward and
-// backward through ContextParallelAttention (width 512, 8 heads, float32) take no more than the
-// budget, inputs included, as LibTorch's allocator counts. In proportion to the ranks, if memory is
-// linear in what a rank holds.
+// Finds the longest sequence that fits into a given memory on each rank: its forward and backward
+// through ContextParallelAttention (width 512, 8 heads, float32) take no more than the budget,
+// inputs included, as LibTorch's allocator counts. If memory is linear in a rank's part, the length
+// is proportional to the number of ranks.
 //
 //   lockstep run --standalone --nproc-per-node 4 build/release/bench/context_longest_sequence
 //       [MiB…]
@@ -28,10 +28,10 @@ using namespace lockstep;
 
 constexpr std::int64_t kWidth = 512;
 constexpr std::int64_t kHeads = 8;
-// Lengths are found to this many positions of a rank.
+// Lengths are multiples of this many positions of a rank.
 constexpr std::int64_t kGrain = 32;
 
-// The most bytes that any rank of the group has at once.
+// The most bytes that any rank of the group has in use at once.
 std::int64_t peak_bytes(nn::ContextParallelAttention& attention, comm::Communicator& group,
                         std::int64_t length_of_rank) {
   const device::LiveBytes memory(at::kCPU);
@@ -45,7 +45,7 @@ std::int64_t peak_bytes(nn::ContextParallelAttention& attention, comm::Communica
   return peak.item<std::int64_t>();
 }
 
-// Positions of one rank.
+// The longest sequence, as positions of one rank.
 std::int64_t longest(nn::ContextParallelAttention& attention, comm::Communicator& group,
                      std::int64_t budget) {
   std::int64_t fits = 0;

@@ -1,8 +1,8 @@
-// A job that goes on where it was, to be disturbed. Trains layers of torch::nn, data parallel, with
-// AdamW; pytorch.py is the same job. Runs under `lockstep run`. Arguments: a folder, the steps, how
-// many steps lie between two checkpoints, the layers' width, and how many steps lie between two
-// copies in other ranks' memory (0: none). The main rank adds a line to the folder's "steps" when a
-// step is finished: its number.
+// A job that resumes where it stopped, for compare.py to disturb. Trains layers of torch::nn, data
+// parallel, with AdamW; pytorch.py is the same job. Runs under `lockstep run`. Arguments: a folder,
+// the steps, the number of steps between two checkpoints, the layers' width, and the number of
+// steps between two copies in other ranks' memory (0: none). When a step is finished, the main rank
+// adds a line with its number to the folder's "steps".
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -25,7 +25,7 @@ namespace lockstep {
 namespace {
 
 constexpr int kLayers = 4;
-constexpr int kBatch = 32;  // a rank's
+constexpr int kBatch = 32;  // on each rank
 
 torch::nn::Sequential make_model(std::int64_t width) {
   torch::nn::Sequential model;
@@ -44,7 +44,7 @@ struct Job {
   std::int64_t copy_every = 0;
 };
 
-// The step that the model is at then.
+// Restores the newest state and returns its step.
 template <typename Model>
 std::int64_t restore(DistributedManager& dist, const Model& model, optim::Optimizer& optimizer,
                      const Job& job, PeerCopies& copies) {
@@ -57,7 +57,7 @@ std::int64_t restore(DistributedManager& dist, const Model& model, optim::Optimi
   return newest.empty() ? 0 : load_checkpoint(dist, newest, model, optimizer).step;
 }
 
-// Until the job is done, or a rank is lost.
+// Trains until the job is done, or a rank is lost.
 void train(const Job& job, PeerCopies& copies) {
   auto dist = setup_distributed({.device_type = c10::kCPU});
   at::manual_seed(1);

@@ -1,5 +1,5 @@
 // Adds up the time of each kernel that a program runs on the GPU. CUDA loads this library into a
-// process where CUDA_INJECTION64_PATH names it; when the process ends, KERNEL_TIMES.<its id> has a
+// process if CUDA_INJECTION64_PATH names it; when the process ends, KERNEL_TIMES.<its id> has a
 // line for each kernel: nanoseconds, launches and its name, with tabs between them.
 #include <cxxabi.h>
 #include <unistd.h>
@@ -28,14 +28,14 @@ struct Spent {
   std::uint64_t launches = 0;
 };
 
-// They stay until the process is gone: CUPTI has threads of its own.
+// Never destroyed, because CUPTI's own threads may use them until the process is gone.
 std::mutex& mutex = *new std::mutex;
 std::map<std::string, Spent>& spent = *new std::map<std::string, Spent>;
 
 void give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* max_records) {
   *size = 8 << 20;
   *buffer = static_cast<std::uint8_t*>(std::malloc(*size));
-  *max_records = 0;  // as many as there is room for
+  *max_records = 0;  // no limit but the buffer's size
 }
 
 void take_buffer(CUcontext /*context*/, std::uint32_t /*stream*/, std::uint8_t* buffer,
@@ -43,7 +43,7 @@ void take_buffer(CUcontext /*context*/, std::uint32_t /*stream*/, std::uint8_t* 
   const std::lock_guard lock(mutex);
   CUpti_Activity* record = nullptr;
   while (cuptiActivityGetNextRecord(buffer, used, &record) == CUPTI_SUCCESS) {
-    // Buffers are for all who have asked CUPTI for something.
+    // Buffers also hold records that other users of CUPTI asked for.
     if (record->kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) continue;
     const auto* const kernel = reinterpret_cast<const Kernel*>(record);
     Spent& its = spent[kernel->name == nullptr ? "unnamed" : kernel->name];
@@ -76,7 +76,7 @@ void write_times() {
 
 }  // namespace
 
-// CUPTI's name for what it calls first.
+// CUPTI looks for this name and calls it first.
 extern "C" int InitializeInjection() {
   cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
   const CUptiResult result = cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);

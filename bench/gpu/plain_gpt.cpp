@@ -1,7 +1,7 @@
-// GPT-2 in plain torch::nn on one GPU, with our three lines: what a model of one's own gains or
-// loses by them. As pytorch.py trains it: weights in float32, the forward pass under autocast to
-// bfloat16, AdamW, gradients clipped. Argument: the number of steps. Prints a JSON object with the
-// milliseconds of each.
+// GPT-2 in plain torch::nn on one GPU, with our three lines: measures what a user's own model gains
+// or loses by them. Trains as pytorch.py does: weights in float32, the forward pass under autocast
+// to bfloat16, AdamW, gradients clipped. Argument: the number of steps. Prints a JSON object with
+// the milliseconds of each step.
 #include <chrono>
 #include <cmath>
 #include <cstdio>

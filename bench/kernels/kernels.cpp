@@ -1,6 +1,7 @@
-// Our kernels beside LibTorch's own, forward and backward, on the shapes of a 6-layer, 384-wide GPT
-// with 4 x 256 tokens: milliseconds of a layer (of the whole head for cross-entropy), the best of
-// several runs taken in turns, so that other work on the machine counts as little as it can.
+// Compares our kernels with LibTorch's own, forward and backward, on the shapes of a 6-layer,
+// 384-wide GPT with 4 x 256 tokens: milliseconds of a layer (of the whole head for cross-entropy).
+// It takes the best of several runs in turns, so that other work on the machine counts as little as
+// possible.
 //
 //   OMP_NUM_THREADS=1 build/release/bench/kernels_lockstep [runs]
 #include <algorithm>

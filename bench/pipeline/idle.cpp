@@ -1,15 +1,17 @@
-// How long ranks of a pipeline are idle, by schedule, beside what the formula and the simulator
-// say. Stages sleep for the time that their forward and the halves of their backward would take, so
-// that ranks need no core of their own; the executor, autograd and the transfers are the real ones.
+// Measures how long the ranks of a pipeline are idle, for each schedule, and prints the formula's
+// and the simulator's values beside it. Stages sleep for the time that their forward and the halves
+// of their backward would take, so that ranks need no core of their own; the executor, autograd and
+// the transfers are the real ones.
 //
 //   lockstep run --standalone --nproc-per-node 4 build/release/bench/pipeline_idle
 //       [milliseconds [steps [micro-batches]]]
 //
-// A rank's part of the model takes as many milliseconds (60) forward, for its input's gradient and
-// for its weights', each, however many stages it is in. Of the steps (5) the median is taken; there
-// are twice as many micro-batches as ranks, if not said otherwise. All in percent: of the step's
-// makespan and, behind it, of a rank's time from its own first action to its last; and of the time
-// between the ends of two steps of the first rank, where steps follow each other.
+// A rank's part of the model takes the given milliseconds (60) for its forward, for its input's
+// gradient and for its weights' gradient, each, however many stages the part has. The result is the
+// median of the steps (5); by default there are twice as many micro-batches as ranks. All values
+// are percentages: of the step's makespan; then of a rank's time from its own first action to its
+// last; and of the time between the ends of two steps of the first rank, when steps follow each
+// other.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -35,13 +37,13 @@ using Tensors = std::vector<at::Tensor>;
 using Milliseconds = std::chrono::duration<double, std::milli>;
 
 struct Setting {
-  double milliseconds = 60;  // of a rank's part, forward; as many for each half of backward
+  double milliseconds = 60;  // of a rank's part in forward, and in each half of backward
   int steps = 5;
   int micro_batches = 0;
 };
 
-// A product, whose halves of backward are what a schedule can take apart. A hook of its input's
-// gradient sleeps in the first half, one of its weight's in the second.
+// A product, whose backward a schedule can split into halves. A hook of its input's gradient sleeps
+// in the first half, and one of its weight's in the second.
 Stage sleeping_stage(bool first, bool last, Milliseconds time) {
   const at::Tensor weight = at::ones({1, 1}).requires_grad_();
   weight.register_hook([time](const at::Tensor&) { std::this_thread::sleep_for(time); });
@@ -57,7 +59,7 @@ Stage sleeping_stage(bool first, bool last, Milliseconds time) {
           {weight}};
 }
 
-// What docs/pipeline.md says, with F = B = W = 1.
+// The formula of docs/pipeline.md, with F = B = W = 1.
 double formula(ScheduleKind kind, int ranks, int micro_batches, int chunks) {
   double idle = 3.0 * (ranks - 1);
   if (kind == ScheduleKind::interleaved) idle /= chunks;
@@ -92,7 +94,7 @@ void measure(const std::shared_ptr<comm::Communicator>& world, ScheduleKind kind
     all.push_back(100 * bubble(timeline));
     own.push_back(100 * bubble_between_own_ends(timeline));
   }
-  // From one end of this rank's own work to the next.
+  // The times from the end of this rank's work in one step to its end in the next.
   std::vector<double> in_a_row;
   const double busy = 3 * setting.milliseconds * setting.micro_batches;
   auto end = std::chrono::steady_clock::now();

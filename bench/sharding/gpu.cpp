@@ -114,7 +114,7 @@ void train_plainly(const models::ModelConfig& config, const Batch& batch) {
 }
 
 void measure_offload(double limit_gib, std::int64_t layers, std::int64_t width) {
-  const Batch batch = make_batch(4, 512);  // first: it wakes LibTorch's allocator up
+  const Batch batch = make_batch(4, 512);  // comes first, to wake LibTorch's allocator up
   const double whole = static_cast<double>(at::cuda::getCurrentDeviceProperties()->totalGlobalMem);
   c10::cuda::CUDACachingAllocator::setMemoryFraction(limit_gib * kGiB / whole, 0);
   const auto config = gpt(layers, width, 512);

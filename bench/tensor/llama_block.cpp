@@ -1,16 +1,15 @@
-// A block of a Llama whose layers are cut over the ranks of a tensor axis, beside the whole one on
-// one rank: milliseconds of forward + backward, float32, the best of several runs taken in turns in
-// one job, so that other work on the machine counts as little as it can. A rank has one thread.
-// While one rank computes alone the others wait; of the ranks together it is the time until the
-// last is done.
+// Compares a block of a Llama whose layers are cut over the ranks of a tensor axis with the whole
+// block on one rank: milliseconds of forward + backward, float32. It takes the best of several runs
+// in turns in one job, so that other work on the machine counts as little as possible. A rank has
+// one thread. While one rank computes alone the others wait; the time of all ranks together lasts
+// until the last one is done.
 //
 //   lockstep run --standalone --nproc-per-node 2 build/release/bench/tensor_llama_block [runs
 //   [batch [length…]]]
 //
-// The last columns are how many times as fast as one rank the ranks together are (in all, and of
-// forward and backward), and the same of the processor time that the busiest rank took, its
-// communication's included: what the first is where every rank has a core to itself and waits for
-// nobody.
+// The last columns are the speed-up of all ranks over one rank, in all and for forward and
+// backward. Then follows the same for the processor time of the busiest rank, its communication
+// included, which is the speed-up if every rank has a core to itself and never waits.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -35,7 +34,7 @@ using namespace lockstep;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kWidth = 1024;
-// With neighbours on both sides: neither embeddings nor the output are measured.
+// A block in the middle of the model: neither embeddings nor the output are measured.
 constexpr mesh::Interval kBlock{.begin = 1, .end = 2};
 
 double processor_milliseconds() {
@@ -48,7 +47,7 @@ double processor_milliseconds() {
 struct Best {
   double forward = std::numeric_limits<double>::infinity();
   double backward = std::numeric_limits<double>::infinity();
-  double processor = std::numeric_limits<double>::infinity();  // of both
+  double processor = std::numeric_limits<double>::infinity();  // of forward and backward
   double sum() const { return forward + backward; }
 };
 
@@ -94,7 +93,7 @@ class Measure {
   }
 
   comm::Communicator& world_;
-  at::Tensor tokens_;  // [batch, length]: only their shape counts
+  at::Tensor tokens_;  // [batch, length]: only their shape matters
 };
 
 Arm make_arm(std::string name, const std::shared_ptr<nn::TensorAxis>& axis, std::int64_t batch,

@@ -32,7 +32,8 @@ struct StepCount {
   int timed = 10;
 };
 
-// Of the arguments from `first` on: how many steps to time, and how many to pass over before.
+// Reads from the arguments, beginning with `first`, how many steps to time and how many to run
+// before.
 inline StepCount step_count(int argc, char** argv, int first) {
   StepCount count;
   if (argc > first) count.timed = std::max(1, std::atoi(argv[first]));
@@ -59,7 +60,7 @@ class StepClock {
     all_cpu_.push_back(cpu_milliseconds() - cpu_);
   }
 
-  // One line of JSON for compare.py, without the steps of the warm-up.
+  // Prints one line of JSON for compare.py, without the steps of the warm-up.
   void report(const std::string& who, int rank, int ranks, const StepCount& count,
               double loss) const {
     std::string line = "{\"who\": \"" + who + "\", \"rank\": " + std::to_string(rank) +
@@ -86,7 +87,7 @@ class StepClock {
     const auto time = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration<double, std::milli>(time).count();
   }
-  // Of all threads of this process.
+  // The CPU time of all threads of this process.
   static double cpu_milliseconds() {
     rusage used{};
     getrusage(RUSAGE_SELF, &used);

@@ -1,5 +1,5 @@
-// Our own training step. Arguments: what to time, the steps to time, and those of the warm-up. Runs
-// under `lockstep run`, or alone as one rank. What to time:
+// Times our own training step. Arguments: what to time, the steps to time, and those of the
+// warm-up. Runs under `lockstep run`, or alone as one rank. What to time:
 //   plain      our GPT and our optimizer, ranks on their own
 //   ddp        the same, data parallel
 //   fsdp       the same, with parameters, gradients and optimizer state cut among the ranks
@@ -61,7 +61,7 @@ std::vector<optim::ParameterGroup> decaying(const torch::nn::Module& model) {
 
 constexpr optim::AdamWOptions kAdamW{.betas = {kBeta1, kBeta2}};
 
-// A step of ours; how gradients come about is the derived class's.
+// A step with our model and optimizer; derived classes compute the gradients.
 class OurTraining : public Training {
  public:
   void step(const Batch& batch) final {
@@ -107,7 +107,7 @@ class DataParallelTraining final : public OurTraining {
   DistributedManager manager_;
 };
 
-// Beside data parallelism in one process, so without a manager of its own.
+// Runs beside data parallelism in one process, so it has no manager of its own.
 class ShardedTraining final : public OurTraining {
  public:
   explicit ShardedTraining(const std::shared_ptr<comm::Communicator>& world)
@@ -174,7 +174,7 @@ int main(int argc, char** argv) {
   const Batch batch = batch_of(manager.rank());
   for (int step = 0; step < count.warm_up + count.timed; ++step)
     for (const Named& named : all) {
-      // Nobody waits for what another rank did before.
+      // A barrier before each turn, so that no rank waits for the others' earlier work.
       if (all.size() > 1) manager.barrier();
       named.training->step(batch);
     }

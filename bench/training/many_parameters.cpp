@@ -1,11 +1,11 @@
-// What data parallelism costs a model of many small parameters: backward passes of 1,000 linear
-// layers in a row, 2,000 parameters, alone and with each strategy.
+// Measures what data parallelism costs a model with many small parameters: backward passes of 1,000
+// linear layers in a row, 2,000 parameters, alone and with each strategy.
 //
 //   lockstep run --nproc-per-node 2 build/dev/bench/many_parameters [WIDTH [STEPS [STRATEGY]]]
 //
-// Prints milliseconds, of the clock, of the thread and of all threads of a rank: medians of passes
-// alone and spread over the ranks and of their ratios, and full_gradient() of every parameter. On a
-// busy machine the clock's say little.
+// Prints milliseconds of wall time, of the thread's CPU time and of all threads' CPU time on a
+// rank: medians of passes alone, of passes spread over the ranks and of their ratios, and
+// full_gradient() of every parameter. On a busy machine wall times say little.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
                                              .consistency_check_interval = interval});
     auto alone = make(width);
     auto model = dist.wrap_model(make(width));
-    // By turns, so that what else the machine does costs both the same.
+    // The two take turns, so that other work on the machine costs both the same.
     std::vector<Times> plain, spread, ratios;
     for (int i = 0; i < steps; ++i) {
       plain.push_back(backward_times(alone, width));

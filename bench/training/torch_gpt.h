@@ -1,4 +1,4 @@
-// GPT-2 as one writes it in plain torch::nn.
+// GPT-2 in plain torch::nn.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@ struct GptShape {
   std::int64_t tokens = kTokens;
 };
 
-// In what follows x is [batch, length, width].
+// In these modules x is [batch, length, width].
 
 struct TorchAttentionImpl : torch::nn::Module {
   explicit TorchAttentionImpl(const GptShape& given)
@@ -48,7 +48,7 @@ struct TorchAttentionImpl : torch::nn::Module {
 
   GptShape shape;
   torch::nn::Linear c_attn, c_proj;
-  at::Tensor hidden;  // what a token does not see
+  at::Tensor hidden;  // true for positions that a token does not see
 };
 TORCH_MODULE(TorchAttention);
 
@@ -94,7 +94,7 @@ struct TorchGptImpl : torch::nn::Module {
       if (parameter.dim() == 2) parameter.normal_(0, 0.02);
   }
 
-  // The mean loss of targets, which are [batch, length] as tokens are.
+  // Returns the mean loss. Targets are [batch, length], like tokens.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& targets) {
     auto x = wte(tokens) + wpe(at::arange(tokens.size(1), tokens.options()));
     x = ln_f(blocks->forward(x));

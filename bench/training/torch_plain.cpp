@@ -1,12 +1,13 @@
-// A plain training loop in LibTorch's C++, without us. Arguments: the steps to time, and those of
-// the warm-up. Started by `lockstep run` it is several processes that know nothing of each other.
+// A plain training loop in LibTorch's C++, without Lockstep. Arguments: the steps to time, and
+// those of the warm-up. If `lockstep run` starts it, it is several processes that know nothing of
+// each other.
 #include <cstdlib>
 
 #include "torch_gpt.h"
 
 namespace {
 
-// No launcher: one process.
+// Without a launcher there is one process.
 int variable(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text != nullptr ? std::atoi(text) : otherwise;

@@ -14,7 +14,7 @@ namespace lockstep::checkpoint {
 
 namespace {
 
-// So that copies of any type of element begin well.
+// Aligns the copies for elements of any type.
 constexpr std::int64_t kAlignment = 64;
 
 DType checked_dtype(const mesh::HeldTensor& tensor) {
@@ -139,7 +139,7 @@ void HeldBytes::finish() {
   if (!direct()) tensor_.values.copy_(host_);
 }
 
-// Tensors that can be read straight into their place are read together.
+// Tensors that can be read straight into their memory are read together.
 void load_held(CheckpointReader& reader, std::span<const mesh::HeldTensor> tensors) {
   std::vector<CheckpointReader::Wanted> direct;
   for (const mesh::HeldTensor& tensor : tensors) {

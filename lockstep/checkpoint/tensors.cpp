@@ -18,7 +18,8 @@ namespace lockstep::checkpoint {
 
 namespace {
 
-// By LibTorch's own names, as older versions lack some of these types and their enumerators.
+// Types are matched by LibTorch's names for them, because older versions lack some types and their
+// enumerators.
 constexpr std::pair<DType, std::string_view> kTypes[] = {
     {DType::boolean, "Bool"},
     {DType::u8, "Byte"},
@@ -63,7 +64,7 @@ struct Assignment {
   bool transposed = false;
 };
 
-// Pairs every target with what the file has for it.
+// Pairs every target with the tensor that the file has for it.
 class Matcher {
  public:
   Matcher(const SafetensorsFolder& source, const LoadOptions& options)
@@ -133,8 +134,8 @@ class Matcher {
   Mismatches dtypes_{"of another dtype"};
 };
 
-// The stored values on the CPU, in the mapped file itself where they are aligned. Valid as long as
-// the source is; not to be written to.
+// The stored values as a tensor on the CPU, in the mapped file itself if they are aligned there.
+// Valid as long as the source is; must not be written to.
 at::Tensor view_of(const StoredTensor& stored) {
   const auto type = scalar_type_of(stored.entry->dtype);
   if (!type)

@@ -65,13 +65,13 @@ c10::ScalarType scalar_type_of(DType dtype) {
 
 namespace {
 
-// Where a contiguous tensor lies. Addresses compare across storages where they are addresses; on
+// The memory of a contiguous tensor. Where addresses are real, they compare across storages; on
 // other devices (MPS) they are handles, and only tensors of one storage can overlap.
 struct Extent {
   const void* space = nullptr;
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
-  std::size_t index = 0;  // in the caller's list
+  std::size_t index = 0;  // position in the caller's list
 
   bool empty() const { return begin == end; }
   bool overlaps(const Extent& other) const {
@@ -126,7 +126,7 @@ void check_overlap(Operation operation, const std::vector<at::Tensor>& outputs,
   });
   for (std::size_t i = 1; i < written.size(); ++i) {
     const auto [first, second] = std::minmax(written[i - 1].index, written[i].index);
-    // Weights that a model uses twice are broadcast twice, to the same effect.
+    // Weights that a model uses twice may be broadcast twice: both times write the same values.
     if (operation == Operation::broadcast && written[i - 1].same_as(written[i])) continue;
     if (written[i - 1].overlaps(written[i]))
       fail(operation, fmt::format("{} {}", words.output, first),
@@ -134,8 +134,8 @@ void check_overlap(Operation operation, const std::vector<at::Tensor>& outputs,
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Extent read = extent_of(inputs[i], i);
-    // Outputs do not overlap each other: the first that ends behind the input's begin is the only
-    // one to look at.
+    // Outputs do not overlap each other, so it is enough to look at the first one that ends behind
+    // the input's begin.
     const auto found =
         std::partition_point(written.begin(), written.end(), [&](const Extent& extent) {
           return std::tie(extent.space, extent.end) <= std::tie(read.space, read.begin);

@@ -1,5 +1,5 @@
-// A call: checked, as a backend gets it; in flight, as its caller waits for it; and what has to be
-// true of its tensors.
+// A call as a backend gets it (checked), as its caller waits for it (in flight), and the rules for
+// its tensors.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace lockstep::comm {
 
-// A call in flight: what a backend implements for its calls. Thread-safe.
+// A call in flight, which each backend implements. Thread-safe.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
@@ -27,18 +27,19 @@ class PendingCall {
   // True once wait() would not block this thread; never blocks.
   virtual bool ready() const { return done(); }
 
-  // Blocks until it has finished; throws what it failed with, or CommError (timeout) at the
-  // deadline or at the call's own, whichever comes first. At the waiter's deadline the call goes on
-  // (shm, tcp, nccl) or, where the engine cannot leave it (gloo, mpi), ends with its group.
+  // Blocks until the call has finished and throws its failure, or CommError (timeout) at the
+  // waiter's deadline or at the call's own, whichever comes first. After the waiter's deadline the
+  // call goes on (shm, tcp, nccl) or, if the engine cannot abandon it (gloo, mpi), its group ends.
   virtual void wait_on_host(Deadline deadline) = 0;
 
-  // Makes the current stream wait for the result without blocking the host where the backend can.
+  // Makes the current stream wait for the result, without blocking the host if the backend can do
+  // that.
   virtual void wait() = 0;
 };
 
 // A handle to a call; copies refer to the same call. Dropping it neither cancels nor waits: the
-// tensors stay alive until the call is over, and a failure is thrown by whichever of the group's
-// calls is waited for next.
+// tensors stay alive until the call is over, and its failure is thrown by the next call of the
+// group that is waited for.
 class Work {
  public:
   Work() = default;
@@ -46,11 +47,11 @@ class Work {
 
   bool done() const { return call_ == nullptr || call_->done(); }
 
-  // Whether wait() would return at once: on a device that is before the result is there.
+  // Whether wait() would return at once. On a device that is before the result is there.
   bool ready() const { return call_ == nullptr || call_->ready(); }
 
-  // Orders the current stream after the call: what is enqueued on it later sees the result. On CPU,
-  // where there is no stream, it blocks until the result is there.
+  // Orders the current stream after the call: work that is enqueued on it later sees the result.
+  // The CPU has no stream, so there it blocks until the result is there.
   void wait() {
     if (call_) call_->wait();
   }
@@ -101,38 +102,40 @@ struct Call {
   Deadline deadline = Deadline::never();
   Launch launch = Launch::in_background;
   at::Tensor divisor;              // of a mean; undefined: the number of ranks
-  std::uint64_t flight_entry = 0;  // what to give to the recorder when its state changes
+  std::uint64_t flight_entry = 0;  // the recorder's id for changes of its state
 };
 
-// UsageError for a divisor (CallOptions) that is none, or whose call divides nothing by it.
+// Throws UsageError unless the call is a mean of tensors on the CPU and the divisor (CallOptions)
+// is one float64 on the CPU.
 void check_divisor(const at::Tensor& divisor, Operation operation, ReduceOp op, c10::Device device);
 
-// The number that sums are divided by in the end. Ask for it when the call runs, not before.
+// The number that sums are divided by in the end. Call it when the call runs, not before.
 double divisor_of(ReduceOp op, const at::Tensor& divisor, int num_ranks);
 inline double divisor_of(const Call& call, int num_ranks) {
   return divisor_of(call.fingerprint.reduce_op, call.divisor, num_ranks);
 }
 
-// LibTorch's element types and ours. UsageError that lists the supported ones where there is none
-// of ours.
+// Translates between LibTorch's element types and ours. UsageError, with the supported types, if we
+// have no such type.
 DType dtype_of(c10::ScalarType type);
 
 c10::ScalarType scalar_type_of(DType dtype);
 
-// Memory that one call would write twice, or read and write: what is in it afterwards would depend
-// on who comes first. Found before anything is sent.
+// A call must not write the same memory twice, or read and write it: the result would depend on
+// which comes first. This is checked before anything is sent.
 
-// The output that may be exactly one input, because the rank has it where the result wants it.
+// The output that may be exactly one input, because the rank's part of the input is already where
+// the result puts it.
 struct SamePlace {
   std::size_t output = 0;
   std::size_t input = 0;
 };
 
-// UsageError where outputs overlap each other, or an input. Inputs may overlap each other.
+// Throws UsageError if outputs overlap each other or an input. Inputs may overlap each other.
 void check_overlap(Operation operation, const std::vector<at::Tensor>& outputs,
                    const std::vector<at::Tensor>& inputs, std::optional<SamePlace> same = {});
 
-// UsageError where `part` overlaps `whole` other than exactly as its part number `rank`.
+// Throws UsageError if `part` overlaps `whole` in any other way than as its part number `rank`.
 void check_part(Operation operation, const at::Tensor& whole, const at::Tensor& part, int rank);
 
 }  // namespace lockstep::comm

@@ -20,8 +20,8 @@ std::string shape_text(at::IntArrayRef sizes) {
   return text + "]";
 }
 
-// Which rank has to make a call too before it can end on this one: what comes out of it here
-// depends on what that rank gives.
+// The rank that also has to make this call before it can end here, because this rank's outputs
+// depend on what that rank gives.
 std::int32_t needed_by(const Call& call, int rank) {
   const auto empty = [](const at::Tensor& tensor) { return tensor.numel() == 0; };
   const auto& outputs = call.outputs;
@@ -45,7 +45,7 @@ std::int32_t needed_by(const Call& call, int rank) {
   return flight::Record::kNobody;
 }
 
-// What every tensor must be, whatever the call.
+// Checks what every tensor must be, whatever the call.
 void check_tensor(const at::Tensor& tensor, const char* what, Operation operation) {
   if (!tensor.defined()) throw UsageError("{}: {} is undefined", name(operation), what);
   if (tensor.layout() != c10::Layout::Strided)
@@ -96,7 +96,8 @@ std::uint16_t count_of(const std::vector<at::Tensor>& tensors) {
   return static_cast<std::uint16_t>(std::min<std::size_t>(tensors.size(), 0xffff));
 }
 
-// Tells lists of different lengths apart whose elements are as many in all; 0 for a single tensor.
+// A hash that differs between lists whose lengths differ although they have equally many elements
+// in all; 0 for a single tensor.
 std::uint16_t hash_sizes(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() == 1) return 0;
   std::uint64_t hash = 0;
@@ -105,7 +106,7 @@ std::uint16_t hash_sizes(const std::vector<at::Tensor>& tensors) {
   return static_cast<std::uint16_t>(hash >> 48 | 1);
 }
 
-// Braces would copy the tensor.
+// An initializer list would copy the tensor.
 std::vector<at::Tensor> list_of(at::Tensor tensor) {
   std::vector<at::Tensor> list;
   list.push_back(std::move(tensor));
@@ -114,7 +115,7 @@ std::vector<at::Tensor> list_of(at::Tensor tensor) {
 
 constexpr std::size_t kFlightEntries = 256;
 
-// Texts of records are made only when someone reads them.
+// Formats a record when someone reads it, not when it is made.
 std::string summarize(const flight::Record& record) {
   Fingerprint fingerprint;
   static_assert(sizeof(record.detail) == sizeof(fingerprint));
@@ -156,7 +157,8 @@ Communicator::~Communicator() = default;
 
 Work Communicator::start(Call call, const CallOptions& options, const Where& where) {
   Fingerprint& fingerprint = call.fingerprint;
-  // Before the call is numbered: a rank that is told of its mistake goes on with the others.
+  // These checks come before the call is numbered: a rank whose call is refused here can go on with
+  // the others.
   check_algorithm(fingerprint.operation, options.algorithm);
   if (options.divisor.defined())
     check_divisor(options.divisor, fingerprint.operation, fingerprint.reduce_op,
@@ -167,7 +169,7 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
     LOCKSTEP_CHECK(fingerprint.operation != Operation::broadcast, "a broadcast has no subject");
     fingerprint.root = options.subject;
   }
-  // An exchange concerns only the ranks it names: it is numbered per pair instead.
+  // An exchange concerns only the ranks that it names, so it is numbered per pair instead.
   if (fingerprint.operation != Operation::exchange) fingerprint.sequence = ++sequence_;
   call.deadline = Deadline::after(options.timeout.value_or(timeout_));
   call.launch = options.launch;
@@ -427,7 +429,8 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
     throw UsageError("split: a group's name has 1 to 128 characters, this one has {}",
                      group.size());
   flight::Record record;
-  // The gathering inside it has the number; the record has none, or two calls would share it.
+  // The all-gather inside the split gets the number. The record of the split has none, or two calls
+  // would share it.
   const Fingerprint fingerprint{.sequence = sequence_ + 1, .operation = Operation::split};
   record.operation = comm::name(Operation::split);
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
@@ -455,7 +458,7 @@ at::Tensor Communicator::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const std::int64_t extent : sizes) {
     if (extent < 0) throw UsageError("allocate: a size of {} is negative", extent);
-    // Strides are products too, also those of an empty tensor.
+    // Strides are products of sizes, too, also those of an empty tensor.
     if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(extent, 1), &bytes))
       throw UsageError("allocate: {} of {} are more bytes than can be counted", shape_text(sizes),
                        c10::toString(dtype));

@@ -1,5 +1,5 @@
-// The interface everything above stands on: a fixed, ordered group of ranks that call the same
-// operations in the same order.
+// The interface of every group: a fixed, ordered set of ranks that call the same operations in the
+// same order.
 #pragma once
 
 #include <memory>
@@ -25,70 +25,72 @@ class WaitWatch;
 // The members of a group, and its name.
 struct GroupInfo {
   std::string name = "world";
-  int rank = 0;                      // of this process, in the group
-  std::vector<int> global_ranks{0};  // of each member, in the group's order
+  int rank = 0;                      // this process's place in the group
+  std::vector<int> global_ranks{0};  // every member's rank in the job, in the group's order
   std::uint32_t generation = 0;      // grows when an elastic job re-forms the group
-  // Where the process writes what its groups did; null: a new one that writes nothing. A split's
-  // groups have their parent's.
+  // Where the process writes what its groups did; null makes a new journal that writes nothing.
+  // Groups made by split() share their parent's.
   std::shared_ptr<flight::Journal> journal = nullptr;
-  // Why its backend is the one it is, for a person; empty where there was nothing to choose.
+  // Why this backend was chosen, as text for a log; empty if there was no choice.
   std::string backend_reason = "";
-  // Looks for ranks that wait for each other in different groups; null: nobody does. A split's
-  // groups have their parent's.
+  // Finds ranks that wait for each other in different groups; null if nobody does. Groups made by
+  // split() share their parent's.
   std::shared_ptr<WaitWatch> watch = nullptr;
 
-  // An error of a call in this group, with the group's name and the job's numbers of its ranks.
+  // Makes the error of a call in this group, with the group's name and the ranks' numbers in the
+  // job.
   CommError error(CommError::Details details) const;
 };
 
 // Settings of one call.
 struct CallOptions {
-  // How long the call may take; the group's timeout where not given.
+  // How long the call may take; the group's timeout if not given.
   std::optional<milliseconds> timeout;
-  // The algorithm; the group's choice where automatic. The result does not depend on it.
+  // The algorithm; the group's choice if automatic. The result does not depend on it.
   Algorithm algorithm = Algorithm::automatic;
-  // When it starts.
+  // When the call starts to run.
   Launch launch = Launch::in_background;
   // A mean over tensors on the CPU divides by this instead of the number of ranks: one float64, the
-  // same on all ranks. It is read when the call runs, so it may be the result of an
-  // earlier call of the group that nobody has waited for. 0 leaves the sum as it is: the mean over
-  // nothing is nothing.
+  // same on all ranks. It is read when the call runs, so it may be the result of an earlier call of
+  // the group that has not been waited for. 0 leaves the sum undivided: the mean of no values is
+  // then 0.
   at::Tensor divisor;
-  // The caller may number what its calls are about, from 0: ranks whose subjects differ are not in
-  // the same call, and are told so. A broadcast has no subject.
+  // A number from 0 for the subject of the call, such as a bucket: ranks whose subjects differ are
+  // not in the same call, and the mismatch is reported. A broadcast has no subject.
   std::int32_t subject = -1;
 };
 
-// Whether an operation has an algorithm (automatic: always), and a UsageError where it has not.
+// Whether an operation has an algorithm (`automatic`: always); check_algorithm() throws UsageError
+// if it has not.
 bool has_algorithm(Operation operation, Algorithm algorithm);
 void check_algorithm(Operation operation, Algorithm algorithm);
 
-// A new group is told where the tensors of its calls will be: connecting GPUs takes time, and
-// memory of theirs.
+// Where the tensors of a new group's calls will be. Connecting GPUs takes time and GPU memory, so a
+// group that does not need it can say so.
 enum class GroupTensors : std::uint8_t {
   on_any_device,
   on_host,
 };
 
-// A rank's wish in a split.
+// One rank's part in a split.
 struct SplitRequest {
   int color = 0;
   int key = 0;
   std::string name;
   std::uint64_t number =
-      0;  // of the split in its parent group, from 1: tells groups of equal name apart
+      0;  // number of the split in its parent group, from 1: tells groups of equal name apart
   GroupTensors tensors = GroupTensors::on_any_device;  // the same on all ranks
 };
 
-// All calls check their arguments, number the call, record it in the flight recorder and return at
+// Every call checks its arguments, gets a number, is recorded in the flight recorder and returns at
 // once. Tensors must be contiguous, of one dtype, on a device the backend takes; they must not be
 // touched until the Work is waited for. Every rank of the group must make the same calls in the
 // same order (exchange: the two ranks of each transfer).
 //
-// Threading: one thread at a time makes calls; any thread may wait or abort.
-// Failure: UsageError for bad arguments, before anything is sent. Otherwise CommError, from the
-// Work or from a later call; the group is then dead, on this rank and, as far as they can be
-// reached, on all others, and only its destructor may follow.
+// Threading: one thread at a time makes calls; any thread may wait or abort. Failure: UsageError
+// for bad arguments, before anything is sent. Otherwise CommError, from the Work or from a later
+// call. The group is then dead on this rank, and on all other ranks that can be reached; only its
+// destructor may follow.
 class Communicator {
  public:
   using Where = CallSite;
@@ -105,25 +107,25 @@ class Communicator {
   milliseconds timeout() const { return timeout_; }
   void set_timeout(milliseconds timeout) { timeout_ = timeout; }
 
-  // The backend's name in the table (backends/table.h); with a lane for tensors on GPUs the lane's
-  // in front: "nccl+shm".
+  // The backend's name in the table (backends/table.h); if tensors on GPUs have a lane, the lane's
+  // name comes first: "nccl+shm".
   virtual std::string backend() const = 0;
-  // The backend of that lane; empty where tensors on GPUs have none.
+  // The backend of the lane for tensors on GPUs; empty if there is none.
   const std::string& lane() const { return lane_; }
-  // Why it is that one, for a person; empty where there was nothing to choose.
+  // Why this backend was chosen, as text for a log; empty if there was no choice.
   const std::string& backend_reason() const { return info_.backend_reason; }
 
-  // True where sums come in the canonical order, the same bits for every layout.
+  // True if sums come in the canonical order, with the same bits for every layout.
   virtual bool canonical_order() const = 0;
 
-  // How many bytes this rank has sent to each rank of the group so far, in messages of the group's
-  // calls, without what the medium adds to them; nothing where the backend leaves that to an engine
-  // that does not say (nccl for tensors on GPUs, mpi, gloo). Groups made by split() count for
-  // themselves. Any thread.
+  // How many bytes this rank has sent to each rank of the group so far, counting the messages of
+  // the group's calls but not what the medium adds to them. Nothing if the backend leaves that to
+  // an engine that does not count (nccl for tensors on GPUs, mpi, gloo). Groups made by split()
+  // count for themselves. Any thread may call it.
   virtual std::optional<std::vector<std::uint64_t>> sent_bytes() const = 0;
 
-  // tensor ← reduction of all ranks' tensors. The list form is one call over all of them, which
-  // may have different shapes but one dtype.
+  // tensor ← reduction of all ranks' tensors. The list form is one call over all of its tensors,
+  // which may have different shapes but one dtype.
   Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::sum, CallOptions options = {},
                   Where where = Where::current());
   Work all_reduce(std::vector<at::Tensor> tensors, ReduceOp op = ReduceOp::sum,
@@ -136,8 +138,8 @@ class Communicator {
   Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, CallOptions options = {},
                   Where where = Where::current());
 
-  // output ← this rank's part of the reduction of all inputs: input has size() times output's
-  // elements, part r goes to rank r.
+  // output ← this rank's part of the reduction of all inputs: the input has size() times the
+  // output's elements, and part r goes to rank r.
   Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op = ReduceOp::sum,
                       CallOptions options = {}, Where where = Where::current());
   // inputs[r] is what this rank adds to rank r's output; lengths may differ between ranks.
@@ -152,44 +154,45 @@ class Communicator {
   Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
                   CallOptions options = {}, Where where = Where::current());
 
-  // tensor ← root's tensor. The list form is one call over all of them.
+  // tensor ← root's tensor. The list form is one call over all of its tensors.
   Work broadcast(at::Tensor tensor, int root, CallOptions options = {},
                  Where where = Where::current());
   Work broadcast(std::vector<at::Tensor> tensors, int root, CallOptions options = {},
                  Where where = Where::current());
 
-  // Any number of sends and receives at once; between two ranks they match in order. Only the
-  // ranks named in it take part.
+  // Makes any number of sends and receives at once; between two ranks they match in order. Only the
+  // ranks named in the transfers take part.
   Work exchange(std::vector<Transfer> transfers, CallOptions options = {},
                 Where where = Where::current());
 
-  // Done on no rank before every rank has called it.
+  // Ends on no rank before every rank has called it.
   Work barrier(CallOptions options = {}, Where where = Where::current());
 
-  // Ranks with the same color form a new group, ordered by key and then by rank here. Every rank
-  // calls it; a negative color takes part in the call and gets none (nullptr). Blocks; once the new
-  // group connects, an abort() of this one no longer ends it, its deadline does.
+  // Ranks with the same color form a new group, ordered by key and then by their rank here. Every
+  // rank calls it; a rank with a negative color takes part in the call and gets nullptr. Blocks.
+  // Once the new group connects, abort() of this one no longer ends the call; its deadline does.
   std::shared_ptr<Communicator> split(int color, int key, const std::string& name,
                                       GroupTensors tensors = GroupTensors::on_any_device,
                                       Where where = Where::current());
 
-  // CommError where the group has failed, its calls run on GPUs, and none of them has said so yet:
-  // what only a stream has waited for (Work::wait) may be anything then. To be called once a result
-  // is on the host, by the thread that makes calls.
+  // Throws CommError if the group has failed in calls that run on GPUs and no call has thrown the
+  // failure yet: results for which only a stream has waited (Work::wait) may be wrong then. Call it
+  // once a result is on the host, from the thread that makes calls.
   virtual void check_device_results() {}
 
-  // Ends the group now: every call in flight or to come throws, here and on the other ranks.
+  // Ends the group now: every call in flight and every later one throws, here and on the other
+  // ranks.
   void abort(const std::string& reason);
 
-  // A tensor in the host's memory that the backend reaches without a copy: the fast lane for
-  // buffers that are communicated often. Every rank may call it on its own, at any time. Other
-  // ranks write results into it: once the group has failed, one that was stopped in the middle of a
-  // call may still do so when it goes on, so do not use the memory any more.
+  // Returns a tensor in the host's memory that the backend reaches without a copy, for buffers that
+  // are communicated often. Every rank may call it by itself, at any time. Other ranks write
+  // results into this memory: after the group has failed, a rank that was stopped in the middle of
+  // a call may still do so when it goes on, so do not use the memory any more.
   at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
 
-  // The last calls of this group, for reports.
+  // The group's last calls, for reports.
   flight::Recorder& recorder() { return *recorder_; }
-  // The calls of all groups of this process; its program also writes there how far it is.
+  // The calls of all groups of this process. The program also notes its progress there.
   flight::Journal& journal() const { return *info_.journal; }
 
  protected:
@@ -199,18 +202,18 @@ class Communicator {
   void set_lane(std::string lane) { lane_ = std::move(lane); }
 
   const GroupInfo& info() const { return info_; }
-  // Outlives the communicator where a call does.
+  // Lives longer than the communicator if a call does.
   std::shared_ptr<flight::Recorder> shared_recorder() const { return recorder_; }
 
  private:
-  // Starts the call; everything about it has been checked. Must mark the call's flight entry as
-  // started and finished.
+  // Starts the call; all arguments have been checked. Must mark the call's flight entry as started
+  // and finished.
   virtual std::shared_ptr<PendingCall> do_start(Call call) = 0;
   virtual std::shared_ptr<Communicator> do_split(const SplitRequest& request,
                                                  Deadline deadline) = 0;
   virtual void do_abort(const std::string& reason) = 0;
   virtual at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
-  // UsageError where the backend cannot take tensors of this device or dtype.
+  // Throws UsageError if the backend cannot take tensors of this device or dtype.
   virtual void do_check(Operation operation, const at::Tensor& tensor) const = 0;
 
   Work start(Call call, const CallOptions& options, const Where& where);
@@ -227,7 +230,7 @@ class Communicator {
   std::uint64_t sequence_ = 0;
   std::uint64_t splits_ = 0;
   std::vector<std::uint64_t> sent_;      // exchange messages to each rank so far
-  std::vector<std::uint64_t> received_;  // and from each
+  std::vector<std::uint64_t> received_;  // exchange messages from each rank so far
 };
 
 }  // namespace lockstep::comm

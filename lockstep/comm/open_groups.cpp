@@ -11,10 +11,10 @@ namespace {
 struct OpenGroups {
   std::mutex mutex;
   std::vector<std::weak_ptr<Communicator>> groups;
-  std::optional<std::string> over;  // why no more are admitted
+  std::optional<std::string> over;  // why new groups are aborted at once
 };
 
-// Never destroyed: groups may be held by objects that outlive everything else.
+// Never destroyed: static objects that end later may still hold groups.
 OpenGroups& open_groups() {
   static auto* const all = new OpenGroups;
   return *all;

@@ -1,4 +1,4 @@
-// The groups of this process: what has to end with a generation of the job.
+// The open groups of this process, which have to end with a generation of the job.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,18 @@
 
 namespace lockstep::comm {
 
-// Every group that join_world() or split() made is there until nobody has it any more. Any thread.
+// Notes a group that join_world() or split() made; it counts as open until it is destroyed. Any
+// thread may call it.
 void note_open_group(const std::shared_ptr<Communicator>& group);
 
-// Aborts all that are there, and those that are made later, as somebody may be about to: whoever
-// waits in a call of one is thrown out of it. Any thread.
+// Aborts all open groups, and every group that is made later, because another thread may be about
+// to make one. Threads that wait in a call of these groups throw. Any thread may call it.
 void abort_open_groups(const std::string& reason);
 
-// Communicator::check_device_results of all of them. Any thread.
+// Calls Communicator::check_device_results() of all open groups. Any thread may call it.
 void check_device_results();
 
-// From here on groups are of the next generation, and stay.
+// Stops aborting new groups: from here on they belong to the next generation.
 void admit_groups();
 
 }  // namespace lockstep::comm

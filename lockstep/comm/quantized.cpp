@@ -29,7 +29,7 @@ void check_messages(const at::Tensor& messages, std::size_t number, std::size_t 
                      messages.size(0) == static_cast<std::int64_t>(number) &&
                      messages.size(1) == static_cast<std::int64_t>(encoded_bytes(count, format)),
                  "{} messages of {} numbers", number, count);
-  // Scales are floats.
+  // Scales are floats, so messages must begin at multiples of 4.
   LOCKSTEP_CHECK(reinterpret_cast<std::uintptr_t>(messages.data_ptr()) % 4 == 0);
 }
 
@@ -159,8 +159,8 @@ at::Tensor take_messages(const TakeMemory& memory, std::int64_t number, std::int
 
 std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number); }
 
-// What was made on one stream is read on another: its memory must not be given to someone else
-// before that is done.
+// A tensor made on one stream is read on another: its memory must not be reused before that is
+// done.
 void keep_for_current_stream(const at::Tensor& tensor) {
   if (tensor.device().is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(tensor.device().type());
@@ -232,7 +232,7 @@ QuantizedReduceScatter::QuantizedReduceScatter(const NodeGroups& nodes, at::Tens
       where_(where),
       num_ranks_(nodes.inside->size() * nodes.across->size()),
       output_(std::move(output)) {
-  // A hop that goes nowhere is left out.
+  // A hop within a single node, or with one rank in each node, is left out.
   if (nodes.inside->size() > 1 && nodes.across->size() > 1) {
     second_ = nodes.across;
     start(*nodes.inside, nodes.across->size(), input);
@@ -255,7 +255,7 @@ void QuantizedReduceScatter::start(Communicator& first, std::int64_t num_nodes,
   const std::int64_t count = output_.numel();
   sent_ = take_messages(options_.memory, num_ranks_, count, format, input.device());
   received_ = take_messages(options_.memory, num_ranks_, count, format, input.device());
-  // To each place in the node what is for the ranks of that place, node by node.
+  // Encodes, for each place in the node, the parts for the ranks of that place, node by node.
   encode_parts(format, input,
                {.rows = size(num_nodes), .columns = size(first.size()), .count = size(count)},
                sent_);

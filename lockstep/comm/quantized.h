@@ -8,21 +8,22 @@
 //   gather.wait();
 //   reduction.wait();
 //
-// Made, they quantize the input and start the group's call; waited for, they write the output. All
-// ranks of a group make them in the same order as its other calls, with the same format and sizes.
+// The constructor quantizes the input and starts the group's call; wait() writes the output. All
+// ranks of a group make these objects in the same order as its other calls, with the same format
+// and sizes.
 //
-// - Tensors are contiguous, Float, Half or BFloat16, input and output each of a type of its own, on
-//   one device: the CPU or CUDA, with the same bits.
-// - The input is read before the constructor returns; on CUDA that is put on the current stream. It
-//   may be changed afterwards, and share memory with the output.
-// - wait() does with streams what Work::wait() does: on CUDA the host goes on, and what comes later
-//   on the current stream sees the output. A second wait() does nothing.
-// - An inf or a nan makes its block of numbers nan for every rank that gets one of them: nothing
-//   that is not finite becomes a number on its way.
+// - Tensors are contiguous, on one device: the CPU or CUDA, with the same bits. Input and output
+//   are Float, Half or BFloat16, and may have different types.
+// - The input is read before the constructor returns, on CUDA in the current stream. It may be
+//   changed afterwards, and may share memory with the output.
+// - wait() treats streams as Work::wait() does: on CUDA the host goes on, and later work on the
+//   current stream sees the output. A second wait() does nothing.
+// - An inf or a nan makes its whole block of numbers nan on every rank that receives any of them,
+//   so it never becomes a number on its way.
 //
-// Owns its messages, whose memory is given back by wait(). One thread at a time. UsageError for
-// tensors, formats and options that cannot be, before anything is sent; CommError as the group's
-// own calls, after which it is of no more use.
+// Owns its messages; wait() gives their memory back. One thread at a time uses it. Throws
+// UsageError for invalid tensors, formats and options before anything is sent, and CommError as the
+// group's own calls do, after which it cannot be used any more.
 #pragma once
 
 #include <functional>
@@ -35,26 +36,27 @@
 
 namespace lockstep::comm {
 
-// Tensors to messages of quantized blocks and back, where they lie: by vector code on the CPU, by
-// kernels on CUDA, with the same bits.
+// Converts tensors to messages of quantized blocks and back, on the device where they are: with
+// vector code on the CPU and kernels on CUDA, with the same bits.
 //
 // Tensors are contiguous, on one device; values are Float, Half or BFloat16. Messages are Byte,
-// [number of messages, encoded_bytes(count of a part, format)]. On CUDA all is put on the current
-// stream, and nothing waits. Autograd sees nothing of it. For any number of threads.
+// [number of messages, encoded_bytes(count of a part, format)]. On CUDA all work goes to the
+// current stream, and nothing waits. Autograd does not record it. Any number of threads may call
+// these.
 
-// UsageError where tensors on that device cannot be quantized, or not by this build.
+// Throws UsageError if tensors on that device cannot be quantized, or not by this build.
 void check_quantizes_on(c10::Device device);
 
 void encode_parts(const BlockFormat& format, const at::Tensor& values, const PartTable& table,
                   const at::Tensor& messages);
 
-// values ← sums of messages, in the canonical order, over the divisor.
+// values ← sums of messages in the canonical order, divided by the divisor.
 void decode_sums(const BlockFormat& format, const at::Tensor& messages, const SumTable& table,
                  float divisor, const at::Tensor& values);
 
-// Where messages get their memory: a flat Byte tensor of so many bytes, on the tensors' device,
-// beginning at a multiple of 4. It is dropped when its last use is done, on CUDA when that is on
-// the stream that wait() is called on. Not given: fresh memory of LibTorch's.
+// Allocates the memory of messages: a flat Byte tensor of so many bytes, on the tensors' device,
+// beginning at a multiple of 4. The tensor is released after its last use; on CUDA that is on the
+// stream on which wait() is called. If not given, LibTorch allocates fresh memory.
 using TakeMemory = std::function<at::Tensor(std::int64_t bytes)>;
 
 struct QuantizedGatherOptions {
@@ -63,8 +65,9 @@ struct QuantizedGatherOptions {
   TakeMemory memory = {};
 };
 
-// output ← all ranks' inputs, one after the other, each as it comes back from its blocks. So is the
-// rank's own: every rank has the same bits. Dropped without wait(), it leaves the output alone.
+// output ← all ranks' inputs, one after the other, each as it comes back from its blocks. The
+// rank's own input is quantized, too, so that every rank has the same bits. If it is destroyed
+// without wait(), the output stays as it was.
 class QuantizedGather {
  public:
   QuantizedGather(Communicator& group, at::Tensor output, const at::Tensor& input,
@@ -83,7 +86,7 @@ class QuantizedGather {
   Work work_;
 };
 
-// Does to a rank's own input what a gather does, and returns it in the type of the output.
+// Quantizes a rank's own input and decodes it to the type of the output, as a gather does.
 at::Tensor quantized_and_back(const at::Tensor& input, at::ScalarType output_type,
                               const BlockFormat& format = {.type = QuantizedType::int8});
 
@@ -95,15 +98,15 @@ struct NodeGroups {
   std::shared_ptr<Communicator> across;
 };
 
-// Each run of `ranks_per_node` consecutive ranks is a node. Every rank calls it, and gets groups of
-// its own. UsageError where the group does not divide.
+// Makes a node of each run of `ranks_per_node` consecutive ranks. Every rank calls it, and gets
+// groups of its own. UsageError if the group's size is no multiple of that.
 NodeGroups split_into_nodes(Communicator& group, int ranks_per_node);
 
 struct QuantizedReductionOptions {
-  ReduceOp op = ReduceOp::sum;  // or mean
+  ReduceOp op = ReduceOp::sum;  // sum or mean
   BlockFormat format = {.type = QuantizedType::int4};
-  // A divisor is read by wait(): where it is the result of another group's call, or two hops are
-  // made, that call has to be over by then.
+  // wait() reads the divisor: if that is the result of another group's call, or if there are two
+  // hops, its call has to be over by then.
   CallOptions call = {};
   TakeMemory memory = {};
 };
@@ -112,12 +115,13 @@ struct QuantizedReductionOptions {
 // added as floats in the canonical order (algorithms/reduction.h), and the sum is rounded to
 // the output's type. The bits do not depend on the backend.
 //
-// Over one group each value is quantized once, on its way from its rank, the rank's own too. Over
-// nodes there are two hops: first the ranks of each node add up what they have for every rank of
-// the same place as theirs, then those add up what the nodes have. Between nodes goes a message for
-// each node instead of one for each rank; the node's sums are quantized once more on the way.
+// Over one group each value is quantized once, before it is sent; the rank's own values are
+// quantized, too. Over nodes there are two hops: first each rank adds up, within its node, the
+// parts for all ranks that have its place in their nodes; then the ranks of the same place add up
+// the nodes' sums. So one message for each node crosses the network instead of one for each rank,
+// and the nodes' sums are quantized once more on the way.
 //
-// It has to be waited for: other ranks wait for its second hop.
+// wait() has to be called, because other ranks wait for this rank's second hop.
 class QuantizedReduceScatter {
  public:
   QuantizedReduceScatter(Communicator& group, at::Tensor output, const at::Tensor& input,
@@ -129,9 +133,10 @@ class QuantizedReduceScatter {
   QuantizedReduceScatter(QuantizedReduceScatter&&) = default;
   QuantizedReduceScatter& operator=(QuantizedReduceScatter&&) = default;
 
-  // Waits for the first of two hops, as wait() does, and starts the second, for those who have
-  // other work meanwhile; otherwise wait() does it. A call of `across` like others: all its ranks
-  // make it in the same order. Does nothing a second time, or where there is one hop.
+  // Waits for the first of two hops, as wait() does, and starts the second, for callers that have
+  // other work meanwhile; otherwise wait() does it. It is a call of `across` like others: all ranks
+  // of that group make it in the same order. Does nothing a second time, or if there is only one
+  // hop.
   void start_second_hop();
 
   // Whether start_second_hop() and then wait() would return at once.

@@ -19,8 +19,8 @@ namespace {
 constexpr int most_workers = 1024;
 constexpr int most_prefetch = 1 << 16;
 
-// The GPU that batches are pinned for, if any. Call this in the user's thread: in a worker the
-// current GPU is GPU 0, which every rank would start up.
+// The GPU that batches are pinned for, if any. Call this in the user's thread: the current GPU of a
+// worker thread is GPU 0, which every rank would then initialise.
 std::optional<c10::Device> pinned_for(const DataLoaderOptions& options) {
   if (options.device && options.device->is_cuda() && options.device->has_index())
     return options.device;
@@ -123,7 +123,7 @@ std::optional<Batch> DataLoader::next() {
     if (device_is_idle()) waited = Clock::now() - called;
     if (batch) put_on_device(*batch);
   } catch (...) {
-    // The batches that were loaded ahead come after the one that is now tried again.
+    // The batch that failed is tried again, and the batches that were loaded ahead come after it.
     prefetcher_.reset();
     throw;
   }
@@ -162,7 +162,7 @@ void DataLoader::put_on_device(Batch& batch) const {
   batch.target = batch.target.to(*options_.device, /*non_blocking=*/true);
 }
 
-// Called by the workers: reads nothing that changes while they run.
+// Called by the workers, so it reads nothing that changes while they run.
 Batch DataLoader::load(std::int64_t number) const {
   const c10::NoGradGuard no_grad;
   c10::OptionalDeviceGuard on_gpu;
@@ -180,7 +180,7 @@ Batch DataLoader::load(std::int64_t number) const {
 }
 
 Batch DataLoader::load_samples(const BatchShare& share) const {
-  // Datasets need not know what nothing looks like: it is a sample cut to none.
+  // Datasets need not make empty batches: an empty batch is a sample, cut to length 0.
   static constexpr std::int64_t any_sample[] = {0};
   const bool nothing = share.indices.empty();
   Batch batch = dataset_->batch(nothing ? std::span(any_sample) : std::span(share.indices));
@@ -200,7 +200,7 @@ Batch DataLoader::load_samples(const BatchShare& share) const {
 
 void DataLoader::note_step(Clock::duration waited) {
   const auto now = Clock::now();
-  // The first of an epoch waits for the threads to start, and nothing was computed before it.
+  // The first batch of an epoch waits for the threads to start, and no step came before it.
   if (last_given_) starvation_.step(waited, now - *last_given_);
   last_given_ = now;
   if (!starvation_.should_warn()) return;

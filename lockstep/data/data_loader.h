@@ -21,67 +21,68 @@
 namespace lockstep::data {
 
 struct DataLoaderOptions {
-  std::int64_t batch_size = 1;  // samples a rank, at most
+  std::int64_t batch_size = 1;  // samples of each rank's batch, at most
   int num_workers = 1;          // threads that load; 0 loads in next()
   int prefetch = 2;             // batches that each worker loads ahead
   // Samples of all ranks in one step. A step has as many full batches as fit into it, and one batch
   // with the rest. 0: one full batch.
   std::int64_t samples_per_step = 0;
-  // Leaves out a last step that has fewer samples than the others.
+  // Leaves out the last step if it has fewer samples than the others.
   bool drop_last = false;
-  // Batches in memory that a GPU copies from by itself. Needs one.
+  // Puts batches into memory from which a GPU copies by itself. Needs a GPU.
   bool pin_memory = false;
-  // Where batches are put; the CPU where not given. For a GPU they are pinned, and the copy runs
-  // along on the current stream.
+  // The device of the batches; the CPU if not given. For a GPU they are pinned, and the copy runs
+  // asynchronously on the current stream.
   std::optional<c10::Device> device = {};
 };
 
-// The batches of one rank, in the sampler's order. All ranks get equally many: one that has no
+// The batches of one rank, in the sampler's order. All ranks get equally many: a rank without a
 // sample in the last global batch gets a batch of size 0.
 //
 // Ownership: shares the dataset; owns its threads, which run from the first next() of an epoch to
-// its last batch. Threading: for one thread. Failure: what the dataset throws is thrown by the
-// next() that would have given the batch, and the position stays: another next() tries again.
-// Destroying it waits for the batches that are being loaded, and for nothing else.
+// its last batch. Threading: for one thread. Failure: an exception of the dataset is thrown by the
+// next() that would have returned the batch; the position stays, so another next() tries again. The
+// destructor waits only for the batches that are being loaded.
 class DataLoader {
  public:
-  // UsageError where options, dataset and sampler do not fit together.
+  // UsageError if options, dataset and sampler do not fit together.
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
              const DataLoaderOptions& options = {});
-  // Its threads know it by its address.
+  // Its threads refer to it, so it cannot move.
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Changes the sizes from the next step on. To be called between two steps.
+  // Changes the sizes from the next step on. Call it between two steps.
   void set_step(std::int64_t batch_size, std::int64_t samples_per_step);
 
-  // The start of an epoch; that of epoch 0 where never called.
+  // Begins an epoch; without a call, epoch 0 is read.
   void set_epoch(std::int64_t epoch);
 
-  // Nothing at the end of the epoch.
+  // The next batch; nothing at the end of the epoch.
   std::optional<Batch> next();
 
   // The number of batches of a whole epoch, the same on every rank.
   std::int64_t num_batches() const;
   // The number of batches that next() has still to give, the same on every rank.
   std::int64_t batches_left() const { return cut_.num_batches(end_ - start_) - num_given_; }
-  // The numbers of steps. A step that has begun counts.
+  // Numbers of steps. A step that has begun counts as one.
   std::int64_t num_steps() const { return cut_.num_steps(cut_.num_used(sampler_.num_positions())); }
   std::int64_t steps_left() const {
     return cut_.num_steps(end_ - start_) - num_given_ / cut_.batches_per_step();
   }
   const DistributedSampler& sampler() const { return sampler_; }
 
-  // How far it has come: by what next() gave, not by what was loaded ahead. A loader that loads the
-  // state goes on with exactly the batches that were still to come, also on another number of ranks
-  // with another batch size. Take it between steps: they are counted from there.
+  // The position after the batches that next() has returned, whatever was loaded ahead. A loader
+  // that loads the state returns exactly the batches that were still to come, also on another
+  // number of ranks with another batch size. Take it between steps, because steps are counted from
+  // there.
   SamplerState state() const {
     return sampler_.state(batches_left() == 0 ? end_ : start_ + cut_.first_of(num_given_));
   }
   void load_state(const SamplerState& state);
 
-  // The share of the last steps' time, from one next() to the next, that was spent waiting in it;
-  // 0 before the second step. Where it is large, that is logged once.
+  // The share of the last steps' time, from one next() to the next, that was spent waiting in
+  // next(); 0 before the second step. If the share is large, that is logged once.
   double starvation() const { return starvation_.share(); }
 
  private:
@@ -98,12 +99,12 @@ class DataLoader {
   DataLoaderOptions options_;
   std::optional<c10::Device> pinned_for_;
   StepCut cut_;
-  std::int64_t start_ = 0;      // of the epoch, or where it went on
+  std::int64_t start_ = 0;      // start of the epoch, or where loading went on
   std::int64_t end_ = 0;        // where this epoch's last batch ends
   std::int64_t num_given_ = 0;  // batches since the start
   StarvationMeter starvation_;
   std::optional<Clock::time_point> last_given_;    // within this epoch
-  std::unique_ptr<Prefetcher<Batch>> prefetcher_;  // last: its threads use the others
+  std::unique_ptr<Prefetcher<Batch>> prefetcher_;  // last: its threads use the other members
 };
 
 }  // namespace lockstep::data

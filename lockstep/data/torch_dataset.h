@@ -1,4 +1,4 @@
-// Datasets written for torch::data, as they are.
+// Uses datasets written for torch::data without changes.
 //
 //   auto images = from_torch(torch::data::datasets::MNIST(folder).map(Normalize<>(0.13, 0.31)));
 #pragma once
@@ -21,14 +21,15 @@
 
 namespace lockstep::data {
 
-// torch::data hands each of its workers a copy of the dataset; here all use one.
+// torch::data gives each of its workers a copy of the dataset; here all workers use one object.
 enum class TorchCalls {
   one_at_a_time,  // right for every dataset
   concurrent,     // for datasets whose get or get_batch changes nothing: several workers may load
 };
 
 // Any dataset of torch::data that has a size and gives examples of two tensors, stacked or not.
-// Ownership: holds the dataset. Threading: as `calls` says. Failure: what the dataset throws.
+// Ownership: holds the dataset. Threading: as `calls` says. Failure: throws the dataset's
+// exceptions.
 template <typename Torch>
 class TorchDataset : public Dataset {
   using Example = torch::data::Example<>;
@@ -40,7 +41,7 @@ class TorchDataset : public Dataset {
                 "from_torch takes datasets that are asked for samples by number, no streams");
 
  public:
-  // UsageError where the dataset does not know its size.
+  // UsageError if the dataset does not know its size.
   TorchDataset(Torch dataset, TorchCalls calls) : dataset_(std::move(dataset)), calls_(calls) {
     const auto size = dataset_.size();
     if (!size)

@@ -64,7 +64,7 @@ void Construction::keep(std::span<const at::Tensor> tensors) {
       if (contents.of(tensor)) kept.push_back(tensor);
     contents.keep(memories_of(kept, contents));
   });
-  // Operators on them need not come to us any more.
+  // Operators on these tensors need not call us any more.
   for (const at::Tensor& tensor : kept) intercept::untag(tensor);
 }
 

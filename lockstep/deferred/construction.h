@@ -27,12 +27,12 @@ class Hold;
 class Recorder;
 
 struct ConstructionOptions {
-  // Smaller tensors are made as usual: deferring them would cost more than it saves.
+  // Smaller tensors are made as usual, because deferring them would cost more than it saves.
   std::size_t smallest_bytes = 64 << 10;
 };
 
 // Keeps the values of some tensors in their memory while it lives. It keeps the parts of the
-// Construction alive that it needs.
+// Construction that it needs alive.
 class Materialised {
  public:
   explicit Materialised(std::unique_ptr<Hold> hold);
@@ -44,9 +44,9 @@ class Materialised {
   std::unique_ptr<Hold> hold_;
 };
 
-// Runs constructors and records the operators that they call on tensors instead of running them. It
-// runs them later for the tensors whose values are asked for, in any order: every bit is as plain
-// construction would have made it. Generators are advanced at once and not touched later.
+// Runs constructors, but records the operators that they call on tensors instead of running them.
+// Operators run later, for the tensors whose values are asked for, in any order: every bit is as
+// plain construction would have made it. Generators are advanced at once and not touched later.
 //
 // A deferred tensor looks like any other of the CPU: it has a shape, strides, a type and a data
 // pointer that stays the same. But there is nothing at that pointer: code that reads it without an
@@ -58,14 +58,14 @@ class Materialised {
 // These tensors are made as usual: tensors of other devices (CUDA), small and pinned ones, those in
 // memory formats other than contiguous, those that other threads make, and results of operators
 // that take no deferred tensor. An operator that changes a deferred tensor in a way that cannot be
-// put off (it resizes the tensor, autograd records it, its random numbers depend on a tensor) makes
-// it an ordinary one at once. Where the system gives no addresses without memory, a warning says so
-// and tensors are made as usual from then on.
+// deferred (it resizes the tensor, autograd records it, its random numbers depend on a tensor)
+// makes it an ordinary one at once. If the system gives no addresses without memory, a warning says
+// so and tensors are made as usual from then on.
 //
-// Tensors that are not deferred are copied if an operator that is put off reads them.
+// Tensors that are not deferred are copied if a deferred operator reads them.
 //
-// Threading: construct() defers what its own thread makes. All members may be called from any
-// thread. Two Constructions are independent; an operator may take tensors of both.
+// Threading: construct() defers the tensors that its own thread makes. All members may be called
+// from any thread. Two Constructions are independent; an operator may take tensors of both.
 class Construction {
  public:
   explicit Construction(ConstructionOptions options = {});
@@ -73,14 +73,14 @@ class Construction {
   Construction(Construction&&) noexcept;
   Construction& operator=(Construction&&) noexcept;
 
-  // Calls make() and returns what it returned. May be called several times.
+  // Calls make() and returns its result. May be called several times.
   //
-  // Failure: what make() throws; everything is then as it was before, except generators. UsageError
-  // inside another construct() on the same thread. UsageError after make() has returned, if it read
-  // or wrote values through a pointer (data_ptr, accessor) while they were put off, even if the
-  // tensor is gone since; if two constructors run at once, both may throw. Pointers may be used
-  // while nothing was written to the tensor, while it is all zeros (zeros, full with 0, copies of
-  // these), and while its values are there: when it is materialised or an ordinary tensor.
+  // Failure: throws make()'s exception; everything is then as it was before, except generators.
+  // UsageError inside another construct() on the same thread. UsageError after make() has returned,
+  // if it read or wrote deferred values through a pointer (data_ptr, accessor), even if the tensor
+  // is gone since; if two constructors run at once, both may throw. Pointers may be used while
+  // nothing was written to the tensor, while it is all zeros (zeros, full with 0, copies of these),
+  // and while its values are there: when it is materialised or an ordinary tensor.
   template <typename Make>
   auto construct(Make&& make) {
     using Made = std::decay_t<std::invoke_result_t<Make>>;
@@ -89,22 +89,23 @@ class Construction {
     return Made(std::move(*made));
   }
 
-  // Whether the tensor's values are put off. This stays true while they are materialised.
+  // Whether the tensor's values are deferred. This stays true while they are materialised.
   bool is_deferred(const at::Tensor& tensor) const;
 
-  // Computes the values of these tensors and of all that share memory with them. Tensors that are
-  // not deferred may be among them. Operators that write to them meanwhile are remembered for the
-  // next materialise(); writes through pointers are lost.
+  // Computes the values of these tensors and of all tensors that share memory with them. Tensors
+  // that are not deferred may be among them. Operators that write to them meanwhile are remembered
+  // for the next materialise(); writes through pointers are lost.
   //
-  // Failure: what an operator throws; std::bad_alloc.
+  // Failure: an operator's exception; std::bad_alloc.
   [[nodiscard]] Materialised materialise(std::span<const at::Tensor> tensors);
 
-  // Computes the values for good: these are ordinary tensors from now on.
+  // Computes the values for good: the tensors are ordinary ones from now on.
   void keep(std::span<const at::Tensor> tensors);
   // The same for all tensors that are still deferred and alive.
   void keep_all();
 
-  // The memory of materialised and kept values, and of what computing them needs beside.
+  // The memory of materialised and kept values, and of intermediate results while they are
+  // computed.
   std::size_t bytes() const;
   std::size_t peak_bytes() const;
 

@@ -23,8 +23,8 @@ struct Wanted {
   at::ScalarType dtype;
 };
 
-// The type of an ordinary tensor, from the arguments that the two factories have in common which
-// all others call; they begin at argument `first`.
+// The type of an ordinary tensor, read from the arguments that two factories have in common, which
+// all other factories call. The arguments begin at index `first`.
 std::optional<at::ScalarType> ordinary_type(at::ArrayRef<c10::IValue> arguments,
                                             std::size_t first) {
   const c10::IValue& dtype = arguments[first];
@@ -81,7 +81,8 @@ Factory* FactoryScope::current() { return current_factory; }
 
 void FactoryScope::on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                                torch::jit::Stack* stack) {
-  // This key set, and no guard: the operators inside have to come here, too.
+  // Redispatches with this key set and without a guard, because the operators inside have to come
+  // here, too.
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode);
   // A call on a tensor with an owner goes to the owner next.
   if (keys.has(intercept::kKey)) {

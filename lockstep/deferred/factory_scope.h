@@ -1,5 +1,5 @@
-// Scopes of a thread: in one, the operators that make tensors come to us; in another, operators see
-// memory as it is.
+// Scopes of a thread: in a FactoryScope, we make the tensors; in an AsIs scope, operators see
+// memory directly.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace lockstep::deferred {
 
-// Makes tensors in place of LibTorch.
+// Makes tensors in LibTorch's place.
 class Factory {
  public:
   virtual ~Factory() = default;
@@ -20,12 +20,12 @@ class Factory {
   virtual at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) = 0;
 };
 
-// While it lives, operators of this thread that make tensors lead to `factory`, which outlives the
-// scope, if the program calls them or an operator that is made of others. These do not: kernels
-// that allocate memory to write to; other threads; tensors of other devices, in pinned memory, or
-// in memory formats other than contiguous.
+// While it lives, operators of this thread that make tensors call `factory`, which outlives the
+// scope, if the program calls them or an operator that is composed of them. Exceptions are kernels
+// that allocate memory to write to, other threads, and tensors of other devices, in pinned memory,
+// or in memory formats other than contiguous.
 //
-// Failure: UsageError where the thread is in such a scope already; as ModeScope.
+// Failure: UsageError if the thread is in such a scope already; otherwise as ModeScope.
 class FactoryScope : private intercept::Listener {
  public:
   explicit FactoryScope(Factory& factory);
@@ -43,14 +43,14 @@ class FactoryScope : private intercept::Listener {
   intercept::ModeScope mode_;
 };
 
-// While it lives, tensors are made by LibTorch, even within a FactoryScope.
+// While it lives, LibTorch makes tensors, even within a FactoryScope.
 class PlainFactories {
  private:
   c10::impl::ExcludeDispatchKeyGuard excluded_{intercept::kMode};
 };
 
-// While it lives, operators of this thread see memory as it is: no factory of ours and no owner of
-// a tensor hears of them, and neither autograd nor autocast takes part.
+// While it lives, operators of this thread see memory directly: neither our factories nor the
+// owners of tensors are called, and neither autograd nor autocast takes part.
 class AsIs {
  private:
   c10::impl::ExcludeDispatchKeyGuard below_{

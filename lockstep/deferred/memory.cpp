@@ -23,7 +23,7 @@ std::optional<ReservedMemory> ReservedMemory::reserve(std::size_t bytes) {
   if (address == MAP_FAILED) return std::nullopt;
   ReservedMemory memory(address, bytes);
   // A huge page could span two memories, and touching one would seem to touch both. The call fails
-  // where the system has no huge pages.
+  // if the system has no huge pages.
   madvise(address, bytes, MADV_NOHUGEPAGE);
   if (memory.touched()) return std::nullopt;
   return memory;
@@ -60,7 +60,7 @@ void ReservedMemory::discard() const noexcept {
 
 namespace {
 
-// The address of this function marks the storages that are ours.
+// The address of this function identifies our storages.
 void delete_place(void* place) { delete static_cast<Place*>(place); }
 
 }  // namespace

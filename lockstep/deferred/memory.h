@@ -1,5 +1,5 @@
-// The memory of deferred tensors: LibTorch takes it for an ordinary storage, and we know how to
-// compute the content it will have.
+// The memory of deferred tensors. To LibTorch it is an ordinary storage; its content can be
+// computed later from the log of operators.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace lockstep::deferred {
 
-// How much memory the tensors of one Construction take, counted where it is taken. Threading: any.
+// Counts the memory that the tensors of one Construction take. Any thread may use it.
 class Account {
  public:
   void take(std::size_t bytes) {
@@ -53,19 +53,19 @@ class Taken {
 
 struct Memory;
 
-// Whether a constructor used the memory of a tensor through a pointer while the tensor's values
-// were put off. There is one for each Construction. Nothing tells which thread used a memory: if
-// several constructors run at once, a touch by one is reported by all. Threading: any.
+// Notes whether a constructor used the memory of a tensor through a pointer while the tensor's
+// values were deferred. Each Construction has one. The thread that used a memory is unknown: if
+// several constructors run at once, a touch by one is reported by all. Any thread may use it.
 class Touches {
  public:
-  // Remembers nothing while no constructor runs. Allocates nothing, because it is called when
-  // memory is freed.
+  // Notes nothing while no constructor runs. Allocates nothing, because it is called when memory is
+  // freed.
   void note(std::shared_ptr<const Memory> memory) {
     const std::lock_guard lock(mutex_);
     if (num_constructors_ > 0 && !first_) first_ = std::move(memory);
   }
 
-  // The first memory that was noted since any constructor has been running, or null.
+  // The first memory noted since constructors have been running, or null.
   std::shared_ptr<const Memory> first() const {
     const std::lock_guard lock(mutex_);
     return first_;
@@ -79,7 +79,7 @@ class Touches {
   std::shared_ptr<const Memory> first_;
 };
 
-// A constructor runs while this lives.
+// Lives while a constructor runs.
 class WatchedConstructor {
  public:
   explicit WatchedConstructor(std::shared_ptr<Touches> touches) : touches_(std::move(touches)) {
@@ -97,13 +97,13 @@ class WatchedConstructor {
   const std::shared_ptr<Touches> touches_;
 };
 
-// Addresses that take no memory until somebody writes there. Owns them; they stay the same until it
+// Addresses that take no memory until they are written to. Owns them; they stay the same until it
 // is destroyed. Threading: one thread at a time.
 class ReservedMemory {
  public:
-  // Returns nothing where the system gives no addresses without memory behind them: overcommit is
-  // off (vm.overcommit_memory=2), the process has reached its limit (ulimit -v), or it locks its
-  // memory (mlockall).
+  // Returns nothing if the system gives no addresses without memory behind them: overcommit is off
+  // (vm.overcommit_memory=2), the process has reached its limit (ulimit -v), or it locks its memory
+  // (mlockall).
   static std::optional<ReservedMemory> reserve(std::size_t bytes);
 
   ~ReservedMemory();
@@ -113,9 +113,9 @@ class ReservedMemory {
   void* address() const { return address_; }
   std::size_t bytes() const { return bytes_; }
 
-  // Whether anybody has read or written there since it was made or discarded: a page that was only
-  // read is resident, too, as the system's page of zeros. A write is missed if all of it has gone
-  // to swap.
+  // Whether the addresses were read or written since they were made or discarded. A page that was
+  // only read is resident, too, as the system's page of zeros. A write is missed if all of it has
+  // gone to swap.
   bool touched() const;
   // Gives the memory back; the content is lost and reads as zeros.
   void discard() const noexcept;
@@ -127,43 +127,43 @@ class ReservedMemory {
   std::size_t bytes_;
 };
 
-// One memory. It outlives its storage where records still compute others from it. The Recorder's
-// mutex guards it; `blank` and `plain` change only while somebody has the storage.
+// One memory. It outlives its storage if records still compute others from it. The Recorder's mutex
+// guards it; `blank` and `plain` change only while someone holds the storage.
 struct Memory {
   std::size_t bytes = 0;
-  // The shape and type of the tensor that it was made for.
+  // The shape and type of the tensor for which it was made.
   std::vector<std::int64_t> sizes;
   at::ScalarType dtype = at::ScalarType::Undefined;
   std::vector<std::size_t> writers;  // the numbers of the records that write to it, ascending
   // Nothing was written to it yet, or its content will be all zeros.
   bool blank = true;
-  // How many hold the content in place: it is there while anybody does.
+  // The number of holders of the content, which is in place while there are any.
   std::size_t holders = 0;
-  // Its tensors are ordinary ones from now on, and we no longer know what they hold.
+  // Its tensors are ordinary ones from now on, and their content is unknown here.
   bool plain = false;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
 
   bool holds_content() const { return holders > 0 && !plain; }
 };
 
-// Where a memory lies. The storage owns it and destroys it, on any thread.
+// The addresses of a memory. The storage owns it and destroys it, on any thread.
 class Place {
  public:
   Place(ReservedMemory range, std::shared_ptr<Memory> memory, std::shared_ptr<Account> account,
         std::shared_ptr<Touches> touches);
-  // Notes a touch of memory whose values were put off.
+  // Notes a touch of memory whose values were deferred.
   ~Place();
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
   const std::shared_ptr<Memory>& memory() const { return memory_; }
-  // Each Construction has one: this tells whose memory it is.
+  // Identifies the Construction, which has one account.
   const std::shared_ptr<Account>& account() const { return account_; }
   void* address() const { return range_.address(); }
 
-  // Whether somebody used the memory through a pointer while its values were not there.
+  // Whether the memory was used through a pointer while its values were not there.
   bool touched() const { return !taken_ && range_.touched(); }
-  // Discards what was written there, as if nobody had touched it.
+  // Discards everything written there, as if it had not been touched.
   void wipe() const { range_.discard(); }
   // Counts the memory as taken; give_back() returns it.
   void take();
@@ -177,12 +177,12 @@ class Place {
   bool taken_ = false;
 };
 
-// A storage for a new memory. Undefined where the system gives no addresses.
+// A storage for a new memory. Undefined if the system gives no addresses.
 c10::Storage make_storage(const std::shared_ptr<Memory>& memory,
                           const std::shared_ptr<Account>& account,
                           const std::shared_ptr<Touches>& touches);
 
-// Null where make_storage() did not make the storage.
+// Null if the storage is not from make_storage().
 Place* place_of(const c10::Storage& storage);
 Place* place_of(const at::Tensor& tensor);
 

@@ -29,7 +29,7 @@ bool is_composite(const c10::OperatorHandle& op) {
          !has_kernel_of_its_own(op);
 }
 
-// By its kernels: it is made of others, which have gradients of their own.
+// Decides by the operator's kernels: it is composed of others, which have gradients of their own.
 bool is_made_of_others(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !has_kernel_of_its_own(op);
@@ -46,7 +46,7 @@ bool is_tensor(const c10::Argument& argument) {
   return argument.type()->kind() == c10::TypeKind::TensorType;
 }
 
-// Operators that LibTorch composes of factories, and that look only at a tensor's shape.
+// Operators that LibTorch composes of factories, and that read only a tensor's shape.
 const Names& makes_one_alike() {
   static const Names names = {"aten::empty_like",   "aten::zeros_like", "aten::ones_like",
                               "aten::full_like",    "aten::rand_like",  "aten::randn_like",
@@ -60,7 +60,7 @@ const Names& copies_one() {
   return names;
 }
 
-// They change only the shape, in place.
+// These change only the shape, in place.
 const Names& reshapes_in_place() {
   static const Names names = {"aten::t_",         "aten::transpose_",  "aten::squeeze_",
                               "aten::unsqueeze_", "aten::as_strided_", "aten::detach_"};
@@ -80,7 +80,7 @@ const Names& fills() {
   return names;
 }
 
-// With a tensor of probabilities, bernoulli_ reads them from it.
+// If the probabilities are a tensor, bernoulli_ has another overload, which reads them.
 bool is_bernoulli_of_one_probability(const c10::OperatorHandle& op) {
   return op.schema().name() == "aten::bernoulli_" && op.schema().overload_name() == "float";
 }

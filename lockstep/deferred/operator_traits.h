@@ -11,17 +11,17 @@
 
 namespace lockstep::deferred {
 
-// The operator is made of others, which do everything that it does to elements of tensors: running
-// it runs them.
+// The operator is composed of others, which do all of its work on elements of tensors: running it
+// runs them.
 bool decomposes(const c10::OperatorHandle& op);
 // The same for an operator that gets no deferred tensor and may make some. An operator that
-// allocates memory and writes there itself is not made of factories.
+// allocates memory and writes there itself is not composed of factories.
 bool is_made_of_factories(const c10::OperatorHandle& op);
 
 // It returns views, or changes a tensor's shape or names in place.
 bool touches_no_element(const c10::OperatorHandle& op);
 
-// It writes to arguments, and returns these alone or nothing. False where it may give them another
+// It writes to arguments, and returns only these or nothing. False if it may give them other
 // memory.
 bool only_writes_arguments(const c10::OperatorHandle& op);
 // It writes to no argument and returns new tensors, whose shapes follow from the arguments' shapes.
@@ -40,16 +40,16 @@ bool is_random(const c10::OperatorHandle& op);
 bool draws_by_shape(const c10::OperatorHandle& op);
 std::optional<std::size_t> generator_argument(const c10::OperatorHandle& op);
 
-// The results that an operator would return, from a run on LibTorch's meta device, where tensors
-// have shapes and no elements.
+// The results that an operator would return, found by running it on LibTorch's meta device, where
+// tensors have shapes and no elements.
 struct InferredShapes {
   enum class Outcome : std::uint8_t {
     known,
-    unknown,  // LibTorch has no way to tell for this operator
+    unknown,  // LibTorch cannot infer shapes for this operator
     failed,   // it threw, for example because the arguments do not fit together
   };
   Outcome outcome = Outcome::unknown;
-  torch::jit::Stack arguments;  // as the operator left them: outputs may have other shapes
+  torch::jit::Stack arguments;  // after the operator: outputs may have other shapes
   torch::jit::Stack results;
 };
 

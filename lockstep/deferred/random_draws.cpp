@@ -27,8 +27,8 @@ std::uint32_t combine(std::uint32_t high, std::uint32_t low) {
   return (mixed >> 1) ^ ((0u - (low & 1u)) & 0x9908b0dfu);
 }
 
-// Three loops, none of which reads a word that it wrote less than 227 words ago: the compiler can
-// compute several words at once.
+// Three loops, none of which reads a word that it wrote fewer than 227 words before, so that the
+// compiler can compute several words at once.
 void next_block(std::array<std::uint32_t, kWords>& words) {
   constexpr std::size_t kRest = kWords - kDistance;
   for (std::size_t i = 0; i < kRest; ++i)
@@ -45,7 +45,7 @@ bool same(const TwisterState& a, const TwisterState& b) {
 }  // namespace
 
 void skip(TwisterState& state, std::uint64_t draws) {
-  // `left_` is one more than the numbers that are left of the block.
+  // `left_` is one more than the numbers that are left in the block.
   const auto left = static_cast<std::uint64_t>(state.left_ - 1);
   if (draws <= left) {
     state.left_ -= static_cast<int>(draws);
@@ -75,7 +75,7 @@ std::optional<std::uint64_t> draws_between(const TwisterState& from, const Twist
 
 namespace {
 
-// Kernels work in groups of 4 to 64 elements, and draw in any way within a group.
+// Kernels work in groups of 4 to 64 elements, and may draw in any order within a group.
 constexpr std::int64_t kBlock = 64;
 constexpr std::int64_t kSmallest = 4 * kBlock;
 constexpr std::uint64_t kMostDraws = 1 << 16;
@@ -84,7 +84,7 @@ at::CPUGeneratorImpl& implementation(const at::Generator& generator) {
   return *generator.get<at::CPUGeneratorImpl>();
 }
 
-// Everything that may decide how many numbers are drawn, beside the number of elements.
+// All that may decide how many numbers are drawn, apart from the number of elements.
 std::string description(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments,
                         std::int64_t remainder) {
   std::ostringstream text;
@@ -107,7 +107,7 @@ void run_on(const at::Tensor& tensor, const at::Generator& generator, const c10:
 bool RandomDraws::can_draw(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments) {
   if (!draws_by_shape(op)) return false;
   const at::Generator generator = generator_of(op, arguments);
-  // The state of a generator that the program defines itself is unknown to us.
+  // We do not know the state of a generator that the program defines itself.
   return generator.device().is_cpu() && !generator.key_set().has(c10::DispatchKey::CustomRNGKeyId);
 }
 
@@ -155,8 +155,8 @@ std::optional<RandomDraws::Measured> RandomDraws::measure(const c10::OperatorHan
   for (std::size_t i = 0; i < kBlocks.size(); ++i) {
     const at::Generator generator = at::detail::createCPUGenerator();
     auto& twister = implementation(generator);
-    // Normal numbers may come in pairs, and the second one waits here for the next call. An
-    // operator that takes or leaves one draws a number that depends on more than the shape.
+    // Normal numbers may come in pairs; the second one is stored here for the next call. If an
+    // operator takes or stores one, the number of its draws depends on more than the shape.
     twister.set_next_float_normal_sample(0.5F);
     twister.set_next_double_normal_sample(0.5);
     const TwisterState before = twister.engine().data();

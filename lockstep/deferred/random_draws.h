@@ -1,4 +1,4 @@
-// Random operators that are put off: the generator moves on at once, as if they had run.
+// Random operators that are deferred: the generator is advanced at once, as if they had run.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,10 @@ std::optional<std::uint64_t> draws_between(const TwisterState& from, const Twist
 
 // How many numbers an operator draws for a tensor differs between LibTorch's versions and machines.
 // It is measured on small tensors, once for each operator, type, set of other arguments and
-// remainder of the size by 64. Where the measured numbers do not grow evenly with the size, the
+// remainder of the size by 64. If the measured numbers do not grow evenly with the size, the
 // operator runs once on a tensor that is thrown away.
 //
-// Threading: one thread at a time. Failure: what the operator throws for arguments it does not
-// take.
+// Threading: one thread at a time. Failure: the operator's exception for invalid arguments.
 class RandomDraws {
  public:
   // Whether draw() can compute the state in which the operator would leave the generator.
@@ -44,7 +43,7 @@ class RandomDraws {
   std::optional<std::uint64_t> num_draws(const c10::OperatorHandle& op,
                                          std::span<const c10::IValue> arguments);
 
-  // How many numbers are drawn for the smallest tensor measured, and for each 64 elements more.
+  // The numbers drawn for the smallest measured tensor, and for each further 64 elements.
   struct Measured {
     std::uint64_t first = 0;
     std::uint64_t per_block = 0;
@@ -60,7 +59,7 @@ class RandomDraws {
 at::Generator generator_of(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments);
 GeneratorState state_of_generator(const c10::OperatorHandle& op,
                                   std::span<const c10::IValue> arguments);
-// A new generator in that state. The program's own is not touched.
+// A new generator in that state. The program's own generator is not touched.
 at::Generator generator_in(const GeneratorState& state);
 
 }  // namespace lockstep::deferred

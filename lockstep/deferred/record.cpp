@@ -29,7 +29,7 @@ bool has_names(const Tensor& tensor) {
     return false;
 }
 
-// Other tensors are described by more than their shape and strides.
+// Other tensors have more properties than a shape and strides.
 bool is_ordinary(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_cpu() && !tensor.is_quantized() &&
          !tensor.is_conj() && !tensor.is_neg() && !has_names(tensor) && !tensor.is_mkldnn();
@@ -40,19 +40,19 @@ bool is_deferred_in(const at::Tensor& tensor, const Account* account) {
   return place != nullptr && place->account().get() == account && !place->memory()->plain;
 }
 
-// Whether another owner has the tensor, which may have to bring its content first.
+// Whether the tensor has another owner, who may have to bring its content first.
 bool is_somebody_elses(const at::Tensor& tensor, const Account* account) {
   const Place* const place = place_of(tensor);
   const bool was_ours = place != nullptr && place->account().get() == account;
   return intercept::is_tagged(tensor) && !was_ours;
 }
 
-// Undefined where a copy could not have the same strides, which decide how kernels add.
+// Undefined if a copy could not have the same strides, which decide how kernels add.
 at::Tensor copy_of(const at::Tensor& tensor) {
   if (!tensor.is_non_overlapping_and_dense()) return {};
   const AsIs as_is;
   at::Tensor copy = tensor.detach().clone();
-  // The type of a wrapped number counts less for the type of a result than a tensor's.
+  // A wrapped number counts less than a tensor in the choice of a result's type.
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
     copy.unsafeGetTensorImpl()->set_wrapped_number(true);
   return copy;
@@ -64,7 +64,7 @@ void add_unique(std::vector<Memory*>& memories, const Region& region) {
     memories.push_back(memory);
 }
 
-// An argument whose memory the same call uses elsewhere is modified, not overwritten.
+// An argument is modified, not overwritten, if the same call also uses its memory elsewhere.
 void correct_overwriting(std::vector<DeferredArgument>& deferred) {
   for (DeferredArgument& written : deferred) {
     if (written.access != Access::overwrite) continue;
@@ -152,7 +152,7 @@ c10::IValue with_own_lists(const c10::IValue& argument) {
 
 namespace {
 
-// Whether all bits are zero, in any type.
+// Whether the value is all zero bits in any type.
 bool is_zero(const c10::IValue& value) {
   if (!value.isInt() && !value.isDouble() && !value.isBool()) return false;
   const double number = value.toScalar().toDouble();
@@ -186,7 +186,7 @@ Log::Numbers Log::needed_for(std::span<const Memory* const> memories) const {
 }
 
 Log::Numbers Log::needed_for(std::span<const Memory* const> memories, Held held) const {
-  // A memory as it was before the record of that number.
+  // A memory as it was before the record with that number.
   using Version = std::pair<const Memory*, std::size_t>;
   std::vector<Version> open;
   for (const Memory* const memory : memories) open.emplace_back(memory, next_);
@@ -200,7 +200,7 @@ Log::Numbers Log::needed_for(std::span<const Memory* const> memories, Held held)
     if (after == writers.begin()) continue;
     const std::size_t writer = *std::prev(after);
     if (!needed.insert(writer).second) continue;
-    // A memory that the writer modifies is among its inputs, and leads to the writer before.
+    // A memory that the writer modifies is one of its inputs, which leads to the writer before.
     for (const Memory* const input : records_.at(writer).inputs()) open.emplace_back(input, writer);
   }
   return needed;
@@ -227,7 +227,7 @@ namespace {
 
 c10::Storage storage_of(const Memory& memory) { return c10::Storage(memory.storage.lock()); }
 
-// Memory for an intermediate result.
+// The memory of an intermediate result.
 class Scratch {
  public:
   Scratch(std::size_t bytes, Account& account)
@@ -282,14 +282,14 @@ class Replay {
     return stack;
   }
 
-  // The storage in which this record finds or puts the content of a memory.
+  // The storage in which this record finds a memory's content, or puts it.
   c10::Storage storage_for(const Memory& memory, std::size_t number) {
     if (has_content_for(memory, number)) return storage_of(memory);
     if (const auto target = targets_.find(&memory); target != targets_.end()) return target->second;
     return scratch_.try_emplace(&memory, memory.bytes, account_).first->second.storage();
   }
 
-  // Frees what the operator read before its results are copied to where they belong.
+  // Frees the operator's inputs before its results are copied to their places.
   void place_results(std::size_t number, torch::jit::Stack returned) {
     const Record& record = log_.at(number);
     std::size_t bytes = 0;

@@ -1,5 +1,5 @@
-// Operators that were called on deferred tensors: each is recorded with all that it needs to run
-// later, in a log in the order of the calls, and run when a tensor's values are asked for.
+// Operators that were called on deferred tensors. Each is recorded with everything that it needs to
+// run later, in a log in the order of the calls, and runs when a tensor's values are asked for.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@
 
 namespace lockstep::deferred {
 
-// How a tensor lies in a memory.
+// A tensor's sizes, strides and place in a memory.
 struct Region {
   explicit Region(const at::Tensor& tensor);
 
-  // The same tensor in another storage, without a history of autograd's.
+  // The same tensor in another storage, without autograd's history.
   at::Tensor on(const c10::Storage& storage) const;
   std::shared_ptr<Memory> memory;
   at::ScalarType dtype;
@@ -57,7 +57,7 @@ struct Record {
   c10::OperatorHandle op;
   std::vector<c10::IValue> arguments;  // undefined in place of deferred tensors
   std::vector<DeferredArgument> deferred;
-  std::vector<Region> results;  // where its results belong, unless it returns arguments
+  std::vector<Region> results;  // places of its results, unless it returns arguments
   std::optional<GeneratorState> generator;
 
   // The memories that it reads or modifies, and those that it writes to.
@@ -65,12 +65,12 @@ struct Record {
   std::vector<Memory*> outputs() const;
 };
 
-// Returns nothing where a tensor among the arguments cannot be kept until later. Tensors that are
-// not deferred are copied, because they may change.
+// Returns nothing if a tensor among the arguments cannot be kept until later. Tensors that are not
+// deferred are copied, because they may change.
 std::optional<Record> capture(const c10::OperatorHandle& op, std::span<const c10::IValue> arguments,
                               const Account* account);
 
-// Calls visit(tensor, element) for the defined tensors of an argument; `element` is empty where the
+// Calls visit(tensor, element) for the defined tensors of an argument; `element` is empty if the
 // argument is not a list.
 template <typename Visit>
 void for_each_tensor(const c10::IValue& argument, Visit&& visit) {
@@ -89,8 +89,8 @@ void set_tensor(c10::IValue& argument, std::optional<std::size_t> element, at::T
 // A copy that does not share its lists.
 c10::IValue with_own_lists(const c10::IValue& argument);
 
-// The operators that were put off, in the order in which they were called. Threading: one thread at
-// a time; it also changes `writers` and `blank` of the memories in its records.
+// The operators that were deferred, in the order in which they were called. Threading: one thread
+// at a time; it also changes `writers` and `blank` of the memories in its records.
 class Log {
  public:
   using Numbers = std::set<std::size_t>;
@@ -99,7 +99,7 @@ class Log {
   const Record& at(std::size_t number) const { return records_.at(number); }
 
   // The records that have to run, in order, to give these memories the content that they should
-  // have by now. Nothing has to run for a memory that holds its content.
+  // have by now. A memory that holds its content needs none.
   Numbers needed_for(std::span<const Memory* const> memories) const;
 
   // Drops records that none of these memories needs, even if it were computed from the start.
@@ -120,7 +120,7 @@ bool has_content_for(const Memory& memory, std::size_t number);
 // operators in the log. Intermediate results lie elsewhere and are freed as soon as nothing needs
 // them; generators and other memories do not change.
 //
-// Failure: what an operator throws. The content of the memories is then undefined.
+// Failure: an operator's exception. The content of the memories is then undefined.
 void replay(const Log& log, std::span<const Memory* const> memories, Account& account);
 
 }  // namespace lockstep::deferred

@@ -103,7 +103,7 @@ void Contents::heed_touch(const LivingMemory& living) {
 }
 
 std::unique_ptr<WatchedConstructor> Contents::watch() {
-  // Touches from before are not the constructor's.
+  // Touches from before this constructor are not its own.
   for (const LivingMemory& living : all()) heed_touch(living);
   return std::make_unique<WatchedConstructor>(touches_);
 }
@@ -150,7 +150,7 @@ bool has_outputs(const c10::OperatorHandle& op) {
   return false;
 }
 
-// LibTorch resizes an output whose shape is not the result's, and may give it other memory.
+// LibTorch resizes an output that has another shape than the result, and may give it other memory.
 bool keeps_shapes(const intercept::Call& call, const InferredShapes& inferred) {
   for (std::size_t i = 0; i < inferred.arguments.size(); ++i) {
     if (!is_out(call.op(), i) || !call.arguments()[i].isTensor()) continue;
@@ -160,7 +160,7 @@ bool keeps_shapes(const intercept::Call& call, const InferredShapes& inferred) {
   return true;
 }
 
-// Whether the operator can run later: as far as can be told, its arguments fit together, so that it
+// Whether the operator can run later: as far as can be told, its arguments fit together, so it
 // would not throw now.
 bool can_wait(const intercept::Call& call) {
   const InferredShapes inferred = infer_shapes(call.op(), call.arguments());
@@ -173,7 +173,7 @@ void return_from(intercept::Call& call, torch::jit::Stack results) {
   for (c10::IValue& result : results) call.stack().push_back(std::move(result));
 }
 
-// Does what an operator that writes to its arguments does: gives them a new version, returns them.
+// Gives the written arguments a new version and returns them, as the operator would.
 void return_written_arguments(intercept::Call& call) {
   const auto& schema = call.op().schema();
   torch::jit::Stack results;
@@ -286,7 +286,8 @@ Recorder::Run Recorder::put_off_writes(intercept::Call& call, Record record, Liv
   if (random ? !RandomDraws::can_draw(call.op(), call.arguments()) : !can_wait(call))
     return Run::now;
   if (writes_to_held_memory(record)) {
-    // They are held before the record is added, as the operator has to find them now.
+    // The memories are held before the record is added, because the operator must see their content
+    // as it is now.
     contents_.hold(used);
     if (random) record.generator = state_of_generator(call.op(), call.arguments());
     contents_.log().append(std::move(record));

@@ -1,5 +1,5 @@
-// Stands between a constructor and LibTorch: makes its tensors without memory, and puts off the
-// operators that are called on them.
+// Runs between a constructor and LibTorch: makes the constructor's tensors without memory, and
+// defers the operators that are called on them.
 #pragma once
 
 #include <cstddef>
@@ -24,41 +24,41 @@ struct LivingMemory {
 };
 using LivingMemories = std::vector<LivingMemory>;
 
-// The memories of one Construction: which hold their content, and how it is computed. The storages
-// belong to the tensors; a memory without tensors is known only to records that compute others from
-// it.
+// The memories of one Construction: which of them hold their content, and how it is computed. The
+// storages belong to the tensors; a memory without tensors is known only to records that compute
+// other memories from it.
 //
 // Threading: one thread at a time, except account().
 class Contents {
  public:
-  // Operators on the tensors come to `owner`, which outlives this.
+  // Operators on the tensors call `owner`, which outlives this.
   explicit Contents(intercept::Owner& owner) : owner_(owner) {}
 
   Log& log() { return log_; }
   const Account& account() const { return *account_; }
 
-  // A tensor in a new memory; undefined where the system gives no addresses for it.
+  // A tensor in a new memory; undefined if the system gives no addresses for it.
   at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
                   const std::shared_ptr<intercept::Owner>& owner);
 
-  // The deferred memory of a tensor, if that has one.
+  // The deferred memory of a tensor, if it has one.
   std::optional<LivingMemory> of(const at::Tensor& tensor) const;
   LivingMemories all() const;
 
-  // Computes the content and keeps it until there were as many release() as hold(). A memory may
+  // Computes the content and keeps it until release() was called as often as hold(). A memory may
   // turn out to be no longer deferred. If a computation throws, everything is as it was.
   void hold(const LivingMemories& memories);
   void release(const LivingMemories& memories) noexcept;
   // Computes the content for good; the memories are no longer deferred.
   void keep(const LivingMemories& memories);
 
-  // To be called before every use of a memory. If the program used it through a pointer while only
-  // zeros were put off for it, it holds the right content and is no longer deferred. If anything
-  // else was put off, the touch is noted and the content discarded.
+  // Must be called before every use of a memory. If the program used it through a pointer while
+  // only zeros were deferred for it, it holds the right content and is no longer deferred. If
+  // anything else was deferred, the touch is noted and the content discarded.
   void heed_touch(const LivingMemory& living);
-  // Touches that are noted while the result lives were done while the constructor ran.
+  // Touches that are noted while the result lives happened while the constructor ran.
   [[nodiscard]] std::unique_ptr<WatchedConstructor> watch();
-  // UsageError where a touch was noted; to be called while the constructor still runs.
+  // UsageError if a touch was noted; must be called while the constructor still runs.
   void check_touches();
 
   // Drops records that no tensor needs any more.
@@ -76,14 +76,14 @@ class Contents {
 
 // The owner of its Construction's deferred tensors.
 //
-// An operator on one of them is put off if it only writes to deferred tensors, or, within the scope
-// of the constructor, if it only computes new tensors from them, which are then deferred as well.
-// Any other operator runs at once: the values that it reads are there while it runs, and a tensor
-// that it writes to is an ordinary one from then on. Operators that autograd records or refuses run
-// at once, so that errors come where they would have come without us.
+// An operator on one of them is deferred if it only writes to deferred tensors, or, within the
+// scope of the constructor, if it only computes new tensors from them, which are then deferred,
+// too. Any other operator runs at once: the values that it reads are in memory while it runs, and a
+// tensor that it writes to is an ordinary one from then on. Operators that autograd records or
+// refuses run at once, so that errors come where they would have come without us.
 //
-// Threading: any. One mutex guards the contents; the program's operators run without it, operators
-// that were put off run under it.
+// Any thread may use it. One mutex guards the contents; the program's operators run without it,
+// deferred operators run under it.
 class Recorder final : public intercept::Owner,
                        public Factory,
                        public std::enable_shared_from_this<Recorder> {
@@ -104,9 +104,9 @@ class Recorder final : public intercept::Owner,
  private:
   // Whether an operator still has to run.
   enum class Run {
-    no,          // it was put off
+    no,          // it was deferred
     now,         // it needs values
-    now_as_well  // it was put off, but writes to memory that holds its content
+    now_as_well  // it was deferred, but writes to memory that holds its content
   };
   // These are called with the mutex locked.
   at::Tensor make_deferred(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype);

@@ -1,4 +1,4 @@
-// Mixed precision for a while: LibTorch's autocast, switched on and put back.
+// Switches LibTorch's autocast on for the life of an object.
 //
 //   {
 //     const device::Autocast fp16(at::kCUDA, at::kHalf);
@@ -15,31 +15,30 @@
 
 namespace lockstep::device {
 
-// How long the copies that autocast makes of weights live.
+// How long autocast's copies of weights live.
 enum class CastCache : std::uint8_t {
   kept,    // until the outermost Autocast ends: a weight is cast once for all its uses
-  unused,  // cast anew for each use: where weights change or lose their memory in between
+  unused,  // cast anew for each use, for weights that change or lose their memory in between
 };
 
 // While this object lives, operators on one type of device compute in 16 bits where that is safe,
 // in the thread that made it. When it ends, everything is as it was, and with the outermost one the
-// copies of weights are gone. They nest like blocks, end in the thread they began in, and are
-// neither copied nor moved.
+// copies of weights are gone. These objects nest like blocks, end in the thread in which they
+// began, and are neither copied nor moved.
 class Autocast {
  public:
-  // BFloat16 or Half. UsageError for other types, and for a device that LibTorch has no autocast
-  // for; Half on CPUs is such a case before LibTorch 2.
+  // `dtype` is BFloat16 or Half. UsageError for other types, and if LibTorch has no autocast for
+  // the device, as for Half on CPUs before LibTorch 2.
   Autocast(c10::DeviceType device, c10::ScalarType dtype, CastCache cache = CastCache::kept);
 
-  // Switches it off: for what must not lose precision within a region that has it on.
+  // Switches autocast off within a region that has it on, for work that must not lose precision.
   [[nodiscard]] static Autocast off(c10::DeviceType device);
 
   ~Autocast();
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
 
-  // The type that this thread computes in on such a device; nothing where autocast is off or
-  // missing.
+  // The type that this thread computes in on such a device; nothing if autocast is off or missing.
   static std::optional<c10::ScalarType> active(c10::DeviceType device);
 
  private:

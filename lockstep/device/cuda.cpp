@@ -69,7 +69,7 @@ bool gpus_reach_each_other(int one, int other) {
 std::size_t gpu_peak_bytes(int index) {
   const auto stats =
       c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(index));
-  return static_cast<std::size_t>(stats.allocated_bytes.front().peak);  // of all pools
+  return static_cast<std::size_t>(stats.allocated_bytes.front().peak);  // of all pools together
 }
 
 #else

@@ -30,9 +30,9 @@ namespace lockstep::device {
 namespace {
 
 struct Peak {
-  const char* name;  // a part of the device's
-  double half;       // of bfloat16 and float16, in TFLOP/s
-  double single;     // of float32, without TF32
+  const char* name;  // a part of the device's name
+  double half;       // of bfloat16 and float16 in TFLOP/s
+  double single;     // of float32 without TF32 in TFLOP/s
 };
 
 // The first row that fits counts, so longer names come before the names that they begin with.
@@ -66,7 +66,7 @@ bool find(void* library, const char* name, Function*& function) {
 
 using Product = std::function<at::Tensor()>;
 
-// Big enough to be bound by arithmetic, small enough to take about a millisecond.
+// Large enough to be bound by arithmetic, small enough to take about a millisecond.
 std::int64_t matrix_size(c10::Device device) { return device.is_cpu() ? 256 : 2048; }
 
 std::string first_line(std::string_view text) {
@@ -98,10 +98,11 @@ struct Times {
   double other = std::numeric_limits<double>::max();
 };
 
-constexpr double kSlowest = 2;  // times fp32's time
+constexpr double kSlowest = 2;  // as a multiple of fp32's time
 
-// The best of several turns of each, alternating, so that a busy neighbour hits both alike. Where
-// the format looks too slow it gets more turns: on a busy machine most of them tell of the load.
+// The best of several turns of each, alternating, so that other load on the machine affects both
+// alike. If the format looks too slow it gets more turns, because on a busy machine most of them
+// measure the load.
 Times measure(const Products& products) {
   constexpr int kTurns = 5;
   constexpr double kPatience = 0.3;  // seconds
@@ -138,7 +139,7 @@ Support judge(const char* format, c10::Device device, const Maker& make) {
     return {true, figures};
   };
 
-  // A quarter of the size first: a format that crawls would take seconds with the whole.
+  // Tries a quarter of the size first: with the whole size a very slow format would take seconds.
   const std::int64_t n = matrix_size(device);
   const Products small = make(n / 4);
   if (const double error = relative_error(small); !(error <= kTolerance))
@@ -151,8 +152,8 @@ Support judge(const char* format, c10::Device device, const Maker& make) {
   return verdict(n, measure(make(n)));
 }
 
-// One thread, while it lives: on a busy machine threads that wait for each other would be measured
-// instead of the arithmetic. Only OpenMP's pool can be changed and changed back.
+// Computes with one thread while it lives: on a busy machine the threads' waits for each other
+// would be measured instead of the arithmetic. Only OpenMP's pool can be changed and changed back.
 class OneThread {
  public:
   OneThread() {
@@ -170,7 +171,7 @@ class OneThread {
   int before_ = 0;
 };
 
-// Probes must see plain kernels and leave no trace: no autograd, no autocast.
+// Runs a probe on plain kernels, without autograd and autocast, so that it leaves no trace.
 Support guarded(const char* format, c10::Device device, const std::function<Support()>& probe) {
   try {
     const c10::NoGradGuard no_grad;
@@ -185,8 +186,8 @@ Support guarded(const char* format, c10::Device device, const std::function<Supp
 }
 
 // The probes try out a number format instead of believing the device's data sheet. They multiply
-// matrices in the format and in fp32, and answer no where this throws, gives wrong numbers or takes
-// more than twice fp32's time. They take milliseconds where the format works, leave the random
+// matrices in the format and in fp32, and answer no if this throws, gives wrong numbers or takes
+// more than twice fp32's time. They take milliseconds if the format works, leave the random
 // generators alone and never throw: an error becomes the reason.
 Support probe_bf16(c10::Device device) {
   return guarded("bf16", device, [&] {
@@ -226,18 +227,18 @@ Support probe_fp8(c10::Device device) {
 
 }  // namespace
 
-// NVIDIA's management library, loaded when it is there: it comes with the driver, not with CUDA.
-// Thread-safe after construction. Never throws: what is not known is nothing.
+// NVIDIA's management library, which comes with the driver and not with CUDA, and is loaded if it
+// is there. Thread-safe after construction. Never throws: unknown values are nothing.
 class Nvml {
  public:
-  // Null where the library is missing or does not start.
+  // Null if the library is missing or does not start.
   static std::shared_ptr<const Nvml> load();
 
   ~Nvml();
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  // Share of the last sampling period (up to a second) in which a kernel ran, 0 to 1.
+  // The share of the last sampling period (up to a second) in which a kernel ran, 0 to 1.
   std::optional<double> utilisation(const std::string& bus_id) const;
 
  private:

@@ -13,7 +13,7 @@
 
 namespace lockstep::device {
 
-// Whether something works on this device, and the reason with the figures that were measured.
+// Whether a format works on this device, and the reason with the figures that were measured.
 struct Support {
   bool yes = false;
   std::string reason;
@@ -23,51 +23,52 @@ struct Support {
 
 enum class GpuUse {
   one_rank_each,  // more ranks than GPUs are an error
-  shared,         // ranks are dealt to the GPUs in turn
+  shared,         // GPUs are assigned to the ranks in turn
 };
 
-// The GPU that the `local_rank`th of `local_world_size` ranks takes on a host with `num_gpus`.
-// Throws a UsageError where they do not fit.
+// The GPU for rank `local_rank` of `local_world_size` ranks on a host with `num_gpus`. UsageError
+// if they do not fit.
 int pick_gpu(int local_rank, int local_world_size, int num_gpus, GpuUse use);
 
 struct DetectOptions {
-  std::optional<int> local_rank;        // what the launcher says where not given
-  std::optional<int> local_world_size;  // likewise
+  std::optional<int> local_rank;        // the launcher's if not given
+  std::optional<int> local_world_size;  // the launcher's if not given
   GpuUse gpu_use = GpuUse::one_rank_each;
-  // Only this kind of device; UsageError where it is not there. The best there is if not given.
+  // Use only this kind of device; UsageError if it is missing. If not given, the best one is used.
   std::optional<c10::DeviceType> type;
 };
 
-// One device of this host, and the host around it. Copies refer to the same probes. Thread-safe.
-// Answers are probed when first asked for and kept: the answers of a GPU cost its context.
+// One device of this host, and the host around it. Copies share the results of probes. Thread-safe.
+// Probes run when their answer is first asked for, and the answer is kept: a GPU's answers make its
+// context.
 class DeviceManager {
  public:
-  // CUDA where LibTorch has it and a GPU answers, else MPS where LibTorch has it, else the CPU.
+  // Chooses CUDA if LibTorch has it and a GPU answers, else MPS if LibTorch has it, else the CPU.
   static DeviceManager auto_detect(const DetectOptions& options = {});
 
   c10::Device device() const { return device_; }
 
-  // "NVIDIA H200", "AMD EPYC 7B13".
+  // Such as "NVIDIA H200" or "AMD EPYC 7B13".
   std::string name() const;
 
-  // GPUs of the device's kind on this host; 0 on a CPU.
+  // The number of GPUs of the device's kind on this host; 0 on a CPU.
   int num_devices() const { return num_devices_; }
 
-  // Cores this process may use, for its share of threads.
+  // The number of cores that this process may use, for its share of threads.
   int num_cores() const;
 
-  // The device's memory; the host's where device and host share it.
+  // The device's memory; the host's if device and host share it.
   Memory memory() const;
   Memory host_memory() const;
 
-  // Share of time the device was busy, 0 to 1; nothing where that cannot be known. CPU: since the
-  // last call. GPU: as the driver samples it.
+  // The share of time in which the device was busy, 0 to 1; nothing if that cannot be known. CPU:
+  // since the last call. GPU: in the driver's sampling period.
   std::optional<double> utilisation() const;
-  // CPU: over the next `interval`, blocking. GPU: as above, at its end.
+  // CPU: over the next `interval`, blocking. GPU: as above, at the end of the interval.
   std::optional<double> utilisation(std::chrono::milliseconds interval) const;
 
-  // Whether training in this format makes sense here: its matrix product works, is right and is
-  // not slower than fp32 by more than a factor of two. The reason has the figures.
+  // Whether training in this format makes sense on this device: its matrix product works, is right
+  // and takes at most twice fp32's time. The reason has the figures.
   const Support& supports_bf16() const;
   const Support& supports_fp8() const;
 
@@ -81,9 +82,9 @@ class DeviceManager {
   std::shared_ptr<Probes> probes_;
 };
 
-// How many floating-point operations a second such a device can do in products of dense matrices of
-// this type, summed in float32, by its maker's sheet. Nothing for a device that is not in the
-// table: a share of a wrong peak misleads.
+// The floating-point operations a second that such a device can do in dense matrix products of this
+// type, summed in float32, by its maker's data sheet. Nothing for a device that is not in the
+// table, because a share of a wrong peak misleads.
 std::optional<double> peak_flops(const std::string& device_name, c10::ScalarType type);
 
 }  // namespace lockstep::device

@@ -18,8 +18,8 @@ namespace lockstep::device {
 
 namespace {
 
-// Asks for large pages, which some systems give only on request: memory that is filled for the
-// first time is available several times faster.
+// Asks for large pages, which some systems give only on request: they make filling memory for the
+// first time several times faster.
 void ask_for_large_pages([[maybe_unused]] const at::Tensor& memory) {
 #if defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kLargePage = 2 << 20;
@@ -78,7 +78,7 @@ HostCopy::HostCopy(const at::Tensor& tensor) : copy_(std::make_shared<OnItsWay>(
 const at::Tensor& HostCopy::get() const {
   LOCKSTEP_CHECK(copy_ != nullptr, "a copy of no tensor");
 #if defined(LOCKSTEP_HAVE_CUDA)
-  // At once where there is no event.
+  // Returns at once if there is no event.
   copy_->arrived.synchronize();
 #endif
   return copy_->copy;

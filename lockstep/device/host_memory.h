@@ -1,4 +1,4 @@
-// Memory of the host that a device copies to and from while both go on with other work.
+// Host memory that a device copies to and from while both go on with other work.
 #pragma once
 
 #include <memory>
@@ -7,17 +7,17 @@
 
 namespace lockstep::device {
 
-// A flat tensor in the host's memory, as large as asked for and no larger (LibTorch's own pinned
-// memory is rounded up to a power of two). Pinned where `device` is a GPU; otherwise any memory.
-// UsageError, with the numbers, where the host has no more to pin.
+// A flat tensor in the host's memory, no larger than asked for (LibTorch's own pinned memory is
+// rounded up to a power of two). Pinned if `device` is a GPU; otherwise ordinary memory.
+// UsageError, with the numbers, if the host has no more memory to pin.
 at::Tensor host_memory(std::int64_t elements, at::ScalarType type, c10::Device device);
 
-// A copy of a tensor in the host's memory that is begun when this is made. Nothing waits until
-// somebody asks for it, and then for it alone: not for what the device was given later. Copies of
-// this share it.
+// A copy of a tensor in the host's memory, begun in the constructor. Nothing waits until the copy
+// is asked for, and then only for the copy, not for work that the device got later. Copies of this
+// object share it.
 class HostCopy {
  public:
-  HostCopy() = default;  // of nothing: nobody may ask for it
+  HostCopy() = default;  // empty: must not be asked for a copy
   explicit HostCopy(const at::Tensor& tensor);
 
   const at::Tensor& get() const;
@@ -28,7 +28,7 @@ class HostCopy {
   std::shared_ptr<OnItsWay> copy_;
 };
 
-// Returns once the device has done all it was given by this thread so far.
+// Waits until the device has done all work that this thread has given it so far.
 void wait_for(c10::Device device);
 
 }  // namespace lockstep::device

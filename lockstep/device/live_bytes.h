@@ -9,12 +9,12 @@
 
 namespace lockstep::device {
 
-// Bytes of one device's tensors that were made since this object was and are still there: on its
-// thread and those that autograd starts for it, as LibTorch's allocators report them to profilers.
+// Bytes of one device's tensors that were made after this object and still exist, on its thread and
+// the threads that autograd starts for it, as LibTorch's allocators report them to profilers.
 // Memory of other threads, such as the ones that an operator starts, is not counted.
 //
-// While it lives, no profiler of LibTorch's counts memory on this thread. Threading: made and
-// destroyed on one thread; its numbers may be asked for on any.
+// While it lives, no LibTorch profiler counts memory on this thread. Threading: made and destroyed
+// on one thread; any thread may read its numbers.
 class LiveBytes {
  public:
   explicit LiveBytes(c10::Device device);

@@ -17,7 +17,7 @@ void parallel_pieces(std::int64_t count, std::int64_t grain,
     body(0, count);
     return;
   }
-  // One byte stands for each piece: where it lies says which one it is.
+  // Each piece is represented by one byte, whose address tells its number.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::vector<char> places(static_cast<std::size_t>(pieces));
   auto bytes = at::from_blob(places.data(), {pieces}, at::TensorOptions(at::kChar));

@@ -6,13 +6,13 @@
 
 namespace lockstep::device {
 
-// Calls body(begin, end) over pieces that make up [0, count), each beginning at a multiple of
-// `grain`; from several threads where LibTorch has as many (at::set_num_threads) and this is not
-// one of them already. Throws what a body threw.
+// Calls body(begin, end) for pieces that make up [0, count), each beginning at a multiple of
+// `grain`. Uses LibTorch's threads (at::set_num_threads), unless this thread is already one of
+// them. Throws a body's exception.
 //
-// at::parallel_for is a template, which has threads only where it is compiled with the OpenMP that
-// LibTorch was: PyTorch's wheels bring one of their own, and a second beside it would have threads
-// and settings of its own. This goes through compiled code of LibTorch's instead.
+// at::parallel_for is a template, which has threads only if it is compiled with LibTorch's own
+// OpenMP. PyTorch's wheels bring one, and a second OpenMP beside it would have threads and settings
+// of its own. This goes through compiled code of LibTorch's instead.
 void parallel_pieces(std::int64_t count, std::int64_t grain,
                      const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 

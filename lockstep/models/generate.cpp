@@ -24,7 +24,7 @@ void check(const SamplingOptions& options) {
                      options.top_k);
 }
 
-// Puts a model into evaluation mode, and back.
+// Puts a model into evaluation mode, and back into its former mode.
 class Evaluation {
  public:
   explicit Evaluation(LanguageModel& model) : model_(model), training_(model.is_training()) {
@@ -39,19 +39,19 @@ class Evaluation {
   bool training_;
 };
 
-// A text that the model reads on, with what it remembers of it.
+// Feeds a text to the model and keeps the model's cache of it.
 class Reader {
  public:
   explicit Reader(LanguageModel& model)
       : model_(model), positions_(model.config().max_positions), cache_(positions_) {}
 
-  // The scores of the token after these.
+  // Reads more tokens and returns the scores of the token that follows them.
   std::vector<float> read(std::vector<std::int64_t> tokens) {
     seen_.insert(seen_.end(), tokens.begin(), tokens.end());
     const auto size = static_cast<std::int64_t>(tokens.size());
     if (cache_.length() + size > positions_) {
-      // Every position changes, so nothing remembered can stay. Half, and not one token less: the
-      // next so many tokens are cheap again.
+      // The window moves, so every position changes and the cache is useless. Keeping only half of
+      // the tokens makes the next ones cheap again.
       const std::int64_t kept =
           cache_.length() == 0 ? positions_ : std::max<std::int64_t>(positions_ / 2, 1);
       seen_.erase(seen_.begin(), seen_.end() - kept);
@@ -95,9 +95,9 @@ std::int64_t choose_token(std::span<const float> scores, const SamplingOptions& 
   if (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(tokens.size())) {
     std::nth_element(tokens.begin(), tokens.begin() + options.top_k, tokens.end(), likelier);
     tokens.resize(static_cast<std::size_t>(options.top_k));
-    std::sort(tokens.begin(), tokens.end());  // nth_element's order is the library's
+    std::sort(tokens.begin(), tokens.end());  // nth_element's order differs between libraries
   }
-  // Weights relative to the likeliest token's, which keeps them from overflowing.
+  // Weights are relative to the likeliest token's, which keeps them from overflowing.
   const double most = scores[static_cast<std::size_t>(best)];
   std::vector<double> sums;
   sums.reserve(tokens.size());

@@ -1,4 +1,4 @@
-// What a model's parameters are before training.
+// The values of a model's parameters before training.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace lockstep::models {
 
-// How one parameter begins. A part of it can be made alone: nn::fill_normal() with the parameter's
-// name and the offset of the part.
+// How one parameter begins. A part of it can be filled by itself: nn::fill_normal() takes the
+// parameter's name and the offset of the part.
 struct InitialWeight {
   enum class Kind { zeros, ones, normal };
 
   Kind kind = Kind::zeros;
-  double std = 0.0;  // of normal
+  double std = 0.0;  // only for normal
 };
 
-// Biases begin with zeros, norms with ones, the rest with normal numbers of the deviation that its
-// Layer says. UsageError for a parameter of no layer.
+// Biases begin with zeros, norms with ones, all others with normal numbers of the deviation in
+// their Layer. UsageError for a parameter that belongs to no layer.
 InitialWeight initial_weight(const ModelConfig& config, std::string_view parameter);
 
 // Fills every parameter of a model, in place.

@@ -1,4 +1,4 @@
-// Attention whose result recomputation may keep.
+// Attention whose result recomputation can keep.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace lockstep::models {
 
-// nn::attention(), which is no operator of LibTorch's, as one of the kinds that KeepResults knows.
-// Over all of a sequence, of which ranks of a context axis have a part each.
+// nn::attention(), made known to KeepResults, which otherwise sees only LibTorch's operators. If
+// ranks of a context axis have a part of each sequence, attention is over the whole sequence.
 inline at::Tensor keepable_attention(const at::Tensor& q, const KeyValueCache::KeysAndValues& kv,
                                      const ModelAxes& axes) {
   return activations::operation(

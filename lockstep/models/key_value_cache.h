@@ -1,4 +1,4 @@
-// What attention remembers of the tokens before, so that one more token costs one token's work.
+// The keys and values of earlier tokens, so that one more token costs one token's work.
 #pragma once
 
 #include <cstddef>
@@ -14,22 +14,23 @@ namespace lockstep::models {
 // new text with a new cache.
 //
 // Ownership: holds memory for `capacity` tokens from the first append on. Threading: one thread at
-// a time. Failure: UsageError where more tokens are added than fit. After an exception in the
-// middle of extend() its layers differ in length: throw it away.
+// a time. Failure: UsageError if more tokens are added than fit. After an exception in the middle
+// of extend() its layers differ in length, and it cannot be used any more.
 class KeyValueCache {
  public:
   explicit KeyValueCache(std::int64_t capacity) : capacity_(capacity) {}
 
   std::int64_t capacity() const { return capacity_; }
-  // Tokens that the first layer has seen: before a forward, those that all have.
+  // The tokens that the first layer has seen. Before a forward pass all layers have seen the same.
   std::int64_t length() const { return layers_.empty() ? 0 : layers_.front().length; }
 
   struct KeysAndValues {
     at::Tensor keys;    // [batch, kv_heads, length, head_dim]
-    at::Tensor values;  // the same
+    at::Tensor values;  // the same shape as keys
   };
 
-  // Adds those of new tokens to a layer, and gives back all it has: views of the cache.
+  // Adds the keys and values of new tokens to a layer, and returns all that the layer has, as views
+  // of the cache.
   KeysAndValues append(std::size_t layer, const KeysAndValues& added);
 
  private:

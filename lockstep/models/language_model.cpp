@@ -108,7 +108,7 @@ nn::LossSum LanguageModel::loss_of(const at::Tensor& made, const nn::Targets& ta
 }
 
 at::Tensor LanguageModel::tied_weight() const {
-  // Where it was freed it has no elements.
+  // A weight that keep_layers() has freed has no elements.
   return config_.tie_embeddings && output_weight().numel() > 0 ? output_weight() : at::Tensor();
 }
 

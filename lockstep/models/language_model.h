@@ -1,4 +1,4 @@
-// A model that reads tokens and says what the next may be.
+// A model that reads tokens and scores the next ones.
 #pragma once
 
 #include <cstdint>
@@ -18,57 +18,56 @@
 
 namespace lockstep::models {
 
-// A torch::nn::Module like any other: its parameters have the names that Hugging Face gives them,
-// and until spread() is called it knows nothing of ranks. The initial weights are a function of the
-// seed and their names.
-// Its blocks can be recomputed, by wrap_activation_checkpointing() or
-// SelectiveGradientCheckpointing.
+// A torch::nn::Module like any other. Its parameters have Hugging Face's names, and until spread()
+// is called it knows nothing of ranks. The initial weights are a function of the seed and their
+// names. wrap_activation_checkpointing() and SelectiveGradientCheckpointing can recompute its
+// blocks.
 //
 // Tokens are [batch, length] of int64, below the vocabulary's size. Threading: as torch::nn, one
-// forward at a time. Failure: UsageError for tokens of another shape or type, and for more of them
-// than the model has positions.
+// forward pass at a time. Failure: UsageError for tokens of another shape or type, and for more
+// tokens than the model has positions.
 class LanguageModel : public torch::nn::Module {
  public:
-  // With every default filled in.
+  // The config with every default filled in.
   const ModelConfig& config() const { return config_; }
 
-  // Keeps this rank's part of the layers, and from now on computes this rank's part of sequences,
-  // of which all ranks of the axes are given the whole. What comes back is of the positions that
-  // this rank has between layers; losses are of those that it attends from. Once, before the
-  // model's parameters are used otherwise; every rank of the axes calls it, with the same weights.
-  // UsageError, with the numbers, for a model that cannot be cut so.
+  // Reduces the layers to this rank's part and, from now on, computes this rank's part of
+  // sequences. All ranks of the axes still pass whole sequences. Results are of the positions that
+  // this rank has between layers; losses are of those that it attends from. Call it once, before
+  // the model's parameters are used otherwise, on every rank of the axes with the same weights.
+  // UsageError, with the numbers, for a model that cannot be cut this way.
   void spread(const ModelAxes& axes);
   const ModelAxes& axes() const { return *axes_; }
 
-  // Keeps of the model what stages of a pipeline need that have these layers, and frees the rest:
-  // the blocks, the embeddings where the first is among them, the last norm and the output layer
-  // where the last is. After spread(), and once. UsageError for layers that the model does not
-  // have.
+  // Keeps the parts of the model that pipeline stages with these layers need, and frees the rest.
+  // The parts are the blocks, the embeddings if the first layer is among them, and the last norm
+  // and the output layer if the last one is. Call it once, after spread(). UsageError for layers
+  // that the model does not have.
   void keep_layers(const std::vector<mesh::Interval>& layers);
 
-  // What the model makes of each token, after the last norm: [batch, length, hidden].
+  // The hidden state of each token after the last norm: [batch, length, hidden].
   at::Tensor hidden(const at::Tensor& tokens);
-  // One stage's part of that: `x` is what the layers before these made of the tokens, and undefined
-  // where these begin with the first.
+  // One stage's part of hidden(). `x` is the output of the layers before these; it is undefined if
+  // these begin with the first layer.
   at::Tensor run_layers(mesh::Interval layers, const at::Tensor& tokens, const at::Tensor& x);
-  // The same for tokens that come after those in the cache, which grows by them. Not for training.
+  // The same for tokens that follow those in the cache, which grows by them. Not for training.
   at::Tensor extend(const at::Tensor& tokens, KeyValueCache& cache);
 
   // The scores of each next token: [batch, length, vocab].
   at::Tensor logits(const at::Tensor& tokens);
   at::Tensor logits_of(const at::Tensor& hidden) const;
 
-  // The cross-entropy of targets [batch, length], summed over those that are not -100, and how
-  // many those are: divide by the count over all ranks and micro-batches.
+  // The cross-entropy of targets [batch, length], summed over those that are not -100, and their
+  // number: divide by that number, summed over all ranks and micro-batches.
   nn::LossSum loss(const at::Tensor& tokens, const nn::Targets& targets);
   nn::LossSum loss_of(const at::Tensor& hidden, const nn::Targets& targets) const;
 
-  // The weight that is embedding and output layer at once, where the model ties them and these
-  // layers have one of the two; undefined otherwise.
+  // The weight that is both embedding and output layer, if the model ties them and these layers
+  // include one of the two; undefined otherwise.
   at::Tensor tied_weight() const;
 
-  // Before each forward of a training with dropout: the step, and the place of each sample of this
-  // batch in the step's batch of all ranks and micro-batches.
+  // Call it before each forward pass of a training with dropout, with the step and the place of
+  // each sample of this batch in the step's batch of all ranks and micro-batches.
   void set_random_position(std::uint64_t step, std::vector<std::int64_t> rows);
 
  protected:
@@ -76,7 +75,7 @@ class LanguageModel : public torch::nn::Module {
 
   const std::shared_ptr<const nn::RandomState>& random_state() const { return random_reader_; }
   const std::shared_ptr<const ModelAxes>& axes_state() const { return axes_reader_; }
-  // Which ends of the model a part of it has.
+  // The ends of the model that a part of it has.
   struct Ends {
     bool embeddings = true;
     bool output = true;
@@ -84,18 +83,19 @@ class LanguageModel : public torch::nn::Module {
   // Unregisters a module and frees its parameters.
   static void drop_module(torch::nn::Module& owner, const std::string& name);
 
-  // Empty, for the model to fill and register. A block that is recomputed finds the random position
-  // that it had in forward.
+  // Empty at first; the family's constructor fills and registers it. A block that is recomputed
+  // uses the random position that it had in forward.
   const BlockList& blocks() const { return blocks_; }
 
  private:
-  // Of tokens that this rank attends from.
+  // Embeds the tokens that this rank attends from.
   virtual at::Tensor embed(const at::Tensor& tokens, const ModelAxes::Positions& positions) = 0;
   // `cache` may be null.
   virtual at::Tensor run_block(std::size_t block, const at::Tensor& x,
                                const ModelAxes::Positions& positions, KeyValueCache* cache) = 0;
   virtual at::Tensor last_norm(const at::Tensor& x) = 0;
-  // Of what is neither a block nor kept. The output layer may be the embedding.
+  // Frees the modules at the ends of the model that are not in `kept`. The output layer may be the
+  // embedding.
   virtual void drop(Ends kept) = 0;
   virtual const at::Tensor& output_weight() const = 0;  // [vocab, hidden]
 

@@ -19,7 +19,7 @@ std::shared_ptr<LanguageModel> made(const ModelConfig& config, std::uint64_t see
   return std::make_shared<Model>(config, seed);
 }
 
-// Beside the families of spec/registry.cpp.
+// Makes the modules of the families in spec/registry.cpp.
 struct Makers {
   std::mutex mutex;
   std::map<std::string, ModelMaker> by_family = {
@@ -42,7 +42,8 @@ ModelMaker maker_of(const std::string& family) {
   return found->second;
 }
 
-// Planners and checkpoints go by the layers that a family says it has.
+// Checks that the module's parameters are those of the family's list of layers, which planners and
+// checkpoints use.
 void check_layers(const LanguageModel& model) {
   auto expected = parameter_shapes(model.config());
   for (const auto& item : model.named_parameters()) {

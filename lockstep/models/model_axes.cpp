@@ -21,7 +21,7 @@ std::int64_t length_of(const std::vector<mesh::Interval>& intervals) {
   return length;
 }
 
-// What is [begin, end) of the intervals put one after the other.
+// Returns the positions [begin, end) of the intervals put one after the other.
 std::vector<mesh::Interval> slice(const std::vector<mesh::Interval>& intervals, std::int64_t begin,
                                   std::int64_t end) {
   std::vector<mesh::Interval> taken;

@@ -1,4 +1,4 @@
-// How a model lies on the ranks of a tensor and a context axis: outside of its math.
+// How a model is spread over the ranks of a tensor and a context axis, kept apart from its math.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 namespace lockstep::models {
 
 struct ModelAxes {
-  // Ranks that have a part of each layer, and the same sequences; null where layers are whole.
+  // Ranks that have a part of each layer, and the same sequences; null if layers are whole.
   std::shared_ptr<nn::TensorAxis> tensor;
-  // Ranks that have a part of each sequence; null where sequences are whole.
+  // Ranks that have a part of each sequence; null if sequences are whole.
   std::shared_ptr<comm::Communicator> context;
   nn::ContextAlgorithm context_algorithm = nn::ContextAlgorithm::ring;
   nn::SplitKind context_split = nn::SplitKind::zigzag;
@@ -26,9 +26,9 @@ struct ModelAxes {
     std::vector<mesh::Interval> attended;
     std::vector<mesh::Interval> between;
   };
-  // UsageError, with the numbers, for a length that cannot be split so.
+  // UsageError, with the numbers, for a length that cannot be split this way.
   Positions positions(std::int64_t length) const;
-  // This rank's of [batch, length].
+  // This rank's part of [batch, length].
   at::Tensor attended_part(const at::Tensor& tokens) const;
 
   bool whole_sequences() const {
@@ -37,7 +37,7 @@ struct ModelAxes {
   }
 };
 
-// Which layers of such a model are cut over a tensor axis.
+// The layers of such a model that are cut over a tensor axis.
 nn::TensorPlan tensor_plan(const ModelConfig& config);
 
 }  // namespace lockstep::models

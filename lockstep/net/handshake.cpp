@@ -116,7 +116,7 @@ std::vector<std::byte> Acceptor::step() {
       received_.clear();
       expected_ = hello.purpose_bytes;
       step_ = Step::purpose;
-      // A purpose may be empty: then there is nothing to wait for.
+      // A purpose may be empty; then there is nothing more to wait for.
       if (expected_ > 0) return {};
       return challenge();
     }

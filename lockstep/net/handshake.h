@@ -5,8 +5,8 @@
 //   connector → acceptor   HMAC over the same in the other direction
 //   acceptor  → connector  one byte: welcome
 //
-// Each side signs the other's nonce, so a recorded exchange proves nothing later; the directions
-// are signed apart, so a reply cannot be played back to its sender.
+// Each side signs the other's nonce, so a recorded exchange proves nothing later. The two
+// directions are signed differently, so a reply cannot be played back to its sender.
 #pragma once
 
 #include <array>
@@ -22,20 +22,20 @@
 
 namespace lockstep::net {
 
-// Longest text a connector may send to say what the connection is for.
+// The longest text that a connector may send as the connection's purpose.
 inline constexpr std::size_t kLongestPurpose = 4096;
 
-// The connector's side. CommError: refused where the other side's proof is wrong, peer_lost where
-// it hangs up before the end (it may be ending, or have shed a connection too many: its own proof
-// would have shown a secret that differs), timeout at the deadline.
+// The connector's side. CommError: refused if the other side's proof is wrong, peer_lost if it
+// hangs up before the end, timeout at the deadline. A peer that hangs up may be ending, or may have
+// shed connections; if the secrets differed, its own proof would have shown that.
 void introduce(const Fd& socket, const Secret& secret, const std::string& purpose,
                const Deadline& deadline);
 
-// The acceptor's side; returns the purpose. CommError as above; the caller just drops the
+// The acceptor's side; returns the purpose. CommError as above; the caller then drops the
 // connection.
 std::string welcome(const Fd& socket, const Secret& secret, const Deadline& deadline);
 
-// The acceptor's side for a server of one thread: never blocks, never touches a socket, holds
+// The acceptor's side for a server with one thread: never blocks, never touches a socket, and holds
 // a few kilobytes. Keeps a reference to the secret. Not thread-safe.
 class Acceptor {
  public:
@@ -45,14 +45,14 @@ class Acceptor {
 
   State state() const { return state_; }
 
-  // How many bytes it can take now; 0 once it is decided. A caller that never reads more leaves
-  // what follows the handshake on the socket.
+  // The number of bytes that it can take now; 0 once it is decided. A caller that never reads more
+  // leaves the bytes after the handshake on the socket.
   std::size_t wanted() const { return expected_ - received_.size(); }
 
   // Takes at most wanted() bytes and returns what to send back, if anything.
   std::vector<std::byte> take(std::span<const std::byte> bytes);
 
-  // The purpose that the connector stated; proven once welcomed.
+  // The purpose that the connector stated; it is proven once the connector is welcomed.
   const std::string& purpose() const { return purpose_; }
 
  private:

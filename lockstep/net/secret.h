@@ -1,6 +1,6 @@
 // The job's secret, which proves that a process belongs to the job, and the job's identity. The
 // secret travels in a file that only its owner can read or in an inherited descriptor, never in an
-// argument or an environment variable, and is wiped from memory when no longer needed.
+// argument or an environment variable, and is wiped from memory when it is no longer needed.
 #pragma once
 
 #include <array>
@@ -17,12 +17,12 @@ class Secret {
 
   static Secret random();
 
-  // At least 16 bytes; longer or shorter ones are hashed to kBytes. UsageError where the file is
-  // missing, too short, or readable by anyone but its owner.
+  // Reads at least 16 bytes; secrets of another length than kBytes are hashed. UsageError if the
+  // file is missing, too short, or readable by anyone but its owner.
   static Secret from_file(const std::string& path);
 
-  // Reads from the start of an inherited descriptor (a memfd), leaving it open and unmoved, so
-  // that several readers in one process and its children all find it.
+  // Reads from the start of an inherited descriptor (a memfd) and leaves it open and unmoved, so
+  // that several readers in a process and its children can all read it.
   static Secret from_descriptor(int fd);
 
   static Secret from_bytes(std::span<const std::byte> bytes);
@@ -53,9 +53,9 @@ bool equal(const Secret::Mac& a, const Secret::Mac& b);
 void fill_random(std::span<std::byte> bytes);
 
 // A text that is the same in all processes of this job, in all of its generations, and different in
-// every other job. It is made from its name (`--rdzv-id`) and its secret, which it does not tell.
-// Empty where the launcher gives neither. Two jobs that run at the same time with the same name and
-// the same secret file cannot be told apart.
+// every other job. It is computed from the job's name (`--rdzv-id`) and its secret, which it does
+// not reveal. Empty if the launcher gives neither. Two jobs that run at the same time with the same
+// name and the same secret file cannot be told apart.
 std::string job_identity();
 
 }  // namespace lockstep::net

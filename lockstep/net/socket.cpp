@@ -26,7 +26,7 @@ std::string reason(int error) { return std::strerror(error); }
   throw CommError({.fault = fault, .operation = operation, .explanation = explanation});
 }
 
-// Finishes a non-blocking connect; returns errno, 0 where it succeeded.
+// Finishes a non-blocking connect; returns its errno, or 0 if it succeeded.
 int finish_connect(const Fd& socket, const sockaddr* to, socklen_t length,
                    const Deadline& deadline) {
   if (::connect(socket.get(), to, length) == 0) return 0;
@@ -79,8 +79,8 @@ Address local_address(const Fd& socket) {
 }
 
 int free_port(const std::string& host) {
-  // Below the range from which the kernel takes ports for outgoing connections, so that the port
-  // stays free until it is used.
+  // These ports are below the range from which the kernel takes ports for outgoing connections, so
+  // the port stays free until it is used.
   constexpr int kLowest = 20000, kHighest = 32767;
   for (int attempt = 0; attempt < 100; ++attempt) {
     std::uint32_t draw = 0;
@@ -90,7 +90,7 @@ int free_port(const std::string& host) {
       listen_tcp({host, port});
       return port;
     } catch (const UsageError&) {
-      // The port is taken, or the address is not this host's; the latter fails below.
+      // Either the port is taken, or the address is not this host's; the latter fails below.
     }
   }
   return local_port(listen_tcp({host, 0}));
@@ -200,7 +200,7 @@ void set_keep_alive(const Fd& socket) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
-  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 25000);  // the same for bytes that are on their way
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, 25000);  // the same for bytes being sent
 }
 
 bool wait_ready(int fd, short events, const Deadline& deadline) {

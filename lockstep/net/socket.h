@@ -13,30 +13,30 @@
 
 namespace lockstep::net {
 
-// Listens on exactly the address given. UsageError where the port is taken or the address is not
-// one of this host's.
+// Listens on exactly the given address. UsageError if the port is taken or the address is not one
+// of this host's.
 Fd listen_tcp(const Address& address, int backlog = 1024);
 
-// The address, or the port alone, that a socket is bound to.
+// The address, or only the port, to which a socket is bound.
 Address local_address(const Fd& socket);
 int local_port(const Fd& socket);
-// The address of the other end; its host is empty where the peer is gone already.
+// The address of the other end; its host is empty if the peer is gone already.
 Address peer_address(const Fd& socket);
 
-// A port of this host for another process to listen on: nothing listens there now, and the kernel
-// does not give it out by itself.
+// A port of this host for another process to listen on: nobody listens there now, and the kernel
+// does not assign it to outgoing connections.
 int free_port(const std::string& host);
 
-// How to take a refused connection: nobody listens there yet (try again), or nobody does any more
+// What a refused connection means: nobody listens there yet (try again), or nobody does any more
 // (give up).
 enum class IfRefused { try_again, give_up };
 
-// Connects, trying again until the deadline. CommError names the address and the last reason:
-// timeout, or peer_lost at once where nobody listens and the caller gives up on that.
+// Connects, and tries again until the deadline. CommError names the address and the last reason:
+// timeout, or peer_lost at once if nobody listens and the caller asked to give up then.
 Fd connect_tcp(const Address& address, const Deadline& deadline,
                IfRefused if_refused = IfRefused::try_again);
 
-// One attempt. An empty Fd, and the reason (an errno) in `error`, where it fails.
+// Makes one attempt. On failure returns an empty Fd, with the reason (an errno) in `error`.
 Fd try_connect_tcp(const Address& address, const Deadline& deadline, int& error);
 
 // Abstract Unix sockets: they have no file, so nothing is left behind.
@@ -47,25 +47,26 @@ Fd connect_unix(const std::string& name, const Deadline& deadline);
 // Two connected stream sockets.
 std::pair<Fd, Fd> socket_pair();
 
-// One waiting connection; an empty Fd, and the reason in errno, where there is none.
+// Takes one waiting connection; without one, returns an empty Fd, with the reason in errno.
 Fd accept(const Fd& listener);
-// Whether that reason is that there are no descriptors or no memory for it. The connection waits
-// on, and so does its listener's event: who polls it must pause, or it spins.
+// Whether that reason is a lack of descriptors or memory. The connection goes on waiting, and so
+// does its listener's event: a caller that polls it must pause, or it spins.
 bool out_of_descriptors(int error);
 
-// A counter that is readable while it is not 0 (eventfd). UsageError where no descriptor is left.
+// A counter that is readable while it is not 0 (eventfd). UsageError if no descriptor is left.
 Fd make_event();
 
 void set_no_delay(const Fd& socket);
 
-// Has the kernel find out within half a minute that a peer's host or the way to it is gone, which
-// closes no connection by itself.
+// Makes the kernel find out within half a minute that a peer's host, or the way to it, is gone:
+// that closes no connection by itself.
 void set_keep_alive(const Fd& socket);
 
 // Waits until `fd` is ready for `events` (POLLIN, POLLOUT). False at the deadline.
 bool wait_ready(int fd, short events, const Deadline& deadline);
 
-// Whole buffers. CommError: timeout at the deadline, peer_lost where the other side closed.
+// Read and write whole buffers. CommError: timeout at the deadline, peer_lost if the other side has
+// closed.
 void read_all(const Fd& socket, std::span<std::byte> bytes, const Deadline& deadline);
 void write_all(const Fd& socket, std::span<const std::byte> bytes, const Deadline& deadline);
 

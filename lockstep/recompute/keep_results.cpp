@@ -43,7 +43,8 @@ class KeepingListener final : public intercept::Listener {
         name.overload_name.empty() ? operator_kinds().find(name.name) : operator_kinds().end();
     ResultKeeper* const keeper = keeper_here;
     if (keeper == nullptr || kind == operator_kinds().end() || !keeper->keeps(kind->second)) {
-      // No guard: the operators that this one is made of may have a kind.
+      // Dispatches without a guard, because the operators that this one consists of may have a
+      // kind, too.
       op.redispatchBoxed(
           keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, intercept::kMode), stack);
       return;

@@ -1,4 +1,4 @@
-// Recomputation chosen by kind of operation: results that are expensive to compute are kept.
+// Chooses by kind of operation what recomputation keeps: results that are expensive to compute.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ class ResultKeeper {
 };
 
 // While it lives, operations on this thread go to the keeper, or to none if it is null. UsageError
-// where another library uses the dispatch key that this needs, which is state of the whole process.
+// if another library uses the dispatch key that this needs, which is state of the whole process.
 class KeeperScope {
  public:
   explicit KeeperScope(ResultKeeper* keeper);
@@ -53,8 +53,8 @@ ResultKeeper* current_keeper();
 // The kinds of results that functions recomputed from now on keep.
 const OperationKinds& kept_kinds();
 
-// Calls fn(arguments…), which returns one tensor, as an operation of this kind. It is for
-// operations that are no operator of LibTorch, such as our own kernels.
+// Calls fn(arguments…), which returns one tensor, as an operation of this kind. This is for
+// operations that are no operators of LibTorch, such as our own kernels.
 template <typename Fn, typename... Arguments>
 at::Tensor operation(OperationKind kind, const Fn& fn, const Arguments&... arguments) {
   ResultKeeper* const keeper = current_keeper();
@@ -75,9 +75,9 @@ at::Tensor operation(OperationKind kind, const Fn& fn, const Arguments&... argum
 //   auto loss = model->forward(batch);
 //
 // The inputs of such operations are still recomputed, except the 16-bit copies that autocast makes
-// of them, which are kept. Bits are those of a plain run. Threading: belongs to the thread it was
-// made on. Failure: UsageError out of backward() where a result was changed in place, or where the
-// function itself goes backward through one.
+// of them, which are kept. The bits are those of a plain run. Threading: belongs to the thread on
+// which it was made. Failure: backward() throws UsageError if a result was changed in place, or if
+// the function itself goes backward through one.
 class KeepResults {
  public:
   explicit KeepResults(activations::OperationKinds kinds);

@@ -16,7 +16,7 @@ using activations::View;
 
 namespace {
 
-// The whole storage is copied, which pays only if the tensor is a good part of it.
+// The whole storage is copied, which pays only if the tensor is a large enough part of it.
 constexpr std::size_t kLargestShare = 4;
 
 bool is_worth_moving(const at::Tensor& tensor, const OffloadOptions& options) {
@@ -45,7 +45,7 @@ class SavedOnHost : public torch::autograd::SavedVariableHooks {
 
  private:
   HostCopies& copies_;             // valid while tensors are packed
-  const OffloadOptions& options_;  // likewise
+  const OffloadOptions& options_;  // valid while tensors are packed
   std::shared_ptr<HostCopy> copy_;
   std::optional<View> view_;
   KeptTensor kept_;

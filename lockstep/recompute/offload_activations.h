@@ -1,4 +1,4 @@
-// Activations are kept in the host's memory until backward needs them.
+// Keeps activations in the host's memory until backward needs them.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct OffloadOptions {
 // Around recompute(), the function's inputs are offloaded. Inside a function that is recomputed,
 // the tensors saved there are offloaded and not computed again.
 //
-// Copies run in the streams that compute, which wait for them. Threading: belongs to the thread it
-// was made on. Failure: UsageError out of backward() where a saved tensor that was not offloaded
+// Copies run in the streams that compute, which wait for them. Threading: belongs to the thread on
+// which it was made. Failure: backward() throws UsageError if a saved tensor that was not offloaded
 // was changed in place.
 class OffloadActivations {
  public:

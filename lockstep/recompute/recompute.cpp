@@ -28,7 +28,7 @@ class SecondRun : public intercept::SavedTensorHooks, public ResultKeeper {
   SecondRun(std::vector<Slot>& slots, const std::vector<KeptResult>& results,
             const OperationKinds& kinds);
 
-  // Calls the function under these hooks until the last wanted slot is filled. UsageError where it
+  // Calls the function under these hooks until the last wanted slot is filled. UsageError if it
   // does not do the same as the first time.
   void run(const std::function<void()>& function);
 
@@ -48,7 +48,7 @@ class SecondRun : public intercept::SavedTensorHooks, public ResultKeeper {
   std::vector<Slot>& slots_;
   const std::vector<KeptResult>& results_;
   const OperationKinds& kinds_;
-  std::size_t next_ = 0;  // slot
+  std::size_t next_ = 0;  // the next slot
   std::size_t end_ = 0;   // behind the last slot to fill
   std::size_t next_result_ = 0;
 };
@@ -86,7 +86,8 @@ UsageError something_else(std::size_t second, std::size_t first) {
       second, first);
 }
 
-// Keeps the tensor, too, as the function may go backward through what it has just computed.
+// Keeps the tensor, too, because the function may go backward through values that it has just
+// computed.
 class SecondRun::Saved : public torch::autograd::SavedVariableHooks {
  public:
   explicit Saved(SecondRun& run) : run_(run) {}
@@ -236,7 +237,7 @@ class Region::FirstRun::Hooks : public intercept::SavedTensorHooks, public Resul
 };
 
 // While it lives, all state is as the function found it the first time; afterwards it is as before,
-// also if the function throws.
+// even if the function throws.
 class Region::AsInFirstRun {
  public:
   explicit AsInFirstRun(const Region& region)

@@ -35,15 +35,15 @@ struct Slot {
   at::Tensor tensor{};  // between the second run and when its node takes it
   // An operation whose result is kept also keeps the tensors that it made for itself.
   KeptTensor kept{};
-  // If it saved a view of one of its arguments: which argument, and how the view lies in its
-  // storage.
+  // If the node saved a view of one of the operation's arguments: which argument, and how the view
+  // lies in its storage.
   std::size_t argument = 0;
   std::optional<View> part{};
 
   bool recomputed() const { return !kept.defined(); }
 };
 
-// The result of an operation of the first run, which saved the slots from first_slot up to
+// The result of an operation of the first run; the operation saved the slots from first_slot up to
 // end_slot.
 struct KeptResult {
   std::size_t first_slot;
@@ -54,13 +54,13 @@ struct KeptResult {
 };
 
 // Whether this thread runs a function for the second time, to compute tensors for backward. Code
-// that counts its calls or prefetches in their order needs to know.
+// that counts calls or prefetches in their order needs to know this.
 bool is_recomputing();
 
 // Takes a snapshot of some state, and returns a function that puts it back.
 using Snapshot = std::function<std::function<void()>()>;
 
-// State that a function finds beside its inputs, and that it or others may change.
+// State besides its inputs that a function reads, and that it or other code may change.
 struct Surroundings {
   std::vector<at::Tensor> buffers = {};
   Snapshot snapshot;  // for any other state; may be empty
@@ -80,8 +80,8 @@ struct Surroundings {
 //
 // Ownership: the nodes of the first run share it. It owns the inputs, which are saved by the hooks
 // in force outside of it, so that regions nest and inputs may be offloaded. Threading: nodes may
-// ask on any of autograd's threads. Failure: UsageError where the function changes its inputs, or
-// does something else the second time; backward() throws what the function throws.
+// ask on any of autograd's threads. Failure: UsageError if the function changes its inputs, or does
+// something else the second time; backward() throws the function's exceptions.
 class Region : public std::enable_shared_from_this<Region> {
  public:
   using Function = std::function<void(const std::vector<at::Tensor>& inputs)>;
@@ -98,7 +98,7 @@ class Region : public std::enable_shared_from_this<Region> {
     FirstRun(const FirstRun&) = delete;
     FirstRun& operator=(const FirstRun&) = delete;
 
-    // To be called after the function has returned.
+    // Must be called after the function has returned.
     void finish();
 
    private:
@@ -195,9 +195,9 @@ auto recompute_in(Surroundings surroundings, Fn fn, const Inputs&... inputs) {
 
 }  // namespace activations
 
-// Calls fn(inputs…), or fn->forward(inputs…) where fn is a module or a shared_ptr to one. Outputs
-// and gradients have the bits of a plain call, dropout included. The tensors saved inside are not
-// kept, and backward calls fn once more. Without grad mode it is a plain call.
+// Calls fn(inputs…), or fn->forward(inputs…) if fn is a module or a shared_ptr to one. Outputs and
+// gradients have the bits of a plain call, dropout included. The tensors saved inside are not kept,
+// and backward calls fn once more. Without grad mode it is a plain call.
 //
 //   x = lockstep::recompute(block, x);
 //   x = lockstep::recompute([=](const torch::Tensor& x) { return block->forward(x, mask); }, x);
@@ -209,9 +209,9 @@ auto recompute_in(Surroundings surroundings, Fn fn, const Inputs&... inputs) {
 // to must still exist. It must do the same again: random numbers from LibTorch's global generators,
 // autocast and, if fn is a module, its buffers are as they were the first time, and afterwards as
 // if there had been no second call. State that a function keeps elsewhere, such as the batch norm
-// of a module that it captures, is changed twice: pass the module itself as fn. The second call is
-// ended by an exception that is no std::exception, as soon as backward has the tensors that it
-// needs. See Region for failures.
+// of a module that it captures, is changed twice: pass the module itself as fn. An exception that
+// is no std::exception ends the second call as soon as backward has the tensors that it needs. See
+// Region for failures.
 template <typename Fn, typename... Inputs>
 auto recompute(Fn fn, const Inputs&... inputs) {
   return activations::recompute_in({}, std::move(fn), inputs...);

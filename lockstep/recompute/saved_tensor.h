@@ -1,5 +1,5 @@
-// How a tensor that an operator saves for backward is kept: the tensor itself, the way it lies in
-// its storage, or a copy of the storage on the host.
+// The forms in which a tensor that an operator saves for backward is kept: the tensor itself, its
+// view of a storage, or a copy of the storage on the host.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace lockstep::activations {
 
-// Whether the tensor is a parameter, or a view of one: it takes no other memory, so nothing is
-// gained by not keeping it.
+// Whether the tensor is a parameter, or a view of one: that memory is in use anyway, so dropping
+// the tensor saves nothing.
 bool is_parameter(const at::Tensor& tensor);
 
-// A saved tensor that is kept as it is. Hooks have to find out themselves whether a saved tensor
+// A saved tensor that is kept unchanged. Hooks have to find out themselves whether a saved tensor
 // was changed in place, as autograd does without them.
 class KeptTensor {
  public:
@@ -29,7 +29,7 @@ class KeptTensor {
   bool defined() const { return tensor_.defined(); }
   bool changed() const { return tensor_._version() != version_; }
 
-  // UsageError where the tensor was changed since.
+  // UsageError if the tensor has been changed since.
   const at::Tensor& checked() const;
 
  private:
@@ -37,7 +37,7 @@ class KeptTensor {
   std::int64_t version_ = 0;
 };
 
-// How a tensor lies in its storage.
+// A tensor's sizes, strides and offset in its storage.
 struct View {
   explicit View(const at::Tensor& tensor);
 
@@ -61,7 +61,7 @@ class HostCopy {
  public:
   explicit HostCopy(const at::Tensor& tensor);
 
-  // A tensor on the original device. Views share one storage again while any of them lives.
+  // Returns a tensor on the original device. Views share one storage again while any of them lives.
   at::Tensor back(const View& view);
 
  private:
@@ -81,7 +81,8 @@ class HostCopies {
 
  private:
   struct Made {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that its address stays its own
+    // keeps the storage's address from being reused
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::int64_t version;
     std::weak_ptr<HostCopy> copy;
   };

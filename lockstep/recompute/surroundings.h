@@ -1,5 +1,5 @@
-// The state that a function finds when it is called, beside its inputs: autocast, random number
-// generators and the buffers of a module. It is taken in the first run and put back for the second.
+// The state besides its inputs that a function finds when it is called: autocast, random number
+// generators and the buffers of a module. It is taken in the first run and restored for the second.
 #pragma once
 
 #include <array>
@@ -30,8 +30,8 @@ class AutocastState {
   bool cache_enabled_ = false;
 };
 
-// Sets a state while it lives, as a scope of autocast: casts of weights that are made in it are
-// forgotten at its end, unless it is within another scope.
+// Sets a state while it lives, as a scope of autocast: the casts of weights made in it are dropped
+// at its end, unless it is within another scope.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state);
@@ -44,10 +44,8 @@ class AutocastScope {
 };
 
 // The values of a module's buffers. Its forward may change them, as batch norm changes its running
-// statistics. They are copied before the first run and put back for the second, which then leaves
+// statistics. They are copied before the first run and restored for the second, which then leaves
 // no trace.
-//
-// Ownership: shares the buffers, owns the copies.
 class BufferValues {
  public:
   BufferValues() = default;
@@ -57,10 +55,10 @@ class BufferValues {
   // ones are not compared, because that would wait for a GPU.
   void drop_unchanged();
 
-  // The values that the same buffers have now.
+  // The current values of the same buffers.
   BufferValues now() const;
 
-  // Writes without autograd's notice: to it, nothing has changed.
+  // Writes the values behind autograd's back, so that it sees no change.
   void restore() const;
 
  private:

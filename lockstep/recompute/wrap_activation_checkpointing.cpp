@@ -21,11 +21,11 @@ namespace lockstep {
 
 namespace {
 
-// Where a module is called from.
+// A module, and how code reaches it to call it.
 struct BlockPlace {
-  std::string name;  // in the model
+  std::string name;  // the module's name in the model
   std::shared_ptr<torch::nn::Module> module;
-  // Makes the module be recomputed from now on. Empty where we cannot reach the code that calls it.
+  // Makes the module be recomputed from now on. Empty if the code that calls it cannot be reached.
   std::function<void()> set_recomputed;
 };
 
@@ -40,7 +40,7 @@ class RecomputedModule : public Holder {
       : Holder(typeid(RecomputedModule)), inner_(std::move(inner)) {}
 
   AnyValue forward(std::vector<AnyValue>&& arguments) override {
-    // Tensors are found in the two types that modules commonly take.
+    // Finds tensors in the two types of arguments that modules commonly take.
     std::vector<at::Tensor> tensors;
     std::vector<std::vector<at::Tensor>> lists;
     for (AnyValue& argument : arguments) {
@@ -77,8 +77,8 @@ class RecomputedModule : public Holder {
   std::shared_ptr<Holder> inner_;
 };
 
-// An AnyModule takes no holder but those that it makes itself, which call their module directly.
-// Its holder is a private member; C++ lets an explicit instantiation name private members.
+// An AnyModule takes only holders that it makes itself, which call their module directly. Its
+// holder is a private member; C++ lets an explicit instantiation name private members.
 using Content = std::unique_ptr<Holder> AnyModule::*;
 Content content();
 template <Content kMember>
@@ -87,8 +87,8 @@ struct Opened {
 };
 template struct Opened<&AnyModule::content_>;
 
-// Makes the module that this holds be recomputed when it is called through it, whatever its
-// arguments and result. A second time changes nothing.
+// Makes the module in this AnyModule be recomputed when it is called through it, whatever its
+// arguments and result. A second call changes nothing.
 void set_recomputed(AnyModule& module) {
   std::unique_ptr<Holder>& holder = module.*content();
   if (holder == nullptr || dynamic_cast<RecomputedModule*>(holder.get()) != nullptr) return;
@@ -97,7 +97,7 @@ void set_recomputed(AnyModule& module) {
 
 using torch::nn::Module;
 
-// The children in the order of registration, which is that of a list's elements.
+// The children in the order of registration, which is the order of a list's elements.
 std::vector<BlockPlace> children_of(Module& parent, const std::string& prefix) {
   std::vector<BlockPlace> places;
   auto* const sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent);
@@ -149,15 +149,15 @@ void add_all(Module& parent, const std::string& prefix, std::vector<BlockPlace>&
   }
 }
 
-// Every module below the model, each after the one that holds it. Refers to the model.
+// All modules below the model, each after the one that holds it. They refer to the model.
 std::vector<BlockPlace> places_in(Module& model) {
   std::vector<BlockPlace> places;
   add_all(model, "", places);
   return places;
 }
 
-// Elements of lists that have modules of their own, where several in the list have one type. Blocks
-// inside a block are left out.
+// The elements of lists that have modules of their own, if several in the list have one type.
+// Blocks inside a block are left out.
 std::vector<BlockPlace> repeated_blocks(Module& model) {
   std::vector<BlockPlace> blocks;
   add_repeated(model, "", blocks);

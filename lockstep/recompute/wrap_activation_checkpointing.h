@@ -19,8 +19,8 @@
 
 namespace lockstep {
 
-// A ModuleList, with the same names of parameters, whose blocks can be recomputed from outside the
-// model: the model's forward calls them through the list.
+// A ModuleList whose blocks can be recomputed from outside the model, because the model's forward
+// calls them through the list. Parameters have the same names as in a ModuleList.
 //
 //   for (std::size_t i = 0; i < blocks->size(); ++i) x = blocks->call<Block>(i, x, mask);
 //
@@ -28,8 +28,8 @@ namespace lockstep {
 class BlockListImpl : public torch::nn::ModuleListImpl {
  public:
   BlockListImpl() = default;
-  // For blocks that read state beside their inputs and themselves, which may change before
-  // backward: `snapshot` saves it and puts it back.
+  // For blocks that read other state than their inputs and themselves, which may change before
+  // backward: `snapshot` saves that state and restores it.
   explicit BlockListImpl(activations::Snapshot snapshot) : snapshot_(std::move(snapshot)) {}
 
   // Calls forward(inputs…) of block i.
@@ -60,11 +60,11 @@ TORCH_MODULE(BlockList);
 
 namespace activations {
 
-// Which modules of a model are recomputed.
+// Chooses the modules of a model that are recomputed.
 struct Policy {
-  // Is given the module's name in the model and the module.
+  // Gets a module and its name in the model.
   std::function<bool(const std::string& name, const torch::nn::Module& module)> is_block;
-  // The last one of every so many blocks, in their order, is recomputed.
+  // Of every `every` consecutive blocks, the last one is recomputed.
   std::size_t every = 1;
 };
 
@@ -92,9 +92,9 @@ Policy blocks_of() {
 std::size_t wrap_activation_checkpointing(torch::nn::Module& model,
                                           const activations::Policy& policy);
 
-// Recomputes a share of a model's blocks, evenly spread: 0.5 is every second. The blocks are the
-// elements of a Sequential, ModuleList or BlockList that have child modules, if several there have
-// the same type. UsageError as above, where there are none, and for a share outside [0, 1].
+// Recomputes a share of a model's blocks, evenly spread: with 0.5 every second one. The blocks are
+// the elements of a Sequential, ModuleList or BlockList that have child modules, if several there
+// have the same type. UsageError as above, if there are none, and for a share outside [0, 1].
 class SelectiveGradientCheckpointing {
  public:
   SelectiveGradientCheckpointing(torch::nn::Module& model, double ratio);

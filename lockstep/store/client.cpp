@@ -16,7 +16,8 @@ namespace lockstep::store {
 
 namespace {
 
-// Connections kept for the next calls; a burst of waiting threads makes more and closes them after.
+// Connections that are kept for later calls. A burst of waiting threads makes more and closes them
+// afterwards.
 constexpr std::size_t kMostIdle = 4;
 
 // How long after the deadline to wait for the server's own "timeout", which names the missing keys.
@@ -93,7 +94,7 @@ class Client::Impl {
   Reply call(Request request, const Deadline& deadline);
 
  private:
-  // A call that has a number until it ends, however it ends.
+  // Gives a call its number until the call ends, whether it returns or throws.
   class Turn;
 
   Reply ask(Request& request, const Deadline& deadline);
@@ -108,7 +109,7 @@ class Client::Impl {
   const std::uint32_t generation_;
   const std::string purpose_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<net::Fd> idle_;
   std::optional<Greeting> greeting_;
   std::uint64_t next_number_ = 1;
@@ -198,7 +199,7 @@ Reply Client::Impl::ask(Request& request, const Deadline& deadline) {
     } catch (const CommError& error) {
       if (error.fault() != Fault::peer_lost || deadline.passed()) throw;
     }
-    if (was_idle) continue;  // it may have broken long ago
+    if (was_idle) continue;  // an idle connection may have broken long ago
     std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));
     pause = std::min(pause * 2, milliseconds(100));
   }
@@ -242,7 +243,8 @@ net::Fd Client::Impl::connect(const Deadline& deadline, net::IfRefused if_refuse
       net::introduce(socket, secret_, purpose_, attempt);
       net::read_all(socket, greeting, attempt);
     } catch (const CommError& error) {
-      // A server under siege sheds connections, genuine ones too; come again.
+      // A server with too many newcomers sheds connections, genuine ones too, so the client tries
+      // again.
       const bool shed = error.fault() == Fault::peer_lost || error.fault() == Fault::timeout;
       if (!shed || deadline.passed()) throw;
       std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline.remaining()));

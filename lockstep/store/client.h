@@ -10,16 +10,16 @@
 
 namespace lockstep::store {
 
-// Thread-safe: each thread that waits does so on a connection of its own, without holding up the
-// others. A connection that breaks is made anew within the deadline of the call that needs it, and
-// the call repeated; calls that change something carry a number by which the server knows a repeat,
-// so none is applied twice. Where nobody listens at the address any more, or another server than
-// the first one, calls fail at once with peer_lost; with refused where the store is of another
-// generation of the job, which has gone on without this process.
+// Thread-safe: each waiting thread uses a connection of its own and holds up no other. A connection
+// that breaks is made again within the deadline of the call that needs it, and the call is
+// repeated. Calls that change something carry a number by which the server recognises a repeat, so
+// that none is applied twice. If nobody listens at the address any more, or another server than the
+// first one does, calls fail at once with peer_lost. If the store belongs to another generation of
+// the job, which has gone on without this process, they fail with refused.
 class Client : public Store {
  public:
-  // Connects and proves knowledge of the secret. CommError: timeout where nobody answers, refused
-  // where the secret differs, peer_lost where nobody listens and the caller gives up on that.
+  // Connects and proves that it knows the secret. CommError: timeout if nobody answers, refused if
+  // the secrets differ, peer_lost if nobody listens and the caller asked to give up then.
   Client(net::Address address, net::Secret secret, Deadline deadline, std::uint32_t generation = 0,
          net::IfRefused if_refused = net::IfRefused::try_again);
   ~Client() override;

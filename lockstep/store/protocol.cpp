@@ -75,7 +75,7 @@ class Reader {
 
   std::vector<std::string> texts(std::size_t most, std::size_t longest) {
     const auto count = number<std::uint32_t>();
-    // Each takes four bytes at least: a count that the rest cannot hold takes no memory.
+    // Each value takes at least four bytes: a count that the rest cannot hold takes no memory.
     if (count > most || count > bytes_.size() / 4) failed_ = true;
     std::vector<std::string> values;
     if (failed_) return values;
@@ -90,7 +90,7 @@ class Reader {
     return value == 1;
   }
 
-  // Everything fitted, and nothing is left over.
+  // Whether every value fitted and nothing is left over.
   bool complete() const { return !failed_ && bytes_.empty(); }
 
  private:

@@ -23,19 +23,19 @@
 
 namespace lockstep::store {
 
-// The handshake's purpose: this, and a text that names the client (its session); where it is not of
-// the job's first generation, then a slash and the generation's number.
+// The handshake's purpose: this prefix and a text that names the client (its session). After the
+// job's first generation, a slash and the generation's number follow.
 inline constexpr char kPurpose[] = "store ";
 std::string purpose_of(const std::string& session, std::uint32_t generation);
 
-// The generation that a purpose ends with; nothing where what follows the slash is no number.
+// The generation that a purpose ends with; nothing if the text after the slash is no number.
 std::optional<std::uint32_t> generation_in(std::string_view purpose);
 
-// A server gives a newcomer no longer to prove itself, and a client waits no longer for that.
+// How long a server gives a newcomer to prove itself, and how long a client waits for that.
 inline constexpr milliseconds kHandshakeTime(5000);
 
-// Random, one for each server: tells a client that it still talks to the one it began with. The
-// last four bytes are the generation that the server is of.
+// Random bytes, different for each server: they tell a client that it still talks to the server it
+// began with. The last four bytes are the server's generation.
 using Greeting = std::array<std::byte, 20>;
 Greeting make_greeting(std::uint32_t generation);
 std::uint32_t generation_in(const Greeting& greeting);
@@ -43,7 +43,7 @@ std::uint32_t generation_in(const Greeting& greeting);
 inline constexpr std::size_t kSizeBytes = 4;
 inline constexpr std::size_t kLongestRequest = 4 << 20;
 inline constexpr std::size_t kLongestReply = 64 << 20;
-// The limit of a reply's values together, so that the reply around them stays under its own.
+// The limit of all values of a reply together, which keeps the whole reply under its own limit.
 inline constexpr std::size_t kMostValueBytes = 48 << 20;
 
 enum class Op : std::uint8_t { set = 1, get, wait, compare_and_set, add, watch, remove };
@@ -52,12 +52,12 @@ const char* name(Op op);
 
 struct Request {
   Op op = Op::get;
-  // Numbers of one client's calls, ascending; every call below `answered` has its answer or has
-  // been given up, so the server may forget it.
+  // Calls of one client are numbered, ascending. Every call below `answered` has been answered or
+  // given up, so the server may forget it.
   std::uint64_t number = 0;
   std::uint64_t answered = 0;
-  std::vector<std::string> keys;        // one; any number for wait
-  std::string value;                    // set; compare_and_set: the value desired
+  std::vector<std::string> keys;        // one key; for wait, any number
+  std::string value;                    // set; for compare_and_set, the desired value
   std::optional<std::string> expected;  // compare_and_set
   std::int64_t amount = 0;              // add
   std::uint64_t seen = 0;               // watch
@@ -69,12 +69,12 @@ struct Request {
 enum class Status : std::uint8_t {
   ok,
   absent,      // get: no such key
-  different,   // compare_and_set: values holds what stands there, if anything
+  different,   // compare_and_set: values holds the current value, if any
   timeout,     // wait: values holds the missing keys; watch
-  full,        // number: bytes that the store holds
-  not_number,  // add: values holds what stands there
-  overflow,    // add: number is what stands there
-  too_large,   // wait: number is the size of the values together
+  full,        // number: the bytes that the store holds
+  not_number,  // add: values holds the current value
+  overflow,    // add: number is the current value
+  too_large,   // wait: number is the size of all values together
 };
 
 struct Reply {
@@ -89,11 +89,12 @@ struct Reply {
 std::vector<std::byte> encode(const Request& request);
 std::vector<std::byte> encode(const Reply& reply);
 
-// The size in front of a body; nothing where it exceeds `longest`.
+// The size in front of a body; nothing if it exceeds `longest`.
 std::optional<std::size_t> parse_size(std::span<const std::byte, kSizeBytes> bytes,
                                       std::size_t longest);
 
-// A body, without its size. Nothing where it is not exactly one request or reply within the limits.
+// Parses a body, without its size. Nothing if it is not exactly one request or reply within the
+// limits.
 std::optional<Request> parse_request(std::span<const std::byte> body);
 std::optional<Reply> parse_reply(std::span<const std::byte> body);
 

@@ -31,9 +31,10 @@ namespace lockstep::store {
 
 namespace {
 
-// Strangers, or clients in their first milliseconds. Past this many the oldest has to go, so that
-// genuine clients get in however many strangers there are; but not in its first moments, so that a
-// thousand ranks that connect at once do not push each other out.
+// The most newcomers: strangers, or clients in their first milliseconds. Beyond this many the
+// oldest is dropped, so that genuine clients get in however many strangers there are. A newcomer is
+// safe for its first moments, so that a thousand ranks that connect at once do not push each other
+// out.
 constexpr std::size_t kMostNewcomers = 256;
 constexpr milliseconds kGrace(50);
 
@@ -51,7 +52,7 @@ net::Fd checked(int fd, const char* what) {
 
 }  // namespace
 
-// One connection of the server, from the first byte of a stranger to the last reply.
+// One connection of the server, from a newcomer's first byte to the last reply.
 //
 // Owns its socket. Never blocks; not thread-safe. Memory grows with the bytes that arrive, never
 // with a size that is only announced, and not past one request and one reply.
@@ -62,7 +63,7 @@ class Connection {
   int fd() const { return socket_.get(); }
   Clock::time_point since() const { return since_; }
 
-  // Whether it has proven to be of this job, and wants the store.
+  // Whether it has proven that it belongs to this job, and asks for the store.
   bool proven() const {
     return acceptor_.state() == net::Acceptor::State::welcomed &&
            acceptor_.purpose().starts_with(kPurpose);
@@ -74,31 +75,32 @@ class Connection {
   enum class Condition : std::uint8_t {
     open,
     closed,   // by the other side
-    refused,  // a stranger, or a break of the protocol
+    refused,  // a stranger, or a breach of the protocol
   };
 
   // Reads the bytes that have arrived. A complete request appears in `request`. The client has to
   // wait for the answer by send(); bytes that it sends before that break the protocol.
   Condition receive(std::optional<Request>& request);
 
-  // The answer to the request received last.
+  // Sends the answer to the request received last.
   Condition send(const Reply& reply);
 
-  // Writes what waits to be written, as far as that goes.
+  // Writes as much of the waiting output as the socket takes.
   Condition flush();
   bool has_unsent() const { return sent_ < output_.size(); }
 
  private:
   Condition shake_hands();
   Condition receive_request(std::optional<Request>& request);
-  // Bytes read into `into`; 0 where none are there for now, nothing where the other side closed.
+  // Reads bytes into `into` and returns their number: 0 if there are none for now, nothing if the
+  // other side has closed.
   std::optional<std::size_t> read(std::span<std::byte> into);
 
   net::Fd socket_;
   Clock::time_point since_ = Clock::now();
   const Greeting& greeting_;
   net::Acceptor acceptor_;
-  bool answering_ = false;  // a request has been received and not answered
+  bool answering_ = false;  // a request was received and is not answered yet
   std::vector<std::byte> input_;
   std::vector<std::byte> output_;
   std::size_t sent_ = 0;
@@ -130,7 +132,7 @@ Connection::Condition Connection::shake_hands() {
   }
   if (!proven()) return Condition::refused;
   output_.insert(output_.end(), greeting_.begin(), greeting_.end());
-  // One that its job has left behind learns so from the greeting, and nothing else.
+  // A client of another generation learns that from the greeting, and gets nothing else.
   const bool stale = generation_in(acceptor_.purpose()) != generation_in(greeting_);
   const Condition condition = flush();
   return stale ? Condition::refused : condition;
@@ -209,7 +211,8 @@ class Server::Impl {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(stop_.get(), &one, sizeof(one));
     thread_.join();
-    // The listener first: a client whose connection closes and that comes back must find nobody.
+    // The listener goes first: a client whose connection closes and that connects again must find
+    // nobody listening.
     listener_.reset();
   }
 
@@ -218,7 +221,7 @@ class Server::Impl {
  private:
   struct Peer {
     Connection connection;
-    std::optional<std::list<Ticket>::iterator> newcomer;  // until it is proven
+    std::optional<std::list<Ticket>::iterator> newcomer;  // set until it is proven
     std::uint32_t interest = EPOLLIN;
   };
   using Condition = Connection::Condition;
@@ -247,7 +250,7 @@ class Server::Impl {
   net::Fd stop_;
   const net::Address address_;
 
-  // The thread's own.
+  // Only the thread uses these.
   bool accepting_ = true;
   Clock::time_point no_descriptors_until_{};
   Ticket next_ticket_ = kFirstConnection;
@@ -275,7 +278,7 @@ void Server::Impl::run() {
           serve(ticket, events[static_cast<std::size_t>(i)].events);
         }
       } catch (const std::exception& error) {
-        // Most likely out of memory: one client loses its connection, the others go on.
+        // Out of memory, most likely: one client loses its connection, the others go on.
         log::error("the store drops a connection: {}", error.what());
         if (peers_.contains(ticket)) drop(ticket);
       }
@@ -312,7 +315,8 @@ int Server::Impl::poll_timeout(Clock::time_point now) const {
 }
 
 void Server::Impl::accept_some() {
-  // Not all at once: clients that are inside want to be served as well.
+  // Accepts a limited number in one turn, because clients that are inside have to be served as
+  // well.
   for (std::size_t i = 0; i < 64 && Clock::now() >= accepts_from(); ++i) {
     net::Fd socket = net::accept(listener_);
     if (socket) {

@@ -10,14 +10,14 @@
 
 namespace lockstep::store {
 
-// Owns its listening socket and its thread; both end with it, and clients that wait are told by
-// the connection closing. Connections that do not prove they know the secret within a few seconds
+// Owns its listening socket and its thread. Both end with it, and clients that wait notice when the
+// connection closes. Connections that do not prove within a few seconds that they know the secret
 // are dropped and change nothing, however many there are.
 class Server {
  public:
-  // Listens on exactly `address` (port 0: any free one). UsageError where that cannot be.
-  // Keys and values together take at most about `capacity_bytes`. Clients of another generation of
-  // the job than `generation` are turned away.
+  // Listens on exactly `address` (port 0: any free one). UsageError if that is impossible. Keys and
+  // values together take at most about `capacity_bytes`. Clients of another generation of the job
+  // than `generation` are turned away.
   Server(const net::Address& address, net::Secret secret,
          std::size_t capacity_bytes = kStoreCapacityBytes, std::uint32_t generation = 0);
   ~Server();
@@ -25,7 +25,7 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // The address it listens on, with the port it got.
+  // The address it listens on, with its actual port.
   net::Address address() const;
 
  private:

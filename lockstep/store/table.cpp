@@ -43,7 +43,7 @@ namespace {
 // Memory that an entry takes besides its bytes: the strings, the node, the bucket.
 constexpr std::size_t kEntryBytes = 128;
 
-// Longer waits than this are as good as endless; keeps the clock's arithmetic from overflowing.
+// Longer waits count as endless; this keeps the clock's arithmetic from overflowing.
 constexpr std::uint64_t kLongestPatienceMs = 100ull * 365 * 24 * 3600 * 1000;
 
 bool waits(Op op) { return op == Op::wait || op == Op::watch; }
@@ -80,7 +80,8 @@ void Table::apply(Ticket ticket, const std::string& client, Request request, Clo
   }
   Reply reply = change(request);
   const bool changed = reply.status == Status::ok;
-  // Only what took effect needs remembering: a refusal may be thought over when asked again.
+  // Only changes have to be remembered: a refused request may get another answer when it is
+  // repeated.
   if (changed) repeats_.remember(client, request.number, reply.number);
   answers.push_back({ticket, std::move(reply)});
   if (changed && request.op != Op::remove) wake(request.keys.front(), answers);
@@ -159,7 +160,8 @@ std::optional<Reply> Table::look(Waiter& waiter) const {
 
 std::optional<Reply> Table::look_for_all(Waiter& waiter) const {
   const auto& keys = waiter.request.keys;
-  // On from where it stood; once at the end, from the start, for a key seen before may be gone.
+  // Goes on from where the wait stood. At the end it looks once more from the start, because a key
+  // that existed before may be gone.
   for (const bool again : {false, true}) {
     if (again) waiter.next = 0;
     for (; waiter.next < keys.size(); ++waiter.next) {

@@ -18,8 +18,8 @@
 
 namespace lockstep::store {
 
-// Keeps a change from being made twice, when a client sends its request again after a broken
-// connection. Remembers, for each client, the results of its calls that may still be repeated.
+// Keeps a change from being made twice if a client sends its request again after a broken
+// connection. Remembers, for each client, the results of the calls that it may still repeat.
 // Bounded: past kMostClients the client that has been silent longest is forgotten, past kMostCalls
 // a client's oldest call. Not thread-safe.
 class Repeats {
@@ -52,11 +52,11 @@ class Repeats {
 
   Calls& touch(const std::string& client);
 
-  Clients clients_;  // the one heard from last stands first
+  Clients clients_;  // most recently heard from first
   std::unordered_map<std::string, Clients::iterator> index_;
 };
 
-// The number of the connection that asked. It has at most one request open.
+// The number of the connection that made a request. It has at most one request open.
 using Ticket = std::uint64_t;
 
 struct Answer {
@@ -64,8 +64,9 @@ struct Answer {
   Reply reply;
 };
 
-// Carries out requests, one at a time, at times it is told. Holds at most about `capacity_bytes`
-// of keys and values; what would exceed that is refused and changes nothing. Not thread-safe.
+// Carries out requests, one at a time; the caller tells it the time. Holds at most about
+// `capacity_bytes` of keys and values; a request that would exceed that is refused and changes
+// nothing. Not thread-safe.
 class Table {
  public:
   explicit Table(std::size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
@@ -75,13 +76,13 @@ class Table {
   void apply(Ticket ticket, const std::string& client, Request request, Clock::time_point now,
              std::vector<Answer>& answers);
 
-  // Ends the waits whose time has come.
+  // Ends the waits whose time is over.
   void expire(Clock::time_point now, std::vector<Answer>& answers);
 
   // Forgets a wait, if there is one.
   void cancel(Ticket ticket);
 
-  // When expire() has something to do next.
+  // When expire() next has something to do.
   std::optional<Clock::time_point> next_expiry() const;
 
   std::size_t held_bytes() const { return held_bytes_; }
@@ -90,7 +91,7 @@ class Table {
  private:
   struct Waiter {
     Request request;
-    std::size_t next = 0;  // wait: keys before this one existed when last looked at
+    std::size_t next = 0;  // wait: keys before this one existed at the last check
     std::string blocker;   // the one key whose change wakes it
     Clock::time_point until;
   };
@@ -101,7 +102,7 @@ class Table {
   Reply add(const Request& request);
   Reply remove(const std::string& key);
 
-  // Its answer where there is one, otherwise it stands behind its blocker.
+  // Returns the waiter's answer if there is one; otherwise the waiter stands behind its blocker.
   std::optional<Reply> look(Waiter& waiter) const;
   std::optional<Reply> look_for_all(Waiter& waiter) const;
   Reply expired(const Waiter& waiter) const;
@@ -110,10 +111,11 @@ class Table {
 
   std::size_t capacity_bytes_;
   std::size_t held_bytes_ = 0;
-  std::uint64_t version_ = 0;  // of the whole store, so that a key set anew does not start over
+  // of the whole store, so that a key that is set anew does not start over
+  std::uint64_t version_ = 0;
   std::unordered_map<std::string, Versioned> entries_;
   std::unordered_map<Ticket, Waiter> waiters_;
-  std::unordered_map<std::string, std::unordered_set<Ticket>> behind_;  // by blocker
+  std::unordered_map<std::string, std::unordered_set<Ticket>> behind_;  // keyed by blocker
   std::set<std::pair<Clock::time_point, Ticket>> expiries_;
   Repeats repeats_;
 };

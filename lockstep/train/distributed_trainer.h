@@ -38,16 +38,16 @@ using train::TrainingResult;
 
 // Every rank makes one with the same arguments and calls the same functions.
 //
-// Model: what DistributedManager::wrap_model takes, or a function that makes it, with a
-// forward(Tensor) that returns anything. A module by value is moved: where its constructor keeps
-// `this`, hand over [] { return MyNet(); } or a shared_ptr.
-// Loss: called with what forward() returned and the targets; gives a scalar, which is a mean over
-// the samples of the batch or, where `reduction` says so, a sum; or an nn::LossSum, for those who
-// count something else than samples. Either way it becomes the mean over the batch of all ranks.
-// Datasets: of torch::data, giving an input and a target, or a shared_ptr<const data::Dataset>.
+// Model: anything that DistributedManager::wrap_model takes, or a function that makes it. Its
+// forward(Tensor) may return anything. A module by value is moved: if its constructor keeps `this`,
+// pass [] { return MyNet(); } or a shared_ptr. Loss: called with forward()'s result and the
+// targets. It returns a scalar, which is a mean over the samples of the batch or, if `reduction`
+// says so, a sum; or an nn::LossSum, which may count something other than samples. Either way it
+// becomes the mean over the batch of all ranks. Datasets: a dataset of torch::data that gives an
+// input and a target, or a shared_ptr<const data::Dataset>.
 //
-// Ownership: shares the model and the job. Threading: one thread. Failure: as train::Trainer, whose
-// options these are.
+// Ownership: shares the model and the job. Threading: one thread. Options and failures are those of
+// train::Trainer.
 template <typename Model>
 class DistributedTrainer {
   using Shared = decltype(internal::share_model(std::declval<Model>()));
@@ -61,7 +61,7 @@ class DistributedTrainer {
       : DistributedTrainer(std::move(dist), std::move(options),
                            std::make_shared<Task>(internal::share_model(std::move(model)),
                                                   std::move(loss), reduction)) {}
-  // A module by value, which is moved, as DistributedManager::wrap_model() does.
+  // Takes a module by value and moves it, as DistributedManager::wrap_model() does.
   template <typename Loss>
   requires internal::PlainModule<Model>
   [[deprecated("this moves the module: give std::make_shared<MyNet>(arguments...), which stays "
@@ -74,16 +74,16 @@ class DistributedTrainer {
                            std::make_shared<Task>(internal::share_model(std::move(model)),
                                                   std::move(loss), reduction)) {}
 
-  // Something else to know about the validation set: called like the loss, without a graph, it
-  // returns a sum over the samples of its batch, as a tensor or a number. Reported is the mean.
+  // Adds a metric of the validation set. It is called like the loss, without a graph, and returns a
+  // sum over the samples of its batch, as a tensor or a number; the mean is reported.
   template <typename Metric>
   DistributedTrainer& add_metric(std::string name, Metric metric) {
     task_->add_metric(std::move(name), std::move(metric));
     return *this;
   }
 
-  // Trains as long as the options say. With an output folder that holds a checkpoint, goes on from
-  // there, so that one trainer with such a folder fits once.
+  // Trains as long as the options say. If the output folder holds a checkpoint, training goes on
+  // from there, so a trainer with an output folder can fit only once.
   template <typename Training>
   TrainingResult fit(Training training) {
     return run(dataset(std::move(training)), nullptr);
@@ -93,10 +93,10 @@ class DistributedTrainer {
     return run(dataset(std::move(training)), dataset(std::move(validation)));
   }
 
-  // The job, for what else there is to ask or do: ranks, whole weights.
+  // The job, for everything else that a program may need: ranks, whole weights.
   DistributedManager& dist() { return dist_; }
 
-  // The model, in its own type; a module that was given by value is a shared_ptr to it.
+  // The model, in its own type; a module that was passed by value is a shared_ptr here.
   const Shared& model() const { return task_->typed_model(); }
 
  private:

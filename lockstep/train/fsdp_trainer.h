@@ -19,18 +19,18 @@
 
 namespace lockstep {
 
-// A DistributedTrainer of a job with ParallelMode::FSDP, which it joins by itself or is given.
+// A DistributedTrainer for a job with ParallelMode::FSDP, which it joins by itself or is given.
 template <typename Model>
 class FSDPTrainer : public DistributedTrainer<Model> {
  public:
-  // Whatever mode the config has, it is FSDP's.
+  // Joins the job in ParallelMode::FSDP, whatever mode the config has.
   template <typename Loss>
   FSDPTrainer(Model model, Loss loss, TrainerOptions options, DistributedConfig config = {},
               LossReduction reduction = LossReduction::mean)
       : DistributedTrainer<Model>(join(std::move(config)), std::move(model), std::move(loss),
                                   std::move(options), reduction) {}
 
-  // UsageError where the job is not one of FSDP.
+  // UsageError if the job's mode is not ParallelMode::FSDP.
   template <typename Loss>
   FSDPTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
               LossReduction reduction = LossReduction::mean)

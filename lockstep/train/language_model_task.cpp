@@ -40,7 +40,7 @@ void load_checkpoint_weights(const std::vector<NamedTensor>& weights,
   checkpoint::CheckpointReader reader(folder);
   std::vector<mesh::HeldTensor> stored;
   for (const auto& [name, tensor] : weights) {
-    // As they are there, and then as they are to be.
+    // Reads each tensor in the type that it has in the file; it is converted afterwards.
     mesh::HeldTensor held = mesh::whole_tensor("model/" + name, tensor);
     const auto* const record = reader.find(held.name);
     const auto type = record == nullptr ? std::nullopt : checkpoint::scalar_type_of(record->dtype);
@@ -61,7 +61,7 @@ void load_weights(const models::ModelConfig& config, const std::vector<NamedTens
                   const std::filesystem::path& folder) {
   if (checkpoint::is_checkpoint(folder)) return load_checkpoint_weights(weights, folder);
   const checkpoint::SafetensorsFolder files(folder);
-  // Files of models without their output layer leave out the first word of each name.
+  // Files of models without their output layer leave out the first component of each name.
   std::map<std::string, std::string> file_names;
   for (const checkpoint::StoredTensor& tensor : files.tensors())
     if (const auto parameter = models::parameter_of(config, tensor.name()))

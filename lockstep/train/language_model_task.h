@@ -1,4 +1,4 @@
-// A language model as something to train.
+// The training task of a language model, and how its pipeline of stages runs.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,20 @@
 namespace lockstep::train {
 
 struct LanguageModelPipelineOptions {
-  c10::Device device = at::kCPU;  // where this rank's stages are put
+  c10::Device device = at::kCPU;  // the device of this rank's stages
   std::int64_t micro_batch = 1;   // samples
   std::int64_t sequence_length = 0;
-  std::optional<c10::ScalarType> autocast = {};  // what operators of forward passes compute in
-  // After this step, counted from 1, each rank is given when all of them computed what; 0: never.
+  // the type that operators compute in during forward passes
+  std::optional<c10::ScalarType> autocast = {};
+  // After this step, counted from 1, each rank gets the times at which all ranks computed each part
+  // of it; 0: never.
   std::int64_t timeline_step = 0;
   std::function<void(const pipeline::Timeline&)> on_timeline = {};
 };
 
-// Runs a language model whose stages are on several ranks. Gives this rank's stages to the model,
-// which keeps nothing else, and runs steps of micro-batches through all of them. Every rank of the
-// group makes one, with the same model, and calls the same functions with the same batches.
+// Runs a language model whose stages are on several ranks. Reduces the model to this rank's stages
+// and runs steps of micro-batches through the stages of all ranks. Every rank of the group makes
+// one, with the same model, and calls the same functions with the same batches.
 //
 // Ownership: shares the model. Threading: one thread. Failure: as pipeline::Pipeline.
 class LanguageModelPipeline : public PipelinePasses {
@@ -39,17 +41,19 @@ class LanguageModelPipeline : public PipelinePasses {
                         const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
                         LanguageModelPipelineOptions options = {});
 
-  // At most as many batches as the plan has micro-batches, of at most as many samples.
+  // Takes at most as many batches as the plan has micro-batches, each of at most `micro_batch`
+  // samples.
   double run(std::int64_t step, const std::vector<data::Batch>& batches,
              const GradientScale& scale = {}) override;
-  // Targets of a batch that count on this rank of the data.
+  // The number of a batch's targets that count on this rank of the data.
   std::int64_t count(const data::Batch& batch) const override;
 
-  // Forward of one batch of at most as many samples.
+  // Runs the forward pass of one batch of at most `micro_batch` samples.
   double evaluate(const data::Batch& batch);
 
  private:
-  // With samples that do not count: all that go through a pipeline have one shape.
+  // Adds samples that do not count to a batch that is too small, because all batches in a pipeline
+  // have one shape.
   data::Batch filled_up(const data::Batch& batch) const;
   std::unique_ptr<pipeline::Pipeline> make(const pipeline::Schedule& schedule,
                                            const std::shared_ptr<comm::Communicator>& group);
@@ -58,18 +62,18 @@ class LanguageModelPipeline : public PipelinePasses {
 
   std::shared_ptr<models::LanguageModel> model_;
   LanguageModelPipelineOptions options_;
-  std::map<int, mesh::Interval> layers_;               // of this rank's stages
-  std::unique_ptr<pipeline::Pipeline> training_;       // a step's micro-batches
-  std::unique_ptr<pipeline::Pipeline> evaluation_;     // one of them
-  const std::vector<data::Batch>* batches_ = nullptr;  // of the step under way
-  GradientScale scale_;                                // likewise; none for an evaluation
+  std::map<int, mesh::Interval> layers_;               // layers of this rank's stages
+  std::unique_ptr<pipeline::Pipeline> training_;       // runs all micro-batches of a step
+  std::unique_ptr<pipeline::Pipeline> evaluation_;     // runs a single one
+  const std::vector<data::Batch>* batches_ = nullptr;  // batches of the step under way
+  GradientScale scale_;  // scale of the step under way; none in an evaluation
   std::int64_t step_ = 0;
 };
 
 // Checkpoints are folders that Hugging Face's tools load.
 class LanguageModelTask : public Task {
  public:
-  // `more_files` are kept in each checkpoint: names, and their texts. `pipeline` is null where each
+  // `more_files` are kept in each checkpoint: names, and their texts. `pipeline` is null if each
   // rank has all layers.
   explicit LanguageModelTask(std::shared_ptr<models::LanguageModel> model,
                              std::map<std::string, std::string> more_files = {},
@@ -92,9 +96,9 @@ class LanguageModelTask : public Task {
   std::unique_ptr<LanguageModelPipeline> pipeline_;
 };
 
-// Reads the weights of such a model, which are all in `weights` by their names, from a checkpoint
-// or a folder of Hugging Face's, whatever floating type they have there. UsageError naming what
-// does not fit, DamagedCheckpoint what is not as it was written.
+// Reads the weights of such a model from a checkpoint or a Hugging Face folder, in any floating
+// type. `weights` has all of the model's weights by name. UsageError names each tensor that does
+// not fit; DamagedCheckpoint names a file that is not as it was written.
 void load_weights(const models::ModelConfig& config, const std::vector<NamedTensor>& weights,
                   const std::filesystem::path& folder);
 void load_weights(models::LanguageModel& model, const std::filesystem::path& folder);

@@ -50,7 +50,7 @@ std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t
     for (at::Tensor& parameter : model.parameters()) parameter.mutable_grad() = at::Tensor();
     return taken;
   };
-  // The least of a few, as whatever disturbs a measurement makes it longer.
+  // The least of a few measurements, because disturbances only make them longer.
   const auto least = [&](std::int64_t layer) {
     double seconds = std::numeric_limits<double>::infinity();
     for (int time = 0; time < 3; ++time) seconds = std::min(seconds, run(layer));

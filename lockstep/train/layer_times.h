@@ -11,10 +11,10 @@
 
 namespace lockstep::train {
 
-// Seconds for forward and backward of a micro-batch, for each layer: the first with the embedding,
-// the last with the head, and those between are taken to be alike. `autocast` is what operators
-// compute in, as in training. Gradients are undefined afterwards. Every rank that shares the
-// model's layers or sequences calls it, before any stage is cut off.
+// Seconds of forward and backward of a micro-batch, for each layer. The first includes the
+// embedding and the last the head; those between are taken to be alike. `autocast` is the type that
+// operators compute in, as in training. Gradients are undefined afterwards. Every rank that shares
+// the model's layers or sequences calls it, before any stage is cut off.
 std::vector<double> seconds_of_layers(models::LanguageModel& model, std::int64_t micro_batch,
                                       std::int64_t sequence_length,
                                       std::optional<c10::ScalarType> autocast = {});

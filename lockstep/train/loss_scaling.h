@@ -15,36 +15,37 @@
 
 namespace lockstep::train {
 
-// Every rank has one. What backward() is called on are sums over a batch, and a scale is one of
-// their mean, as DeepSpeed's is: the size of a step, rounded to a power of two, stands between
-// them. It is that of the run's first step, and stays.
+// Every rank has one. backward() is called on sums over a batch, but the scale, as DeepSpeed's,
+// applies to their mean. So the scaled loss is divided by the size of a step, rounded to a power of
+// two; the size is that of the run's first step, and stays.
 //
-// Ownership: of its numbers. Threading: one thread. Failure: UsageError as GradScaler.
+// Ownership: owns its numbers. Threading: one thread. Failure: UsageError as GradScaler.
 class LossScaling {
  public:
   explicit LossScaling(const optim::LossScaleOptions& options)
       : scaler_(options), is_fixed_(options.loss_scale != 0) {}
 
   double value() const { return scaler_.loss_scale(); }
-  // One that no overflow makes smaller.
+  // Whether the scale stays the same after an overflow.
   bool is_fixed() const { return is_fixed_; }
 
-  // Before the first pass of each step, on all ranks: about how many samples (or tokens) the step
-  // has on this one. Ranks talk about it until one has some.
+  // Called before the first pass of each step, on all ranks, with about how many samples (or
+  // tokens) the step has on this rank. The ranks add these up until the sum is not 0.
   void begin_step(const DistributedManager& dist, double count);
 
-  // The loss to call backward() on; it has its own value.
+  // Returns a loss to call backward() on, whose value is that of `loss_sum`.
   at::Tensor scale_gradients_of(const at::Tensor& loss_sum) const {
     return scaler_.scale_gradients_of(loss_sum);
   }
 
-  // Whether the step's gradients, unscaled now, fit: the same answer on all ranks.
+  // Unscales the step's gradients and returns whether they are finite: the same answer on all
+  // ranks.
   [[nodiscard]] bool unscale(DistributedManager& dist,
                              const std::shared_ptr<torch::nn::Module>& model) {
     return dist.unscale_gradients(model, scaler_);
   }
 
-  // What a checkpoint has to save, among other numbers; and back. A checkpoint of a run that had no
+  // The numbers that a checkpoint saves, and the way back. Loading a checkpoint of a run without a
   // scale leaves this one as it is.
   std::map<std::string, double> values() const;
   void load(const std::map<std::string, double>& values);
@@ -55,7 +56,7 @@ class LossScaling {
   bool knows_step_ = false;
 };
 
-// For people to read: the sign of a NaN depends on the processor and says nothing.
+// Makes numbers that people read the same on every processor, which differ in the sign of a NaN.
 inline double unsigned_nan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }

@@ -1,4 +1,4 @@
-// What one rank does for all of them, so that they go on together or stop together.
+// Work that one rank does for all of them, so that they go on together or stop together.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,9 @@
 
 namespace lockstep::train {
 
-// The main rank calls `work`; its result is every rank's. What it throws is rethrown on the main
-// rank, and is a TrainingStopped with the same words on the others, but a CommError is one on all.
+// The main rank calls `work`, and every rank returns its result. An exception is rethrown on the
+// main rank; on the others it is a TrainingStopped with the same words. A CommError is a CommError
+// on all ranks.
 std::string on_main_rank(const DistributedManager& dist, const std::function<std::string()>& work);
 
 }  // namespace lockstep::train

@@ -28,7 +28,7 @@ std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Devic
 
 namespace {
 
-// The same on every rank, which would cut different stages otherwise.
+// All ranks use the main rank's times: with times of their own they would cut different stages.
 std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
                                            const RunPlan& plan, const DistributedManager& dist) {
   std::vector<double> seconds = seconds_of_layers(
@@ -37,7 +37,7 @@ std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const T
   return dist.sum(std::move(seconds));
 }
 
-// Over the axes of ranks that work together on the same samples.
+// The axes of ranks that work together on the same samples.
 models::ModelAxes axes_of(const ParallelSection& parallel, DistributedManager& dist) {
   models::ModelAxes axes;
   if (parallel.tensor > 1)
@@ -59,7 +59,7 @@ SpreadLanguageModel spread_model(
   const auto& model = made.model;
   const bool is_timed = plan.pipeline && parallel.balance == StageBalance::time;
   if (is_timed) {
-    // Layers are run before anybody knows whose they are.
+    // Layers are timed before they are given to stages, so every rank makes all of them.
     construction.keep(model->parameters());
     model->to(dist.device());
   }
@@ -103,7 +103,7 @@ SpreadLanguageModel make_language_model(
     made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
   if (config.model.from.empty()) return made;
   const auto& model = made.model;
-  // What is read goes into whole tensors beside the model's own.
+  // The file is read into whole tensors beside the model's own, which may be cut.
   const std::vector<NamedTensor> weights = dist.full_state_dict(model);
   on_main_rank(dist, [&] {
     load_weights(sizes, weights, config.model.from);

@@ -16,25 +16,25 @@
 
 namespace lockstep::train {
 
-// A model and, where its stages are on several ranks, what runs them.
+// A model and, if its stages are on several ranks, the pipeline that runs them.
 struct SpreadLanguageModel {
   std::shared_ptr<models::LanguageModel> model;
   std::unique_ptr<LanguageModelPipeline> pipeline;
 };
 
-// Every rank calls it. Where strategies, a tensor axis or a pipeline cut the model, no rank ever
-// has all of it: initial values are computed a parameter, or a unit of them, at a time.
-// `on_timeline` is LanguageModelPipelineOptions'.
+// Every rank calls it. If strategies, a tensor axis or a pipeline cut the model, no rank ever holds
+// all of it: initial values are computed for one parameter, or one unit of parameters, at a time.
+// `on_timeline` is that of LanguageModelPipelineOptions.
 SpreadLanguageModel make_language_model(const TrainConfig& config, const RunPlan& plan,
                                         DistributedManager& dist,
                                         std::function<void(const pipeline::Timeline&)> on_timeline);
 
-// The type of numbers that a config computes in. Nothing for fp32, which is what weights are.
+// The type that a config computes in; nothing for fp32, the type of the weights.
 std::optional<c10::ScalarType> scalar_type_of(Precision precision);
 
-// What operators compute in while weights stay what they are: where gradients are whole, weights
-// are too, and 16 bits are autocast's; where they are cut, 16 bits are the strategy's. CPUs compute
-// in what weights are.
+// The type that operators compute in while weights keep theirs. If gradients are whole on each
+// rank, so are weights, and a 16-bit precision is autocast's; if gradients are cut, it is the
+// strategy's. CPUs compute in the type of the weights.
 std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Device device);
 
 }  // namespace lockstep::train

@@ -1,4 +1,4 @@
-// Any model and any loss as something to train.
+// The training task of any model with any loss.
 #pragma once
 
 #include <cstdint>
@@ -14,23 +14,23 @@
 
 namespace lockstep::train {
 
-// What the number that a loss gives is, of the samples of its batch.
+// How a loss combines the samples of its batch.
 enum class LossReduction { mean, sum };
 
-// A loss as sum and count. UsageError where it is no scalar to compute gradients of.
+// A loss as sum and count. UsageError if it is no scalar that gradients can be computed of.
 nn::LossSum loss_sum(const at::Tensor& loss, std::int64_t num_samples, LossReduction reduction);
 
-// UsageError, naming the metric, where it gave more than one number.
+// The metric's number. UsageError, naming the metric, if it gave more than one number.
 double metric_number(const at::Tensor& value, const std::string& name);
 
-// UsageError where a metric's name is empty or stands for something else in the run's files.
+// UsageError if a metric's name is empty or has another meaning in the run's files.
 void check_metric_name(const std::string& name, const std::vector<std::string>& taken);
 
-// What a model that computes in 16 bits returned, in the 32 that losses and targets are of.
+// Converts the output of a model that computes in 16 bits to the 32 bits of losses and targets.
 at::Tensor widened(const at::Tensor& output, const at::Tensor& target);
 
-// Model is a module holder or a shared_ptr; its forward() takes a batch's input and returns
-// anything, which the loss and the metrics are given together with the batch's target.
+// Model is a module holder or a shared_ptr. Its forward() takes a batch's input and returns
+// anything; the loss and the metrics get that together with the batch's target.
 template <typename Model>
 class ModelTask : public Task {
  public:

@@ -1,4 +1,4 @@
-// How a trainer trains.
+// The options of a trainer.
 #pragma once
 
 #include <cstdint>
@@ -23,31 +23,31 @@ class PeerCopies;
 
 namespace lockstep::train {
 
-// What more ranks, and so a larger batch, do to the learning rate.
+// How the learning rate grows with the number of ranks, and so with the batch.
 enum class LearningRateScaling {
   none,
   linear,       // by the number of ranks (Goyal et al., 2017)
-  square_root,  // by its root
+  square_root,  // by the square root of the number of ranks
 };
 
 struct TrainerOptions {
-  // How long: whichever comes first. At least one must be given.
+  // The run ends at whichever comes first. At least one must be given.
   std::optional<std::int64_t> max_steps = {};
   std::optional<std::int64_t> epochs = {};
 
-  // Samples of a forward pass on a rank, and forward passes of a step: a step has batch_size ·
-  // accumulation samples a rank, fewer at the end of an epoch, unless drop_last leaves that step
-  // out. A run that goes on with another number of ranks keeps the samples of a step that it began
-  // with, in passes of at most batch_size.
+  // Samples of a forward pass on a rank, and forward passes of a step. A step has batch_size ·
+  // accumulation samples on each rank; at the end of an epoch it has fewer, or drop_last leaves it
+  // out. A run that goes on with another number of ranks keeps the number of samples that its steps
+  // began with, in passes of at most batch_size.
   std::int64_t batch_size = 32;
   std::int64_t accumulation = 1;
-  // In place of accumulation: samples of a step on all ranks, however many there are.
+  // Samples of a step on all ranks, whatever their number; replaces `accumulation`.
   std::optional<std::int64_t> samples_per_step = {};
   bool drop_last = false;
   bool shuffle = true;
-  // Threads that load ahead; 0 loads when a batch is needed. Where a dataset draws random numbers
-  // from LibTorch's generator (an augmentation in get()), only 0 makes a run repeatable, and a
-  // resumed one the same: with threads, who draws first is chance.
+  // Threads that load ahead; with 0, a batch is loaded when it is needed. If a dataset draws random
+  // numbers from LibTorch's generator (an augmentation in get()), only 0 makes a run repeatable and
+  // a resumed run the same: with threads, chance decides which thread draws first.
   int num_workers = 1;
   int prefetch = 2;
 
@@ -60,63 +60,65 @@ struct TrainerOptions {
   double gradient_clipping = 0;  // 0: none
   NonFinite on_non_finite = NonFinite::stop;
 
-  // BFloat16 or Half: what operators compute in where that is safe, with weights as they are. For
-  // models whose gradients are not cut among ranks; others have MixedPrecision.
+  // BFloat16 or Half: the type that operators compute in where that is safe, while weights keep
+  // theirs. For models whose gradients are not cut among ranks; the others use MixedPrecision.
   std::optional<c10::ScalarType> autocast = {};
-  // The loss scale of training in Half, which has one in any case. A step whose gradients overflow
-  // is skipped on all ranks, and is no failure.
+  // The loss scale. Training in Half has one even if this is not set. A step whose gradients
+  // overflow is skipped on all ranks, which is not a failure.
   std::optional<optim::LossScaleOptions> loss_scale = {};
 
   // Steps between validations, besides one at the end. 0: at the end of each epoch.
   std::int64_t validation_interval = 0;
-  std::int64_t validation_batches = 0;  // of each; 0: the whole set
+  std::int64_t validation_batches = 0;  // batches of each validation; 0: the whole set
 
   std::uint64_t seed = 0;
 
-  // The run's folder: checkpoints, metrics.csv, loss.svg, TensorBoard's files. Empty: no files.
+  // The run's folder, for checkpoints, metrics.csv, loss.svg and TensorBoard's files. Empty: no
+  // files are written.
   std::filesystem::path output = {};
   std::int64_t checkpoint_interval = 0;  // steps; 0: only at the end
-  int keep_checkpoints = 2;              // the newest so many; 0: all
-  // Whether training goes on while a checkpoint is written, from a copy of what it holds; the last
-  // one of a run is waited for in any case.
+  int keep_checkpoints = 2;              // how many of the newest are kept; 0: all
+  // Whether training goes on while a checkpoint is written from a copy. The run always waits for
+  // its last checkpoint.
   bool asynchronous_checkpoints = true;
-  // Steps between copies of the run's state in the memory of other ranks; 0: none. They are kept in
-  // `peer_copies`, which its process makes once and keeps while the job is formed anew
-  // (keep_going.h): a trainer that is made with it then goes on from the last of them, where its
-  // ranks still have all of it and no checkpoint is newer.
+  // Steps between copies of the run's state in the memory of other ranks; 0: no copies. They are
+  // kept in `peer_copies`, which the process makes once and keeps when the job is formed anew
+  // (keep_going.h). A trainer that gets it then goes on from the latest copy, if the ranks together
+  // still have all of it and no checkpoint is newer.
   std::int64_t memory_interval = 0;
   std::shared_ptr<PeerCopies> peer_copies = {};
   Resume resume = Resume::automatic;
-  // With Resume::from, the checkpoint to start from in place of the run's own, which has none of
-  // later steps in its folder. A run that has begun may remove it, where it is one of its folder's.
+  // With Resume::from, the run starts from this checkpoint; its own folder must not have
+  // checkpoints of later steps. A run that has begun may remove it if it is in the run's folder.
   std::filesystem::path resume_from = {};
   bool csv = true;
   bool tensorboard = true;
   std::filesystem::path csv_folder = {};          // empty: `output`
   std::filesystem::path tensorboard_folder = {};  // empty: `output`/tensorboard
 
-  // Floating-point operations that forward and backward of one token, or sample, take: with it, on
-  // a GPU that Lockstep knows, the share of its peak (MFU) is told beside the rate. 6 times the
-  // weights that are multiplied is close for most models. 0: not told.
+  // Floating-point operations that forward and backward take for one token or sample. With it, on a
+  // GPU that Lockstep knows, the share of the GPU's peak (MFU) is shown beside the rate. 6 times
+  // the number of weights that are multiplied is close for most models. 0: not shown.
   double flops_per_unit = 0;
 
   // Whether the times of a step's parts are measured and kept with the metrics. On a GPU this costs
-  // time: each part waits for it.
+  // time, because each part waits for the device.
   bool step_times = false;
 
-  std::int64_t steps_per_print = 10;  // where progress is no terminal
-  // Where progress goes; -1: nowhere. Only on the main rank.
+  std::int64_t steps_per_print = 10;  // used where progress is no terminal
+  // The descriptor to which the main rank writes progress; -1: none.
   int progress_fd = 1;
-  std::string title = {};                                            // of the loss curve
+  std::string title = {};                                            // title of the loss curve
   std::optional<observe::LossCurve::Reference> reference_loss = {};  // a line in it
-  std::string config = {};  // kept as config.json and in checkpoints, for whoever looks
+  std::string config = {};  // kept as config.json and in checkpoints, for people to read
 };
 
-// UsageError where a number makes no sense. Those of the loader, the optimizer and the schedule are
-// theirs to check.
+// Throws UsageError if a number makes no sense. The loader, the optimizer and the schedule check
+// their own options.
 void check(const TrainerOptions& options);
 
-// What all ranks must have alike, a line each; the schedule is compared by what comes of it.
+// The options that must be alike on all ranks, a line each; the schedule is compared by its
+// results.
 std::vector<std::string> lines_of(const TrainerOptions& options);
 
 }  // namespace lockstep::train

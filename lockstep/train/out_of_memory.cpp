@@ -9,7 +9,7 @@ namespace lockstep::train {
 
 bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
-  // LibTorch has a class for GPUs only, and not in every version.
+  // LibTorch has an exception class for GPUs only, and not in every version.
   const std::string_view text = error.what();
   for (const std::string_view sign :
        {"out of memory", "can't allocate memory", "not enough memory"})
@@ -18,7 +18,7 @@ bool is_out_of_memory(const std::exception& error) {
 }
 
 std::string out_of_memory_advice(const TrainConfig& config, const std::exception& error) {
-  // LibTorch adds where it happened, frame by frame.
+  // LibTorch appends a stack trace after the first line.
   const std::string_view text = error.what();
   const std::string what(text.substr(0, text.find('\n')));
   return fmt::format(

@@ -1,4 +1,4 @@
-// What to tell a user whose device is too small.
+// The advice for a user whose device is too small.
 #pragma once
 
 #include <exception>
@@ -8,10 +8,10 @@
 
 namespace lockstep::train {
 
-// Whether the host or a GPU is out of memory, whichever way LibTorch says it.
+// Whether the host or a GPU is out of memory, in any of LibTorch's wordings.
 bool is_out_of_memory(const std::exception& error);
 
-// What was asked for, and what to make smaller, with the config's numbers.
+// Says how much memory was requested and which settings to make smaller, with the config's numbers.
 std::string out_of_memory_advice(const TrainConfig& config, const std::exception& error);
 
 }  // namespace lockstep::train

@@ -38,7 +38,7 @@ void PartClock::add_to(double& part) {
 
 namespace {
 
-// The ranks that do the same work.
+// Groups the ranks that do the same work, which are those of one pipeline stage.
 std::vector<std::vector<int>> stages_of(const mesh::MeshShape& shape) {
   const bool has_stages =
       std::ranges::find(shape.axes(), "pp", &mesh::Axis::name) != shape.axes().end();
@@ -193,7 +193,7 @@ void Reporter::validation(std::int64_t step, double loss,
   std::vector<observe::Metric> all = {{"validation_loss", loss}};
   all.insert(all.end(), metrics.begin(), metrics.end());
   metrics_.record(step, all);
-  // The bar has room for the loss alone.
+  // The bar has room for the loss only, so the metrics get a line.
   if (metrics.empty() || !bar_) return;
   std::string line = fmt::format("step {}: validation loss {:.4f}", step, loss);
   for (const observe::Metric& metric : metrics)

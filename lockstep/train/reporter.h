@@ -1,4 +1,4 @@
-// What a run tells the world: the progress bar, metrics in files, the picture of its loss.
+// The output of a run: the progress bar, metrics in files, the picture of its loss.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 
 namespace lockstep::train {
 
-// Seconds of one step on this rank. Backward holds the exchange of gradients, and with it the wait
+// Seconds of one step on this rank. `backward` includes the exchange of gradients, and so the wait
 // for ranks that come later.
 struct StepTimes {
   double data = 0;
@@ -29,8 +29,8 @@ struct StepTimes {
   double update = 0;
 };
 
-// Gives the time since it was last asked to one part after the other. Waits for a CUDA
-// device first: it computes on after calls return.
+// Adds the time since its last call to one part after the other. Waits for a CUDA device first,
+// which computes on after calls return.
 class PartClock {
  public:
   explicit PartClock(c10::Device device);
@@ -43,8 +43,8 @@ class PartClock {
 };
 
 // Finds ranks that are slow. Every rank makes one and calls it around each step. A rank's own time
-// of a step is the step's without the wait for others; every few steps the ranks add theirs up, in
-// one sum of a few numbers, and compare those of one pipeline stage.
+// of a step is the step's time without the wait for others. Every few steps the ranks exchange
+// their times, in one sum of a few numbers, and compare those of one pipeline stage.
 //
 // Ownership: shares the world. Threading: one thread. Failure: CommError.
 class RankSpeeds {
@@ -52,7 +52,7 @@ class RankSpeeds {
   explicit RankSpeeds(const DistributedManager& dist);
 
   void begin_step();
-  // What is new, in words, on the main rank: a rank that is slow, or well again.
+  // Returns news on the main rank, in words: a rank that has become slow, or is no longer slow.
   std::vector<std::string> end_step(std::int64_t step);
 
  private:
@@ -60,26 +60,26 @@ class RankSpeeds {
 
   std::shared_ptr<comm::Communicator> world_;
   RankMessages ranks_;
-  std::vector<observe::SlowRanks> stages_;  // of the main rank
+  std::vector<observe::SlowRanks> stages_;  // used on the main rank
   std::vector<std::vector<int>> ranks_of_stages_;
-  std::vector<double> own_seconds_;  // of the steps since they were last brought together
+  std::vector<double> own_seconds_;  // own time of the steps since the last exchange
   std::chrono::steady_clock::time_point began_;
   double waited_before_ = 0;
 };
 
 struct StepReport {
   double loss = 0;
-  double count = 0;  // tokens or samples of the step
+  double count = 0;  // tokens or samples in the step
   double gradient_norm = 0;
   double learning_rate = 0;
-  double loss_scale = 0;               // of fp16
+  double loss_scale = 0;               // fp16's loss scale
   std::int64_t skipped_steps = 0;      // so far
   std::optional<double> memory_bytes;  // the most that tensors took on the main rank's GPU so far
   std::optional<StepTimes> times;
 };
 
-// Only the main rank has one. Ownership: of its files. Threading: one thread. Failure: files that
-// cannot be written cost their metrics and a warning, never the run.
+// Only the main rank has one. Ownership: owns its files. Threading: one thread. Failure: a file
+// that cannot be written costs its metrics and a warning, never the run.
 class Reporter {
  public:
   struct Run {
@@ -88,25 +88,25 @@ class Reporter {
     Counted counted = Counted::samples;
     bool scales_loss = false;
     bool on_gpu = false;
-    double peak_flops = 0;  // of the devices of all ranks together; 0 where it is not known
+    double peak_flops = 0;  // of all ranks' devices together; 0 if not known
   };
 
   Reporter(const TrainerOptions& options, const Run& run);
 
-  // The time from here to the next step() counts for the rate; what lies between does not.
+  // The time from here to the next step() counts for the rate; other time does not.
   void begin_steps();
   void step(std::int64_t step, const StepReport& report);
   void validation(std::int64_t step, double loss, std::span<const observe::Metric> metrics);
-  // A line above the bar.
+  // Prints a line above the bar.
   void note(const std::string& text);
 
-  // Files on disk, the curve drawn, the bar left as it is.
+  // Writes the files to disk, draws the curve and leaves the bar as it is.
   void finish();
 
-  // As ProgressBar::error(); 0 where there is no bar.
+  // As ProgressBar::error(); 0 if there is no bar.
   int output_error() const { return bar_ ? bar_->error() : 0; }
 
-  // Over the whole run, without validation and saving.
+  // The rate of the whole run, without validation and saving.
   double mean_rate() const;
 
  private:

@@ -1,4 +1,4 @@
-// Where a run keeps its files.
+// The folder in which a run keeps its files.
 #pragma once
 
 #include <filesystem>
@@ -9,19 +9,19 @@
 
 namespace lockstep::train {
 
-// The generation of this process, of its job.
+// The job's generation that this process belongs to.
 FolderHolder this_generation();
 
 class RunFolder {
  public:
   explicit RunFolder(const TrainerOptions& options) : options_(options) {}
 
-  // Makes it where it is not there, and keeps other runs out as long as the lock lives; from an
-  // earlier generation of this job it is taken over. UsageError where another run is in it,
-  // FileError where nothing can be written.
+  // Makes the folder if it is missing, and keeps other runs out as long as the lock lives. A lock
+  // of an earlier generation of this job is taken over. UsageError if another run uses the folder,
+  // FileError if nothing can be written.
   std::shared_ptr<const FolderLock> claim() const;
 
-  // The run's config, resolved: to look at, and to train with.
+  // The run's config, resolved: to read, and to train with again.
   std::filesystem::path config() const { return options_.output / "config.json"; }
   std::filesystem::path checkpoints() const { return options_.output / "checkpoints"; }
   std::filesystem::path metrics() const {

@@ -8,14 +8,14 @@ namespace {
 
 constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
 
-// A signal handler can reach nothing else.
+// A signal handler may use nothing but lock-free atomics and globals.
 std::atomic<int> requested{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-std::atomic<bool> heeded{false};  // by the outermost of them
+std::atomic<bool> heeded{false};  // by the outermost StopRequest
 
-// The second signal may be another one: a launcher whose user insists goes from SIGINT to SIGTERM.
-// One that is ignored (nohup) is left alone.
+// The second signal may be another one, because a launcher goes from SIGINT to SIGTERM when its
+// user insists. A signal that is ignored (nohup) stays ignored.
 void note(int signal) {
   requested = signal;
   for (const int other : kSignals) {

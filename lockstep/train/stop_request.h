@@ -1,4 +1,5 @@
-// Ctrl-C, and the signals that mean the same: a wish to stop, heard between two steps.
+// Requests to stop a run, by Ctrl-C or a signal of the same meaning; the run stops between two
+// steps.
 #pragma once
 
 #include <array>
@@ -8,16 +9,17 @@
 
 namespace lockstep::train {
 
-// A run that every rank gives up at the same point, for a reason that only its user can mend: one
-// rank need say it.
+// Every rank gives up the run at the same point, for a reason that only its user can mend. It is
+// enough if one rank prints it.
 class TrainingStopped : public Error {
  public:
   using Error::Error;
 };
 
-// While one of these lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one, of
-// any kind, ends the process at once. A SIGHUP that was ignored before (nohup) stays so. Of one
-// thread of a process; one within the life of another shares its request.
+// While a StopRequest lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second signal,
+// of any of these kinds, ends the process at once. A SIGHUP that was ignored before (nohup) stays
+// ignored. One thread of a process makes these objects; an object made within the life of another
+// shares its request.
 class StopRequest {
  public:
   StopRequest();
@@ -27,8 +29,8 @@ class StopRequest {
 
   bool made() const;
 
-  // The signal that made the latest request of this process; 0 where there was none. Stays when the
-  // object is gone.
+  // The signal of this process's latest request; 0 if there was none. It is kept when the object is
+  // gone.
   static int latest_signal();
 
  private:

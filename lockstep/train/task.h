@@ -18,27 +18,29 @@ namespace lockstep::train {
 // The unit in which a run's progress is counted.
 enum class Counted { samples, tokens };
 
-// Sums over the things (samples, tokens) of a batch, to be divided by how many there are.
+// Sums over the samples or tokens of a batch, to be divided by their number.
 struct Evaluation {
   nn::LossSum loss;
-  std::vector<double> metric_sums;  // as Task::metric_names() has them
+  std::vector<double> metric_sums;  // in the order of Task::metric_names()
 };
 
-// The passes of a model whose stages are on several ranks. As Task in all else.
+// The passes of a model whose stages are on several ranks. Ownership, threading and failure are
+// those of Task.
 class PipelinePasses {
  public:
   virtual ~PipelinePasses() = default;
 
-  // What backward is called on in place of a batch's summed loss, whose value it has.
+  // Makes the tensor on which backward is called from a batch's summed loss; the tensor has the
+  // value of that loss.
   using GradientScale = std::function<at::Tensor(const at::Tensor& loss_sum)>;
 
-  // Forward and backward of all of a step's batches at once, which add to the gradients. The last
-  // step of an epoch may have fewer of them, and fewer samples, or none, in each. Returns their
-  // summed loss, on every rank. `scale` is empty where gradients have none.
+  // Runs forward and backward of all of a step's batches at once and adds to the gradients. The
+  // last step of an epoch may have fewer batches, with fewer samples or none in each. Returns the
+  // batches' summed loss on every rank. `scale` is empty if gradients have no loss scale.
   virtual double run(std::int64_t step, const std::vector<data::Batch>& batches,
                      const GradientScale& scale) = 0;
 
-  // What LossSum::count of a batch would be.
+  // The LossSum::count that a batch would have.
   virtual std::int64_t count(const data::Batch& batch) const = 0;
 };
 
@@ -49,27 +51,27 @@ class Task {
 
   virtual std::shared_ptr<torch::nn::Module> model() const = 0;
 
-  // The loss of a batch, which is not empty, with a graph for backward.
+  // The loss of a batch that is not empty, with a graph for backward.
   virtual nn::LossSum loss(const data::Batch& batch) = 0;
 
-  // The same for validation, without one.
+  // The loss and metrics of a validation batch, without a graph.
   virtual Evaluation evaluate(const data::Batch& batch) = 0;
   virtual std::vector<std::string> metric_names() const { return {}; }
 
-  // Before the loss of each batch in training: for models whose random numbers are a function of
-  // the step and of each sample's place in the batch of all ranks.
+  // Called before the loss of each training batch: for models whose random numbers are a function
+  // of the step and of each sample's place in the batch of all ranks.
   virtual void begin(std::int64_t step, const std::vector<std::int64_t>& rows) {
     (void)step;
     (void)rows;
   }
 
-  // In place of loss() where the model's stages are on several ranks; null where they are not.
+  // Replaces loss() if the model's stages are on several ranks; null if they are not.
   virtual PipelinePasses* pipeline() { return nullptr; }
 
-  // What lies in a checkpoint beside the tensors: config.json.
+  // Files that a checkpoint has beside the tensors, such as config.json.
   virtual std::map<std::string, std::string> checkpoint_files() const { return {}; }
 
-  // What LossSum::count counts.
+  // The unit of LossSum::count.
   virtual Counted counted() const { return Counted::samples; }
 };
 

@@ -11,7 +11,7 @@ namespace lockstep::train {
 
 namespace {
 
-// Empty where the kernel does not say: more than these.
+// Empty if the kernel does not say, because the host has more than CPU_SETSIZE cores.
 std::vector<std::size_t> allowed_cores() {
   cpu_set_t set;
   std::vector<std::size_t> cores;
@@ -21,11 +21,11 @@ std::vector<std::size_t> allowed_cores() {
   return cores;
 }
 
-// For each core that this rank may use, how many of the host's ranks may.
+// For each core that this rank may use, the number of the host's ranks that may use it.
 std::vector<double> num_users(const DistributedManager& dist, const LaunchEnvironment& launch) {
   const std::vector<std::size_t> cores = allowed_cores();
   const auto node = static_cast<std::size_t>(launch.node_rank);
-  // One table for all hosts: every rank adds its own to the row of its host.
+  // One table for all hosts: every rank adds its cores to the row of its host.
   std::vector<double> table(static_cast<std::size_t>(launch.num_nodes) * CPU_SETSIZE);
   for (const std::size_t core : cores) table.at(node * CPU_SETSIZE + core) = 1;
   if (dist.world_size() > 1) table = dist.sum(std::move(table));
@@ -48,7 +48,7 @@ int share_of_cores(const std::vector<double>& num_users, int num_usable, int num
 
 int num_threads(std::int64_t threads_per_rank, const DistributedManager& dist) {
   const LaunchEnvironment launch = read_launch_environment();
-  // Before anything is known of this rank alone: the ranks meet in it.
+  // This comes before anything that may differ between ranks, because all ranks meet in it.
   const std::vector<double> users = num_users(dist, launch);
   if (threads_per_rank > 0) return static_cast<int>(threads_per_rank);
   if (const auto wanted = environment_integer("OMP_NUM_THREADS", 1, 1 << 16))

@@ -68,7 +68,7 @@ bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config
 
 namespace {
 
-// Where files lie may differ from host to host, and so may how a rank loads and prints.
+// Keys that may differ between hosts: where files are, and how a rank loads and prints.
 bool is_for_a_host(const std::string& key) {
   static constexpr std::array kBeginnings = {
       "data.train",       "data.validation.",       "data.num_workers",  "data.prefetch",
@@ -189,7 +189,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   return options;
 }
 
-// " (tensor 2, pipeline 2 by 1f1b, FULL_SHARD, bf16)"
+// Such as " (tensor 2, pipeline 2 by 1f1b, FULL_SHARD, bf16)".
 std::string layout_text(const TrainConfig& config) {
   std::vector<std::string> parts;
   const ParallelSection& parallel = config.parallel;
@@ -209,7 +209,7 @@ std::string layout_text(const TrainConfig& config) {
   return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
 }
 
-// "input.txt read as text, 1.1 M tokens"
+// Such as "input.txt read as text, 1.1 M tokens".
 std::string data_text(const data::TokenStream& stream) {
   const data::TokenFormat& format = stream.files().front().format();
   const std::string first = stream.files().front().path().filename().string();
@@ -228,7 +228,7 @@ void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions
     options.loss_scale = config.precision.loss_scale;
 }
 
-// What the config asks for and a CPU has no use for; empty where there is nothing to say.
+// Lines about settings of the config that have no effect on a CPU.
 std::vector<std::string> said_of_cpus(const TrainConfig& config) {
   std::vector<std::string> lines;
   const std::string_view precision = name_of(config.precision.compute, kPrecisions);
@@ -248,7 +248,7 @@ std::vector<std::string> said_of_cpus(const TrainConfig& config) {
   return lines;
 }
 
-// What there is for this rank's tensors, with those of others.
+// The memory for this rank's tensors, and how many ranks share it.
 MemoryThere memory_there(const DistributedManager& dist) {
   const device::DeviceManager& device = dist.device_manager();
   const int num_ranks = read_launch_environment().local_world_size;
@@ -261,7 +261,7 @@ MemoryThere memory_there(const DistributedManager& dist) {
           .num_ranks_on_host = num_ranks};
 }
 
-// As the main rank finds it, which sees the run's folder.
+// Asks the main rank, which sees the run's folder.
 std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
                                              const DistributedManager& dist) {
   std::istringstream found(on_main_rank(dist, [&]() -> std::string {
@@ -273,7 +273,7 @@ std::optional<BegunBatch> begun_batch_of_job(const TrainConfig& config,
   return std::nullopt;
 }
 
-// Lines for whoever watches.
+// Prints lines about the run, on the main rank.
 class Speaker {
  public:
   Speaker(const DistributedManager& dist, int fd) : fd_(dist.is_main() ? fd : -1) {}
@@ -287,7 +287,7 @@ class Speaker {
       if (written >= 0) {
         rest.remove_prefix(static_cast<std::size_t>(written));
       } else if (errno != EINTR) {
-        // A stream that takes no bytes for now loses this line, and no more.
+        // If the stream takes no bytes for now, only this line is lost.
         if (errno != EAGAIN) error_ = errno;
         return;
       }
@@ -307,8 +307,8 @@ class Speaker {
 TrainingResult train_language_model(const TrainConfig& config, int output_fd,
                                     std::shared_ptr<PeerCopies> peer_copies) {
   DistributedManager dist = setup_distributed(distributed_config(config));
-  // All ranks are there: who is told to end from here on restores what the run has, saves it and
-  // ends. Before, a rank would wait in vain for others that have ended.
+  // All ranks are there: from here on, a rank that is told to end restores the run's state, saves
+  // it and ends. Before this point it would wait in vain for ranks that have ended.
   const StopRequest stop;
   at::set_num_threads(num_threads(config.threads_per_rank, dist));
   Speaker say(dist, output_fd);
@@ -316,15 +316,15 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   check_same_config(config, ranks);
   const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
   check_same_files(plan, ranks);
-  // What ranks hold in memory is of this very run, and needs no checkpoint that is whole.
+  // Copies in the ranks' memory are of this very run; no checkpoint needs to be whole then.
   const bool in_memory =
       config.checkpoint.memory_interval > 0 && peer_copies->newest_step(ranks).has_value();
   std::vector<std::string> changed;
   std::string memory_note;
   on_main_rank(dist, [&] {
-    // A rank that loads the files looks into them.
+    // The files are checked only by ranks that load them.
     if (!in_memory) changed = check_resume(config, plan, this_generation());
-    // What model parallelism takes has no formula here yet.
+    // The estimate has no formula for the memory of model parallelism.
     if (config.parallel.ranks_together() > 1) return std::string();
     MemoryPlan memory(config, plan.model,
                       dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);

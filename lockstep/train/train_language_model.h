@@ -1,4 +1,4 @@
-// `lockstep train` as a function: a language model, trained as a config says.
+// `lockstep train` as a function: trains a language model as a config says.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace lockstep::train {
 
-// Every rank of a job calls it. What is worth saying goes to `output_fd`, on the main rank.
-// `peer_copies` is for what checkpoint.memory_interval asks for, as in TrainerOptions.
+// Every rank of a job calls it. The main rank prints to `output_fd`. `peer_copies` holds the copies
+// of checkpoint.memory_interval, as in TrainerOptions.
 TrainingResult train_language_model(const TrainConfig& config, int output_fd,
                                     std::shared_ptr<PeerCopies> peer_copies);
 

@@ -24,7 +24,7 @@ namespace lockstep::train {
 
 namespace {
 
-// The most that tensors of this rank took on its GPU so far.
+// The most memory that tensors of this rank took on its GPU so far.
 std::optional<double> peak_memory(c10::Device device) {
   if (!device.is_cuda()) return std::nullopt;
   return static_cast<double>(device::gpu_peak_bytes(device.index()));
@@ -39,14 +39,14 @@ double scaled_learning_rate(const TrainerOptions& options, int num_ranks) {
   return options.learning_rate;
 }
 
-// What the datasets' sampler would say of it, but with a name.
+// The datasets' sampler would throw the same error, but without a name.
 void check(const std::shared_ptr<const data::Dataset>& dataset, const char* what) {
   if (dataset == nullptr || dataset->size() == 0)
     throw UsageError("there are no samples to {}: the dataset is {}", what,
                      dataset == nullptr ? "a null pointer" : "empty");
 }
 
-// The same on all ranks, whichever of them was interrupted; 0 where none was.
+// Returns the signal that interrupted any rank, the same on all ranks; 0 if there was none.
 int signal_of(const DistributedManager& dist) {
   constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
   std::vector<double> heard;
@@ -75,7 +75,7 @@ data::DataLoader make_loader(const DistributedManager& dist,
                            .device = dist.device()});
 }
 
-// fp16 has a loss scale, whether one was asked for or not.
+// fp16 always has a loss scale, even if none was asked for.
 std::optional<optim::LossScaleOptions> loss_scale_of(const TrainerOptions& options,
                                                      const DistributedConfig& config) {
   if (options.loss_scale) return options.loss_scale;
@@ -114,7 +114,7 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
       optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.data_size()));
   if (const auto scale = loss_scale_of(options_, dist_.config())) loss_scaling_.emplace(*scale);
   count_steps();
-  // Each rank's own stream, for modules that draw from LibTorch's generator.
+  // Gives each rank a random stream of its own, for modules that draw from LibTorch's generator.
   torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
 }
 
@@ -135,8 +135,8 @@ Batch Trainer::asked_batch() const {
           .global = options_.batch_size * options_.accumulation * num_ranks};
 }
 
-// Keeps the batch of the run that goes on, whatever number of ranks it had, unless another batch is
-// asked for.
+// Keeps the batch of the run that goes on, whatever number of ranks it had, unless another batch
+// was asked for.
 void Trainer::keep_batch(const std::map<std::string, double>& values) {
   const auto begun = begun_in(values);
   if (!begun || begun->global == batch_.global) return;
@@ -148,7 +148,7 @@ void Trainer::keep_batch(const std::map<std::string, double>& values) {
   batch_ = divide_batch(begun->global, dist_.data_size(), options_.batch_size);
   loader_.set_step(batch_.micro, batch_.global);
   check_batch_norms();
-  // The learning rate is that of this batch, too.
+  // The learning rate belongs to this batch, too.
   schedule_ = optim::make_schedule(
       options_.schedule, scaled_learning_rate(options_, begun->global / begun->of_a_rank));
   log::info("{}",
@@ -160,11 +160,11 @@ void Trainer::check_autocast() const {
   if (takes_units(dist_.config()))
     throw UsageError("autocast is set, and this job's strategy cuts gradients among ranks: set "
                      "DistributedConfig::fsdp.mixed_precision.param_dtype instead");
-  // Whether LibTorch has it for this device is told before the first step.
+  // Throws before the first step if LibTorch has no autocast for this device.
   const device::Autocast once(dist_.device().type(), *options_.autocast);
 }
 
-// A rank without samples would leave the others waiting for its statistics.
+// Throws if a rank may have no samples: it would leave the others waiting for its statistics.
 void Trainer::check_batch_norms() const {
   if (!dist_.synchronises_batch_norms(model_)) return;
   const std::int64_t num_samples = loader_.sampler().num_positions();
@@ -197,21 +197,21 @@ void Trainer::count_steps() {
       {.steps_done = step_, .epoch = loader_.state().epoch, .steps_left = loader_.steps_left()});
 }
 
-// With drop_last, what a run of other batches left of an epoch may be less than a step.
+// With drop_last, the rest of an epoch that a run with other batches left may be less than a step.
 void Trainer::leave_finished_epoch() {
   if (loader_.batches_left() == 0) loader_.set_epoch(loader_.state().epoch + 1);
 }
 
 TrainingResult Trainer::run() {
   const StopRequest stop;
-  // The folder is this run's own until run() is left, however it is.
+  // However run() is left, the folder is free for other runs afterwards.
   const std::shared_ptr<void> gives_up_the_folder(nullptr, [this](void*) {
     checkpoints_.reset();
     lock_.reset();
   });
   open_output();
   resume();
-  // A run that was over before has all in its files already.
+  // A run that was over before has everything in its files already.
   if (dist_.is_main() && !finished())
     reporter_ =
         std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
@@ -222,7 +222,7 @@ TrainingResult Trainer::run() {
                                                            .peak_flops = peak_flops()});
   result_.resumed_after = step_;
   if (dist_.world_size() > 1) speeds_.emplace(dist_);
-  // What is in memory alone is saved before anything else.
+  // State that is only in memory is saved before training goes on.
   if (step_ > saved_step_ && agree_to_stop(stop.made()) && !finished())
     result_.end = TrainingResult::End::interrupted;
   while (!finished() && result_.end == TrainingResult::End::finished) {
@@ -234,7 +234,8 @@ TrainingResult Trainer::run() {
     } catch (const CommError&) {
       throw;
     } catch (const std::exception&) {
-      // The step before it may have been the cause, and is told where it is known.
+      // The step before may have caused this error; if it did, finish_step() throws the better
+      // message.
       try {
         finish_step();
       } catch (const TrainingStopped&) {
@@ -277,7 +278,7 @@ TrainingResult Trainer::run() {
   return result_;
 }
 
-// The peak of all ranks together, which have devices of one kind; 0 where it is not known.
+// The peak of all ranks' devices together, which are of one kind; 0 if it is not known.
 double Trainer::peak_flops() const {
   if (!dist_.device().is_cuda()) return 0;
   const auto& shards = dist_.config().fsdp.mixed_precision;
@@ -288,7 +289,8 @@ double Trainer::peak_flops() const {
   return device::peak_flops(dist_.device_manager().name(), type).value_or(0) * dist_.world_size();
 }
 
-// For the report of a job that hangs, and for the launcher, which ends one that is stuck.
+// Notes the progress for the report of a job that hangs, and for the launcher, which ends a job
+// that is stuck.
 void Trainer::note_progress(const char* phase, std::int64_t step) const {
   const auto number = static_cast<std::uint64_t>(step);
   dist_.world()->journal().note_progress(number, phase);
@@ -330,7 +332,7 @@ void Trainer::train_step() {
   note_progress("forward and backward");
   run_passes(step.times);
   leave_finished_epoch();
-  // The schedule counts the step before it, unless that was skipped.
+  // The schedule counts updates, so it has to be known whether the step before was skipped.
   settle();
   std::optional<PartClock> clock;
   if (step.times) clock.emplace(dist_.device());
@@ -342,7 +344,8 @@ void Trainer::train_step() {
   if (!runs_ahead()) settle();
 }
 
-// Forward and backward of the step's accumulated batches; the last of them exchanges gradients.
+// Runs forward and backward of the step's accumulated batches; the last of them exchanges
+// gradients.
 void Trainer::run_passes(std::optional<StepTimes>& times) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   const std::int64_t num_passes = std::min(batch_.accumulation, loader_.batches_left());
@@ -385,7 +388,7 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
   }
 }
 
-// Runs all batches at once: the schedule says which of them is where.
+// Runs all batches at once: the schedule says when each stage works on which of them.
 void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
   const std::int64_t global_batch = loader_.sampler().global_batch_size(batch_.micro);
   std::vector<data::Batch> batches;
@@ -406,8 +409,8 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
       count);
 }
 
-// Where parameters are cut, a rank without samples computes all the same, for the others to gather
-// its parts: with a sample that does not count.
+// If parameters are cut, a rank without samples has to compute, too, because the others gather its
+// parts. It gets a sample that does not count.
 bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   if (batch.size() > 0 || !dist_.every_rank_computes(model_)) return false;
   constexpr std::int64_t kFirst[] = {0};
@@ -433,7 +436,7 @@ void Trainer::validate() {
   data::DataLoader loader = make_loader(dist_, validation_, options_, batch_, false, false);
   const std::vector<std::string> names = task_->metric_names();
   std::vector<double> sums(2 + names.size());
-  // As many samples as so many steps have, in every layout.
+  // Takes as many samples as that many training steps have, in every layout.
   std::int64_t left = options_.validation_batches * batch_.accumulation;
   if (options_.validation_batches == 0) left = loader.num_batches();
   while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {

@@ -27,7 +27,7 @@
 
 namespace lockstep::train {
 
-// What came of a run.
+// The result of a run.
 struct TrainingResult {
   enum class End {
     finished,
@@ -36,33 +36,33 @@ struct TrainingResult {
   };
 
   End end = End::finished;
-  int signal = 0;  // the one that interrupted it, on whichever rank
+  int signal = 0;  // the signal that interrupted the run, on any rank
   std::int64_t step = 0;
-  std::int64_t resumed_after = 0;         // the step of what it went on from; 0: nothing
-  double loss = 0;                        // of the last step
+  std::int64_t resumed_after = 0;         // the step from which the run went on; 0 if it began
+  double loss = 0;                        // loss of the last step
   std::optional<double> validation_loss;  // at the end
   std::vector<observe::Metric> validation_metrics;
   double units_per_second = 0;       // tokens or samples, over the whole run
-  std::int64_t skipped_steps = 0;    // of the whole run, also before it was resumed
-  std::filesystem::path checkpoint;  // the last one; empty where none was written
-  // The errno of the write with which the main rank lost the progress that it shows: EPIPE where
-  // nobody reads it any more, 0 where nothing was lost.
+  std::int64_t skipped_steps = 0;    // of the whole run, including the part before it was resumed
+  std::filesystem::path checkpoint;  // the last one; empty if none was written
+  // The errno with which the main rank could not write its progress: EPIPE if nobody reads it any
+  // more, 0 if nothing was lost.
   int output_error = 0;
 };
 
 // Every rank makes one, with the same arguments, and calls run() once.
 //
-// The step's batch is the same samples whatever the number of ranks and of accumulated passes that
-// give it the same size, and its gradient is divided by the number of things (samples, tokens) in
-// all of it: the layout does not change the answer.
+// A step's batch has the same samples for every number of ranks and of accumulated passes that give
+// the batch the same size, and its gradient is divided by the number of samples or tokens in the
+// whole batch. So the layout does not change the answer.
 //
-// Ownership: shares task, datasets and job. Threading: one thread; handles SIGINT, SIGTERM and
-// SIGHUP while it runs: at the first, all ranks save after the same step and run() returns.
-// Failure: UsageError before the first step where something cannot work; TrainingStopped; what
-// checkpoints and ranks fail with.
+// Ownership: shares task, datasets and job. Threading: one thread. While it runs it handles SIGINT,
+// SIGTERM and SIGHUP: at the first signal all ranks save after the same step and run() returns.
+// Failure: UsageError before the first step if something cannot work; TrainingStopped; the errors
+// of checkpoints and communication.
 class Trainer {
  public:
-  // `validation` may be null. A model that is not spread over the ranks yet is wrapped.
+  // `validation` may be null. A model that is not yet distributed over the ranks is wrapped.
   Trainer(DistributedManager dist, std::shared_ptr<Task> task,
           std::shared_ptr<const data::Dataset> training,
           std::shared_ptr<const data::Dataset> validation, TrainerOptions options);
@@ -76,7 +76,7 @@ class Trainer {
   enum class Skipped {
     no,
     non_finite,
-    overflow,          // of fp16's range
+    overflow,          // the gradients exceed fp16's range
     nothing_to_learn,  // no sample or token of any rank counts
   };
   struct Step {
@@ -86,13 +86,13 @@ class Trainer {
     double count = 0;
     double gradient_norm = 0;
     double learning_rate = 0;
-    double loss_scale = 0;  // of fp16
+    double loss_scale = 0;  // fp16's loss scale
     std::optional<StepTimes> times;
     Skipped skipped = Skipped::no;
   };
   enum class Saving {
-    on_the_way,  // what fails is told, and training goes on
-    at_the_end,  // waits until it is there, and fails where it is not
+    on_the_way,  // a failure is logged, and training goes on
+    at_the_end,  // waits until the checkpoint is written, and throws if that fails
   };
 
   Batch asked_batch() const;
@@ -115,7 +115,7 @@ class Trainer {
   void validate();
   bool agree_to_stop(bool wanted) const;
 
-  // trainer_update.cpp
+  // These are defined in trainer_update.cpp.
   void update(Step& step);
   bool unscale(Step& step);
   bool runs_ahead() const;
@@ -125,14 +125,14 @@ class Trainer {
   std::string last_checkpoint() const;
   [[noreturn]] void give_up(const Step& step);
 
-  // trainer_checkpoints.cpp
+  // These are defined in trainer_checkpoints.cpp.
   void open_output();
   void check_still_ours() const;
   void resume();
   void note_start();
   void restore_newest(const std::optional<checkpoint::TrainingState>& start);
   void restore(const std::filesystem::path& checkpoint);
-  // One that was found damaged, and how.
+  // A checkpoint that was found damaged, and how.
   struct Damaged {
     checkpoint::Checkpoint checkpoint;
     std::string damage;
@@ -161,20 +161,20 @@ class Trainer {
   std::shared_ptr<const data::Dataset> validation_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::Schedule> schedule_;
-  std::optional<LossScaling> loss_scaling_;  // of fp16
+  std::optional<LossScaling> loss_scaling_;  // only in fp16
   std::int64_t total_steps_ = 0;
-  std::unique_ptr<Reporter> reporter_;         // of the main rank
-  std::shared_ptr<const FolderLock> lock_;     // of the main rank, in a run with a folder
-  std::unique_ptr<Checkpointer> checkpoints_;  // of runs with a folder
+  std::unique_ptr<Reporter> reporter_;         // only on the main rank
+  std::shared_ptr<const FolderLock> lock_;     // only on the main rank, in a run with a folder
+  std::unique_ptr<Checkpointer> checkpoints_;  // only in a run with a folder
 
-  std::int64_t step_ = 0;          // done so far
-  std::optional<Step> unsettled_;  // the last of them, until the host knows what it came to
+  std::int64_t step_ = 0;          // steps done so far
+  std::optional<Step> unsettled_;  // the last step, until the host knows its numbers
   std::optional<Step> unreported_;
   int skips_in_a_row_ = 0;
-  std::int64_t updates_ = 0;  // of them not skipped: what the schedule counts
+  std::int64_t updates_ = 0;  // steps that were not skipped: the schedule counts these
   std::int64_t samples_ = 0;  // seen by all ranks
   std::int64_t saved_step_ = 0;
-  std::optional<RankSpeeds> speeds_;  // of several ranks
+  std::optional<RankSpeeds> speeds_;  // only with several ranks
   TrainingResult result_;
 };
 

@@ -1,4 +1,4 @@
-// How a trainer saves itself and goes on where it was.
+// How a trainer saves its state and goes on from a saved one.
 #include <algorithm>
 #include <cstring>
 #include <sstream>
@@ -20,7 +20,7 @@ namespace lockstep::train {
 
 namespace {
 
-// A rank's own random numbers: "generators/rank3/cpu".
+// The name of a rank's own random numbers, such as "generators/rank3/cpu".
 std::string generator_name(int rank, const std::string& name) {
   return fmt::format("generators/rank{}/{}", rank, name);
 }
@@ -77,7 +77,7 @@ CheckpointContents Trainer::contents() {
   return contents;
 }
 
-// What would keep the run from being saved is found before anything is computed.
+// Finds the reasons for which the run could not be saved before anything is computed.
 void Trainer::open_output() {
   if (options_.output.empty()) return;
   check_contents(contents());
@@ -96,12 +96,13 @@ void Trainer::open_output() {
                           }});
 }
 
-// Metrics are of one generation at a time, as checkpoints are.
+// Only one generation at a time may write metrics or checkpoints.
 void Trainer::check_still_ours() const {
   if (lock_ != nullptr) lock_->check();
 }
 
-// For generations of this job that come later, perhaps before the first checkpoint.
+// Leaves the run's start in its folder, for later generations of this job, which may come before
+// the first checkpoint.
 void Trainer::note_start() {
   if (options_.output.empty()) return;
   on_main_rank(dist_, [&] {
@@ -111,7 +112,8 @@ void Trainer::note_start() {
   });
 }
 
-// Whether a generation of this job before has begun the run, the main rank sees in its folder.
+// The main rank looks in the run's folder whether an earlier generation of this job has begun the
+// run.
 void Trainer::resume() {
   const std::string begun = on_main_rank(dist_, [&]() -> std::string {
     if (options_.output.empty()) return "";
@@ -127,8 +129,8 @@ void Trainer::resume() {
   restore_newest(start);
 }
 
-// From the newest that is whole, on the disk or in the ranks' memory. What they have there is of
-// this very run, and what is newer on the disk is so, too.
+// Restores the newest state that is whole, on the disk or in the ranks' memory. Copies in memory
+// belong to this very run, and so does any checkpoint that is newer than them.
 void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& start) {
   std::optional<std::int64_t> in_memory;
   if (options_.memory_interval > 0) in_memory = options_.peer_copies->newest_step(rank_messages());
@@ -162,7 +164,8 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
     restore_copy({});
     return set_aside(damaged);
   }
-  // They keep their names where there is nothing to go on from: the same command finds them again.
+  // If no checkpoint can be restored, the damaged ones keep their names, so that the same command
+  // finds them again.
   if (!damaged.empty() && options_.resume != Resume::from)
     throw TrainingStopped(fmt::format("{}, and there is no older one that is whole: nothing to go "
                                       "on from. Put a copy of one into "
@@ -178,8 +181,8 @@ void Trainer::restore_newest(const std::optional<checkpoint::TrainingState>& sta
   set_aside(damaged);
 }
 
-// Steps are trained again, as after damage, and whoever watches learns of it. Once the run has
-// saved again, that checkpoint is the newest.
+// Steps are trained again, as after damage, and the user is told. Once the run has saved again,
+// that checkpoint is the newest.
 void Trainer::warn_of_gone() const {
   if (!dist_.is_main() || options_.output.empty()) return;
   try {
@@ -192,8 +195,8 @@ void Trainer::warn_of_gone() const {
   }
 }
 
-// For when another has been restored: they would be the newest again, and among those that are
-// kept.
+// Called when another checkpoint has been restored: the damaged ones would otherwise be the newest
+// again, and count among those that are kept.
 void Trainer::set_aside(const std::vector<Damaged>& all) const {
   if (all.empty()) return;
   on_main_rank(dist_, [&] {
@@ -209,10 +212,10 @@ void Trainer::set_aside(const std::vector<Damaged>& all) const {
   });
 }
 
-// Each rank reads what it needs.
+// Each rank reads the parts that it needs.
 void Trainer::restore(const std::filesystem::path& from) {
-  // One that the checkpoint does not have, as it was of fewer ranks or of another device, keeps
-  // what it was seeded with.
+  // A generator that the checkpoint lacks, because its run had fewer ranks or another device, stays
+  // as it was seeded.
   const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
   const checkpoint::TrainingState state =
       load_checkpoint(dist_, from, model_, *optimizer_, generators);
@@ -222,7 +225,7 @@ void Trainer::restore(const std::filesystem::path& from) {
   saved_step_ = step_;
 }
 
-// From what the ranks kept of each other. `on_disk` is the newest checkpoint that there is.
+// Restores the copies that ranks keep of each other's state. `on_disk` is the newest checkpoint.
 void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
   const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
   const auto state = options_.peer_copies->restore(dist_, model_, *optimizer_, generators);
@@ -231,7 +234,7 @@ void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
   go_on_from(*state, "copies in the ranks' memory");
   result_.checkpoint = on_disk.path;
   saved_step_ = on_disk.step;
-  // One copy is left of what was lost: the next loss must not come before there are two.
+  // Only one copy is left of the state of lost ranks: a new copy protects against the next loss.
   take_copy();
 }
 
@@ -269,7 +272,8 @@ void Trainer::take_copy() {
   options_.peer_copies->take(rank_messages(), contents());
 }
 
-// A run that is over, or that another process may go on with, needs none any more.
+// Drops the copies if the run is over or another process may go on with it; if nodes have come,
+// leaves new ones for the next generation.
 void Trainer::leave_copies() {
   if (options_.memory_interval == 0) return;
   if (result_.end != TrainingResult::End::left) return options_.peer_copies->forget();

@@ -1,4 +1,4 @@
-// What a trainer does with a step's gradients, and what ends a run.
+// The update that a trainer makes from a step's gradients, and the conditions that end a run.
 #include <limits>
 
 #include <ATen/ATen.h>
@@ -12,14 +12,14 @@ namespace lockstep::train {
 
 namespace {
 
-// Skipping is for single bad batches: a model that so many in a row cannot move is lost, and would
-// take the place of the checkpoints that are not.
+// Skipping is meant for single bad batches. A model that skips this many steps in a row is lost,
+// and would replace the checkpoints of a better one.
 constexpr int kMostSkipsInARow = 20;
 
 }  // namespace
 
-// Steps on the gradients, unless the loss or their norm is not finite: which only the device knows
-// when this returns. Loss and norm are the same on every rank, so all of them do the same.
+// Updates the weights, unless the loss or the gradients' norm is not finite, which only the device
+// knows when this returns. Loss and norm are the same on every rank, so all of them do the same.
 void Trainer::update(Step& step) {
   step.learning_rate = schedule_->learning_rate(updates_);
   const c10::NoGradGuard no_grad;
@@ -30,7 +30,7 @@ void Trainer::update(Step& step) {
   const bool is_left_out = loss_scaling_ && (count.item<double>() == 0 || !unscale(step));
   if (!is_left_out) {
     norm = dist_.gradient_norm(model_).to(totals.device());
-    // A step without a sample has no loss, 0 / 0.
+    // A step without a sample has the loss 0 / 0, which is not finite.
     factor =
         at::where(loss.isfinite(), optim::clip_factor(norm, options_.gradient_clipping), factor);
     optimizer_->step(step.learning_rate, optim::StepFactor(factor));
@@ -38,20 +38,20 @@ void Trainer::update(Step& step) {
   step.numbers = device::HostCopy(at::stack({count, loss, norm, factor}));
 }
 
-// Whether the host goes on to the next step while a GPU works on this one. Not where the next
-// step's loss scale depends on this one, nor where the parts of steps are timed.
+// Whether the host goes on to the next step while a GPU works on this one. It does not if the next
+// step's loss scale depends on this one, or if the parts of steps are timed.
 bool Trainer::runs_ahead() const {
   return dist_.device().is_cuda() && !loss_scaling_ && !options_.step_times;
 }
 
-// What the last step counts as, once the host knows what it came to.
+// Counts the last step as done or skipped, once the host has its numbers.
 void Trainer::settle() {
   if (!unsettled_) return;
   Step step = std::move(*unsettled_);
   unsettled_.reset();
   if (runs_ahead()) note_progress("the GPU's part", step.number);
   const auto* numbers = step.numbers.get().data_ptr<double>();
-  // They mean nothing where a call between GPUs has failed.
+  // The numbers mean nothing if a call between GPUs has failed.
   comm::check_device_results();
   step.count = numbers[0];
   step.loss = unsigned_nan(numbers[1]);
@@ -87,8 +87,8 @@ void Trainer::count_update(Step& step, bool done) {
   ++result_.skipped_steps;
 }
 
-// Whether the step's gradients fit fp16; where they do not, a smaller scale is tried next, or,
-// where there is none, training has come to its end.
+// Whether the step's gradients fit fp16. If they do not, a smaller scale is tried in the next step;
+// if there is none, training ends.
 bool Trainer::unscale(Step& step) {
   step.loss_scale = loss_scaling_->value();
   try {

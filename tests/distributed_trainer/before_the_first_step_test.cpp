@@ -1,4 +1,4 @@
-// What cannot work is found before anything is computed.
+// Configurations that cannot work are refused before anything is computed.
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -128,7 +128,7 @@ TEST(BeforeTheFirstStep, AFolderThatAnotherRunIsIn) {
   EXPECT_NO_THROW(FolderLock(folder.path())) << "the run has let go";
 }
 
-// Without elements, which no rank has to send.
+// Has no elements, so no rank has to send them.
 struct Complex : NetImpl {
   Complex() { register_buffer("roots", at::empty({0}, at::kComplexDouble)); }
 };
@@ -151,7 +151,7 @@ TEST(BeforeTheFirstStep, ATextThatNoCheckpointCanHold) {
   EXPECT_EQ(trial.num_losses, 0);
 }
 
-// Metrics are never worth a run.
+// A failure to write metrics never ends a run.
 TEST(BeforeTheFirstStep, FoldersOfMetricsThatCannotBeCostTheMetrics) {
   const TemporaryFolder folder;
   write_file(folder / "file", "");

@@ -1,4 +1,4 @@
-// What a run counts, saves and finds again.
+// The counts that a run keeps, saves and restores.
 #include <cmath>
 
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ TrainerOptions three_steps(const fs::path& output) {
           .progress_fd = -1};
 }
 
-// Samples 8 to 15, all of the second step, count for nothing.
+// Samples 8 to 15, which are all of the second step's, do not count.
 nn::LossSum ignoring(const at::Tensor& output, const at::Tensor& target) {
   const at::Tensor counts = target.lt(3 * 0.75 - 2).logical_or(target.gt(3 * 1.55 - 2));
   return {.sum = (squares(output, target) * counts).sum(),
@@ -93,7 +93,8 @@ TEST(Checkpoints, ValidationWithNothingThatCounts) {
   EXPECT_FALSE(trainer.fit(Line(20), Line(5)).validation_loss) << "and not a NaN";
 }
 
-// Whoever starts it again, and with whatever has become of its checkpoints in the meantime.
+// This holds whoever starts the run again, and whatever has happened to its checkpoints in the
+// meantime.
 TEST(Checkpoints, ARunThatHasSavedIsNotBegunAnewInItsFolder) {
   const TemporaryFolder folder;
   TrainerOptions options = three_steps(folder / "run");
@@ -127,16 +128,16 @@ TEST(Checkpoints, ARunThatHasSavedIsNotBegunAnewInItsFolder) {
     }
     options.resume = train::Resume::automatic;
   };
-  // Set aside by a run that had an older one then.
+  // A run that had an older checkpoint set them aside.
   for (const auto& one : all) checkpoint::set_aside(one);
   refused("'damaged-step-00000003' was set aside");
   fs::remove(folder / "run/saved.json");
   refused("'damaged-step-00000003' was set aside");
-  // Moved away, or a disk that is not mounted.
+  // The checkpoints were moved away, or are on a disk that is not mounted.
   write_file(folder / "run/saved.json", R"({"step": 1})");
   fs::remove_all(checkpoints);
   refused("step 1 of a run");
-  // Another generation of the job that has begun it is no exception.
+  // The same holds for another generation of the job that has begun the run.
   {
     Variables variables;
     for (const auto& [name, value] : {std::pair("RANK", "0"), std::pair("WORLD_SIZE", "1"),
@@ -146,7 +147,7 @@ TEST(Checkpoints, ARunThatHasSavedIsNotBegunAnewInItsFolder) {
     train::write_start(options.output, {.job = net::job_identity()}, {});
     refused("step 1 of a run");
   }
-  // A copy, or another folder, is the way out.
+  // The way out is a copy of a checkpoint, or another folder.
   fs::remove_all(checkpoints);
   fs::copy(folder / "kept", checkpoints, fs::copy_options::recursive);
   EXPECT_EQ(train().resumed_after, 3);
@@ -190,7 +191,7 @@ TEST(Checkpoints, ANewestOneThatIsGoneIsNamed) {
   fs::remove_all(folder / "checkpoints/step-00000003");
   EXPECT_THAT(train(2), AllOf(HasSubstr("a checkpoint of step 3 was saved in"),
                               HasSubstr("is gone"), HasSubstr("goes on from step 2")));
-  // Saved anew by then.
+  // A newer checkpoint has been saved by then.
   EXPECT_THAT(train(3), Not(HasSubstr("is gone")));
   fs::remove_all(folder / "checkpoints/step-00000003");
   fs::remove_all(folder / "checkpoints/step-00000002");
@@ -201,7 +202,7 @@ TEST(Checkpoints, ANewestOneThatIsGoneIsNamed) {
   EXPECT_THAT(train(2), AllOf(HasSubstr("saved.json"), HasSubstr("is not known")));
 }
 
-// As the error about newer checkpoints advises.
+// The error about newer checkpoints gives this advice.
 TEST(Checkpoints, ARunGoesBackWhereTheLaterOnesWereRemoved) {
   const TemporaryFolder folder;
   TrainerOptions options = three_steps(folder.path());
@@ -223,7 +224,7 @@ TEST(Checkpoints, ARunGoesBackWhereTheLaterOnesWereRemoved) {
               AllOf(HasSubstr("a checkpoint of step 3 was saved in"), HasSubstr("is gone")));
 }
 
-// A checkpoint of step 0 that cannot be removed: something is mounted in it.
+// The checkpoint of step 0 cannot be removed, because something is mounted in it.
 TEST(Checkpoints, AnOldOneThatCannotBeRemovedCostsNothing) {
   const TinyDisk disk("4m");
   if (!disk.mounted()) GTEST_SKIP() << "only root can mount something";

@@ -14,17 +14,17 @@ namespace lockstep {
 
 namespace {
 
-// Draws its masks from LibTorch's generator, of which each rank has its own.
+// Draws its masks from LibTorch's generator; each rank has its own.
 struct Forgetting : NetImpl {
   Forgetting() { register_module("dropout", dropout); }
   at::Tensor forward(const at::Tensor& input) { return NetImpl::forward(dropout->forward(input)); }
   torch::nn::Dropout dropout{0.5};
 };
 
-// What a trainer is left by.
+// Thrown to leave a trainer in the middle.
 struct RankLost {};
 
-// Twelve steps, of which every fourth has fewer samples.
+// Twelve steps; every fourth has fewer samples.
 TrainerOptions twelve_steps(std::int64_t memory_interval) {
   return {.epochs = 3,
           .batch_size = 4,
@@ -37,11 +37,11 @@ TrainerOptions twelve_steps(std::int64_t memory_interval) {
 }
 
 struct Run {
-  std::optional<TrainingResult> result;  // nothing: it was left
+  std::optional<TrainingResult> result;  // empty if the trainer was left
   at::Tensor weight;
 };
 
-// In a job of its own, which `lost_in` ends in that of its steps, on all ranks; 0: never.
+// Trains in a job of its own. In its step `lost_in` (0: never) all ranks leave the trainer.
 Run train(const DistributedConfig& config, const TrainerOptions& options, int lost_in) {
   DistributedTrainer trainer(
       setup_distributed(config), std::make_shared<Forgetting>(),
@@ -61,8 +61,8 @@ Run train(const DistributedConfig& config, const TrainerOptions& options, int lo
 
 enum class Lost { nobody, one, all };
 
-// The run is left after `steps` steps, and goes on from step `from`, to the bit as if it had not
-// been.
+// The run is left after `steps` steps and goes on from step `from`, to the bit as if it had not
+// been left.
 void check_going_on(const DistributedConfig& config, ranks::Cells& cells, TrainerOptions options,
                     int steps, Lost lost, std::int64_t from) {
   const Run whole = train(config, twelve_steps(0), 0);

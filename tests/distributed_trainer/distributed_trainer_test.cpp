@@ -1,4 +1,4 @@
-// What people hand to a DistributedTrainer: models, losses, datasets and metrics of every form.
+// The arguments of a DistributedTrainer: models, losses, datasets and metrics in every form.
 #include <lockstep/train/distributed_trainer.h>
 
 #include <tuple>
@@ -19,7 +19,7 @@ namespace {
 using at::Tensor;
 using ::testing::HasSubstr;
 
-// Two outputs, neither of them a plain tensor's.
+// A model with two outputs, neither of which is a plain tensor.
 struct TwoHeads : NetImpl {
   std::tuple<Tensor, Tensor> forward(Tensor input) {
     const Tensor output = NetImpl::forward(input);
@@ -36,7 +36,7 @@ TrainerOptions options() {
 }
 
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // modules by value, too
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // passes modules by value, too
 template <typename Model>
 Tensor weights_after(Model model, auto loss, LossReduction reduction = LossReduction::mean) {
   DistributedTrainer trainer(setup_distributed(), std::move(model), loss, options(), reduction);
@@ -74,7 +74,7 @@ TEST(DistributedTrainer, TakesLossesInEveryForm) {
 }
 
 TEST(DistributedTrainer, ReportsMeansOverTheValidationSet) {
-  // What is exactly right before training stays so: targets are outputs plus one, or below.
+  // A learning rate of 0 leaves the weights as they are, so the expected means are known.
   const Net net;
   TrainerOptions still = options();
   still.learning_rate = 0;
@@ -84,7 +84,8 @@ TEST(DistributedTrainer, ReportsMeansOverTheValidationSet) {
                              const Tensor& target) { return target.gt(output).sum(); })
       .add_metric("ones", [](const Tensor& output, const Tensor&) { return output.size(0); });
   const TrainingResult result = trainer.fit(Line(20), Line(15));
-  // 3x − 2 > x/2 + 1/2 where x > 1: samples 11 to 14 of 15. The squares around it by hand:
+  // 3x − 2 > x/2 + 1/2 if x > 1, which holds for samples 11 to 14 of 15. The sum of squares is
+  // computed by hand:
   double squared = 0;
   for (int k = 0; k < 15; ++k) squared += (0.25 * k - 2.5) * (0.25 * k - 2.5);
   ASSERT_TRUE(result.validation_loss);
@@ -105,7 +106,7 @@ TEST(DistributedTrainer, WithoutValidationThereIsNone) {
 
 TEST(DistributedTrainer, FitsAgainFromWhereTheWeightsAre) {
   auto dist = setup_distributed();
-  // A model that was wrapped before is taken as it is.
+  // A model that is already wrapped is used unchanged.
   DistributedTrainer trainer(dist, dist.wrap_model(Net()), kMean, options());
   const double first = trainer.fit(Line(20)).loss;
   EXPECT_LT(trainer.fit(Line(20)).loss, first);

@@ -1,5 +1,5 @@
-// Bits that are other ones than were saved, for everyone who reads a checkpoint: each reader finds
-// the damage and names the file, or gives what it gives without it, as it has no use for that bit.
+// Flipped bits, for every reader of a checkpoint: each reader finds the damage and names the file,
+// or gives the same result as without it, because it does not use that bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(values.data_ptr()), values.nbytes()};
 }
 
-// Overwrites a tensor, so that a reader that does not load it cannot leave it right by chance.
+// Overwrites a tensor, so that it is wrong if a reader does not load it.
 void spoil(const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   tensor.fill_(77);
@@ -69,7 +69,7 @@ class FlippedBits : public ::testing::Test {
           name, at::empty(record.shape, *checkpoint::scalar_type_of(record.dtype))));
   }
 
-  // Nothing where everything is as it was written.
+  // Empty if everything is as it was written.
   std::string verify() const {
     return fmt::format("{}", fmt::join(checkpoint::CheckpointReader(checkpoint_).damages(), "\n"));
   }
@@ -88,7 +88,7 @@ class FlippedBits : public ::testing::Test {
     return differences;
   }
 
-  // What `lockstep sample` and "model": {"from": …} make of it.
+  // The model that `lockstep sample` and "model": {"from": …} load.
   std::string loaded_model(const fs::path& folder) const {
     for (const auto& [name, tensor] : weights_) spoil(tensor);
     const models::ModelConfig config = models::read_model_config(folder);
@@ -99,7 +99,7 @@ class FlippedBits : public ::testing::Test {
     return bytes;
   }
 
-  // What the launcher looks at, and then every rank.
+  // The checks of the launcher, and then of every rank.
   std::string resume_checked() const {
     return fmt::format("{}", fmt::join(check_resume(config_, plan_run(config_, 1)), "\n"));
   }
@@ -112,14 +112,14 @@ class FlippedBits : public ::testing::Test {
     return bytes;
   }
 
-  // A folder of Hugging Face's with this model.
+  // A Hugging Face folder with this model.
   fs::path exported_folder(const std::string& name, std::uint64_t largest_file) const {
     checkpoint::CheckpointReader reader(checkpoint_);
     models::export_to_hugging_face(reader, folder_ / name, {.largest_file = largest_file});
     return folder_ / name;
   }
 
-  // Imports such a folder, as `ckpt import` does, and gives the bytes of what it wrote.
+  // Imports such a folder, as `ckpt import` does, and returns the bytes of the result.
   static std::string imported(const fs::path& folder) {
     const TemporaryFolder run;
     const fs::path checkpoint = models::import_from_hugging_face(folder, run.path());
@@ -143,7 +143,7 @@ struct Reader {
   int num_unused = 0;
 };
 
-// A file's bits, by number: all of them, or so many that every tensor, and all of a text, has some.
+// Numbers of a file's bits: all of them, or enough to cover every tensor and every part of a text.
 std::vector<std::size_t> bits_of(const fs::path& file, bool all) {
   const std::size_t size = fs::file_size(file);
   std::vector<std::size_t> bits;
@@ -165,9 +165,9 @@ std::vector<std::size_t> bits_of(const fs::path& file, bool all) {
   return bits;
 }
 
-// Flips bits of every file of the folder, one at a time. Each reader gives what it gives without,
-// or an error that names the file or, where it is about several files, their folder. Returns how
-// many bits there were.
+// Flips bits of every file of the folder, one at a time. Each reader must give the same result as
+// without the flip, or an error that names the file or, if it is about several files, their folder.
+// Returns the number of bits.
 enum class ErrorsName { the_file, the_folder };
 int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all, ErrorsName errors,
               const std::vector<std::string>& files) {
@@ -205,11 +205,11 @@ int flip_each(const fs::path& folder, std::vector<Reader>& readers, bool all, Er
   return num_flips;
 }
 
-// Each reader of a checkpoint, and each of a model that was exported.
+// All readers of a checkpoint, and all readers of an exported model.
 class EveryReader : public FlippedBits, public ::testing::WithParamInterface<bool> {};
 
 TEST_P(EveryReader, OfACheckpoint) {
-  // verify() throws what it finds, as the others do.
+  // verify() throws the damage that it finds, as the other readers do.
   const auto verified = [&] {
     if (const std::string damages = verify(); !damages.empty()) throw UsageError("{}", damages);
     return std::string();
@@ -226,7 +226,7 @@ TEST_P(EveryReader, OfACheckpoint) {
                 {"config.json", "data.json", "manifest.json", "shard-00000.safetensors"});
   EXPECT_GT(num_flips, 250);
   EXPECT_EQ(readers[0].num_unused, 0);
-  // A rank reads all but config.json's and data.json's use, which are the launcher's.
+  // A rank reads everything except config.json and data.json, which the launcher uses.
   for (const Reader& reader : readers) EXPECT_LT(reader.num_unused, num_flips / 2) << reader.name;
 }
 
@@ -247,7 +247,7 @@ TEST_P(EveryReader, OfAnExportedModel) {
                                    {"sample and model.from", [&] { return loaded_model(folder); }}};
     const int num_flips = flip_each(folder, readers, GetParam(), ErrorsName::the_folder, one.files);
     EXPECT_GT(num_flips, 150);
-    // The format's name in the header of tensors, and the size in the index.
+    // Readers do not use the format's name in the tensors' header, or the size in the index.
     for (const Reader& reader : readers) EXPECT_LT(reader.num_unused, num_flips / 5) << reader.name;
   }
 }

@@ -20,7 +20,7 @@ at::Tensor trained_in_shards(const DistributedManager& dist, const TrainerOption
 }  // namespace
 
 void check_fsdp(const DistributedManager& dist, ranks::Cells& cells) {
-  // A rank has 7 and then 1 sample, the other 7 and then none, which computes with a stand-in.
+  // One rank has 7 samples and then 1; the other has 7 and then none, and computes with a stand-in.
   const TrainerOptions options = {.epochs = 3,
                                   .batch_size = 7,
                                   .optimizer = optim::SGDOptions{},

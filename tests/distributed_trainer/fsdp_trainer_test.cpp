@@ -43,12 +43,12 @@ TEST(FSDPTrainer, TakesAStrategyAndItsOptions) {
   EXPECT_EQ(trainer.dist().config().fsdp.mixed_precision.param_dtype, at::kBFloat16);
 }
 
-// fp16 has a loss scale, whether or not it was asked for: this one would lose its gradients to the
-// first step's overflow if that were an update.
+// fp16 has a loss scale even if none was asked for. If the overflowing first step were an update,
+// it would ruin the weights.
 TEST(FSDPTrainer, InFp16SkipsStepsThatOverflow) {
   TrainerOptions options = kOptions;
   options.epochs = 10;
-  // On a CPU gradients are of 32 bits until they are sent.
+  // On a CPU gradients have 32 bits until they are sent.
   options.loss_scale =
       optim::LossScaleOptions{.initial_scale_power = at::hasCUDA() ? 20 : 127, .hysteresis = 1};
   FSDPTrainer trainer(Net(), kMean, options,
@@ -73,7 +73,8 @@ TEST(FSDPTrainer, AutocastIsForModelsThatAreNotCut) {
               HasSubstr("set DistributedConfig::fsdp.mixed_precision.param_dtype instead"));
 }
 
-// What operators compute in shows in the digits of what they return, which losses get in 32 bits.
+// The digits of an operator's result show the type that it computed in; losses get results in 32
+// bits.
 TEST(DistributedTrainer, WithAutocastComputesInSixteenBitsOnWeightsOfThirtyTwo) {
   TrainerOptions options = kOptions;
   options.autocast = at::kBFloat16;

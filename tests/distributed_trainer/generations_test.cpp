@@ -1,4 +1,4 @@
-// What a run does of a job that is formed anew.
+// How a run behaves when its job is formed anew.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using lockstep::testing::TemporaryFolder;
 using lockstep::testing::write_file;
 using ::testing::HasSubstr;
 
-// What this process learns from now on: it is the only rank of a job of that name.
+// From now on this process's environment says that it is the only rank of a job of that name.
 void be_of(Variables& variables, int generation, const std::string& name = "job") {
   variables.set("RANK", "0");
   variables.set("WORLD_SIZE", "1");
@@ -43,7 +43,7 @@ TrainerOptions saving_each_step(const fs::path& output, int max_steps) {
           .progress_fd = -1};
 }
 
-// It was stopped in its fourth step, and wakes up.
+// The process was stopped in its fourth step, and wakes up.
 TEST(Generations, OneThatIsOverSavesAndReportsNothing) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();
@@ -73,7 +73,7 @@ TEST(Generations, OneThatIsOverSavesAndReportsNothing) {
   EXPECT_EQ(checkpoint::newest_checkpoint(folder / "checkpoints")->step, 3);
 }
 
-// Is over when its trainer asks what to save, for the so many-th time.
+// Its generation is over when the trainer asks for the state to save, for the given time.
 class OverWhenItSaves : public train::ModelTask<Net> {
  public:
   OverWhenItSaves(fs::path folder, int which)
@@ -100,7 +100,7 @@ TEST(Generations, OneThatIsOverWhenItIsDoneIsLostAsAnyOther) {
   be_of(variables, 0);
   TrainerOptions options = saving_each_step(folder.path(), 2);
   options.checkpoint_interval = 0;
-  // What would keep the run from being saved is found before it begins.
+  // Reasons why the run could not be saved are found before it begins.
   const auto task = std::make_shared<OverWhenItSaves>(folder.path(), 2);
   train::Trainer trainer(dist, task, data::from_torch(Line(40)), nullptr, options);
   EXPECT_THAT(comm_error([&] { trainer.run(); }).second, HasSubstr("generation 1"));
@@ -131,7 +131,7 @@ TEST(Generations, AnotherJobDoesNot) {
   EXPECT_THAT(usage_error([&] { trainer.fit(Line(40)); }), HasSubstr("another run"));
 }
 
-// Three steps more than there were, in a generation; what it went on from.
+// Trains three steps more in a new generation, and returns the step from which it went on.
 std::int64_t steps_before(const DistributedManager& dist, int generation, TrainerOptions options) {
   Variables variables;
   be_of(variables, generation);
@@ -173,8 +173,8 @@ TEST(Generations, ALaterOneGoesOnWithARunThatBeganFromAnothersCheckpoint) {
   }
 }
 
-// Nobody of the job before has come so far as to see what there is; or one has, and the program was
-// started anew when it ended with that error.
+// Either no earlier generation of the job got as far as to look into the folder; or one did, and
+// the program was started anew after the error.
 TEST(Generations, OthersCheckpointsAreNotTakenForOnesOfTheJob) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();
@@ -199,7 +199,7 @@ TEST(Generations, OthersCheckpointsAreNotTakenForOnesOfTheJob) {
   EXPECT_EQ(checkpoint::list_checkpoints(folder / "checkpoints").size(), 3u);
 }
 
-// It was the run's own, and of those that are kept the oldest.
+// The checkpoint was the run's own, and the oldest of those that are kept.
 TEST(Generations, ALaterOneGoesOnWhereTheCheckpointThatItsRunBeganFromIsGone) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();
@@ -213,7 +213,7 @@ TEST(Generations, ALaterOneGoesOnWhereTheCheckpointThatItsRunBeganFromIsGone) {
   EXPECT_EQ(steps_before(dist, 2, options), 9);
 }
 
-// The batch of a run that began on two ranks, as far as its folder says.
+// By its folder, the run began on two ranks with this batch.
 TEST(Generations, OnlyTheBatchOfTheSameJobIsKept) {
   const DistributedManager dist = setup_distributed();
   Variables variables;
@@ -250,7 +250,7 @@ TEST(Generations, EveryBitOfHowTheRunBeganIsChecked) {
   }
 }
 
-// What was in its folder before it began is older, and not what it goes on from.
+// Checkpoints from before the run began are older, so the run does not go on from them.
 TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();
@@ -268,7 +268,7 @@ TEST(Generations, ALaterOneDoesNotFallBehindWhereItsRunBegan) {
     return DistributedTrainer(dist, Net(), kMean, options).fit(Line(40)).resumed_after;
   };
   EXPECT_EQ(resumed_after(1, 4), 3);
-  // All that it has written itself is damaged.
+  // All checkpoints that the run itself has written are damaged.
   fs::remove(folder / "run/checkpoints" / checkpoint::checkpoint_name(4) /
              "shard-00000.safetensors");
   be_of(variables, 2);

@@ -1,4 +1,4 @@
-// The smallest thing to train: a linear layer on a straight line.
+// The smallest training task: a linear layer learns a straight line.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// std::optional or, before LibTorch 2.5, its own.
+// A dataset's size is a std::optional or, before LibTorch 2.5, LibTorch's own optional.
 struct Any;
 using Size = decltype(std::declval<const torch::data::datasets::BatchDataset<Any>&>().size());
 

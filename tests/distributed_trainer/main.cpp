@@ -1,5 +1,5 @@
-// The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
-// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp, with --train one of
+// The test program. With --rank it is one rank of a job that runs the table of ranks.cpp, with
+// --fsdp that of fsdp_ranks.cpp, with --stages that of stages_in_bf16.cpp, with --train a rank of
 // sizes_ranks.cpp.
 #include <cstdlib>
 #include <cstring>

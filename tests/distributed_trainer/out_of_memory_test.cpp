@@ -1,4 +1,4 @@
-// Whoever has too little memory is told what to make smaller.
+// The error about too little memory says which settings to make smaller.
 #include <lockstep/train/out_of_memory.h>
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ TEST(OutOfMemory, IsToldFromOtherErrors) {
   EXPECT_TRUE(is_out_of_memory(std::bad_alloc()));
   EXPECT_TRUE(is_out_of_memory(std::runtime_error(
       "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 139.81 GiB total capacity)")));
-  // LibTorch's allocators of hosts, of which each build has one.
+  // The messages of LibTorch's allocators for the host; each build has one of them.
   for (const char* text :
        {"DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes",
         "DefaultCPUAllocator: not enough memory: you tried to allocate 5 bytes"})

@@ -29,7 +29,7 @@ at::Tensor trained(const DistributedManager& dist, const TrainerOptions& options
   return trainer.model()->layer->weight.detach().cpu();
 }
 
-// The same in one process, with a plain loop: 14 samples, and then the one that is left.
+// Trains in one process with a plain loop: 14 samples, and then the one that is left.
 at::Tensor trained_plainly(double learning_rate) {
   const auto all = data::from_torch(Line(15));
   std::vector<std::int64_t> first(14);
@@ -54,7 +54,7 @@ struct Normed : NetImpl {
 }  // namespace
 
 void check_two_ranks(const DistributedManager& dist, ranks::Cells& cells) {
-  // A rank has 7 and then 1 sample, the other 7 and then none.
+  // One rank has 7 samples and then 1; the other has 7 and then none.
   cells.cell("uneven shares", [&] {
     cells.expect_close(trained(dist, options(0.1, LearningRateScaling::none)), trained_plainly(0.1),
                        "the weight");

@@ -14,14 +14,14 @@ namespace lockstep {
 
 namespace {
 
-// Draws its masks from LibTorch's generator, of which each rank has its own.
+// Draws its masks from LibTorch's generator; each rank has its own.
 struct Dropping : NetImpl {
   Dropping() { register_module("dropout", dropout); }
   at::Tensor forward(const at::Tensor& input) { return NetImpl::forward(dropout->forward(input)); }
   torch::nn::Dropout dropout{0.5};
 };
 
-// Draws in get(), too, as an augmentation does.
+// Draws random numbers in get(), too, as an augmentation does.
 class NoisyLine : public torch::data::datasets::Dataset<NoisyLine> {
  public:
   torch::data::Example<> get(std::size_t index) override {
@@ -36,7 +36,7 @@ class NoisyLine : public torch::data::datasets::Dataset<NoisyLine> {
 
 TrainerOptions options(const std::filesystem::path& output, int num_workers) {
   return {.epochs = 3,
-          .batch_size = 4,  // the last step of an epoch has 5 samples, for both ranks
+          .batch_size = 4,  // the last step of an epoch has 5 samples, shared by both ranks
           .num_workers = num_workers,
           .learning_rate = 0.05,
           .output = output,
@@ -45,8 +45,8 @@ TrainerOptions options(const std::filesystem::path& output, int num_workers) {
           .progress_fd = -1};
 }
 
-// The weight after three epochs, of runs each of which is interrupted in its third step, so that
-// they end in the middle of an epoch and at its end.
+// The weight after three epochs. Each run is interrupted in its third step, so runs end in the
+// middle of an epoch and at its end.
 template <typename Data>
 at::Tensor interrupted(const DistributedManager& dist, ranks::Cells& cells, const Data& data,
                        const TrainerOptions& options) {
@@ -82,7 +82,7 @@ void check_same(const DistributedManager& dist, ranks::Cells& cells, const Data&
   const at::Tensor wanted = whole.model()->layer->weight.detach();
   cells.expect_same(interrupted(dist, cells, data, options(path / "parts", num_workers)), wanted,
                     "the weight");
-  // The comparison can fail: the masks count.
+  // The comparison can fail, because the masks matter.
   TrainerOptions other = options({}, num_workers);
   other.seed = 1;
   other.shuffle = false;

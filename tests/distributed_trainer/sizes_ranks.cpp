@@ -16,7 +16,7 @@ void train_to(const DistributedManager& dist, const std::filesystem::path& outpu
   DistributedTrainer trainer(
       dist, Net(),
       [&](const at::Tensor& prediction, const at::Tensor& target) {
-        // What Line makes of a sample's number, taken back.
+        // Computes a sample's number back from its target in Line.
         for (std::int64_t row = 0; row < target.size(0); ++row)
           samples << std::lround((target[row].item<double>() + 2) / 3 * 10) << "\n";
         return kMean(prediction, target);
@@ -26,7 +26,8 @@ void train_to(const DistributedManager& dist, const std::filesystem::path& outpu
                      .accumulation = 2,
                      .optimizer = optim::SGDOptions{},
                      .learning_rate = 0.001,
-                     // Of the batch, which stays: four times the rate, on any number of ranks.
+                     // The rate depends on the batch, which stays the same: it is four times as
+                     // large on any number of ranks.
                      .learning_rate_scaling = train::LearningRateScaling::linear,
                      .output = output,
                      .tensorboard = false,

@@ -1,4 +1,4 @@
-// A program's run that goes on with another number of ranks.
+// A run of a user's own program goes on with another number of ranks.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -26,7 +26,7 @@ void train(const fs::path& output, int num_ranks, int max_steps) {
   ASSERT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
 }
 
-// What all of so many ranks had, in rising order.
+// The samples that all ranks had, in rising order.
 std::vector<std::int64_t> samples_of(const fs::path& output, int num_ranks) {
   std::vector<std::int64_t> samples;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -39,7 +39,7 @@ std::vector<std::int64_t> samples_of(const fs::path& output, int num_ranks) {
   return samples;
 }
 
-// Those of the run's positions from one to another, over the ends of epochs.
+// The samples at a range of the run's positions, across the ends of epochs.
 std::vector<std::int64_t> samples_at(std::int64_t begin, std::int64_t end) {
   std::vector<std::int64_t> samples;
   data::DistributedSampler order({.size = 100});
@@ -59,8 +59,8 @@ std::vector<double> losses_of(const fs::path& output) {
   return losses;
 }
 
-// Steps of 24 samples, four and one of 4 to an epoch of 100. On 3 ranks 8 of each; on 5 four or
-// five of each, in two passes.
+// Steps have 24 samples; an epoch of 100 has four of them and one of 4. On 3 ranks each has 8 of
+// them; on 5 ranks each has four or five, in two passes.
 TEST(TrainerSizes, EverySampleIsUsedOnceAndLossesStayTheSame) {
   const testing::TemporaryFolder folder;
   train(folder.path() / "whole", 4, 15);

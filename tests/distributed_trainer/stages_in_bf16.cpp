@@ -1,4 +1,4 @@
-// Stages of a language model that compute in 16 bits, as on a GPU, and what is measured of them.
+// Stages of a language model that compute in 16 bits, as on a GPU, compared with the whole model.
 #include <set>
 
 #include <ATen/ATen.h>
@@ -31,7 +31,7 @@ data::Batch tokens_of(int micro_batch) {
           .rows = {0, 1}};
 }
 
-// Loss, and the gradients of this rank's parameters in their order in the whole.
+// The loss, and the gradients of this rank's parameters in their order in the whole model.
 struct Passes {
   double loss = 0;
   std::map<std::string, at::Tensor> gradients;
@@ -44,7 +44,7 @@ Passes gradients_of(const models::LanguageModel& model, double loss) {
   return passes;
 }
 
-// Of both micro-batches.
+// The batches of both micro-batches.
 std::vector<data::Batch> full_step() { return {tokens_of(0), tokens_of(1)}; }
 
 Passes in_one_process(std::optional<at::ScalarType> cast_to,
@@ -75,7 +75,7 @@ Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
   return gradients_of(*model, stages.run(0, batches));
 }
 
-// What products compute in, on this thread.
+// Collects the types in which products are computed on this thread.
 class TypesOfProducts {
  public:
   TypesOfProducts() {
@@ -105,7 +105,8 @@ class TypesOfProducts {
 }  // namespace
 
 void check_stages_in_bf16(ranks::Cells& cells) {
-  // Which has no products in bf16 for every CPU; LibTorch's own are slow, and everywhere.
+  // oneDNN does not have products in bf16 for every CPU; LibTorch's own are slow, but exist
+  // everywhere.
   at::globalContext().setUserEnabledMkldnn(false);
   cells.cell("stages in bf16", [&] {
     const Passes wanted = in_one_process(at::kBFloat16), exact = in_one_process({});
@@ -114,7 +115,7 @@ void check_stages_in_bf16(ranks::Cells& cells) {
                  fmt::format("loss {} instead of {}", got.loss, wanted.loss));
     cells.expect(got.loss != exact.loss, "nothing lost a digit");
     for (const auto& [name, gradient] : got.gradients)
-      // The tied weight's parts are rounded on their own.
+      // The parts of the tied weight are rounded separately.
       cells.expect(at::allclose(gradient, wanted.gradients.at(name), 2e-2, 1e-3), name);
   });
   const auto check = [&](const std::vector<data::Batch>& batches) {

@@ -22,8 +22,8 @@ namespace {
 
 using Frame = std::vector<std::byte>;
 
-// What the kernel puts before a frame that has no checksum yet, or is to be cut into several: it is
-// handed on as it is.
+// The kernel's header for a frame that has no checksum yet, or is to be cut into several. It is
+// passed on unchanged.
 constexpr std::size_t kOffloadBytes = 10;
 constexpr std::size_t kAddressBytes = 6;
 constexpr std::size_t kLongestFrame = 70'000;
@@ -64,7 +64,7 @@ net::Fd open_port(const std::string& name) {
 BadSwitch::BadSwitch(const launch::testing::Network& network, int num_hosts,
                      BadSwitchOptions options)
     : options_(options) {
-  // A thread may go to another namespace, and takes no other thread with it.
+  // A thread can enter another namespace without taking other threads with it.
   std::thread([&] { open_ports(network, num_hosts); }).join();
   if (works_) thread_ = std::thread([this] { run(); });
 }
@@ -88,7 +88,7 @@ void BadSwitch::open_ports(const launch::testing::Network& network, int num_host
 void BadSwitch::run() {
   std::mt19937 random(11);
   std::bernoulli_distribution lost(options_.loss);
-  std::map<std::string, std::size_t> port_of;  // by the address of whoever is behind it
+  std::map<std::string, std::size_t> port_of;  // keyed by the address of the host behind the port
   std::deque<Waiting> waiting;
   const auto pass_on = [&](const Waiting& one) {
     const auto known = port_of.find(address_at(one.frame, 0));
@@ -105,7 +105,7 @@ void BadSwitch::run() {
     ::poll(polled.data(), polled.size(), waiting.empty() ? 20 : 1);
     const auto now = std::chrono::steady_clock::now();
     for (std::size_t from = 0; from < ports_.size(); ++from)
-      // A few at a time, so that no port waits for another.
+      // Takes a few frames at a time, so that no port waits for another.
       for (int count = 0; count < 64; ++count) {
         const ssize_t size = ::recv(ports_[from].get(), buffer.data(), buffer.size(), 0);
         if (size < static_cast<ssize_t>(kOffloadBytes + sizeof(ether_header))) break;

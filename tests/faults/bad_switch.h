@@ -27,7 +27,7 @@ class BadSwitch {
   BadSwitch(const BadSwitch&) = delete;
   BadSwitch& operator=(const BadSwitch&) = delete;
 
-  // False where this process may not read and write frames.
+  // False if this process may not read and write frames.
   bool works() const { return works_; }
   std::int64_t num_passed() const { return passed_; }
   std::int64_t num_lost() const { return lost_; }

@@ -1,4 +1,4 @@
-// Row 14: wall clocks that are wrong, on some hosts or from some moment on.
+// Row 14: wall clocks are wrong on some hosts, or from some moment on.
 #include <gmock/gmock.h>
 
 #include "disturbed.h"
@@ -11,7 +11,7 @@ using ::testing::IsEmpty;
 
 class Row14WrongClock : public DisturbedHosts {
  protected:
-  // Hosts whose clocks are so many seconds ahead, from so many seconds after their start on.
+  // The hosts' clocks are `ahead` seconds ahead, from `after` seconds after their start on.
   void expect_nothing_happens(const Words& ahead, const std::string& after) {
     std::vector<Launched> hosts;
     for (std::size_t host = 0; host < ahead.size(); ++host)
@@ -31,7 +31,7 @@ class Row14WrongClock : public DisturbedHosts {
   }
 };
 
-// That the clock is another one for whoever asks.
+// Checks the disturbance itself: programs do see another clock.
 TEST_F(Row14WrongClock, IsWrong) {
   const auto seconds_of = [](Words variables) {
     Launched date({"date", "+%s"}, std::move(variables));

@@ -1,4 +1,4 @@
-// Row 9: disks that are full, read-only or broken while a checkpoint is written beside training.
+// Row 9: disks are full, read-only or broken while a checkpoint is written beside training.
 #include <sys/mount.h>
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 class Row09Disk : public DisturbedTraining {
  protected:
   // For a while in the middle no checkpoint can be written. Training goes on, the user is told, and
-  // what was saved before stays; once the disk is well, checkpoints are written again.
+  // earlier checkpoints stay; once the disk works again, checkpoints are written again.
   void expect_training_goes_on(const Words& variables, const std::function<void()>& break_it,
                                const std::function<void()>& mend_it, const std::string& why) {
     // Checkpoints of steps 4, 8, 12, …
@@ -43,12 +43,12 @@ class Row09Disk : public DisturbedTraining {
     expect_nothing_left(job);
     EXPECT_THAT(launch::testing::faults_in(job.error()), IsEmpty());
     expect_undisturbed_result(2, {"--epochs", "6"});
-    // Nothing half-written is left beside the complete ones.
+    // No half-written checkpoint is left beside the complete ones.
     for (const auto& entry : fs::directory_iterator(checkpoints()))
       EXPECT_THAT(entry.path().filename().string(), ::testing::StartsWith("step-"));
   }
 
-  // The run's checkpoints on a disk of their own, which goes with this process.
+  // Puts the run's checkpoints on a disk of their own, which goes with this process.
   bool mount_disk(const char* options) {
     fs::create_directories(checkpoints());
     return ::unshare(CLONE_NEWNS) == 0 &&
@@ -56,7 +56,7 @@ class Row09Disk : public DisturbedTraining {
            ::mount("tmpfs", checkpoints().c_str(), "tmpfs", 0, options) == 0;
   }
   bool set_flags(unsigned long flags) {
-    // Not while a file is open for writing.
+    // Remounting fails while a file is open for writing.
     return launch::testing::eventually(milliseconds(60'000), [&] {
       return ::mount(nullptr, checkpoints().c_str(), nullptr, MS_REMOUNT | flags, nullptr) == 0;
     });
@@ -83,7 +83,7 @@ TEST_F(Row09Disk, Full) {
       [&] { fs::remove(filler); }, "not enough room in");
 }
 
-// There seemed to be room when the save began.
+// There seemed to be enough room when the save began.
 TEST_F(Row09Disk, FullInTheMiddle) {
   const fs::path full = files_.folder() / "full";
   expect_training_goes_on(
@@ -108,19 +108,20 @@ TEST_F(Row09Disk, InputOutputErrors) {
       "Input/output error");
 }
 
-// Each call of a save by itself, on either rank, from the first on.
+// Each system call of a save fails by itself, on either rank, from the first call on.
 class WholeRow09Disk : public Row09Disk {};
 
 TEST_F(WholeRow09Disk, AnErrorOfAnyOneCall) {
   for (const char* rank : {"0", "1"}) {
     const fs::path log = files_.folder() / ("calls-" + std::string(rank));
-    // What is on the way to be a checkpoint; before the first step an error ends the run.
+    // Only files of an unfinished checkpoint fail: before the first step an error would end the
+    // run.
     const Words common = {"SHIM_IO_PATH=/.step-", std::string("SHIM_IO_RANK=") + rank};
     const auto with = [&](Words more) {
       more.insert(more.end(), common.begin(), common.end());
       return with_shim(more);
     };
-    // Saves of steps 4, 8, 12 and 16, and the last, which may not fail.
+    // Saves after steps 4, 8, 12 and 16, and the last save, which may not fail.
     Launched counted =
         start({.variables = with({"SHIM_IO=NOTHING", "SHIM_IO_LOG=" + log.string()})},
               "counted-" + std::string(rank));

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr milliseconds kLongest(180'000);
-constexpr int kSamples = 120;  // as rank/rank.cpp has them
+constexpr int kSamples = 120;  // the same as in rank/rank.cpp
 
 Event parse_event(int generation, int rank, const std::string& line) {
   Event event{.generation = generation, .rank = rank, .text = line};
@@ -101,7 +101,7 @@ std::vector<Event> DisturbedTraining::events(const std::string& name) const {
     const int generation = std::stoi(file.substr(0, dash));
     const int rank = std::stoi(file.substr(dash + 1));
     std::istringstream lines(lockstep::testing::read_file(entry.path()));
-    // A line that is being written is none yet.
+    // A line that is still being written does not count.
     for (std::string line; std::getline(lines, line) && !lines.eof();)
       all.push_back(parse_event(generation, rank, line));
   }
@@ -135,7 +135,8 @@ void DisturbedTraining::expect_undisturbed_result(int world_size, const Words& r
 }
 
 void DisturbedTraining::expect_each_sample_once(const std::string& name) const {
-  // Of each step, the last attempt at it: the rank that began it last tells which generation's.
+  // Takes the last attempt at each step: the rank that began it last tells which generation that
+  // is.
   const auto all = events(name);
   std::map<std::int64_t, int> generations;
   for (const Event& event : all)

@@ -1,4 +1,5 @@
-// A training that is disturbed, and what has to hold afterwards whatever the disturbance was.
+// A training that is disturbed, and the properties that must hold afterwards, whatever the
+// disturbance was.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +27,9 @@ struct Event {
   int generation = 0;
   int rank = 0;
   std::string kind;         // step, dies, failed, stopped or ended
-  std::int64_t at_ns = 0;   // on the clock of the host that never jumps
-  std::int64_t step = -1;   // of kinds step and ended
-  std::vector<int> values;  // samples of a step, ranks of a failure
+  std::int64_t at_ns = 0;   // on a clock of the host that never jumps
+  std::int64_t step = -1;   // only for the kinds step and ended
+  std::vector<int> values;  // samples of a step, or ranks of a failure
   std::string text;         // the whole line
 };
 
@@ -36,23 +37,23 @@ struct Job {
   int num_ranks = 2;
   Words launcher = {};   // flags of `lockstep run`
   Words rank = {};       // flags of the ranks' program
-  Words variables = {};  // of the environment
+  Words variables = {};  // environment variables
 };
 
-// What a run leaves.
+// The results of a run.
 struct Result {
-  std::string weights;           // with their names
-  std::map<int, double> losses;  // of each step
+  std::string weights;           // with the weights' names
+  std::map<int, double> losses;  // by step
 };
 
-// Jobs of the same small training. Their runs have names.
+// Jobs that all run the same small training. Each run has a name.
 class DisturbedTraining : public ::testing::Test {
  protected:
   DisturbedTraining();
 
   Launched start(const Job& job, const std::string& name = "run");
 
-  // Flags and variables of every job.
+  // Flags and variables that every job has.
   Words ranks_words(const Job& job, const std::string& name);
   Words variables(Words more) const;
 
@@ -63,48 +64,49 @@ class DisturbedTraining : public ::testing::Test {
     return output(name) / "checkpoints";
   }
 
-  // In the order in which they happened.
+  // The events in the order in which they happened.
   std::vector<Event> events(const std::string& name = "run") const;
-  // Of that kind, the first; fails the test where there is none.
+  // The first event of a kind; fails the test if there is none.
   Event first(const std::string& kind, const std::string& name = "run") const;
   // Waits until a rank begins that step, in that generation or a later one.
   bool reaches(std::int64_t step, int generation = 0, const std::string& name = "run") const;
 
-  // What is owed within so many seconds came within them, or within what a machine is excused that
-  // took longer than usual from a job's start to its first step. Fails the test otherwise.
+  // Expects that something which is owed within this many seconds took no longer. A machine on
+  // which the job took longer than usual to reach its first step gets that much more time.
   void expect_within(double owed, double seconds, const std::string& name = "run") const;
 
-  // Weights and losses are, to the bit, those of a run on so many ranks of one host that nobody
-  // disturbed, and every sample was used once an epoch.
-  // `rank` are the flags of what is trained.
+  // Expects that weights and losses are, to the bit, those of an undisturbed run on that many ranks
+  // of one host, and that every sample was used once in each epoch. `rank` has the flags of the
+  // training.
   void expect_undisturbed_result(int world_size, const Words& rank = {},
                                  const std::string& name = "run");
-  // The latter's. Trains once in this process.
+  // The result of that undisturbed run, which is trained once in this process.
   const Result& undisturbed(int world_size, const Words& rank = {});
   Result result(const std::string& name = "run") const;
-  // Of all steps that count: those of the last attempt at each.
+  // Looks at all steps that count, which are the last attempts at each.
   void expect_each_sample_once(const std::string& name = "run") const;
-  // No process, and no name in shared memory.
+  // Expects that no process of the job and no name in shared memory is left.
   void expect_nothing_left(const Launched& job) const;
-  // The one machine-readable line of its failure.
+  // The only machine-readable line about a failure of the job.
   nlohmann::json only_fault(const Launched& job) const;
 
   void note_start(const std::string& name);
 
   train::testing::Training files_;
-  std::map<std::string, std::int64_t> started_ns_;  // of each name's first
+  std::map<std::string, std::int64_t> started_ns_;  // when each name's first run began
 };
 
-// The same on hosts of their own, one rank each.
+// The same training on separate hosts, one rank each.
 class DisturbedHosts : public DisturbedTraining {
  protected:
-  // False where this process may not make network namespaces.
+  // False if this process may not make network namespaces.
   bool connect(int num_hosts);
 
-  // A launcher with this job's flags on one of the hosts; `job.num_ranks` are a host's.
+  // Starts a launcher with this job's flags on one of the hosts; `job.num_ranks` is the number on
+  // that host.
   Launched start_on(int host, const Job& job, const std::string& name = "run");
 
-  std::string endpoints_;  // of all hosts, host 0's first
+  std::string endpoints_;  // of all hosts; host 0's comes first
   std::string secret_;
   std::unique_ptr<Network> network_;
 };
@@ -115,10 +117,10 @@ class DisturbedHosts : public DisturbedTraining {
 // Variables that put the shim (shim/shim.cpp) in front of the C library.
 Words with_shim(Words variables);
 
-// The process of a job's rank; -1 where there is none.
+// The process of a job's rank; -1 if there is none.
 pid_t process_of_rank(const Launched& job, int rank);
 
-// From the first to the second.
+// The time from the first event to the second.
 double seconds_between(const Event& first, const Event& second);
 
 }  // namespace lockstep::faults

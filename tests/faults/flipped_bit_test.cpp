@@ -1,4 +1,4 @@
-// Row 11: a bit that is another one than was saved, when a run goes on.
+// Row 11: a run goes on from files in which a bit has flipped.
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 class Row11FlippedBit : public DisturbedTraining {
  protected:
-  // Ended in the middle, with two checkpoints.
+  // Ends a run in the middle, when it has two checkpoints.
   void end_in_the_middle() {
     Launched job = start({.rank = {"--pace", "20"}});
     ASSERT_TRUE(reaches(14)) << job.error();

@@ -1,4 +1,4 @@
-// Row 10: a save that is killed, at every point there is.
+// Row 10: a save is killed at every possible point.
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::IsEmpty;
 
-// What the main rank of a job does, in one process: three ranks' files, the manifest, the commit,
-// and the oldest removed.
+// Does the main rank's work in one process: three ranks' files, the manifest, the commit, and the
+// removal of the oldest checkpoint.
 void save(const fs::path& run, std::int64_t step) {
   checkpoint::CheckpointWriter writer(run, step);
   checkpoint::Manifest manifest;
@@ -44,7 +44,8 @@ void save(const fs::path& run, std::int64_t step) {
 
 enum class Traced { killed, ended, not_allowed };
 
-// Saves in a process that is killed when it is about to make its `number`-th system call, from 1.
+// Saves in a process that is killed when it is about to make its system call number `number`,
+// counted from 1.
 Traced save_until_call(const fs::path& run, std::int64_t step, int number) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -61,7 +62,7 @@ Traced save_until_call(const fs::path& run, std::int64_t step, int number) {
   int status = 0;
   if (::waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) return Traced::not_allowed;
   ::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL);
-  // A call stops it twice: before it is made, and after.
+  // A traced process stops twice at each call: before it and after.
   for (int stop = 1; stop < 2 * number; ++stop) {
     ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
     ::waitpid(child, &status, 0);
@@ -76,8 +77,8 @@ Traced save_until_call(const fs::path& run, std::int64_t step, int number) {
   return Traced::killed;
 }
 
-// All that are listed are whole, the newest is the one before the save or the one of it, and the
-// next save removes whatever else is there. Returns the newest.
+// Expects that all listed checkpoints are whole, that the newest is the one before the save or the
+// save's own, and that the next save removes everything else. Returns the newest.
 std::int64_t expect_newest_is_whole(const fs::path& run, std::int64_t before) {
   const auto all = checkpoint::list_checkpoints(run);
   EXPECT_FALSE(all.empty());
@@ -88,7 +89,8 @@ std::int64_t expect_newest_is_whole(const fs::path& run, std::int64_t before) {
   return all.back().step;
 }
 
-// In memory, where syncing takes no time: what the kernel has been told outlives the process.
+// A folder in memory, where syncing takes no time. What the kernel has been told outlives the
+// process.
 class FolderInMemory {
  public:
   FolderInMemory() {
@@ -111,7 +113,7 @@ class FolderInMemory {
 
 class Row10KilledSave : public DisturbedTraining {
  protected:
-  // The save of step 3, where there are steps 1 and 2, and also a 3 where it replaces that.
+  // Saves step 3, where steps 1 and 2 exist, and also step 3 if the save replaces it.
   void kill_at_every_call(bool replaces) {
     constexpr std::int64_t step = 3;
     const FolderInMemory folder;
@@ -125,7 +127,7 @@ class Row10KilledSave : public DisturbedTraining {
       const Traced traced = save_until_call(run, step, number);
       if (traced == Traced::not_allowed) GTEST_SKIP() << "this process may not trace another";
       const std::int64_t newest = expect_newest_is_whole(run, step - 1);
-      // Replaced or not, a step that was there does not go away.
+      // A step that existed does not disappear, whether or not it is replaced.
       EXPECT_TRUE(!replaces || newest == step) << "at call " << number;
       EXPECT_FALSE(committed && newest != step) << "what was committed is gone, at call " << number;
       committed = newest == step;
@@ -152,7 +154,7 @@ class Row10KilledSave : public DisturbedTraining {
         name);
   }
 
-  // Calls on files that a rank makes in its run, in order.
+  // The system calls that a rank makes on files of its run, in order.
   std::vector<std::string> calls_of(const std::string& rank) {
     const fs::path log = files_.folder() / ("calls-of-" + rank);
     Launched job =
@@ -163,7 +165,7 @@ class Row10KilledSave : public DisturbedTraining {
     return launch::testing::lines_of(lockstep::testing::read_file(log));
   }
 
-  // A job whose rank is killed at that call of its saves, and started anew.
+  // Runs a job whose rank is killed at that call of its saves, and is started anew.
   void expect_survives(const std::string& rank, std::size_t call, const std::string& what) {
     SCOPED_TRACE("rank " + rank + " at call " + std::to_string(call) + ": " + what);
     const std::string name = "run-" + rank + "-" + std::to_string(call);
@@ -181,7 +183,8 @@ class Row10KilledSave : public DisturbedTraining {
 TEST_F(Row10KilledSave, BeforeEverySystemCall) { kill_at_every_call(false); }
 TEST_F(Row10KilledSave, BeforeEverySystemCallOfOneThatIsSavedAgain) { kill_at_every_call(true); }
 
-// In a training, whose ranks save together beside the steps: a few of the calls of its second save.
+// In a training, whose ranks save together beside the steps, the rank is killed at a few of the
+// calls of its second save.
 TEST_F(Row10KilledSave, OfARankThatTrains) {
   for (const std::string rank : {"0", "1"}) {
     const auto calls = calls_of(rank);

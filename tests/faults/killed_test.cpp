@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A busy machine is excused twice, and what never is.
+// A busy machine gets two more attempts; kNeverBeyond is a bound that no load excuses.
 constexpr int kAttempts = 3;
 constexpr double kNeverBeyond = 120;
 
@@ -25,16 +25,17 @@ std::int64_t now_ns() {
 }
 
 struct Times {
-  double noticed = kNeverBeyond;  // from the death until a rank in a call with it had named it
-  double resumed = kNeverBeyond;  // until the next step
-  double started = 0;             // from the command to the first step of all, for comparison
+  // from the death until a rank in a call with the victim had named it
+  double noticed = kNeverBeyond;
+  double resumed = kNeverBeyond;  // from the death until the next step
+  double started = 0;             // from the command to the first step of all ranks, for comparison
 };
 
 class Row01KilledRank : public DisturbedTraining {
  protected:
   Job job() const { return {.launcher = {"--max-restarts", "1"}, .rank = {"--pace", "10"}}; }
 
-  // Runs the job, in which rank 1 dies once, and looks at everything but the times.
+  // Runs the job, in which rank 1 dies once, and checks everything but the times.
   Times disturb(Job job, const std::string& name) {
     const std::int64_t began = now_ns();
     Launched launched = start(job, name);
@@ -59,7 +60,8 @@ class Row01KilledRank : public DisturbedTraining {
       if (event.kind == "dies") death = event;
       if (death.kind.empty()) continue;
       if (event.kind == "failed") {
-        // One that stays may hear of it from its launcher first, and gives its own calls up.
+        // A rank that stays may hear of the death from its launcher first, and then abort its own
+        // calls.
         EXPECT_TRUE(event.values == std::vector{1} || event.values == std::vector{event.rank})
             << event.text << " of rank " << event.rank;
         times.noticed = std::min(times.noticed, seconds_between(death, event));
@@ -81,7 +83,7 @@ class Row01KilledRank : public DisturbedTraining {
       std::printf("noticed after %.3f s, the next step after %.2f s (the first one came %.2f s "
                   "after the start)\n",
                   times.noticed, times.resumed, times.started);
-      // Where a job takes longer than usual to start, starting it anew does, too.
+      // If a job takes longer than usual to start, a restart takes longer, too.
       const double excused = std::max(0.0, times.started - 2);
       best.resumed = std::min(best.resumed, times.resumed - excused);
       if (HasFailure() || (best.noticed <= 0.2 && best.resumed <= 5)) break;
@@ -101,11 +103,11 @@ TEST_F(Row01KilledRank, InForward) { expect_times(dying_in("forward")); }
 TEST_F(Row01KilledRank, InBackward) { expect_times(dying_in("backward")); }
 TEST_F(Row01KilledRank, InsideACollective) {
   Job dying = dying_in("collective");
-  dying.num_ranks = 3;  // one dies in it, one is in it too, and one is late
+  dying.num_ranks = 3;  // one dies in the call, one is in it, too, and one comes late
   expect_times(dying);
 }
 
-// In the middle of its part of a checkpoint, which the others then cannot complete.
+// The rank dies in the middle of its part of a checkpoint, which the others then cannot complete.
 TEST_F(Row01KilledRank, DuringASave) {
   Job dying = job();
   dying.variables =
@@ -114,7 +116,7 @@ TEST_F(Row01KilledRank, DuringASave) {
   disturb(dying, "run");
 }
 
-// Every step is copied to another rank; there is no checkpoint before the end.
+// Every step is copied to another rank, and there is no checkpoint before the end.
 TEST_F(Row01KilledRank, WithStateInMemoryOneStepIsRepeatedAtMost) {
   for (const std::string place : {"forward", "backward", "collective"}) {
     SCOPED_TRACE(place);
@@ -131,8 +133,7 @@ TEST_F(Row01KilledRank, WithStateInMemoryOneStepIsRepeatedAtMost) {
   }
 }
 
-// The others are on their way into the next generation when the one that is to replace it dies,
-// too.
+// The replacement dies, too, while the other ranks are on their way into the next generation.
 TEST_F(Row01KilledRank, WhileTheJobIsFormedAnew) {
   Job dying = dying_in("backward");
   dying.num_ranks = 3;
@@ -150,7 +151,7 @@ TEST_F(Row01KilledRank, WhileTheJobIsFormedAnew) {
   expect_undisturbed_result(3);
 }
 
-// Where no restart is left, the job ends with the code of the first that failed.
+// Without a restart left, the job ends with the exit code of the first rank that failed.
 TEST_F(Row01KilledRank, WithoutARestartTheJobEnds) {
   Job dying = dying_in("backward");
   dying.launcher = {};
@@ -163,8 +164,8 @@ TEST_F(Row01KilledRank, WithoutARestartTheJobEnds) {
   EXPECT_EQ(first("failed").values, std::vector<int>{1});
 }
 
-// Three hosts train; a fourth waits to take the place of one that is lost, so that the job goes on
-// with as many ranks.
+// Three hosts train. A fourth waits to take the place of a lost host, so that the job goes on with
+// as many ranks.
 class LostHost : public DisturbedHosts {
  protected:
   Job job() const {
@@ -173,7 +174,7 @@ class LostHost : public DisturbedHosts {
             .rank = {"--pace", "50", "--epochs", "4"}};
   }
 
-  // Hosts of `hosts_`, once they train and host 3 waits.
+  // Starts all hosts; returns when three train and host 3 waits.
   void start_all() {
     for (int host = 0; host < 3; ++host) hosts_.push_back(start_on(host, job()));
     ASSERT_TRUE(reaches(1)) << hosts_[0].error();
@@ -184,14 +185,15 @@ class LostHost : public DisturbedHosts {
     ASSERT_TRUE(reaches(6));
   }
 
-  // All but `lost` end well and tell of it; host 3 may be only asked to.
+  // Expects that all hosts but `lost` end well and report the loss. Host 3 may only be asked to
+  // join.
   void expect_gone_on_without(int lost) {
     for (int host = 0; host < 4; ++host) {
       if (host == lost) continue;
       Launched& launched = hosts_[static_cast<std::size_t>(host)];
       EXPECT_EQ(launched.wait(milliseconds(180'000)), 0) << host << launched.error();
       expect_nothing_left(launched);
-      if (host == 3) continue;  // which was not there when it happened
+      if (host == 3) continue;  // it was not there when it happened
       const auto fault = only_fault(launched);
       EXPECT_EQ(fault["kind"], "node_lost");
       EXPECT_EQ(fault["host"], "host" + std::to_string(lost));
@@ -249,7 +251,7 @@ std::map<std::string, std::string> files_in(const std::filesystem::path& folder)
   return files;
 }
 
-// Its main rank still has the run's folder open, and all of its locks.
+// The lost host's main rank still has the run's folder open, with all of its locks.
 TEST_F(Row03FrozenRendezvousHost, TheOthersTakeItsFolderOverAndItChangesNothing) {
   HOSTS_OR_SKIP(4);
   start_all();

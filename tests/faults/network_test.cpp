@@ -24,7 +24,7 @@ class Row06BrokenNetwork : public DisturbedHosts {
 
 class WholeRow06BrokenNetwork : public Row06BrokenNetwork {};
 
-// The one that is cut off ends; the others go on with the one that waits.
+// The host that is cut off ends; the others go on with the host that waits.
 TEST_F(WholeRow06BrokenNetwork, OnlyTheMajorityGoesOn) {
   HOSTS_OR_SKIP(4);
   std::vector<Launched> hosts;
@@ -80,7 +80,7 @@ class Row07BadNetwork : public DisturbedHosts {
     expect_undisturbed_result(3, {"--epochs", epochs});
   }
 
-  // False where the kernel has no such discipline.
+  // False if the kernel has no such queueing discipline.
   bool shape(const std::string& discipline) const {
     for (int host = 0; host < 3; ++host)
       if (std::system(("tc -n " + network_->name(host) + " qdisc add dev eth0 root " + discipline +

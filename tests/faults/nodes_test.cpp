@@ -1,4 +1,4 @@
-// Row 16: hosts that leave and join while a model is trained.
+// Row 16: hosts leave and join while a model is trained.
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -10,10 +10,10 @@ namespace {
 
 class WholeRow16NodesComeAndGo : public DisturbedHosts {};
 
-// Without dropout, which each rank draws for itself.
+// The training has no dropout, because each rank draws its own.
 const Words kTraining = {"--epochs", "60", "--batch", "60", "--dropout", "0"};
 
-// 4, then 3, then 5. A step has the same 60 samples on any number of them.
+// There are 4 hosts, then 3, then 5. A step has the same 60 samples on any number of them.
 TEST_F(WholeRow16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
   HOSTS_OR_SKIP(5);
   Job job{.num_ranks = 1,
@@ -40,8 +40,8 @@ TEST_F(WholeRow16NodesComeAndGo, TrainingGoesOnOnTheNewSize) {
   EXPECT_EQ(fault["kind"], "node_lost");
   EXPECT_EQ(fault["host"], "host1");
   expect_each_sample_once();
-  // As one that had four ranks from the first step to the last, but for the rounding of sums over
-  // another number of them.
+  // Compares with a run on four ranks from the first step to the last; the results differ only by
+  // the rounding of sums over other numbers of ranks.
   const Result& whole = undisturbed(4, kTraining);
   const Result disturbed = result();
   ASSERT_EQ(disturbed.losses.size(), whole.losses.size());

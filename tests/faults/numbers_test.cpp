@@ -1,4 +1,4 @@
-// Rows 12 and 13: ranks whose numbers are none, and one that is slow.
+// Rows 12 and 13: ranks with non-finite numbers, and a rank that is slow.
 #include <gmock/gmock.h>
 
 #include <set>
@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Of one rank, in one step; the other's numbers are good.
+// One rank has bad numbers in one step; the other's numbers are good.
 class Row12NonFinite : public DisturbedTraining {
  protected:
   static Words flags(const std::string& kind, const std::string& reaction) {
@@ -74,7 +74,7 @@ TEST_F(Row13SlowRank, IsNamedWithinTwentySteps) {
                                  "--step", "10"}});
   EXPECT_EQ(job.wait(milliseconds(180'000)), 0) << job.error();
   expect_nothing_left(job);
-  // It was slow in the last twenty of the run's steps.
+  // The rank was slow in the last twenty steps of the run.
   EXPECT_THAT(job.error(), HasSubstr("rank 1 is slow"));
   EXPECT_THAT(job.error(), Not(HasSubstr("rank 0 is slow")));
   EXPECT_THAT(job.error(), Not(HasSubstr("rank 2 is slow")));

@@ -1,4 +1,4 @@
-// Rows 4 and 5: ranks that are there and do not get on.
+// Rows 4 and 5: ranks that exist and make no progress.
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -32,7 +32,7 @@ TEST_F(Row04StoppedRank, IsNamedAndReplacedAndCannotComeBack) {
   EXPECT_EQ(fault["restarted"], true);
   expect_within(5, named.count());
   std::printf("named after %.2f s\n", named.count());
-  // Nothing of its generation happens once the next one trains.
+  // Nothing of its generation happens after the next one trains.
   std::int64_t next_began = 0;
   for (const Event& event : events()) {
     if (event.generation == 1 && next_began == 0) next_began = event.at_ns;
@@ -43,7 +43,7 @@ TEST_F(Row04StoppedRank, IsNamedAndReplacedAndCannotComeBack) {
 
 class Row05StuckRank : public DisturbedTraining {};
 
-// All of its threads live, and the others wait for it in the same step.
+// All of the rank's threads live, and the other ranks wait for it in the same step.
 TEST_F(Row05StuckRank, IsFoundByItsProgress) {
   constexpr double kBound = 5;
   Launched job = start({.launcher = {"--max-restarts", "1", "--stuck-after", "5"},

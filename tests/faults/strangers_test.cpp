@@ -1,4 +1,4 @@
-// Row 17: strangers at every door of a job that trains.
+// Row 17: strangers at every listener of a job that trains.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -26,7 +26,7 @@ using ::testing::IsEmpty;
 
 Deadline stranger_deadline() { return Deadline::after(milliseconds(60'000)); }
 
-// Where a process of the job listens: a port of this host, or an abstract name.
+// An address at which a process of the job listens: a port of this host, or an abstract name.
 struct Listener {
   net::Address tcp;
   std::string unix_name;
@@ -42,7 +42,7 @@ struct Listener {
   }
 };
 
-// Of a store's client, of a launcher, and of nobody.
+// The purposes of a store's client, of a launcher, and of nothing that exists.
 constexpr const char* kPurposes[] = {"store stranger", "lockstep launcher", "something else"};
 
 std::set<std::string> sockets_of(const Launched& job) {
@@ -57,7 +57,7 @@ std::set<std::string> sockets_of(const Launched& job) {
   return inodes;
 }
 
-// By what the kernel says of its processes, so that none is forgotten.
+// Finds the listeners in the kernel's list of the job's sockets, so that none is forgotten.
 std::vector<Listener> listeners_of(const Launched& job) {
   const std::set<std::string> own = sockets_of(job);
   std::set<Listener> all;
@@ -87,7 +87,7 @@ std::vector<Listener> listeners_of(const Launched& job) {
   return {all.begin(), all.end()};
 }
 
-// Reads to the end; false where the other side has not hung up by then.
+// Reads to the end; false if the other side has not hung up in time.
 bool is_hung_up_on(const net::Fd& socket, std::size_t& received) {
   std::array<std::byte, 4096> bytes;
   const Deadline deadline = stranger_deadline();
@@ -105,7 +105,7 @@ void send_what_it_takes(const net::Fd& socket, std::span<const std::byte> bytes)
 
 class Row17Strangers : public DisturbedTraining {
  protected:
-  // Launchers that others may join, so that every kind of listener is there.
+  // Starts launchers that others may join, so that every kind of listener exists.
   Launched start_with_doors(const std::string& epochs) {
     const fs::path file = files_.folder() / "secret";
     lockstep::testing::write_file(file, std::string(32, 's'));
@@ -117,7 +117,7 @@ class Row17Strangers : public DisturbedTraining {
          .rank = {"--pace", "20", "--pace-until", strangers_gone().string(), "--epochs", epochs}});
   }
 
-  // The job takes its time until this file is there, so that it outlasts them, and not by much.
+  // The job goes on until this file exists, so that it outlasts the strangers, but not by much.
   fs::path strangers_gone() const { return files_.folder() / "strangers-gone"; }
 
   void try_wrong_secret(const Listener& listener) {
@@ -128,9 +128,9 @@ class Row17Strangers : public DisturbedTraining {
           << listener.text();
   }
 
-  // What one who knows the secret said, said again by one who does not.
+  // Replays the words of a peer that knows the secret, without knowing it.
   void try_replay(const Listener& listener) {
-    if (!listener.unix_name.empty()) return;  // whose handshake is the same
+    if (!listener.unix_name.empty()) return;  // its handshake is the same
     const auto secret = net::Secret::from_file((files_.folder() / "secret").string());
     for (const char* purpose : kPurposes) {
       std::vector<std::byte> recorded;
@@ -139,7 +139,7 @@ class Row17Strangers : public DisturbedTraining {
         const net::Fd genuine = net::connect_tcp(proxy.address(), stranger_deadline());
         try {
           net::introduce(genuine, secret, purpose, stranger_deadline());
-        } catch (const CommError&) {  // whoever wants something else is turned away
+        } catch (const CommError&) {  // connections for another purpose are turned away
         }
         recorded = proxy.recorded();
       }
@@ -162,7 +162,8 @@ class Row17Strangers : public DisturbedTraining {
     }
   }
 
-  // Some say nothing, some half a greeting, some nonsense; each stays as long as there is room.
+  // Some connections send nothing, some half a greeting, some nonsense; each stays open as long as
+  // there is room.
   void flood(const Listener& listener, int connections) {
     constexpr std::size_t kHeld = 2000;
     std::deque<net::Fd> held;
@@ -185,7 +186,8 @@ class Row17Strangers : public DisturbedTraining {
     Launched job = start_with_doors(epochs);
     ASSERT_TRUE(reaches(2)) << job.error();
     const auto listeners = listeners_of(job);
-    // The launcher's, the store's, and one of each rank for other hosts and one for its own.
+    // The listeners are the launcher's, the store's, and for each rank one for other hosts and one
+    // for its own.
     EXPECT_GE(listeners.size(), 6u);
     for (const Listener& listener : listeners) {
       std::printf("  %s\n", listener.text().c_str());

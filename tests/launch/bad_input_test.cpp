@@ -1,4 +1,4 @@
-// Mistakes get a message that says what, where and what to do, and exit code 2.
+// A mistake gets a message that says what is wrong, where and what to do, and exit code 2.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -61,7 +61,7 @@ TEST(BadInput, TemporaryFolders) {
     for (const bool logs : {false, true}) {
       std::vector<std::string> arguments = {"run", "true"};
       std::vector<std::string> variables = {"TMPDIR=" + wrong};
-      // The flight recorder's folder is elsewhere, so that it is the logs' that is missing.
+      // The flight recorder's folder is set elsewhere, so that the missing folder is the logs'.
       if (logs) {
         arguments = {"run", "--redirects", "3", "true"};
         variables.push_back("LOCKSTEP_FLIGHT_DIR=" + folder.path().string() + "/flight");
@@ -112,7 +112,7 @@ TEST(BadInput, AddressesAndPorts) {
   expect_mistake({"run", "--nnodes", "2", "--node-rank", "0", "--secret-file", secret,
                   "--master-addr", "127.0.0.1", "--master-port", port, "true"},
                  {"port " + port, "in use"});
-  // Whoever comes first is node 0; but a port that something else has is nobody's to join.
+  // The launcher that comes first is node 0; but a port held by something else cannot be joined.
   expect_mistake({"run", "--nnodes", "2", "--secret-file", secret, "--rdzv-endpoint",
                   "127.0.0.1:" + port, "true"},
                  {"port " + port, "in use"});

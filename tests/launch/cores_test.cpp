@@ -1,4 +1,4 @@
-// Which cores there are, and who gets which.
+// Finding the usable cores, and dividing them among ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-// The program's frame: verbs, help, and the second program for those that need LibTorch.
+// The program's frame: verbs, help, and the second program, for verbs that need LibTorch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(Dispatch, DoesNotLoadLibTorch) {
 }
 
 TEST(Dispatch, HandsVerbsOfLibTorchToTheSecondProgram) {
-  // This test is itself the program beside which the second one would lie.
+  // The second program would be beside this test's own.
   const auto here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const auto second = here / "lockstep-torch";
   const cli::Verb verbs[] = {{"check", "looks at the machine", nullptr}};

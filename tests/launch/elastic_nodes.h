@@ -1,4 +1,4 @@
-// Jobs on several hosts, each launcher in a network namespace of its own, whose ranks stay until
+// Jobs on several hosts, with each launcher in a network namespace of its own. The ranks stay until
 // the test lets them finish.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace lockstep::launch::testing {
 
 class ElasticNodes : public ::testing::Test {
  protected:
-  // Joins `size` hosts, for a job of `nodes`.
+  // Connects `size` hosts, for a job with `nodes`.
   bool connect(int size, const std::string& nodes) {
     network_ = std::make_unique<Network>(size);
     secret_ = folder_.write("secret", std::string(32, 's'), 0600);
@@ -29,7 +29,7 @@ class ElasticNodes : public ::testing::Test {
     return network_->run(host, std::move(all));
   }
 
-  // Two ranks on the host that meet all others in the store and then stay until finish().
+  // Starts two ranks on the host, which meet all others in the store and then stay until finish().
   Launched start_staying(int host, std::vector<std::string> arguments = {}) {
     arguments.insert(arguments.end(), {"--nproc-per-node", "2", RANK_PROGRAM, go()});
     return start(host, std::move(arguments));
@@ -38,8 +38,7 @@ class ElasticNodes : public ::testing::Test {
   std::string go() const { return (folder_.path() / "go").string(); }
   void finish() const { folder_.write("go", ""); }
 
-  // Waits until all ranks of the job have met in that generation, or in whichever has so many
-  // nodes.
+  // Waits until all ranks of the job have met in that generation, or in any with so many nodes.
   static void expect_formed(const Launched& job, int generation, int num_nodes) {
     expect_formed(job, num_nodes, std::to_string(generation) + " ");
   }

@@ -1,5 +1,4 @@
-// Hosts that fail, leave and come while a job runs: each launcher in a network namespace of its
-// own.
+// Hosts fail, leave and join while a job runs; each launcher is in a network namespace of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -61,8 +60,8 @@ void expect_all_end_as_it_said(int rank, std::vector<Launched>& jobs) {
   }
 }
 
-// Rank 0 aborts when the last rank, of another host, has said that a restart would not help. That
-// one ends when there is the file.
+// Rank 0 aborts when the last rank, on another host, has said that a restart would not help. The
+// last rank ends when the file exists.
 std::string abort_after_the_word(const std::string& file) {
   return "ulimit -c 0; [ $RANK = 0 ] || exec " + std::string(RANK_PROGRAM) + " final " + file +
          "; until [ -e " + file + ".said ]; do sleep 0.01; done; kill -ABRT $$";
@@ -84,12 +83,12 @@ TEST_F(ElasticNodes, WhatARankSaysOfARestartCountsMoreThanOneThatAbortedBefore) 
   for (int host = 0; host < 2; ++host)
     jobs.push_back(start(host, {"--node-rank", std::to_string(host), "--grace", "60", "sh", "-c",
                                 abort_after_the_word(go())}));
-  // Both hosts know of it, and what was to become of the job.
+  // Both hosts know of the failure, and what is to happen to the job.
   for (const Launched& job : jobs)
     ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
       return job.error().find("rank 0 (") != std::string::npos;
     })) << job.error();
-  jobs[0].kill(SIGSTOP);  // node 0 takes its time to answer
+  jobs[0].kill(SIGSTOP);  // node 0 answers late
   finish();
   EXPECT_EQ(jobs[1].wait(milliseconds(700)), -1);
   jobs[0].kill(SIGCONT);
@@ -149,7 +148,7 @@ TEST_F(ElasticNodes, AShortFlapCostsNothing) {
   for (int host = 0; host < 2; ++host) jobs.push_back(start_staying(host));
   for (const Launched& job : jobs) expect_formed(job, 0, 2);
   network_->set_link(1, "down");
-  EXPECT_EQ(jobs[0].wait(milliseconds(2500)), -1);  // only time passes
+  EXPECT_EQ(jobs[0].wait(milliseconds(2500)), -1);  // only time may pass
   network_->set_link(1, "up");
   EXPECT_EQ(jobs[0].wait(milliseconds(3000)), -1);
   finish();
@@ -167,7 +166,7 @@ TEST_F(ElasticNodes, NodesLeaveAndCome) {
   for (const Launched& job : jobs) expect_formed(job, 0, 4);
   jobs[1].kill(SIGKILL);
   for (const std::size_t host : {0u, 2u, 3u}) expect_formed(jobs[host], 1, 3);
-  // The one that left comes back, and another one comes with it.
+  // The host that left comes back, and another one joins with it.
   Launched back = start_staying(1);
   Launched fresh = start_staying(4);
   expect_formed(back, 5);
@@ -178,7 +177,7 @@ TEST_F(ElasticNodes, NodesLeaveAndCome) {
   EXPECT_EQ(fresh.wait(), 0) << fresh.error();
   for (const std::size_t host : {0u, 2u, 3u}) {
     EXPECT_EQ(jobs[host].wait(), 0) << jobs[host].error();
-    // Those who came used up no restart.
+    // Joining used up no restart.
     EXPECT_THAT(jobs[host].error(), HasSubstr("10 ranks on 5 nodes, 1 of 5 restarts used"));
     EXPECT_THAT(faults_in(jobs[host].error()), SizeIs(1));
   }

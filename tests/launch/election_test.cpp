@@ -1,4 +1,4 @@
-// Who leads a job by etcd's word: the real etcd, and strangers in its place.
+// The election of a job's leader through etcd: with the real etcd, and with impostors in its place.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -93,7 +93,7 @@ TEST_F(ElectionTest, OneIsElectedAndTheOthersLearnWhere) {
     return count;
   };
   ASSERT_TRUE(eventually(milliseconds(20'000), [&] { return num_leaders() == 1; }));
-  // Past the lease, too: it is renewed.
+  // It is renewed, so there is one leader after the lease, too.
   EXPECT_FALSE(
       eventually(Election::kLease + milliseconds(1000), [&] { return num_leaders() != 1; }));
   std::size_t leader = 0;
@@ -107,7 +107,7 @@ TEST_F(ElectionTest, OneIsElectedAndTheOthersLearnWhere) {
   all[leader]->confirm(3);
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return all[leader]->confirmed() == 3; }));
   EXPECT_THAT(value_of("lockstep/job/leader").text, HasSubstr("\"generation\":3"));
-  // A leader that leaves frees its place at once, and leaves nothing behind.
+  // A leader that leaves frees its place at once and leaves no keys behind.
   for (auto& one : all)
     if (one != all[leader]) one.reset();
   all[leader].reset();
@@ -119,7 +119,8 @@ TEST_F(ElectionTest, WhoWasFollowedByAnotherHasLostIt) {
   const auto first = candidate(1000);
   first->wish(Wish::campaign);
   ASSERT_TRUE(becomes(*first, Leadership::ours));
-  // As if its lease had ended while it was stopped, and another had been elected, and lost as well.
+  // Puts etcd into the state after the leader's lease ended while it was stopped, and another
+  // leader was elected and lost.
   Etcd etcd({server_.address()});
   etcd.transact({.puts = {{"lockstep/job/term", "2", 0}}, .erased = {"lockstep/job/leader"}},
                 soon());

@@ -1,4 +1,4 @@
-// Of jobs that end because a rank has said that a restart would not help.
+// For jobs that end because a rank has said that a restart would not help.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -12,8 +12,8 @@
 
 namespace lockstep::launch::testing {
 
-// That rank's failure is the last that is told, no generation was formed after it, and nothing is
-// left.
+// Expects that this rank's failure is the last one reported, that no generation was formed after
+// it, and that nothing is left.
 inline void expect_ended_for_good(const Launched& job, int rank) {
   const auto faults = faults_in(job.error());
   ASSERT_FALSE(faults.empty()) << job.error();

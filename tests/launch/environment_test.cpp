@@ -1,4 +1,4 @@
-// What ranks are told.
+// The environment variables that ranks get.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace {
 using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-// The environment each rank printed, by rank.
+// The environment that each rank printed, by rank.
 std::map<int, Variables> environments(const std::string& output) {
   std::map<int, Variables> all;
   for (const std::string& line : lines_of(output)) {

@@ -11,13 +11,13 @@ namespace lockstep::launch::testing {
 
 namespace {
 
-// One that is free now, and most likely in a moment, too.
+// A port that is free now, and most likely still in a moment.
 int port_for_etcd() { return net::local_port(net::listen_tcp({"127.0.0.1", 0})); }
 
-// Where a busy disk does not hold it up: it syncs whatever it is told.
+// A place in memory if possible: etcd syncs whatever it is told, and a busy disk would hold it up.
 std::string place_for_data() { return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"; }
 
-// etcd runs on some processors only when it is told that they are known to be unsupported.
+// On some processors etcd runs only with a variable that accepts that they are unsupported.
 std::string consent() {
   utsname machine;
   ::uname(&machine);

@@ -1,4 +1,4 @@
-// The real etcd, for a test of its own.
+// Runs the real etcd for one test.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,19 @@
 
 namespace lockstep::launch::testing {
 
-// One member, with its own folder and ports, which ends with the object. Killed, it can be started
-// again with what it had.
+// One member with its own folder and ports, which ends with the object. If it was killed, it can be
+// started again with its data.
 class EtcdServer {
  public:
   // Whether it is installed.
   static bool installed();
 
-  // On loopback.
+  // Listens on loopback.
   EtcdServer();
-  // At an address in a network namespace; it may not be reachable from the test itself.
+  // Listens at an address in a network namespace, which the test itself may not reach.
   EtcdServer(const std::string& namespace_name, const std::string& host);
 
-  // False where it did not get ready.
+  // False if it did not get ready.
   bool start();
   void kill(int signal);
 

@@ -1,4 +1,4 @@
-// Jobs whose launchers find each other through etcd, also when the one that decides is lost.
+// Jobs whose launchers find each other through etcd, even if the leader is lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// All on loopback: hosts are only names here.
+// All launchers are on loopback, and hosts are only names.
 class EtcdJob : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -63,7 +63,7 @@ class EtcdJob : public ::testing::Test {
                       [&] { return job.error().find(words) != std::string::npos; });
   }
 
-  // The one that is node 0 comes first.
+  // Returns the job of node 0 first.
   std::vector<Launched> start_two() const {
     std::vector<Launched> jobs, ordered;
     for (const char* host : {"host0", "host1"}) jobs.push_back(start("1:2", host));
@@ -88,7 +88,7 @@ class EtcdJob : public ::testing::Test {
 TEST_F(EtcdJob, LaunchersMeet) {
   finish();
   std::vector<Launched> jobs;
-  // Who claims to be node 0 is, whoever comes first.
+  // The launcher that asks to be node 0 is node 0, whoever comes first.
   jobs.push_back(start("2", "host1", {"--node-rank", "1"}));
   jobs.push_back(start("2", "host0", {"--node-rank", "0"}));
   for (Launched& job : jobs) {
@@ -127,7 +127,7 @@ TEST_F(EtcdJob, AStoppedLeaderIsNoneAnyMore) {
   jobs[0].kill(SIGSTOP);
   expect_formed(jobs[1], 1, 1);
   jobs[0].kill(SIGCONT);
-  // It finds out, ends its ranks, and comes to the one that has taken its place.
+  // It notices, ends its ranks, and joins the launcher that has taken its place.
   for (const Launched& job : jobs) expect_formed(job, 2, 2);
   EXPECT_THAT(jobs[0].output(), HasSubstr("node=1/2 flight=yes generation=2 "));
   EXPECT_THAT(jobs[0].output(), Not(HasSubstr("/1 flight=yes")));
@@ -210,7 +210,7 @@ TEST_F(EtcdJob, AJobThatFailsWithoutEtcdIsFormedWhenItIsBack) {
 }
 
 TEST_F(EtcdJob, WhatEtcdSaysIsNotTrusted) {
-  // A launcher of another secret has the same name for its job.
+  // A launcher with another secret uses the same name for its job.
   Launched other = start("2", "host0");
   ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
     return value_of("lockstep/job/leader").exists();
@@ -261,7 +261,7 @@ TEST(WithoutEtcd, WhatIsNoEtcdIsSaidToBeNone) {
           net::wait_ready(guest.get(), POLLIN, Deadline::after(milliseconds(2000)));
           net::write_all(guest, std::as_bytes(std::span(answer)),
                          Deadline::after(milliseconds(2000)));
-        } catch (const Error&) {  // they have heard enough
+        } catch (const Error&) {  // enough was read
         }
       }
     });
@@ -275,7 +275,7 @@ TEST(WithoutEtcd, WhatIsNoEtcdIsSaidToBeNone) {
   }
 }
 
-// Two hosts, and a third with etcd.
+// Two hosts run launchers, and a third runs etcd.
 TEST(EtcdNodes, ALeaderThatIsCutOffComesBackAsAnyOther) {
   ETCD_OR_SKIP();
   const Network network(3);

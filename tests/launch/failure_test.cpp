@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Generous towards a busy machine; the promise is one second, and without it ranks go on for ever.
+// Generous to a busy machine: the promise is one second, and if it is broken, ranks go on forever.
 constexpr milliseconds kSoon(15'000);
 
 nlohmann::json fault_of(const Launched& job) {
@@ -30,7 +30,7 @@ nlohmann::json fault_of(const Launched& job) {
 
 TEST(Failure, ExitCodeOfTheFirstRankThatFailed) {
   const auto begin = Clock::now();
-  // The others would go on for ever, deaf to polite signals.
+  // The other ranks would go on forever and ignore polite signals.
   Launched job =
       Launched::run({"--nproc-per-node", "3", "sh", "-c",
                      "trap '' TERM INT; if [ $RANK = 1 ]; then for i in $(seq 30); do echo "
@@ -76,7 +76,8 @@ TEST(Failure, GraceLetsRanksFinish) {
   EXPECT_THAT(job.output(), HasSubstr("[0] saved\n"));
 }
 
-// Measured where it is promised: a machine that is slow to run the ranks cannot make it shorter.
+// Measured by the launcher itself: a machine that is slow to run the ranks cannot make the time
+// shorter.
 TEST(Failure, PeersHaveTimeToSayWhatTheySaw) {
   const Folder folder;
   const std::string ready = (folder.path() / "ready").string();
@@ -97,7 +98,7 @@ TEST(Failure, PeersHaveTimeToSayWhatTheySaw) {
   EXPECT_GE(told - left, 0.2) << "others notice a lost rank within that";
 }
 
-// Whichever process ends first: ranks say whom they lost.
+// Whichever process ends first, the ranks say which one they lost.
 TEST(Failure, TheRankThatOthersLostIsNamedThoughItEndsLast) {
   for (const std::string how : {"exit", "abort"}) {
     const Folder folder;
@@ -242,7 +243,7 @@ TEST(Failure, PrintsWhereRanksWereFromTheirDumps) {
   EXPECT_GT(std::filesystem::remove_all(kept), 1u);
 }
 
-// Whoever asks where ranks are does no harm, also where they have nothing to tell.
+// Asking where ranks are does no harm, even if they have nothing to report.
 TEST(Failure, AskingWhereRanksAreLeavesNothingBehind) {
   const Folder folder;
   const std::string end = folder.path().string() + "/end";
@@ -268,7 +269,7 @@ TEST(Failure, LeavesNoFolderWhereThereAreNoDumps) {
   EXPECT_THAT(job.error(), Not(HasSubstr("where the ranks")));
 }
 
-// Failed jobs leave dumps for somebody to read, and not for ever.
+// Failed jobs leave dumps for somebody to read, but not forever.
 TEST(Failure, OnlyTheNewestDumpsOfFailedJobsStay) {
   namespace fs = std::filesystem;
   const Folder folder;
@@ -281,7 +282,7 @@ TEST(Failure, OnlyTheNewestDumpsOfFailedJobsStay) {
     std::ofstream(old / "flight-world.rank0.json") << "{}";
     age(old, i == 7 ? 0 : 10 + i);
   }
-  // The oldest is of a job that still runs.
+  // The oldest dump belongs to a job that still runs.
   Launched running = Launched::run({"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; sleep 100"},
                                    {"TMPDIR=" + folder.path().string()});
   ASSERT_TRUE(running.says("lockstep-flight-"));

@@ -1,4 +1,4 @@
-// What answers to a question over HTTP, and what does not.
+// Which bytes are an answer over HTTP, and which are not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ TEST(Http, EverythingElseIsNone) {
     expect_no_answer(head + "Transfer-Encoding: chunked\r\n\r\n" + chunks);
 }
 
-// Answers once, with those bytes, and then closes or not.
+// Answers once with the given bytes, and then closes the connection or not.
 class Stranger {
  public:
   enum class Then { closes, stays };
@@ -66,7 +66,7 @@ class Stranger {
           try {
             net::write_all(guest, std::as_bytes(std::span(bytes)),
                            Deadline::after(milliseconds(5000)));
-          } catch (const CommError&) {  // they have heard enough
+          } catch (const CommError&) {  // enough was read
           }
           if (then == Then::closes) guest.reset();
           while (!stop.stop_requested()) std::this_thread::sleep_for(milliseconds(2));

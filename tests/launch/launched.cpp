@@ -69,7 +69,8 @@ Launched::Launched(std::vector<std::string> command, std::vector<std::string> va
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, (directory_ / "out").c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&files, 2, (directory_ / "err").c_str(), kFlags, 0600);
-  // Whoever runs the tests may ignore signals (a shell does so for what it runs in the background).
+  // The tests' parent may ignore signals, as a shell does for programs in the background; the
+  // program under test must not.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t signals;
@@ -77,7 +78,7 @@ Launched::Launched(std::vector<std::string> command, std::vector<std::string> va
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE, SIGTSTP})
     ::sigaddset(&signals, signal);
   posix_spawnattr_setsigdefault(&attributes, &signals);
-  // A process group of its own, as a shell with job control would give it.
+  // Gives it a process group of its own, as a shell with job control would.
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   const int failed =
@@ -135,7 +136,7 @@ bool Launched::stopped(milliseconds longest) const {
     const auto processes = alive();
     return std::all_of(processes.begin(), processes.end(), [](pid_t pid) {
       const fs::path process = fs::path("/proc") / std::to_string(pid);
-      // The guardian has nothing to do with the terminal.
+      // The guardian does not react to the terminal.
       return read_file(process / "comm") == "lockstep-guard\n" ||
              read_file(process / "stat").find(") T ") != std::string::npos;
     });

@@ -1,4 +1,4 @@
-// Runs the real program and looks at what it does.
+// Runs the real program and observes it.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 namespace lockstep::launch::testing {
 
-// Waits until `condition` holds; false where it does not by then.
+// Waits until `condition` holds; false if it does not hold in time.
 bool eventually(milliseconds longest, const std::function<bool()>& condition);
 
 // The test program itself, which may be the ranks of a job, too.
@@ -20,38 +20,38 @@ inline std::string this_program() {
   return std::filesystem::read_symlink("/proc/self/exe").string();
 }
 
-// A program started with its output going to files of its own. The destructor kills what is left
-// of it. All its processes carry a mark in their environment by which they can be found.
+// A program whose output goes to files of its own. The destructor kills the remaining processes;
+// all of them carry a mark in their environment by which they are found.
 class Launched {
  public:
-  // `command` as given; `variables` ("NAME=value") are added to the environment.
+  // Runs `command`; `variables` ("NAME=value") are added to the environment.
   explicit Launched(std::vector<std::string> command, std::vector<std::string> variables = {});
   ~Launched();
   Launched(Launched&&) = default;
 
-  // `lockstep run` with these arguments.
+  // Runs `lockstep run` with these arguments.
   static Launched run(std::vector<std::string> arguments, std::vector<std::string> variables = {});
 
   pid_t pid() const { return pid_; }
   void kill(int signal) const;
 
-  // Exit code (128 + signal), or -1 where it has not ended by then.
+  // Exit code (128 + signal), or -1 if it has not ended in time.
   int wait(milliseconds longest = milliseconds(30'000));
 
-  // What it has written so far.
+  // The output so far.
   std::string output() const;
   std::string error() const;
 
-  // Waits until `text` stands in its output.
+  // Waits until `text` appears in its output.
   bool says(const std::string& text, milliseconds longest = milliseconds(20'000)) const;
 
-  // Pids of all its processes that are still there, zombies not counted.
+  // Pids of all its processes that still exist, without zombies.
   std::vector<pid_t> alive() const;
 
-  // True once all of them stand still, but for the guardian.
+  // True once all of them are stopped, except the guardian.
   bool stopped(milliseconds longest = milliseconds(20'000)) const;
 
-  // True once there are none.
+  // True once none of them exists.
   bool all_gone(milliseconds longest) const;
 
  private:

@@ -1,4 +1,4 @@
-// Who gets in at a launcher's listener.
+// Which connections a launcher's listener accepts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class ListenerTest : public ::testing::Test {
     return all;
   }
 
-  // A launcher that says who it is, and does not wait for an answer.
+  // Connects as a launcher, introduces itself, and does not wait for an answer.
   Connection connect_as(const std::string& host) {
     net::Fd socket = net::connect_tcp(listener_.address(), shortly());
     net::introduce(socket, secret_, kLauncherPurpose, shortly());

@@ -1,4 +1,4 @@
-// What holds when the host where all have met is lost: the next one takes its place.
+// The host at which all launchers have met is lost, and the next one takes its place.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -50,7 +50,7 @@ TEST_F(LostLeader, MoreThanOnceAndSeveralAtOnce) {
   const auto node_rank_is = [&](std::size_t host, const std::string& node) {
     return jobs[host].output().find("node=" + node + " ") != std::string::npos;
   };
-  // Of five, three are left: the one that would be next is lost, too.
+  // Three of five hosts are left, because the next leader is lost, too.
   std::vector<std::size_t> left;
   for (std::size_t host = 0; host < jobs.size(); ++host) {
     if (node_rank_is(host, "0/5") || node_rank_is(host, "1/5")) {
@@ -90,7 +90,7 @@ TEST_F(LostLeader, OnlyTheMajorityGoesOn) {
 TEST_F(LostLeader, OneThatOnlyItCannotHearGoesNowhere) {
   JOIN_OR_SKIP(3, "1:3");
   std::vector<Launched> jobs = start_all(3);
-  // What host1 sends to host0 is lost; host2 hears both.
+  // Packets from host1 to host0 are lost; host2 hears both.
   network_->drop_toward(1, 0);
   for (const std::size_t host : {0u, 2u}) expect_formed(jobs[host], 1, 2);
   EXPECT_EQ(jobs[1].wait(milliseconds(40'000)), 1) << jobs[1].error();
@@ -122,7 +122,7 @@ TEST_F(LostLeader, FindsTheJobAgainAtAnotherEndpoint) {
   Launched back = start_staying(0);
   expect_formed(back, 2, 3);
   for (const std::size_t host : {1u, 2u}) expect_formed(jobs[host], 2, 3);
-  // And is part of it as any other: the leader may be lost once more.
+  // It is a normal member of the job: the leader may be lost once more.
   const std::size_t leader = jobs[1].output().find("node=0/2 ") != std::string::npos ? 1 : 2;
   jobs[leader].kill(SIGKILL);
   expect_formed(back, 3, 2);

@@ -7,7 +7,8 @@
 
 namespace lockstep::launch::testing {
 
-// `size` hosts, named host0, host1, …, with addresses of their own. Removes everything at the end.
+// `size` hosts, named host0, host1, …, each with its own address. The destructor removes
+// everything.
 class Network {
  public:
   explicit Network(int size);
@@ -15,22 +16,22 @@ class Network {
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // False where this process may not make namespaces.
+  // False if this process may not make namespaces.
   bool works() const { return works_; }
 
   static std::string address(int host) { return "10.77.0." + std::to_string(host + 1); }
 
-  // Of a host's network namespace.
+  // The name of a host's network namespace.
   std::string name(int host) const;
-  // Of the network namespace with the bridge, and a port0, port1, … for each host.
+  // The name of the network namespace with the bridge, and with a port0, port1, … for each host.
   std::string hub() const { return prefix_ + "hub"; }
 
-  // `lockstep run` on one of the hosts.
+  // Runs `lockstep run` on one of the hosts.
   Launched run(int host, std::vector<std::string> arguments) const;
 
   void set_link(int host, const std::string& state) const;
 
-  // What `host` sends to `other` is lost from now on.
+  // From now on, packets from `host` to `other` are lost.
   void drop_toward(int host, int other) const;
 
  private:

@@ -1,4 +1,4 @@
-// Several hosts, for real: each launcher in a network namespace of its own.
+// Real jobs on several hosts: each launcher is in a network namespace of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// For a job to end after a failure. The promise is one second on a machine that has time for it; a
-// busy one gets more, by how long it took to start the same ranks just before.
+// How long a job may take to end after a failure. The promise is one second on a machine with time
+// for it; a busy one gets more, by how long it took to start the same ranks.
 milliseconds promised(Clock::time_point start, Clock::time_point all_ready) {
   return milliseconds(10'000) + 10 * std::chrono::duration_cast<milliseconds>(all_ready - start);
 }
@@ -21,7 +21,7 @@ const char* const kWaiting = "echo ready; while :; do sleep 1; done";
 
 class Nodes : public ::testing::Test {
  protected:
-  // Joins `size` hosts; false (and the test is skipped) where that is not permitted.
+  // Connects `size` hosts; false (and the test is skipped) if that is not permitted.
   bool connect(int size) {
     network_ = std::make_unique<Network>(size);
     secret_ = folder_.write("secret", std::string(32, 's'), 0600);
@@ -37,7 +37,7 @@ class Nodes : public ::testing::Test {
     return network_->run(host, std::move(all));
   }
 
-  // All hosts with two ranks each that wait for ever.
+  // Starts two ranks, which wait forever, on each host.
   std::vector<Launched> start_waiting() {
     std::vector<Launched> jobs;
     for (int host = 0; host < size_; ++host)
@@ -96,16 +96,16 @@ TEST_F(Nodes, NodeRanksMayBeLeftOut) {
   EXPECT_EQ(second.wait(), 0) << second.error();
   EXPECT_THAT(first.output(), HasSubstr("[0] 0 of 2 at 10.77.0.1:"));
   EXPECT_THAT(second.output(), HasSubstr("[1] 1 of 2 at 10.77.0.1:"));
-  // Both were told the same port, which is not the launchers' own.
+  // Both got the same port, which is not the launchers' own.
   EXPECT_EQ(first.output().substr(first.output().find(" of ")),
             second.output().substr(second.output().find(" of ")));
   EXPECT_EQ(first.output().find(":29400"), std::string::npos);
 }
 
-// Whoever cannot listen at the endpoint joins, which is as it should be: no advice is called for.
+// A host that cannot listen at the endpoint joins, which is normal, so no advice is printed.
 TEST_F(Nodes, AHostThatJoinsSaysSoPlainly) {
   CONNECT_OR_SKIP(2);
-  for (const int host : {1, 0}) {  // elsewhere, and where the first one is
+  for (const int host : {1, 0}) {  // first on the other host, then on the host of the first one
     Launched first = start(0, {"true"});
     ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
       return first.error().find("this is node 0") != std::string::npos;
@@ -119,7 +119,8 @@ TEST_F(Nodes, AHostThatJoinsSaysSoPlainly) {
   }
 }
 
-// The launcher of host 0 hears of the end of its own rank first, and waits for the one it lost.
+// The launcher of host 0 hears first that its own rank has ended, and waits for the rank that was
+// lost.
 TEST_F(Nodes, TheRankThatAnotherHostLostIsNamedThoughItEndsLast) {
   CONNECT_OR_SKIP(2);
   std::vector<Launched> jobs;
@@ -129,12 +130,12 @@ TEST_F(Nodes, TheRankThatAnotherHostLostIsNamedThoughItEndsLast) {
   expect_all_end(jobs, 7, "the job failed: rank 1 (local rank 0");
 }
 
-// Ctrl-Z on one host: the others' launchers run on, and wait for it.
+// Ctrl-Z on one host: the launchers of the others go on running and wait for it.
 TEST_F(Nodes, RanksOfAllHostsStandStillTogether) {
   CONNECT_OR_SKIP(2);
   const std::string end = (folder_.path() / "end").string();
   std::vector<Launched> jobs;
-  // Without children, as in Watch.AllStandStillWithTheLauncherAndGoOnWithIt.
+  // The ranks have no children, for the reason in Watch.AllStandStillWithTheLauncherAndGoOnWithIt.
   for (int host = 0; host < 2; ++host)
     jobs.push_back(start(host, {"--node-rank", std::to_string(host), "sh", "-c",
                                 "echo runs; until [ -e " + end + " ]; do :; done"}));
@@ -206,7 +207,7 @@ TEST_F(Nodes, ACutLinkIsNoticed) {
   CONNECT_OR_SKIP(2);
   std::vector<Launched> jobs = start_waiting();
   network_->set_link(1, "down");
-  // Each sees the other one vanish.
+  // Each launcher sees the other one vanish.
   EXPECT_EQ(jobs[0].wait(milliseconds(15'000)), 1);
   EXPECT_THAT(jobs[0].error(), HasSubstr("the launcher of node 1 (host host1) is gone: no word"));
   EXPECT_EQ(jobs[1].wait(milliseconds(15'000)), 1);
@@ -258,7 +259,7 @@ TEST_F(Nodes, ContradictionsAreNamed) {
   Launched second = start(1, {"--node-rank", "1", "echo", "fine"});
   while (second.alive().empty()) std::this_thread::yield();
   Launched twin = start(2, {"--node-rank", "1", "echo", "fine"});
-  // Whichever of the two came first stays.
+  // The one that came first stays.
   Launched* refused = nullptr;
   while (refused == nullptr) {
     if (second.wait(milliseconds(50)) == 1) refused = &second;

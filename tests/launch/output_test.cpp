@@ -1,4 +1,4 @@
-// What users see of ranks' output.
+// The ranks' output as users see it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -113,8 +113,8 @@ TEST(Output, OthersWaitForALongLineButNotForOneWithoutEnd) {
   EXPECT_FALSE(other.waits_for_line(Clock::now())) << "it does not end";
 }
 
-// The line is longer than what is handed on at once and the pipe together: when rank 0 is done with
-// it, a part of it is out.
+// The line is longer than the launcher's buffer and the pipe together, so a part of it has been
+// written when rank 0 is done with it.
 TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
   const Folder folder;
   const auto wait_for = [&](const char* file) {
@@ -130,7 +130,7 @@ TEST(Output, ALongLineThatDoesNotEndHoldsUpNobody) {
   EXPECT_EQ(job.wait(), 0);
 }
 
-// What a person would see: a progress bar, and a prompt.
+// A person would see a progress bar and a prompt.
 TEST(Output, LinesOfOneRankAreShownBeforeTheyAreComplete) {
   const Folder folder;
   const std::string end = (folder.path() / "end").string();
@@ -144,7 +144,7 @@ TEST(Output, LinesOfOneRankAreShownBeforeTheyAreComplete) {
   EXPECT_EQ(job.output(), "[0] \r[0] 10%\r[0] 20%\r\n[0] more? \n");
 }
 
-// What is typed reaches rank 0, and only that.
+// Typed text reaches only rank 0.
 TEST(Output, ATerminalIsReadByRankZero) {
   const net::Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);
@@ -159,7 +159,7 @@ TEST(Output, ATerminalIsReadByRankZero) {
   EXPECT_TRUE(job.says("[0] 0 read hello\n"));
 }
 
-// The other ranks read before rank 0 does, and would take what is meant for it.
+// The other ranks read before rank 0 does, and would take its input.
 TEST(Output, PipesAndFilesAreReadByRankZero) {
   const Folder folder;
   const std::string input = folder.write("input", "one\ntwo\n");
@@ -176,7 +176,7 @@ TEST(Output, PipesAndFilesAreReadByRankZero) {
   }
 }
 
-// Of several ranks, in a file: no line is torn apart.
+// With several ranks and output to a file, no line is torn apart.
 TEST(Output, LinesOfSeveralRanksAreHeldUntilTheyAreComplete) {
   Launched job = Launched::run({"--nproc-per-node", "2", "sh", "-c",
                                 "printf begin; sleep 0.3; echo; printf '10%%\\r20%%\\n'"});
@@ -267,7 +267,7 @@ TEST(Output, TailShowsWhatCarriageReturnsLeftToSee) {
   EXPECT_THAT(tail.lines(3), ElementsAre("20%", "next"));
 }
 
-// On a terminal a line that is not complete makes room for others, and is there again.
+// On a terminal an incomplete line makes room for others and is then shown again.
 TEST(Output, ATerminalShowsOneIncompleteLineBelowAllOthers) {
   const net::Fd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_TRUE(master && ::grantpt(master.get()) == 0 && ::unlockpt(master.get()) == 0);

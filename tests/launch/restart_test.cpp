@@ -1,5 +1,5 @@
-// Ranks that fail are started anew, as often as the user allows, and nothing of one attempt reaches
-// into the next.
+// Ranks that fail are started anew, as often as the user allows, and nothing of one attempt affects
+// the next.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -68,8 +68,8 @@ TEST(Restart, EndsWithTheLastFailureWhereAllAreUsedUp) {
 TEST(Restart, NothingOfAnAttemptLivesOn) {
   const Folder folder;
   const std::string pids = (folder.path() / "pids").string();
-  // A child in a session of its own whose parent is gone, deaf to polite signals; and a rank that
-  // is deaf itself.
+  // One rank has a child in a session of its own whose parent is gone and which ignores polite
+  // signals; another rank ignores them itself.
   Launched job = Launched::run(
       {"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
        "if [ $LOCKSTEP_GENERATION = 1 ]; then for p in $(cat " + pids +
@@ -114,7 +114,7 @@ TEST(Restart, AnInterruptEndsAJobThatIsAboutToRestart) {
        "while :; do sleep 0.05; done"});
   ASSERT_TRUE(job.says("[0] asked to end")) << job.error();
   job.kill(SIGINT);
-  // It insists: the rank stays.
+  // The rank ignores the first signal and stays.
   job.wait(milliseconds(100));
   job.kill(SIGINT);
   EXPECT_EQ(job.wait(), 128 + SIGINT) << job.error();
@@ -147,13 +147,13 @@ TEST(Restart, NotWhereTheRankSaysThatItCannotHelp) {
   EXPECT_EQ(fault["exit_code"], 9);
   expect_ended_for_good(job, 1);
 
-  // Where none was left to make, there is nothing to explain.
+  // If no restart was left, there is nothing to explain.
   Launched without = Launched::run({RANK_PROGRAM, "final"});
   EXPECT_EQ(without.wait(), 9) << without.error();
   EXPECT_THAT(without.error(), Not(HasSubstr("no restart is made")));
 }
 
-// One rank ends because another is gone, which says a moment later why it went.
+// One rank ends because another is gone, and that one says a moment later why it went.
 TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatNoticed) {
   Launched job = Launched::run(
       {"--nproc-per-node", "2", "--max-restarts", "3", "sh", "-c",
@@ -164,8 +164,8 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatNoticed) {
   EXPECT_EQ(nlohmann::json::parse(faults.back())["rank"], 1);
 }
 
-// Rank 0 aborts, as one does that is in a call with another and catches nothing, when rank 1 has
-// said that a restart would not help. That one ends when there is a file "go" in the folder.
+// Rank 0 aborts when rank 1 has said that a restart would not help, as a program does that waits
+// for rank 1 in a call and catches nothing. Rank 1 ends when there is a file "go" in the folder.
 Launched abort_beside_one_that_knows(const Folder& folder, const std::string& grace) {
   const std::string file = (folder.path() / "go").string();
   return Launched::run(
@@ -200,7 +200,7 @@ TEST(Restart, TheRankThatKnowsWhyMayBeKilledBeforeItEnds) {
   expect_ended_for_good(job, 1);
 }
 
-// A program may take what it is told to do for a mistake that it cannot mend.
+// A program may take the order to end for an error that it cannot mend.
 TEST(Restart, WhatARankSaysWhenItIsToldToEndDoesNotCount) {
   const Folder folder;
   const std::string ready = (folder.path() / "ready").string();

@@ -1,4 +1,4 @@
-// Ranks that stay when another is lost, and processes that stand by to take its place.
+// Ranks that stay when another rank is lost, and processes that stand by to take its place.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// By rank: the process that was it in that generation, as its output says.
+// By rank, the process that had it in that generation, read from the output.
 std::map<int, pid_t> pids_in(const std::string& output, int generation) {
   std::map<int, pid_t> pids;
   for (const std::string& line : lines_of(output)) {
@@ -35,7 +35,7 @@ std::map<int, pid_t> pids_in(const std::string& output, int generation) {
   return pids;
 }
 
-// That the process itself has used so far.
+// The CPU time that the process itself has used so far.
 milliseconds cpu_time_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   const std::string text(std::istreambuf_iterator<char>(file), {});
@@ -71,7 +71,8 @@ class Staying : public ::testing::Test {
     return pids_in(job.output(), generation);
   }
 
-  // So many processes have been ranks or spares, and the launcher has heard of each that it stays.
+  // Waits until this many processes have been ranks or spares, and have told the launcher that they
+  // stay.
   static bool have_stayed(const Launched& job, std::size_t num_processes) {
     return eventually(milliseconds(20'000), [&] {
       const std::string output = job.output();
@@ -81,7 +82,7 @@ class Staying : public ::testing::Test {
     });
   }
 
-  // Those of the launcher, the guardian and its processes.
+  // Waits until the launcher, the guardian and the launcher's processes are that many.
   static bool comes_to(const Launched& job, std::size_t num_processes) {
     return eventually(milliseconds(20'000), [&] { return job.alive().size() == num_processes; });
   }
@@ -97,7 +98,7 @@ TEST_F(Staying, SurvivorsKeepTheirProcesses) {
   EXPECT_EQ(after.at(0), before.at(0));
   EXPECT_NE(after.at(1), before.at(1));
   EXPECT_EQ(after.at(2), before.at(2));
-  // Once more, and another one: also who was started anew stays.
+  // Another rank is lost: the rank that was started anew stays, too.
   ::kill(after.at(0), SIGKILL);
   const auto last = wait_for(job, 2, 3);
   EXPECT_NE(last.at(0), after.at(0));
@@ -126,7 +127,7 @@ TEST_F(Staying, ASpareTakesThePlaceOfALostRank) {
     EXPECT_NE(after.at(0), before.at(0));
     EXPECT_THAT(alive, ::testing::Contains(after.at(0))) << "it was started after the loss";
     EXPECT_THAT(job.error(), HasSubstr("; 1 spare steps in\n"));
-    // Another one stands by then.
+    // By then another process stands by.
     EXPECT_TRUE(have_stayed(job, static_cast<std::size_t>(num_ranks) + 2)) << job.error();
     EXPECT_TRUE(comes_to(job, static_cast<std::size_t>(num_ranks) + 3)) << job.error();
     finish();
@@ -141,7 +142,7 @@ TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
   const auto before = wait_for(job, 0, 3);
   ::kill(before.at(2), SIGKILL);
   ASSERT_TRUE(job.says("[1] told to leave")) << job.error();
-  ::kill(before.at(0), SIGKILL);  // which has not left
+  ::kill(before.at(0), SIGKILL);  // it has not left
   const auto after = wait_for(job, 1, 3);
   EXPECT_EQ(after.at(1), before.at(1));
   finish();
@@ -153,7 +154,7 @@ TEST_F(Staying, ARankThatIsLostAfterAnotherIsNamedToo) {
   EXPECT_THAT(ranks, ::testing::UnorderedElementsAre(0, 2));
 }
 
-// What it was told last it did not hear: its own last words are heard all the same.
+// It did not hear what it was told last, but its own last message counts all the same.
 TEST_F(Staying, ARankThatFailsForGoodAfterAnotherWasLostEndsTheJob) {
   Launched job = start({"--nproc-per-node", "3", "--max-restarts", "2"}, "fails_for_good");
   ::kill(wait_for(job, 0, 3).at(2), SIGKILL);
@@ -180,7 +181,7 @@ TEST_F(Staying, ARankThatHangsUpCostsTheLauncherNothing) {
   Launched job = start({"--max-restarts", "1"}, "hangs_up");
   ASSERT_TRUE(appears("hung_up", folder_)) << job.error();
   const auto before = cpu_time_of(job.pid());
-  EXPECT_EQ(job.wait(milliseconds(2000)), -1);  // only time passes
+  EXPECT_EQ(job.wait(milliseconds(2000)), -1);  // only time may pass
   EXPECT_LT(cpu_time_of(job.pid()) - before, milliseconds(500));
   finish();
   EXPECT_EQ(job.wait(), 0) << job.error();
@@ -201,7 +202,7 @@ TEST_F(Staying, ARankThatHasHungUpIsStartedAnew) {
 }
 
 TEST_F(Staying, AStoppedRankIsReplacedAndCannotComeBack) {
-  // It cannot act on a polite signal, so that nobody waits for that.
+  // It cannot act on a polite signal, so nobody waits for that.
   Launched job = start({"--nproc-per-node", "2", "--max-restarts", "1", "--grace", "60"});
   const auto before = wait_for(job, 0, 2);
   ::kill(before.at(1), SIGSTOP);
@@ -314,7 +315,7 @@ TEST_F(StayingNodes, ARankLostOnOneHostLeavesTheProcessesOfAll) {
   for (int host = 0; host < 2; ++host) jobs.push_back(start_on(host));
   const auto first = wait_for(jobs[0], 0);
   const auto second = wait_for(jobs[1], 0);
-  // Whichever host came first has the lower ranks.
+  // The host that came first has the lower ranks.
   const bool in_order = first.contains(0);
   const auto& lower = in_order ? first : second;
   ::kill(lower.at(1), SIGKILL);
@@ -334,7 +335,7 @@ TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
   const auto before = wait_for(first, 0);
   Launched second = start_on(1);
   ASSERT_TRUE(first.says("[1] told to leave soon")) << first.error();
-  ::kill(before.at(0), SIGKILL);  // which has not left
+  ::kill(before.at(0), SIGKILL);  // it has not left
   const auto after = wait_for(first, 1);
   wait_for(second, 1);
   EXPECT_NE(after.at(0), before.at(0));
@@ -355,7 +356,7 @@ TEST_F(StayingNodes, ARankThatIsLostWhileTheJobGrowsIsNamed) {
 
 TEST_F(StayingNodes, AStepThatIsCompletedWhenANodeComesHasItsStore) {
   JOIN_OR_SKIP(2, "1:2");
-  // A busy machine has more than two seconds for it.
+  // A busy machine gets more than two seconds for this.
   Launched first = start_on(0, {"--rdzv-last-call", "0", "--grace", "20"}, "completes");
   const auto before = wait_for(first, 0);
   Launched second = start_on(1);
@@ -369,7 +370,7 @@ TEST_F(StayingNodes, AStepThatIsCompletedWhenANodeComesHasItsStore) {
   EXPECT_THAT(faults_in(first.error()), SizeIs(0)) << first.error();
 }
 
-// What happens to ranks while they wait for the next generation.
+// While its ranks wait for the next generation, one hangs up on the launcher and one is killed.
 TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
   JOIN_OR_SKIP(2, "2");
   Launched first = start_on(0, {"--node-rank", "0"}, "hangs_up_later");
@@ -393,7 +394,7 @@ TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
   EXPECT_EQ(first.wait(), 0) << first.error();
   EXPECT_EQ(back.wait(), 0) << back.error();
   EXPECT_THAT(first.error(), HasSubstr("it could not be told that it is part of generation 1"));
-  // Of the lost host, and of each of the two.
+  // One is for the lost host, and one for each of the two ranks.
   EXPECT_THAT(faults_in(first.error()), SizeIs(3)) << first.error();
   EXPECT_THAT(first.error(), HasSubstr("4 ranks on 2 nodes, 1 of 5 restarts used\n"));
   EXPECT_THAT(first.error(), Not(HasSubstr("2 of 5 restarts used")));
@@ -410,7 +411,7 @@ TEST_F(StayingNodes, ANodeThatIsLostOrComesLeavesTheProcessesOfTheOthers) {
   Launched back = start_on(2);
   const auto with = wait_for(jobs[0], 2);
   wait_for(back, 2);
-  // The processes are the same, whatever ranks they are.
+  // The processes are the same, whatever their ranks.
   for (const auto& later : {without, with})
     for (const auto& [rank, pid] : later)
       EXPECT_TRUE(std::any_of(before.begin(), before.end(),

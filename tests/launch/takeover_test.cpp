@@ -1,4 +1,4 @@
-// A launcher that takes the place of node 0: whom it counts before it forms the job anew.
+// A launcher takes the place of node 0: which hosts it counts before it forms the job anew.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -23,7 +23,7 @@ class Takeover : public ::testing::Test {
     return layout;
   }
 
-  // Host c, of the same generation.
+  // Connects as host c, of the same generation.
   Connection survivor() const {
     const Deadline deadline = Deadline::after(milliseconds(20'000));
     net::Fd socket = net::connect_tcp(listener_->address(), deadline);
@@ -37,7 +37,7 @@ class Takeover : public ::testing::Test {
     return connection;
   }
 
-  // Lets the leader work until the survivor hears the word; false where it does not by then.
+  // Lets the leader work until the survivor receives the word; false if it does not in time.
   bool hears(Connection& connection, const std::string& word, milliseconds longest) {
     return eventually(longest, [&] {
       leader_.attend();
@@ -77,7 +77,7 @@ TEST_F(Takeover, WhoLeavesBeforeConfirmingDoesNotCount) {
     Connection connection = survivor();
     ASSERT_TRUE(hears(connection, "confirm", milliseconds(20'000)));
   }
-  // One of three is not more than half.
+  // One host of three is no majority.
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
     leader_.attend();
     return leader_.decision()->action == Decision::Action::end;

@@ -1,5 +1,5 @@
-// Ranks that are there but do not get on: stopped and stuck ones are named, and replaced where the
-// user allows it.
+// Ranks that exist but make no progress: stopped and stuck ones are named, and replaced if the user
+// allows it.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// The number after `label` in the text; 0 where there is none.
+// The number after `label` in the text; 0 if there is none.
 int number_after(const std::string& label, const std::string& text) {
   const auto at = text.find(label);
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + label.size());
@@ -34,12 +34,13 @@ bool tells(const Launched& job, const std::string& text) {
                     [&] { return job.error().find(text) != std::string::npos; });
 }
 
-// Ctrl-Z: the launcher and its ranks, and none of them is found to be stopped or stuck for it.
+// Ctrl-Z stops the launcher and its ranks; none of the ranks counts as stopped or stuck because of
+// it.
 TEST(Watch, AllStandStillWithTheLauncherAndGoOnWithIt) {
   const Folder folder;
   const std::string end = (folder.path() / "end").string();
-  // Without children: a shell that is just starting one (vfork) waits for it in a state that is not
-  // "stopped", and waits for ever where the child was stopped first.
+  // The ranks have no children: a shell that is just starting one (vfork) waits for it in a state
+  // that is not "stopped", and waits forever if the child was stopped first.
   Launched job = Launched::run({"--nproc-per-node", "2", "--max-restarts", "1", "sh", "-c",
                                 "echo runs; until [ -e " + end + " ]; do :; done"});
   ASSERT_TRUE(job.says("[0] runs") && job.says("[1] runs"));
@@ -81,7 +82,7 @@ TEST(Watch, AStoppedRankIsReplacedWhereRestartsAreLeft) {
   EXPECT_EQ(fault["kind"], "stopped");
   EXPECT_EQ(fault["rank"], 1);
   EXPECT_EQ(fault["restarted"], true);
-  // It cannot be woken up any more.
+  // It cannot be woken up any more, because it is gone.
   EXPECT_NE(::kill(number_after("[1] pid ", job.output()), 0), 0);
 }
 
@@ -123,11 +124,11 @@ TEST(Watch, TheOneFurthestBehindComesFirst) {
   RankWatch watch(4, page, milliseconds(10'000));
   const std::vector<int> pids = {::getpid(), ::getpid(), ::getpid(), ::getpid()};
   auto now = Clock::now();
-  for (const int rank : {0, 1, 2}) page.report(rank, 7);  // 3 reports nothing
+  for (const int rank : {0, 1, 2}) page.report(rank, 7);  // rank 3 reports nothing
   EXPECT_THAT(watch.look(pids, now), IsEmpty());
   now += milliseconds(9000);
   page.report(0, 8);
-  page.report(2, 6);  // a number that changes is progress, even where it shrinks
+  page.report(2, 6);  // any change of the number is progress, even a smaller one
   EXPECT_THAT(watch.look(pids, now), IsEmpty());
   now += milliseconds(9000);
   auto found = watch.look(pids, now);
@@ -143,7 +144,7 @@ TEST(Watch, TheOneFurthestBehindComesFirst) {
   EXPECT_EQ(found[0].local_rank, 2);
   EXPECT_EQ(found[1].local_rank, 1);
   EXPECT_EQ(found[2].local_rank, 0);
-  now += std::chrono::hours(1);  // during which they were stopped on purpose
+  now += std::chrono::hours(1);  // they were stopped on purpose for this hour
   watch.resume(now);
   EXPECT_THAT(watch.look(pids, now + milliseconds(9000)), IsEmpty());
   found = watch.look({0, 0, 0, ::getpid()}, now + milliseconds(9000));

@@ -18,7 +18,7 @@ namespace {
 using ranks::Cells;
 using replicate::DistributedDataParallel;
 
-// What the user does to gradients between steps.
+// How the user zeroes gradients between steps.
 enum class Zeroing { drop, in_place };
 
 struct ReplicatedWay {
@@ -32,7 +32,7 @@ struct ReplicatedWay {
 
 std::vector<ReplicatedWay> ways(Usage usage) {
   const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
-  // In some passes a rank has none.
+  // In some passes a rank has no samples.
   const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
     return (rank + step + 2 * pass) % 3 * 2;
   };
@@ -64,7 +64,7 @@ torch::optim::SGD sgd(const Subject& subject) {
                            torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 
-// One step of this rank. Returns the losses that all ranks' passes started from, summed.
+// Makes one step of this rank. Returns the sum of the losses from which all ranks' passes started.
 double distributed_step(Cells& cells, const Subject& subject, DistributedDataParallel& parallel,
                         const at::Tensor& input, const at::Tensor& target, std::int64_t step,
                         const Spread& spread, Division division) {
@@ -119,7 +119,7 @@ void compare(Cells& cells, const torch::nn::Module& got, const torch::nn::Module
 
 void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
   const int num_ranks = cells.num_ranks();
-  // Ranks other than the first start from other weights, which rank 0's replace.
+  // Ranks other than the first start with other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
   torch::manual_seed(7);
@@ -162,7 +162,7 @@ void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
   }
 }
 
-// How the samples of a step are spread where batch norms are synchronised: every rank has some.
+// How the samples of a step are spread if batch norms are synchronised: every rank has some.
 struct NormSpread {
   std::string name;
   std::function<std::int64_t(int rank, int num_ranks, std::int64_t step)> samples;
@@ -186,8 +186,8 @@ at::Tensor exact(const at::Tensor& tensor) {
   return tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor;
 }
 
-// With global statistics a batch norm's answer is that of the whole batch in one piece. In float64,
-// since what two samples' statistics leave is mostly rounding.
+// With global statistics, a batch norm gives the result of the whole batch in one piece. The type
+// is float64, because with two samples most of a float32 result would be rounding.
 void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpread& norm_spread) {
   torch::manual_seed(7);
   const Subject subject = kind.make();
@@ -231,7 +231,7 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpre
       close(item.value(), reference.module->named_buffers()[item.key()],
             "the buffer " + item.key());
   }
-  // Evaluation has no partners.
+  // In evaluation a rank needs no partners.
   subject.module->eval();
   reference.module->eval();
   const c10::NoGradGuard no_grad;

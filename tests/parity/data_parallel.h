@@ -1,4 +1,4 @@
-// Every subject, data parallel, in every way in which users spread their batches.
+// Every subject under data parallelism, with batches spread in every way that users do.
 #pragma once
 
 #include <tests/ranks/cells.h>

@@ -1,5 +1,6 @@
-// The test program; with the name of a table it is one rank of a job that runs it, or those of its
-// cells that have a text in their names; before it, a backend and where the tensors are:
+// The test program. With the name of a table it is one rank of a job that runs the table; with a
+// text after that, it runs only the cells that have the text in their names. The backend and the
+// tensors' device may come first:
 //
 //   lockstep run --nproc-per-node 4 parity_test --model-parallel 'cp 2 tp 2'
 //   lockstep run --nproc-per-node 2 parity_test --over nccl cuda --model-parallel-gpu

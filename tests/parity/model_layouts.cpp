@@ -58,7 +58,7 @@ std::vector<ModelLayout> everyday_layouts(int num_ranks) {
                      {.pp = 2, .shard = 2, .strategy = SHARD_OPTIMIZER},
                      {.pp = 2, .shard = 2, .strategy = FULL_SHARD}},
                     pipelines(4));
-    // Each three of the five axes, with each schedule and strategy among them.
+    // Every combination of three of the five axes, with every schedule and strategy among them.
     case 8:
       return {{.replicate = 2, .cp = 2, .tp = 2, .between = kSlices},
               {.shard = 2, .cp = 2, .tp = 2, .algorithm = all_to_all, .strategy = SHARD_GRAD_OP},
@@ -116,7 +116,8 @@ std::vector<ModelLayout> layouts_besides(int num_ranks) {
           {.pp = 4, .cp = 2, .schedule = zb_v, .chunks = 2},
           {.pp = 4, .replicate = 2, .schedule = interleaved, .chunks = 2},
           {.pp = 4, .shard = 2, .schedule = zb_h1, .strategy = FULL_SHARD}};
-    // Each four of the five axes, and three of which one is of four ranks.
+    // Every combination of four of the five axes, and combinations of three in which one has four
+    // ranks.
     case 16:
       return {
           {.replicate = 2, .shard = 2, .cp = 2, .tp = 2, .strategy = HYBRID_SHARD},

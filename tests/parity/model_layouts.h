@@ -1,4 +1,4 @@
-// The table of layouts that the parity suite puts language models in.
+// The table of layouts in which the parity suite runs language models.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,27 @@
 
 namespace lockstep::parity {
 
-// Sizes of the mesh's axes, slowest first, and how each is used.
+// Sizes of the mesh's axes, slowest first, and how each axis is used.
 struct ModelLayout {
   int pp = 1;
-  int replicate = 1;  // of DDP, and copies of HYBRID_SHARD
-  int shard = 1;      // of every other strategy
+  int replicate = 1;  // ranks of DDP, or copies of HYBRID_SHARD
+  int shard = 1;      // ranks of every other strategy
   int cp = 1;
   int tp = 1;
   nn::BetweenLayers between = nn::BetweenLayers::whole;
   nn::ContextAlgorithm algorithm = nn::ContextAlgorithm::ring;
   nn::SplitKind split = nn::SplitKind::zigzag;
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
-  int chunks = 1;  // a rank's stages
+  int chunks = 1;  // stages on each rank
   ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
-  bool offload = false;  // parameters, gradients and the optimizer, to the host's memory
+  bool offload = false;  // moves parameters, gradients and the optimizer to the host's memory
 
   int num_ranks() const { return pp * replicate * shard * cp * tp; }
-  // That ranks have samples of their own along.
+  // The number of ranks that have samples of their own.
   int data_ranks() const { return replicate * shard; }
-  // That are of several ranks.
+  // The number of axes with several ranks.
   int num_axes() const;
-  // Of a model that has some for each stage.
+  // The number of layers of a model that has some for each stage.
   std::int64_t num_layers() const;
   std::string text() const;
 };

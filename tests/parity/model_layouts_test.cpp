@@ -1,4 +1,4 @@
-// The table of layouts has what it is said to have, whoever shortens it.
+// The table of layouts covers what it promises, even after someone shortens it.
 #include "model_layouts.h"
 
 #include <algorithm>
@@ -79,7 +79,7 @@ TEST(ModelLayouts, EachAxisIsThereAlone) {
               IsSupersetOf({NO_SHARD, SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD}));
 }
 
-// An axis that a strategy does not use would make a layout look like another one.
+// An axis that a strategy does not use would make two equal layouts look different.
 TEST(ModelLayouts, StrategiesUseTheAxesThatAreThere) {
   for (const ModelLayout& one : all_layouts(Share::whole)) {
     const bool copies = one.strategy == ShardingStrategy::NO_SHARD;
@@ -90,7 +90,7 @@ TEST(ModelLayouts, StrategiesUseTheAxesThatAreThere) {
   }
 }
 
-// tests/mutants names the cells that have to find its faults.
+// tests/mutants names the cells that must find its faults.
 TEST(ModelLayouts, HaveTheCellsThatFindMutants) {
   std::ifstream table(LOCKSTEP_SOURCE_DIR "/tests/mutants/mutants.json");
   for (const auto& mutant : nlohmann::json::parse(table)) {

@@ -20,7 +20,8 @@ struct ModelKind {
 };
 
 std::vector<ModelKind> model_kinds() {
-  // An odd vocabulary, so that parts of it differ; fewer key-value heads than some axes have ranks.
+  // The vocabulary is odd, so that its parts differ; there are fewer key-value heads than some axes
+  // have ranks.
   const ModelConfig gpt{.family = "gpt2",
                         .vocab_size = 37,
                         .hidden_size = 32,
@@ -38,8 +39,8 @@ std::vector<ModelKind> model_kinds() {
   return {{"GPT", gpt}, {"Llama", llama}, {"Qwen2", qwen2}};
 }
 
-// A pipeline has fewer micro-batches than stages, as many, and more. Many processes on few cores
-// take long: of those, one way for each layout.
+// A pipeline gets fewer micro-batches than stages, equally many, and more. Many processes take long
+// on few cores, so layouts with many ranks run only one way.
 std::vector<StepWay> ways_of(const ModelLayout& layout, Share share) {
   const StepWay two_passes{"two passes, recomputed", 2, 1.0};
   if (layout.num_ranks() >= (share == Share::everyday ? 8 : 16)) return {two_passes};
@@ -48,8 +49,8 @@ std::vector<StepWay> ways_of(const ModelLayout& layout, Share share) {
   return ways;
 }
 
-// The cells that CI runs. A mistake that shows in 32 bits and not in 64 shows in every way of a
-// step: CI looks at one. Qwen2 is Llama with biases, so that one way of each layout has to do.
+// Selects the cells that CI runs. A mistake that shows in 32 bits and not in 64 shows in every way
+// of a step, so CI runs one. Qwen2 is Llama with biases, so one way of each layout is enough.
 bool runs(const ModelKind& kind, const Numbers& numbers, const ModelLayout& layout,
           const StepWay& way, Share share) {
   if (share == Share::whole) return true;
@@ -105,7 +106,7 @@ void check_layout(Cells& cells, const ModelKind& kind, const ModelLayout& layout
       expect_all_near(cells, gradients, whole, tolerance, fmt::format("gradients {}", step));
     }
     const double norm = optim::clip_gradients(parameters, kMaxNorm).norm;
-    // Or there would be nothing to see of it.
+    // Otherwise clipping would have no effect to compare.
     cells.expect(norm > kMaxNorm, fmt::format("a norm of {} is not clipped", norm));
     const double spread_norm = spread.clip(kMaxNorm);
     cells.expect(std::abs(spread_norm - norm) <= tolerance * norm,

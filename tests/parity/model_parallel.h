@@ -1,11 +1,11 @@
-// Language models over pipeline, tensor and context axes, against one process.
+// Language models over pipeline, tensor and context axes, compared with one process.
 #pragma once
 
 #include <tests/ranks/cells.h>
 
 namespace lockstep::parity {
 
-// What CI runs, and all of it.
+// The cells that CI runs, and all cells.
 void check_some_model_parallel(ranks::Cells& cells);
 void check_model_parallel(ranks::Cells& cells);
 // The same on a GPU that the ranks share, also in 16 bits.

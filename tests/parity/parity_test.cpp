@@ -1,5 +1,5 @@
-// The layout never changes the answer: every strategy against one process, on models nobody tuned
-// it for. Each test launches one job of real processes, whose ranks run all cells.
+// The layout never changes the answer: every strategy is compared with one process, on models that
+// nobody tuned it for. Each test launches one job of real processes, whose ranks run all cells.
 #include <algorithm>
 
 #include <ATen/Context.h>
@@ -26,12 +26,12 @@ bool is_built(const std::string& backend) {
   return std::ranges::find(all, backend) != all.end();
 }
 
-// On two ranks there is one order to add in, whoever adds.
+// With two ranks there is only one order of addition, whichever backend adds.
 TEST(ParityOver, OfShardsTcp) {
   ranks::expect_cells_pass(2, {"--over", "tcp", "cpu", "--sharded"});
 }
 
-// Gloo's threads turn while they wait, and take the cores from whoever computes.
+// Gloo's threads spin while they wait, and take the cores from ranks that compute.
 TEST(ParityOver, OfShardsGloo) {
   if (!is_built("gloo")) GTEST_SKIP() << "this build has no gloo";
   ranks::expect_cells_pass(2, {"--over", "gloo", "cpu", "--sharded-few"});
@@ -58,7 +58,7 @@ TEST(WholeParityOnGpu, OfModelsOverAllAxes) {
     ranks::expect_cells_pass(num_ranks, {"--model-parallel-gpu-whole"}, milliseconds(1'800'000));
 }
 
-// Ranks that share a GPU: each is a host of its own to NCCL (ranks/gpu_sharing.h).
+// Ranks share a GPU; to NCCL each is a host of its own (ranks/gpu_sharing.h).
 class ParityOverNccl : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -84,7 +84,7 @@ TEST_F(ParityOverNccl, OfModelsOverThreeAxes) {
     expect_passes(8, "--model-parallel-gpu-whole", layout);
 }
 
-// What Parity leaves out.
+// The cells that the Parity tests leave out.
 class WholeParity : public ::testing::TestWithParam<int> {};
 
 class WholeParityOfModels : public ::testing::TestWithParam<int> {};

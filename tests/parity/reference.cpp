@@ -52,14 +52,14 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Adds two ranks' gradients; undefined where neither has one.
+// Adds two ranks' gradients; undefined if neither has one.
 at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined()) return b;
   if (!b.defined()) return a;
   return a + b;
 }
 
-// The canonical tree over ranks [first, first + count): the left half is the largest power of two
+// The canonical tree over ranks [first, first + count): its left half has the largest power of two
 // below the count.
 at::Tensor tree_sum(const std::vector<Tensors>& ranks, std::size_t parameter, std::size_t first,
                     std::size_t count) {
@@ -89,7 +89,7 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
   const Tensors buffers = subject.module->buffers();
   const Tensors buffers_before = copies(buffers);
   Tensors buffers_of_first;
-  std::vector<Tensors> gradients;  // of each rank
+  std::vector<Tensors> gradients;  // indexed by rank
   double losses = 0;
   for (int rank = 0; rank < spread.num_ranks(); ++rank) {
     restore(buffers, buffers_before);
@@ -100,7 +100,7 @@ double reference_step(const Subject& subject, const at::Tensor& input, const at:
       const at::Tensor loss = pass_loss(subject, input, target, spread, rank, pass, division);
       losses += loss.item<double>();
       loss.backward();
-      // LibTorch adds a second pass's gradients twice where the first's share memory.
+      // LibTorch adds a second pass's gradients twice if the first pass's share memory.
       for (const at::Tensor& parameter : parameters)
         if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().clone();
     }

@@ -24,7 +24,7 @@ using ranks::Cells;
 
 constexpr double kWeightDecay = 0.1;
 
-// A subject made parallel, whichever way.
+// A subject under one kind of data parallelism.
 class Parallel {
  public:
   virtual ~Parallel() = default;
@@ -37,7 +37,7 @@ class Parallel {
   virtual std::vector<NamedTensor> weights() = 0;
 };
 
-// ZeRO-1.
+// A subject under ZeRO-1.
 class Zero1 final : public Parallel {
  public:
   Zero1(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group)
@@ -70,7 +70,7 @@ class Zero1 final : public Parallel {
   replicate::DistributedDataParallel replicas_;
 };
 
-// ZeRO-2 and 3.
+// A subject under ZeRO-2 or ZeRO-3.
 class Sharded final : public Parallel {
  public:
   Sharded(torch::nn::Module& module, shard::Groups groups, shard::Options options)
@@ -99,16 +99,17 @@ struct Strategy {
   std::function<std::unique_ptr<Parallel>(Cells& cells, torch::nn::Module& module,
                                           const SubjectKind& kind)>
       wrap;
-  // Whether a rank may sit a pass out.
+  // Whether a rank may skip a pass.
   bool idle_ranks = false;
-  // Whether it is another strategy on GPUs alone.
+  // Whether it differs from another strategy only on GPUs.
   bool offloads = false;
 };
 
 shard::Options options_for(const SubjectKind& kind, shard::Cut cut, std::size_t max_live_units,
                            const shard::CPUOffload& offload = {}) {
   return {.cut = cut,
-          // Where ranks take different branches, whatever one of them uses has to come for all.
+          // If ranks take different branches, all ranks have to gather the parameters that any of
+          // them uses.
           .units = kind.usage == Usage::partial ? shard::one_unit() : shard::UnitPolicy(),
           .cpu_offload = offload,
           .max_live_units = max_live_units,
@@ -127,7 +128,7 @@ Strategy sharded(const std::string& name, shard::Cut cut, std::size_t max_live_u
           .offloads = offload.offload_optimizer};
 }
 
-// Neighbours share a copy.
+// Neighbouring ranks share a copy.
 Strategy hybrid(int ranks_per_copy) {
   return {.name = fmt::format("HYBRID_SHARD, {} to a copy", ranks_per_copy),
           .wrap = [=](Cells& cells, torch::nn::Module& module, const SubjectKind& kind) {
@@ -149,7 +150,7 @@ std::vector<Strategy> strategies(int num_ranks) {
       sharded("SHARD_GRAD_OP", shard::Cut::gradients, 2),
       sharded("FULL_SHARD", shard::Cut::gradients_and_parameters, 2),
       sharded("FULL_SHARD, one unit at a time", shard::Cut::gradients_and_parameters, 1),
-      // On a CPU all of it is in the host's memory to begin with.
+      // On a CPU everything is in the host's memory anyway.
       sharded("SHARD_GRAD_OP, optimizer offloaded", shard::Cut::gradients, 2,
               {.offload_optimizer = true}),
       sharded("FULL_SHARD, all offloaded", shard::Cut::gradients_and_parameters, 2,
@@ -218,15 +219,15 @@ std::vector<optim::ParameterGroup> decaying(const Subject& subject) {
   return optim::decay_groups(data_parallel::trained_parameters(*subject.module), kWeightDecay);
 }
 
-// A batch on a device.
+// Makes a batch on a device.
 std::pair<at::Tensor, at::Tensor> batch_of(const Subject& subject, std::int64_t num_samples,
                                            c10::Device device) {
   const auto [input, target] = subject.make_batch(num_samples);
   return {input.to(device), target.to(device)};
 }
 
-// What the reference's optimizer steps on: its parameters, or copies of them on the host, where
-// rounding is another.
+// The tensors on which the reference's optimizer steps: its parameters, or copies of them on the
+// host, where rounding differs.
 class SteppedOn {
  public:
   SteppedOn(const Subject& reference, bool on_host)
@@ -259,7 +260,7 @@ class SteppedOn {
 
 void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
               const ShardedWay& way, const optim::OptimizerOptions& options, c10::Device device) {
-  // Ranks other than the first start from other weights, which rank 0's replace.
+  // Ranks other than the first start with other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
   const Subject subject = kind.make();
   torch::manual_seed(7);
@@ -303,7 +304,7 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
       cells.expect_same(tensor, expected.contains(name) ? expected[name] : buffers[name],
                         fmt::format("step {}: {}", step, name));
   }
-  // Evaluation, on weights that are the same.
+  // Compares an evaluation, whose weights are the same.
   const c10::NoGradGuard no_grad;
   subject.module->eval();
   reference.module->eval();
@@ -334,7 +335,7 @@ void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
             (!way.recomputes || kind.recomputable) &&
             (share == Share::whole || is_everyday(strategy, way, cells.num_ranks(), device)) &&
             (share != Share::few || number++ % 3 == 0)) {
-          // All of them in turn where the way is one of the everyday's, otherwise the first, AdamW.
+          // The everyday way takes all optimizers in turn; the other ways take the first, AdamW.
           const bool takes_turns = way.name == "by count, clipping";
           const auto& optimizer = optimizers[takes_turns ? turn++ % optimizers.size() : 0];
           cells.cell(fmt::format("{}, {}, {}, {}", strategy.name, kind.name, way.name,
@@ -349,7 +350,7 @@ void check_sharded(Cells& cells) { check_share(cells, Share::whole); }
 void check_some_sharded(Cells& cells) { check_share(cells, Share::everyday); }
 void check_few_sharded(Cells& cells) { check_share(cells, Share::few); }
 void check_sharded_on_gpu(Cells& cells) {
-  // Every rank the same one: there may be no other.
+  // All ranks use the same GPU, because there may be only one.
   check_share(cells, Share::everyday, c10::Device(at::kCUDA, 0));
 }
 

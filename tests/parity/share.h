@@ -1,12 +1,12 @@
-// How much of a table is run.
+// How much of a table runs.
 #pragma once
 
 namespace lockstep::parity {
 
 // How much of a table runs.
 enum class Share {
-  everyday,  // what CI has time for
-  few,       // a third of that
+  everyday,  // as much as CI has time for
+  few,       // a third of everyday
   whole,     // every cell
 };
 

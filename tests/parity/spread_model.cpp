@@ -35,7 +35,7 @@ TokensAndTargets batch_of(std::int64_t step, const LanguageModel& model, std::in
   return {text.narrow(1, 0, kModelLength).clone(), targets};
 }
 
-// Some samples of it, whose random numbers are drawn next.
+// Takes some samples of the batch; the random numbers drawn next are theirs.
 TokensAndTargets take(LanguageModel& model, std::int64_t step, std::int64_t samples,
                       std::int64_t first, std::int64_t count) {
   const TokensAndTargets all = batch_of(step, model, samples);
@@ -151,7 +151,7 @@ std::map<std::string, at::Tensor> SpreadModel::gradients() {
   std::vector<NamedTensor> mine;
   for (const auto& item : model_->named_parameters()) {
     const at::Tensor gradient = parallel_->full_gradient(item.key());
-    // One that never came is no exception, but a wrong number.
+    // A gradient that never came counts as a wrong number, not as an exception.
     mine.push_back({item.key(), gradient.defined()
                                     ? gradient.clone()
                                     : at::zeros(item.value().sizes(), item.value().options())});

@@ -1,4 +1,5 @@
-// One rank's part of a language model that is spread over all axes of a mesh, and its steps.
+// One rank's part of a language model that is spread over all axes of a mesh, and its training
+// steps.
 #pragma once
 
 #include <map>
@@ -19,32 +20,32 @@ namespace lockstep::parity {
 
 inline constexpr std::int64_t kModelLength = 16;
 
-// What goes on in a step, whatever the layout.
+// The way in which a step is run, which every layout can take.
 struct StepWay {
   std::string name;
-  int num_passes = 1;     // or micro-batches, on each rank
-  double recomputed = 0;  // share of the blocks
+  int num_passes = 1;     // passes or micro-batches on each rank
+  double recomputed = 0;  // share of the blocks that are recomputed
 };
 
-// What a model computes with.
+// The types and the device of a model's numbers.
 struct Numbers {
-  at::ScalarType type = at::kDouble;  // of its weights
-  // Where it is another one: by autocast, or the strategy's mixed precision.
+  at::ScalarType type = at::kDouble;  // type of its weights
+  // The type of computations if it is another: by autocast, or by the strategy's mixed precision.
   std::optional<at::ScalarType> computed_in = {};
   c10::Device device = at::kCPU;
-  double tolerance = 1e-9;  // of a difference from one process, relative to the largest number
+  double tolerance = 1e-9;  // largest difference from one process, relative to the largest number
 
   std::string text() const;
 };
 
-// Samples in a batch: some for each pass of each rank that has its own.
+// The number of samples in a batch: some for each pass of each rank that has its own samples.
 std::int64_t num_samples(const ModelLayout& layout, const StepWay& way);
 
-// In training mode.
+// Makes the model in training mode.
 std::shared_ptr<models::LanguageModel> make_subject(const models::ModelConfig& config,
                                                     const Numbers& numbers);
 
-// The whole batch of a step in one pass of one process. Returns the mean loss.
+// Runs the whole batch of a step in one pass of one process. Returns the mean loss.
 double one_process_pass(models::LanguageModel& model, const Numbers& numbers, std::int64_t step,
                         std::int64_t samples);
 
@@ -54,24 +55,24 @@ class SpreadModel {
               const StepWay& way, const std::shared_ptr<comm::Communicator>& world,
               const optim::OptimizerOptions& optimizer = optim::SGDOptions{.momentum = 0.9});
 
-  // Forward and backward. Returns the mean loss of all ranks.
+  // Runs forward and backward. Returns the mean loss over all ranks.
   double pass(std::int64_t step);
-  // Clips, and returns the norm.
+  // Clips the gradients and returns their norm.
   double clip(double max_norm);
-  // Leaves gradients undefined.
+  // Makes a step; gradients are undefined afterwards.
   void step(double learning_rate);
 
-  // Every gradient, or weight, as a whole, by name: on rank 0 of the world, and nothing elsewhere.
+  // All gradients, or weights, whole and by name, on rank 0 of the world; empty elsewhere.
   std::map<std::string, at::Tensor> gradients();
   std::map<std::string, at::Tensor> weights();
 
-  // What this rank has of the model and the optimizer, as checkpoints have it, and what is to be
-  // done once a checkpoint was read into it.
+  // This rank's part of the model and the optimizer, as checkpoints have it; and what must be
+  // called once a checkpoint has been read into it.
   std::vector<mesh::HeldTensor> state();
   void state_was_read(const std::vector<mesh::HeldTensor>& state);
 
  private:
-  // Of a step's batch.
+  // A range of a step's batch.
   struct Samples {
     std::int64_t first = 0;
     std::int64_t count = 0;

@@ -78,7 +78,7 @@ Subject transformer_encoder() {
   nn::TransformerEncoder net(nn::TransformerEncoderOptions(
       nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32).dropout(0.1), 2));
   return {.module = net.ptr(),
-          // Its batch is the second dimension.
+          // The batch is its input's second dimension.
           .loss_sum =
               [net](const at::Tensor& x, const at::Tensor& y) mutable {
                 return squared_error(net->forward(x.transpose(0, 1)).transpose(0, 1), y);
@@ -120,7 +120,8 @@ Subject shared_weights() {
               }};
 }
 
-// Parameters whose gradients come as views of one tensor, which another one's backward reads later.
+// Parameters whose gradients are views of one tensor, which another parameter's backward reads
+// later.
 struct TablesImpl : nn::Module {
   nn::Linear scores{nullptr};
   at::Tensor rows, cells;
@@ -141,7 +142,7 @@ Subject tables() {
   return regression_of(net, {6}, {3, 4});
 }
 
-// A frozen layer, one that is never used, and one that some batches use.
+// A frozen layer, a layer that is never used, and a layer that only some batches use.
 struct PartlyTrainedImpl : nn::Module {
   nn::Linear frozen{nullptr}, branch{nullptr}, unused{nullptr}, head{nullptr};
   at::Tensor scale;
@@ -166,7 +167,7 @@ Subject partly_trained() {
   return regression_of(net, {6}, {2});
 }
 
-// Ours.
+// One of our own models.
 Subject language_model(const models::ModelConfig& config) {
   const auto model = models::make_model(
       config, static_cast<std::uint64_t>(at::randint(100, {}, at::kLong).item<std::int64_t>()));
@@ -228,7 +229,7 @@ const std::vector<SubjectKind>& subject_kinds() {
       {.name = "gpt", .make = gpt, .recomputable = true},
       {.name = "llama", .make = llama, .recomputable = true},
       {.name = "qwen2", .make = qwen2, .recomputable = true},
-      // Which branch is taken depends on the whole batch.
+      // The whole batch decides which branch is taken.
       {"frozen and unused parameters", partly_trained, Samples::mixed, Usage::partial},
   };
   return kinds;

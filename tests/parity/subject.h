@@ -1,4 +1,4 @@
-// A model under test: a module as users write them, its data, and its loss.
+// A model under test: a module as users write it, its data, and its loss.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,11 @@ namespace lockstep::parity {
 
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
-  // The loss summed over the samples of a batch, and over how many things it is a sum.
+  // The loss summed over the samples of a batch; `per_sample` is the number of terms for each
+  // sample.
   std::function<at::Tensor(const at::Tensor& input, const at::Tensor& target)> loss_sum;
   std::int64_t per_sample = 1;
-  // Samples of a step: the same for the same step, and each its own.
+  // Makes the samples of a step: the same samples for the same step, each sample different.
   std::function<std::pair<at::Tensor, at::Tensor>(std::int64_t num_samples)> make_batch;
 };
 
@@ -27,16 +28,16 @@ enum class Usage { full, partial };
 
 struct SubjectKind {
   std::string name;
-  // Made from LibTorch's global generator: seed it first.
+  // Makes it from LibTorch's global generator, which has to be seeded first.
   std::function<Subject()> make;
   Samples samples = Samples::independent;
   Usage usage = Usage::full;
   int num_batch_norms = 0;
-  // Whether its blocks can be recomputed without a word in its forward.
+  // Whether its blocks can be recomputed without a change of its forward.
   bool recomputable = false;
 };
 
-// All of them; nobody tuned Lockstep for them.
+// All subjects. Lockstep was tuned for none of them.
 const std::vector<SubjectKind>& subject_kinds();
 
 }  // namespace lockstep::parity

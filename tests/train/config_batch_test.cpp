@@ -32,7 +32,7 @@ TEST(Batch, says_all_numbers_where_they_contradict_each_other) {
             "train_batch_size 32 is not train_micro_batch_size_per_gpu 4 × "
             "gradient_accumulation_steps 2 × 3 ranks = 24: leave one of the three out to have it "
             "filled in, set train_batch_size to 24, or start 4 ranks");
-  // Of 6 ranks, two at a time have the same samples.
+  // There are 6 ranks, and every two have the same samples.
   EXPECT_EQ(
       usage_error([] { resolve_batch({.global = 32, .micro = 4, .accumulation = 2}, 3, {}, 2); }),
       "train_batch_size 32 is not train_micro_batch_size_per_gpu 4 × "
@@ -46,10 +46,10 @@ TEST(Batch, says_all_numbers_where_they_contradict_each_other) {
 }
 
 TEST(Batch, is_kept_on_numbers_of_ranks_that_do_not_divide_it) {
-  // 11 samples on two ranks and 10 on one, in 3 passes: 12, 12 and 8 on all.
+  // Two ranks get 11 samples and one gets 10, in 3 passes: 12, 12 and 8 over all ranks.
   EXPECT_EQ(resolve_batch({.global = 32, .micro = 4}, 3),
             (Batch{.micro = 4, .accumulation = 3, .global = 32}));
-  // None of the passes is larger than it must be.
+  // No pass is larger than it must be.
   EXPECT_EQ(resolve_batch({.global = 9, .micro = 4}, 1),
             (Batch{.micro = 3, .accumulation = 3, .global = 9}));
   EXPECT_EQ(resolve_batch({.global = 32}, 3),
@@ -70,17 +70,17 @@ TEST(Batch, is_kept_on_numbers_of_ranks_that_do_not_divide_it) {
 }
 
 TEST(Batch, of_a_run_that_has_begun_is_kept_by_another_accumulation) {
-  // Began with 4 × 2 × 4 ranks.
+  // The run began with 4 samples × 2 passes × 4 ranks.
   const BegunBatch begun{.global = 32, .micro = 4, .num_ranks = 4};
   const BatchSection asked{.micro = 4, .accumulation = 2};
   EXPECT_EQ(resolve_batch(asked, 4, begun), resolve_batch(asked, 4));
   EXPECT_EQ(resolve_batch(asked, 2, begun), (Batch{.micro = 4, .accumulation = 4, .global = 32}));
   EXPECT_EQ(resolve_batch(asked, 3, begun), (Batch{.micro = 4, .accumulation = 3, .global = 32}));
   EXPECT_EQ(resolve_batch(asked, 5, begun), (Batch{.micro = 4, .accumulation = 2, .global = 32}));
-  // Also where accumulation was asked for.
+  // This holds even if accumulation was asked for.
   EXPECT_EQ(resolve_batch({.global = 32, .micro = 4, .accumulation = 2}, 3, begun).accumulation, 3);
   EXPECT_EQ(resolve_batch({.global = 32, .accumulation = 2}, 2, begun).accumulation, 4);
-  // One pass had 8 samples on each of 4 ranks: fewer ranks have no room for more.
+  // One pass had 8 samples on each of 4 ranks; a rank has no room for more when there are fewer.
   const BegunBatch whole{.global = 32, .micro = 8, .num_ranks = 4};
   EXPECT_EQ(resolve_batch({.global = 32}, 3, whole),
             (Batch{.micro = 6, .accumulation = 2, .global = 32}));

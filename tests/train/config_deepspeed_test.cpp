@@ -1,4 +1,4 @@
-// Keys of DeepSpeed's that nothing here reads.
+// DeepSpeed's keys that Lockstep does not read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,7 +80,7 @@ TEST(DeepSpeedKeys, that_ask_for_what_this_build_cannot_do_are_mistakes) {
             "not: remove it, and scale the learning rate instead");
   EXPECT_THAT(mistake_with({{"/sparse_attention/mode", "fixed"}}), HasSubstr("sparse_attention"));
   EXPECT_THAT(mistake_with({{"/optimizer/params/amsgrad", true}}), HasSubstr("AMSGrad"));
-  // At any depth, as compression has its switches.
+  // Switches count at any depth, such as those of compression.
   const auto compression = [](bool on) {
     return nlohmann::json{
         {"weight_quantization",

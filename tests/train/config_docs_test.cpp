@@ -1,4 +1,4 @@
-// docs/config.md is what users write configs by: its example is one, and it has every key.
+// docs/config.md is how users learn to write configs: its example is valid, and it has every key.
 #include <gtest/gtest.h>
 
 #include "tests/base/files.h"

@@ -29,7 +29,7 @@ std::string elastic_mistake(const nlohmann::json& section) {
 
 }  // namespace
 
-// What DeepSpeed gives for the same.
+// These are DeepSpeed's results for the same settings.
 TEST(Elasticity, chooses_the_batch_that_most_numbers_of_ranks_divide) {
   const ElasticitySection section{
       .max_global = 10'000, .micro_batches = {8, 12, 16, 17}, .min_ranks = 32, .max_ranks = 1500};

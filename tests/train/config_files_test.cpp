@@ -15,7 +15,7 @@ using lockstep::testing::TemporaryFolder;
 using lockstep::testing::write_file;
 using ::testing::HasSubstr;
 
-// Root may read and write everything: where the tests run as root, they put it off for a while.
+// Root may read and write everything: if the tests run as root, they give that up for a while.
 class AsNobody {
  public:
   explicit AsNobody(const std::filesystem::path& folder) {
@@ -45,7 +45,7 @@ class ConfigFiles : public ::testing::Test {
     return load_config(folder_ / "gpt.json");
   }
 
-  // With $ for the test's folder.
+  // Returns the error, with $ in place of the test's folder.
   std::string mistake(std::initializer_list<Change> changes) {
     std::string text = usage_error([&] { load(changes); });
     const std::string path = folder_.path().string();
@@ -119,7 +119,7 @@ TEST_F(ConfigFiles, of_megatron_come_in_pairs) {
   load({{"/data/train", "tokens"}, {"/data/format", "megatron"}});
 }
 
-// In a process of its own, as the table of formats keeps what was added.
+// Runs in a process of its own, because the table of formats keeps the added format.
 TEST_F(ConfigFiles, may_have_a_format_that_the_program_added) {
   const auto run = [&] {
     data::add_token_format({.name = "halves",
@@ -191,7 +191,7 @@ TEST_F(ConfigFiles, to_resume_from_must_be_there) {
             "\"auto\", \"never\" or the folder of a checkpoint");
 }
 
-// The run has removed it since, as one of its older ones; all else must be there.
+// The run has since removed it as one of its older checkpoints; everything else must be there.
 TEST_F(ConfigFiles, that_a_run_began_from_may_be_gone_when_it_is_under_way) {
   write_file(folder_ / "gpt.json", text_with({{"/checkpoint/resume", "step-00000100"}}));
   EXPECT_EQ(load_config(folder_ / "gpt.json", {}, NamedFiles::of_run_under_way).checkpoint.resume,

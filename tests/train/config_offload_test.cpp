@@ -1,4 +1,4 @@
-// What zero_optimization says of offload and ZeRO++.
+// The keys of zero_optimization about offload and ZeRO++.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TEST(OffloadKeys, that_the_strategy_does_not_have_are_mistakes) {
                   "to \"none\"");
 }
 
-// Where parameters are whole on every rank's device, as in DeepSpeed.
+// Below stage 3, parameters are whole on every rank's device, as in DeepSpeed.
 TEST(OffloadKeys, of_parameters_have_no_effect_below_stage_3) {
   const auto changes = {Change{"/zero_optimization/stage", 2},
                         Change{"/zero_optimization/offload_optimizer/device", "cpu"},

@@ -110,7 +110,7 @@ TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_THAT(mistake_with({{"/optimizer/type", "Lamb"}, {"/parallel/tensor", 2}}),
               HasSubstr("optimizer.type is \"Lamb\", which looks at whole parameters, and "
                         "parallel.tensor is 2, which cuts them"));
-  // Mistakes that are there whatever type was meant are told in the same round.
+  // Mistakes that do not depend on the type are reported in the same round.
   EXPECT_THAT(mistake_with({{"/optimizer/type", "AdamX"},
                             {"/optimizer/params/lr", -1},
                             {"/optimizer/params/eps", -1},
@@ -144,7 +144,7 @@ struct MineOptions {
   std::vector<std::string> state_names() const { return {"a"}; }
 };
 
-// Registered for the rest of the process, so this test is the last.
+// The type is registered for the rest of the process, so this test is the last.
 TEST(OptimizerOfAProgram, is_named_in_configs) {
   optim::register_optimizer_type({{"Mine"}, MineOptions{}});
   const TrainConfig config =

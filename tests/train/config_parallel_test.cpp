@@ -45,7 +45,8 @@ void take_a_registered_schedule() {
   std::exit(::testing::Test::HasFailure() ? 1 : 0);
 }
 
-// In a process of its own: other tests compare the keys' description with docs/config.md.
+// Runs in a process of its own, because other tests compare the keys' description with
+// docs/config.md.
 TEST(ParallelKeysDeathTest, take_a_schedule_that_a_program_registered) {
   EXPECT_EXIT(take_a_registered_schedule(), ::testing::ExitedWithCode(0), "");
 }

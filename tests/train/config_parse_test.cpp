@@ -45,7 +45,7 @@ const char* const kEverything = R"({
   "device": "cuda", "threads_per_rank": 4, "consistency_check_interval": 50
 })";
 
-// What `part` says, `whole` says too.
+// Expects that everything in `part` is also in `whole`.
 void expect_within(const json& part, const json& whole, const std::string& path) {
   if (!part.is_object()) {
     EXPECT_EQ(part, whole) << path;
@@ -222,7 +222,7 @@ TEST(Config, reports_all_mistakes_at_once_in_the_order_of_the_file) {
       "  --set ddp.bucket_mb=big: ddp.bucket_mb is \"big\": it must be a number");
 }
 
-// A wrong value keeps nothing from being judged but what depends on it, which is not.
+// A wrong value keeps only the checks that depend on it from being made.
 TEST(Config, reports_what_does_not_fit_together_with_the_rest) {
   const std::string text = R"({
     "data": {"train": "input.txt", "sequence_length": 32, "sequence_length": 64},

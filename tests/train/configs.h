@@ -1,4 +1,4 @@
-// Configs for tests: the least one that is valid, and changes to it.
+// Configs for tests: the smallest valid one, and changes to it.
 #pragma once
 
 #include <initializer_list>
@@ -21,7 +21,7 @@ inline nlohmann::json least() {
   })");
 }
 
-// The least config with values set by their JSON pointers, and read.
+// A change to the smallest valid config: a value at a JSON pointer.
 struct Change {
   const char* pointer;
   nlohmann::json value;

@@ -1,5 +1,5 @@
-// The algorithms below the collectives (collectives.h), each a namespace; and how they cut a row of
-// elements into parts and pieces.
+// The algorithms that the collectives (collectives.h) choose from, each in a namespace of its own,
+// and how they cut a row of elements into parts and pieces.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@ struct Part {
   std::size_t count = 0;
 };
 
-// The part with this index of `num_parts`, whose lengths differ by at most one.
+// Returns part `index` of `num_parts`. The lengths of the parts differ by at most one.
 constexpr Part part_of(std::size_t count, std::size_t num_parts, std::size_t index) {
   const std::size_t begin =
       count / num_parts * index + (index < count % num_parts ? index : count % num_parts);
   return {begin, count / num_parts + (index < count % num_parts ? 1 : 0)};
 }
 
-// Calls visit(begin, count) for each piece of `longest` or, the last one, less; at least once, with
-// an empty piece where there is nothing.
+// Calls visit(begin, count) for consecutive pieces of `longest` elements; the last piece may be
+// shorter. An empty row is visited once, as one empty piece.
 template <typename Visit>
 void for_pieces(std::size_t count, std::size_t longest, Visit visit) {
   std::size_t begin = 0;
@@ -33,11 +33,11 @@ void for_pieces(std::size_t count, std::size_t longest, Visit visit) {
   } while (begin < count);
 }
 
-// Every rank to every rank at once: the owner of a part gets it from everyone, combines it by the
-// tree, and gives the result to everyone.
+// Every rank sends to every rank at once: the owner of a part receives it from everyone, combines
+// it by the tree, and sends the result to everyone.
 namespace direct {
 
-// How the finished parts travel.
+// How the owners distribute the finished parts.
 enum class Gather { everyone, around_the_ring };
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather);
@@ -51,7 +51,7 @@ void broadcast(Transport& transport, Bytes data, int root);
 
 }  // namespace direct
 
-// Along the reduction tree itself: partial results go up to rank 0, the result comes down.
+// Partial results go up the reduction tree to rank 0, and the result comes down.
 namespace tree {
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data);

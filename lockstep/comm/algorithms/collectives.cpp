@@ -15,7 +15,7 @@ constexpr std::array kAllGather = {Algorithm::direct, Algorithm::ring, Algorithm
 constexpr std::array kBroadcast = {Algorithm::direct, Algorithm::tree, Algorithm::hierarchical};
 constexpr std::array kOnlyDirect = {Algorithm::direct};
 
-// Beyond this many ranks talking to all of them at once costs more than log₂ n rounds.
+// With more ranks than this, talking to all of them at once costs more than log₂ n rounds.
 constexpr int kManyRanks = 16;
 constexpr std::size_t kSmallBytes = 32u << 10;
 
@@ -41,7 +41,7 @@ Algorithm automatic(Operation operation, std::size_t bytes, const Topology& topo
   }
 }
 
-// The other algorithms assume a neighbour.
+// Every algorithm but `direct` assumes that there is another rank.
 Algorithm for_size_of(const Transport& transport, Algorithm algorithm) {
   return transport.size() == 1 ? Algorithm::direct : algorithm;
 }
@@ -111,7 +111,7 @@ void broadcast(Transport& transport, Algorithm algorithm, Bytes data, int root) 
   }
 }
 
-// An all-reduce of nothing: done when word from everyone has come.
+// An all-reduce without elements: it ends once a message from every rank has arrived.
 void barrier(Transport& transport) {
   const Reduction nothing{DType::uint8, ReduceOp::sum};
   const Algorithm algorithm = transport.size() > kManyRanks ? Algorithm::tree : Algorithm::direct;

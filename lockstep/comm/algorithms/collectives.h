@@ -17,7 +17,7 @@ using ConstBytes = std::span<const std::byte>;
 // A rank's place in the lists below.
 inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Copies what a rank keeps for itself; nothing where both are the same memory.
+// Copies a rank's own part from input to output; does nothing where both are the same memory.
 inline void copy_own(Bytes to, ConstBytes from) {
   if (to.data() != from.data() && !from.empty()) std::memcpy(to.data(), from.data(), from.size());
 }

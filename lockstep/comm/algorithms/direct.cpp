@@ -7,19 +7,20 @@ namespace lockstep::comm::direct {
 
 namespace {
 
-// Up to here everyone sends everything to everyone and combines all of it: one round instead of
-// two.
+// Up to this size every rank sends all of its data to every other rank and combines everything
+// itself: one round instead of two.
 constexpr std::size_t kOneRoundBytes = 16u << 10;
 
-// The other ranks, starting with the next one, so that not all begin with the same.
+// Visits the other ranks, starting with the next one, so that not all ranks send to the same one
+// first.
 template <typename Visit>
 void for_each_peer(const Transport& transport, Visit visit) {
   for (int shift = 1; shift < transport.size(); ++shift)
     visit((transport.rank() + shift) % transport.size());
 }
 
-// Waits for everyone's contribution of `count` elements, combines them with ours, and answers those
-// that are exchanges with the result.
+// Waits for `count` elements from every rank, combines them with ours, and writes the result into
+// the messages that are exchanges, which answers their senders.
 void combine_views(Transport& transport, const Reduction& reduction, const std::byte* mine,
                    std::byte* destination, std::size_t count) {
   const int n = transport.size();
@@ -36,8 +37,8 @@ void combine_views(Transport& transport, const Reduction& reduction, const std::
   for_each_peer(transport, [&](int peer) { transport.release(peer); });
 }
 
-// The result goes to scratch first: until end() a message may have to be sent from `data`, for the
-// first time where a peer is slow to take it, or again where a connection broke.
+// The result goes to scratch memory first: until end() a message may still have to be sent from
+// `data`, because a peer is slow to take it or a connection broke.
 void all_reduce_one_round(Transport& transport, const Reduction& reduction, Bytes data) {
   const Bytes result = transport.scratch(data.size());
   for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
@@ -55,7 +56,7 @@ struct Blocks {
   std::size_t ranks;
   std::size_t block;  // most elements in a block
 
-  // At least one, so that even an empty call carries its fingerprint to everyone.
+  // At least one block, so that even an empty call carries its fingerprint to everyone.
   std::size_t number() const {
     return std::max<std::size_t>(((count + ranks - 1) / ranks + block - 1) / block, 1);
   }
@@ -73,8 +74,8 @@ struct Blocks {
   }
 };
 
-// Parts of any length, worked through in blocks side by side. Block 0 of a part travels even where
-// it is empty: it carries the fingerprint.
+// Parts of any length are worked through in blocks side by side. Block 0 of a part is sent even if
+// it is empty, because it carries the fingerprint.
 template <typename Byte>
 bool has_block(std::span<Byte> part, std::size_t k, std::size_t block) {
   return k == 0 || k * block < part.size();
@@ -96,7 +97,7 @@ std::size_t blocks_of(const Parts& parts, std::size_t block) {
 
 void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Gather gather) {
   if (transport.size() == 1) {
-    // The sum, minimum and maximum of one are itself.
+    // The sum, minimum or maximum over one rank is that rank's data.
     if (reduction.divisor != 1)
       combine_views(transport, reduction, data.data(), data.data(),
                     data.size() / reduction.element_bytes());
@@ -112,8 +113,8 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data, Ga
                       transport.longest_view() / element};
   const std::size_t num_blocks = blocks.number();
 
-  // A peer that can answer in place does; to the others the result is a message of its own, so
-  // that between two ranks there run: part 0, part 1, result 0, part 2, result 1, …
+  // A peer that can answer in place does so. The other peers get the result as a message of its
+  // own: between two ranks travel part 0, part 1, result 0, part 2, result 1, …
   const bool everyone = gather == Gather::everyone;
   const auto contribute = [&](std::size_t k) {
     for_each_peer(transport, [&](int peer) {
@@ -221,7 +222,8 @@ void all_to_all(Transport& transport, std::span<const Bytes> outputs,
 }
 
 void broadcast(Transport& transport, Bytes data, int root) {
-  // An empty message to the root: it must not go on before it knows that all are in this call.
+  // Sends an empty message to the root, which must not return before it knows that all ranks are in
+  // this call.
   if (transport.rank() == root) {
     for_each_peer(transport, [&](int peer) { transport.post_send(peer, data); });
     for_each_peer(transport, [&](int peer) { transport.post_receive(peer, {}); });

@@ -11,14 +11,15 @@ namespace {
 struct Hosts {
   explicit Hosts(const Transport& transport);
 
-  int own = 0;                                  // this rank's host
-  std::vector<std::vector<int>> ranks;          // of each host, ascending
-  std::vector<std::vector<TreeNode>> partials;  // the nodes of the tree each host can combine alone
+  int own = 0;                          // this rank's host
+  std::vector<std::vector<int>> ranks;  // ranks of each host, ascending
+  // the nodes of the tree that each host can combine alone
+  std::vector<std::vector<TreeNode>> partials;
 
   std::size_t count() const { return ranks.size(); }
   const std::vector<int>& local() const { return ranks[static_cast<std::size_t>(own)]; }
   std::size_t local_index() const { return local_index_; }
-  // Ranks on the host with the fewest.
+  // The number of ranks on the host with the fewest.
   std::size_t fewest() const;
 
   // Combines the values of this host's ranks in one range of elements (`values`, in the order of
@@ -26,8 +27,8 @@ struct Hosts {
   void combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
                      std::byte* out, std::size_t stride, std::size_t count) const;
 
-  // All hosts' partial results as operands of the whole tree; parts[h] holds those of host h, one
-  // after the other.
+  // Returns all hosts' partial results as operands of the whole tree; parts[h] holds those of host
+  // h, one after the other.
   std::vector<Operand> operands(const Reduction& reduction,
                                 const std::vector<const std::byte*>& parts,
                                 std::size_t count) const;
@@ -82,11 +83,12 @@ std::vector<Operand> Hosts::operands(const Reduction& reduction,
   return all;
 }
 
-// Elements (in bytes) taken at a time: large enough to fill a network, small enough for scratch.
+// Bytes of elements that one chunk has: large enough to fill a network, small enough for scratch
+// memory.
 constexpr std::size_t kChunkBytes = 8u << 20;
 
-// This host's partial results of a row of elements, one row after the other: what the others of the
-// host send us, in pieces they and we cut alike, combined with `mine`.
+// Receives the values of this host's other ranks, in pieces that sender and receiver cut alike,
+// combines them with `mine`, and returns this host's partial results one after the other.
 Bytes combine_own_host(Transport& transport, const Hosts& hosts, const Reduction& reduction,
                        ConstBytes mine) {
   const std::size_t element = reduction.element_bytes();
@@ -107,7 +109,7 @@ Bytes combine_own_host(Transport& transport, const Hosts& hosts, const Reduction
   return partials;
 }
 
-// The other end of it.
+// Sends this rank's values to the rank of this host that combines them in combine_own_host().
 void send_to_combiner(Transport& transport, const Reduction& reduction, int combiner,
                       ConstBytes values) {
   const std::size_t element = reduction.element_bytes();
@@ -118,8 +120,8 @@ void send_to_combiner(Transport& transport, const Reduction& reduction, int comb
 }
 
 // An all-reduce of one chunk. The elements are cut into lanes, one for each rank of the smallest
-// host; on every host the rank with that index serves the lane, and of each lane every host
-// finishes its share.
+// host. On every host the rank with the lane's index serves that lane, and every host finishes its
+// share of each lane.
 class AllReduceChunk {
  public:
   AllReduceChunk(Transport& transport, const Hosts& hosts, const Reduction& reduction, Bytes data)
@@ -149,7 +151,7 @@ class AllReduceChunk {
     const Part part = part_of(data_.size() / element_, lanes_, which);
     return data_.subspan(part.begin * element_, part.count * element_);
   }
-  // Host h's share of this rank's lane.
+  // The share of this rank's lane that host h finishes.
   Part share(std::size_t host) const {
     return part_of(lane(hosts_.local_index()).size() / element_, hosts_.count(), host);
   }
@@ -161,7 +163,7 @@ class AllReduceChunk {
         send_to_combiner(transport_, reduction_, hosts_.local()[which], lane(which));
   }
 
-  // Cuts this host's partial results into what each host finishes.
+  // Cuts this host's partial results into the share that each host finishes.
   void split_by_host() {
     const Bytes mine = lane(hosts_.local_index());
     const std::size_t wide = reduction_.accumulator_bytes();
@@ -235,7 +237,7 @@ class AllReduceChunk {
   std::vector<Bytes> theirs_;  // other hosts' partials of our share
 };
 
-// Which rank of a host passes things on for a rank elsewhere.
+// The rank of `host` that passes messages on from or to a rank of another host.
 int deputy_for(const Hosts& hosts, std::size_t host, int rank) {
   const auto& here = hosts.ranks[host];
   return here[index(rank) % here.size()];
@@ -270,7 +272,7 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   for (int rank = 0; rank < transport.size(); ++rank)
     if (combiner_of(rank) != self)
       send_to_combiner(transport, reduction, combiner_of(rank), inputs[index(rank)]);
-  // Partials for each rank this one combines for, itself included.
+  // Partial results for each rank that this rank combines for, itself included.
   std::vector<Bytes> combined(index(transport.size()));
   for (int rank = 0; rank < transport.size(); ++rank) {
     if (combiner_of(rank) != self) continue;
@@ -295,7 +297,8 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   transport.end();
 }
 
-// A rank sends to everyone on its host and to its deputy on each other host, who passes it on.
+// A rank sends to every rank of its host and to its deputy on each other host, which passes the
+// data on.
 void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes input) {
   const Hosts hosts(transport);
   const int self = transport.rank();
@@ -335,7 +338,7 @@ void broadcast(Transport& transport, Bytes data, int root) {
   const auto own_host = index(hosts.own);
   const auto root_host = index(transport.topology().host_of[index(root)]);
   const int source =
-      own_host == root_host ? root : deputy_for(hosts, own_host, root);  // of this host
+      own_host == root_host ? root : deputy_for(hosts, own_host, root);  // on this host
   std::vector<int> served;
   if (self == root)
     for (std::size_t host = 0; host < hosts.count(); ++host)
@@ -345,7 +348,8 @@ void broadcast(Transport& transport, Bytes data, int root) {
       if (rank != self) served.push_back(rank);
   const int from = self == root ? -1 : self == source ? root : source;
 
-  // Empty messages upward: no rank goes on before those it serves have entered this call.
+  // Empty messages travel towards the root: no rank returns before the ranks that it serves have
+  // entered this call.
   if (from >= 0) transport.post_send(from, {});
   for_pieces(data.size(), 256u << 10, [&](std::size_t at, std::size_t size) {
     const Bytes piece = data.subspan(at, size);

@@ -11,7 +11,8 @@ namespace lockstep::comm {
 
 namespace {
 
-// True where every rank of the node is in the set; if not, its largest such sub-nodes are appended.
+// True if every rank of the node is in the set; if not, appends the node's largest sub-nodes whose
+// ranks all are.
 bool collect(TreeNode node, const std::function<bool(int)>& in_set, std::vector<TreeNode>& found) {
   if (node.count == 1) return in_set(node.first);
   const int left = tree_split(node.count);
@@ -37,7 +38,7 @@ std::vector<TreeNode> largest_nodes_within(int n, const std::function<bool(int)>
 
 namespace {
 
-// Elements handled at a time: intermediate results stay in the first-level cache.
+// Elements handled at a time, few enough for intermediate results to stay in the first-level cache.
 constexpr std::size_t kBlock = 1024;
 
 struct Bool {
@@ -66,7 +67,7 @@ struct Sum {
   template <typename A>
   static A apply(A left, A right) {
     if constexpr (std::is_integral_v<A>) {
-      using U = std::make_unsigned_t<A>;  // wraps, as torch's integers do
+      using U = std::make_unsigned_t<A>;  // wraps on overflow, as torch's integers do
       return static_cast<A>(static_cast<U>(left) + static_cast<U>(right));
     } else {
       return left + right;
@@ -108,7 +109,7 @@ void combine_block(const A* left, const A* right, A* out, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = Op::apply(left[i], right[i]);
 }
 
-// Works through one block of elements at a time.
+// Evaluates the tree for one block of elements at a time.
 template <typename T, typename Op>
 class Evaluator {
  public:
@@ -116,7 +117,8 @@ class Evaluator {
 
   explicit Evaluator(std::span<const Operand> operands) : operands_(operands) {}
 
-  // Values of a node for elements [at, at + count): in `buffer`, or where they lie already.
+  // Returns the values of a node for elements [at, at + count), in `buffer` or where they already
+  // lie.
   const A* evaluate(TreeNode node, std::size_t& next, std::size_t at, std::size_t count,
                     A* buffer) const {
     const Operand& operand = operands_[next];
@@ -158,7 +160,7 @@ class Evaluator {
     for (std::size_t at = 0; at < count; at += kBlock) {
       const std::size_t size = std::min(kBlock, count - at);
       if (std::is_same_v<T, A> && operands_.size() == 2 && divisor == 1) {
-        // Two ranks' own values, the common case, need no buffer.
+        // In the common case of two ranks' own values no buffer is needed.
         combine_block<A, Op>(reinterpret_cast<const A*>(operands_[0].data) + at,
                              reinterpret_cast<const A*>(operands_[1].data) + at,
                              reinterpret_cast<A*>(first) + at, size);

@@ -28,8 +28,8 @@ struct TreeNode {
   bool operator==(const TreeNode&) const = default;
 };
 
-// The largest nodes of the tree over n ranks whose ranks all belong to a set: what that set can
-// combine on its own without changing the order. In ascending order of ranks.
+// The largest nodes of the tree over n ranks whose ranks all belong to a set, in ascending order of
+// ranks: the set can combine these on its own without changing the order.
 std::vector<TreeNode> largest_nodes_within(int n, const std::function<bool(int)>& in_set);
 
 // Says what to combine and how. 16-bit floats are accumulated in float and rounded once at the end;
@@ -37,7 +37,7 @@ std::vector<TreeNode> largest_nodes_within(int n, const std::function<bool(int)>
 struct Reduction {
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;
-  double divisor = 1;  // of the finished sum, for a mean
+  double divisor = 1;  // the finished sum is divided by this, for a mean
 
   std::size_t element_bytes() const { return size_of(dtype); }
   // The type of a partial result.
@@ -47,29 +47,32 @@ struct Reduction {
   std::size_t accumulator_bytes() const { return size_of(accumulator()); }
 };
 
-// A value that takes part: some node of the tree, either a rank's own values or a partial result in
-// the accumulator's type.
+// A value to combine: a rank's own values, or the partial result of a node of the tree in the
+// accumulator's type.
 struct Operand {
   TreeNode node;
   const std::byte* data = nullptr;
   bool partial = false;
 };
 
-// destination ← the tree over `root` of the operands, which must tile its ranks in ascending order
-// by nodes of the tree. Writes a partial result (accumulator type).
+// destination ← the values of `root`, combined by the tree from operands that tile its ranks in
+// ascending order by nodes of the tree. Writes a partial result (accumulator type).
 void reduce_to_partial(const Reduction& reduction, TreeNode root, std::span<const Operand> operands,
                        std::byte* destination, std::size_t count);
 
-// The same over all `num_ranks` ranks, finished: divided for a mean, in the reduction's own type,
-// and written to every destination. Destinations may be operands' memory, element for element.
+// The same over all `num_ranks` ranks, finished: divided for a mean, rounded to the reduction's own
+// type, and written to every destination. A destination may be an operand's memory, element for
+// element.
 void reduce_to_result(const Reduction& reduction, int num_ranks, std::span<const Operand> operands,
                       std::span<std::byte* const> destinations, std::size_t count);
 
-// accumulated ← left ∘ right, partial results both; may be in place.
+// accumulated ← left ∘ right. All are partial results, and `accumulated` may be one of the other
+// two.
 void combine(const Reduction& reduction, const std::byte* left, const std::byte* right,
              std::byte* accumulated, std::size_t count);
 
-// A rank's own values as a partial result, and a partial result over all ranks as the result.
+// widen() turns a rank's own values into a partial result; finish() turns a partial result over all
+// ranks into the result.
 void widen(const Reduction& reduction, const std::byte* values, std::byte* partial,
            std::size_t count);
 void finish(const Reduction& reduction, const std::byte* partial, std::byte* result,

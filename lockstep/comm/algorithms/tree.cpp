@@ -7,8 +7,8 @@ namespace lockstep::comm::tree {
 
 namespace {
 
-// A rank's neighbours in the binomial tree over [0, n), which is the reduction tree seen from its
-// nodes' first ranks.
+// A rank's neighbours in the binomial tree over [0, n). This is the reduction tree, in which each
+// node is represented by its first rank.
 struct Neighbours {
   int parent = -1;
   std::vector<int> children;  // nearest first: the order in which they are combined
@@ -35,8 +35,8 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
   const std::size_t count = data.size() / element;
   const std::size_t block = transport.longest_view() / wide;
 
-  // Partial results of the whole; sums in the data's own type could stay in place, but peers may
-  // be reading it.
+  // Partial results of all elements. Sums in the data's own type could stay in place, but peers may
+  // still be reading it.
   const Bytes partial = transport.scratch(count * wide);
   widen(reduction, data.data(), partial.data(), count);
   std::size_t at = 0;
@@ -77,7 +77,7 @@ void broadcast(Transport& transport, Bytes data, int root) {
   const auto actual = [&](int virtual_rank) { return (virtual_rank + root) % n; };
   const Neighbours around((transport.rank() - root + n) % n, n);
 
-  // Empty messages upward: no rank goes on before its subtree has entered this call.
+  // Empty messages go up: no rank returns before its subtree has entered this call.
   if (around.parent >= 0) transport.post_send(actual(around.parent), {});
   std::size_t at = 0;
   do {
@@ -86,7 +86,7 @@ void broadcast(Transport& transport, Bytes data, int root) {
       transport.post_receive(actual(around.parent), block);
       transport.wait_received(actual(around.parent));
     }
-    // Farthest first: it has the largest subtree to serve.
+    // The farthest child comes first, because it has the largest subtree to serve.
     for (auto child = around.children.rbegin(); child != around.children.rend(); ++child)
       transport.post_send(actual(*child), block);
     at += block.size();
@@ -121,7 +121,7 @@ Region given(Region region, int index, int distance) {
   return keeps_upper(index, distance) ? region.lower_half() : region.upper_half();
 }
 
-// A block of 2^levels ranks from `first` on.
+// 2^levels consecutive ranks, beginning with `first`.
 struct Block {
   int first = 0;
   int size = 0;
@@ -219,7 +219,7 @@ class AllReduce {
     }
   }
 
-  // Ranks of the next smaller block hold larger regions: each of ours lies in one of theirs.
+  // Ranks of the next smaller block hold larger regions: each region of ours lies in one of theirs.
   int smaller_partner() const {
     const Block& smaller = blocks_[mine_ + 1];
     return smaller.first + index_ % smaller.size;
@@ -237,7 +237,7 @@ class AllReduce {
 
   void take_smaller_block(Region region) { add_partial(smaller_partner(), region); }
 
-  // Gives our partial results and gets the finished ones.
+  // Sends our partial results to a rank of the next larger block and receives the finished ones.
   void swap_with_larger_block() {
     const auto partners = larger_partners();
     for (const int peer : partners) {
@@ -276,8 +276,8 @@ class AllReduce {
   std::size_t count_;
   Bytes partial_;
   std::vector<Block> blocks_;
-  std::size_t mine_ = 0;  // which block this rank is in
-  int index_ = 0;         // and where in it
+  std::size_t mine_ = 0;  // the block that this rank is in
+  int index_ = 0;         // this rank's place in that block
 };
 
 }  // namespace

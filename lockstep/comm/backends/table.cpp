@@ -8,7 +8,7 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// `auto` takes the first row that fits: rows that are better come first.
+// `auto` takes the first row that fits, so better rows come first.
 std::vector<Capabilities> rows_of_lockstep() {
   return {
       {.name = "shm+tcp",
@@ -54,7 +54,7 @@ std::vector<Capabilities> rows_of_lockstep() {
   };
 }
 
-// Programs add rows to it: one of the few things that a process has once.
+// Programs add rows to it: one of the few objects that a process has once.
 struct Table {
   std::mutex mutex;
   std::vector<Capabilities> rows = rows_of_lockstep();

@@ -1,6 +1,6 @@
-// What each backend can do. Whoever has to know it asks this table, and compares no names: the
-// reader of configs, which has no LibTorch; join_world(), which also chooses for `auto`; lockstep
-// check and lockstep bench. comm/world/backends.h says how each is made.
+// What each backend can do. Code that has to know asks this table and compares no names: the reader
+// of configs, which has no LibTorch; join_world(), which also chooses for `auto`; lockstep check
+// and lockstep bench. comm/world/backends.h says how each backend is made.
 #pragma once
 
 #include <cstdint>
@@ -16,58 +16,60 @@ enum class Makes : std::uint8_t {
   lanes,  // it carries the tensors on GPUs; a communicator of ours beside it carries the rest
 };
 
-// Where the tensors of its calls may be.
+// Where the tensors of a backend's calls may be.
 enum class Tensors : std::uint8_t {
   on_host,
-  on_any_device,  // those on a device are copied to the host's memory and back
+  on_any_device,  // tensors on a device are copied to the host's memory and back
   on_cuda,
 };
 
-// In which order it adds.
+// The order in which a backend adds.
 enum class Sums : std::uint8_t {
   canonical,  // the order of algorithms/reduction.h: the same bits in every layout
   its_own,    // within rounding of the canonical order
 };
 
-// Who has to have started its ranks.
+// The launcher that has to have started its ranks.
 enum class StartedBy : std::uint8_t { any_launcher, mpirun };
 
 struct Capabilities {
-  std::string name;   // as a config has it
-  std::string title;  // as people call it
+  std::string name;   // the name in a config
+  std::string title;  // the name in sentences, such as errors
   Makes makes = Makes::communicators;
   Tensors tensors = Tensors::on_host;
   Sums sums = Sums::its_own;
-  // The links that carry a message between two ranks of one host, and between two hosts; empty
-  // where it cannot go there.
+  // The links that carry a message between two ranks of one host, and between two hosts; empty if
+  // it cannot go there.
   std::string inside_a_host;
   std::string between_hosts;
   StartedBy started_by = StartedBy::any_launcher;
-  // Whether messages pass through files in /dev/shm, which containers keep small.
+  // Whether messages pass through files in /dev/shm, which is small in containers.
   bool through_dev_shm = false;
-  // What a build of Lockstep needs to contain it, with what to install; empty: every build does.
+  // What a build of Lockstep needs to contain it, and how to install that; empty if every build
+  // does.
   std::string needs_to_build = "";
-  // What a rank has to find when its job starts; empty: nothing more.
+  // What a rank has to find when its job starts; empty if it needs nothing more.
   std::string needs_to_run = "";
 
-  // Whether both of its links are links of other backends, which can be tried by themselves.
+  // Whether its two links belong to other backends, where they can be tried one by one.
   bool joins_two_links() const { return !between_hosts.empty() && inside_a_host != between_hosts; }
 };
 
-// Stands for the choice that join_world() makes from the table.
+// The name that lets join_world() choose from the table.
 inline constexpr std::string_view kAutomatic = "auto";
 
-// All rows: those of Lockstep, whether or not a build has them, then those that the program added.
+// All rows: first Lockstep's, whether or not this build has those backends, then the rows that the
+// program added.
 std::vector<Capabilities> table();
-// The row of that name, if there is one.
+// The row of that name, if it exists.
 std::optional<Capabilities> find(std::string_view name);
-// Whether ranks that are to talk over it have to be started by mpirun.
+// Whether the ranks of this backend have to be started by mpirun.
 bool is_started_by_mpirun(std::string_view name);
 // kAutomatic, then the names of all rows.
 std::vector<std::string> names();
 
-// Adds a row, for the life of the process. UsageError for a name that is taken, empty, or
-// kAutomatic. Any thread.
+// Adds a row for the life of the process. UsageError for a name that is taken, empty, or
+// kAutomatic. Any thread may call it.
 void add(Capabilities row);
 
 }  // namespace lockstep::comm::backends

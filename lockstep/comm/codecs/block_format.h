@@ -1,7 +1,7 @@
-// How numbers are sent in fewer bits: ZeRO++'s symmetric blocks. Each block of neighbours has a
-// scale, and each of them is a small whole number of times that scale.
+// How numbers are sent in fewer bits: ZeRO++'s symmetric blocks. Each block of neighbouring numbers
+// has a scale, and each number is sent as a small whole multiple of that scale.
 //
-// The message of n numbers, whose length depends on nothing but n and the format:
+// The length of a message depends only on n, its number of numbers, and on the format:
 //
 //   payload  int8: a byte for each. int4: a byte for two neighbours, the first in its low half;
 //            after an odd number of them, the last byte's high half is 0. Two's complement.
@@ -34,32 +34,32 @@ void check_format(const BlockFormat& format);
 
 std::size_t num_blocks(std::size_t count, const BlockFormat& format);
 
-// Where in the message of `count` elements the scales begin, and where the message ends.
+// Where the scales begin in the message of `count` elements, and how long the message is.
 std::size_t scales_offset(std::size_t count, const BlockFormat& format);
 std::size_t encoded_bytes(std::size_t count, const BlockFormat& format);
 
-// Several messages at once, one after the other in memory, each of as many numbers.
+// Several messages of equally many numbers each, one after the other in memory.
 
 // Parts of an array, row by row. Messages are made of them column by column: part (r, c) becomes
 // message c · rows + r. With one row the order stays.
 struct PartTable {
   std::size_t rows = 1;
   std::size_t columns = 1;
-  std::size_t count = 0;  // numbers of a part
+  std::size_t count = 0;  // numbers in a part
 
   std::size_t num_parts() const { return rows * columns; }
-  // Which part becomes the message.
+  // The part that becomes this message.
   std::size_t part_of(std::size_t message) const {
     return message % rows * columns + message / rows;
   }
 };
 
-// Messages that are added to parts of numbers: part p is the sum of messages p, p + parts,
-// p + 2 · parts and so on, one for each term.
+// Messages that are added to parts of numbers: part p is the sum of messages p, p + parts, p + 2 ·
+// parts and so on, one message for each term.
 struct SumTable {
   std::size_t terms = 1;
   std::size_t parts = 1;
-  std::size_t count = 0;  // numbers of a part
+  std::size_t count = 0;  // numbers in a part
 
   std::size_t num_messages() const { return terms * parts; }
 };
@@ -67,20 +67,20 @@ struct SumTable {
 // The codec's loops on the CPU and its kernels on CUDA share the rest of this file, so that both
 // give the same bits. It is C++17, as nvcc reads it.
 
-// From here on, a magnitude's bits are no number's.
+// Magnitudes with these bits or larger ones are inf or nan.
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
-// A float whose last bit counts ones. With a small number added, its low bits are that number,
-// rounded to a whole one.
+// Adding this to a small number rounds the number to a whole one, which is then in the sum's low
+// bits: the last bit of a float of this size counts ones.
 constexpr float kRounder = 0x1.8p23f;
 
 constexpr float kSmallestScale = std::numeric_limits<float>::min();
 
-// The largest scale that `most` times is finite.
+// The largest scale for which `most` times the scale is finite.
 constexpr float largest_scale(int most) {
   const float scale = std::numeric_limits<float>::max() / static_cast<float>(most);
   const bool fits = double{scale} * most <= double{std::numeric_limits<float>::max()};
-  // The float below it.
+  // Returns the next smaller float if the quotient was rounded up.
   return fits ? scale : scale * (1 - std::numeric_limits<float>::epsilon() / 2);
 }
 

@@ -9,8 +9,8 @@
 
 #include <lockstep/comm/codecs/block_format.h>
 
-// Arithmetic is written with the functions that name their rounding: those are never fused,
-// whatever the compiler's flags, and so have the CPU's bits.
+// Arithmetic is written with the functions that name their rounding. The compiler never fuses them,
+// whatever its flags, so the bits are the CPU's.
 namespace lockstep::comm::cuda {
 
 namespace {
@@ -21,7 +21,7 @@ constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr std::uint32_t kNaNBits = 0x7fc00000u;  // of the scale that the CPU writes
 // Larger arrays take several turns of the loops in the kernels.
 constexpr std::size_t kMostThreadBlocks = 1u << 20;
-// Bits of the number of messages in a sum.
+// Bits of the largest number of messages in a sum.
 constexpr int kLevels = 16;
 static_assert(kMostTerms >> kLevels == 0);
 
@@ -37,7 +37,7 @@ __device__ std::uint32_t quantized(float value, float inverse) {
   return __float_as_uint(__fadd_rn(__fmul_rn(value, inverse), kRounder));
 }
 
-// Both ways, two neighbours at a time: the first and, where there is one, the second. Payloads and
+// Both formats take two neighbours at a time: the first, and the second if it exists. Payloads and
 // blocks begin at even places, so that two bytes can be moved as one.
 struct Int8 {
   static constexpr int kMost = 127;
@@ -81,11 +81,11 @@ struct Int4 {
 // Where a message's parts lie.
 struct Layout {
   std::size_t count;    // elements
-  std::size_t block;    // elements of a block
-  std::size_t blocks;   // in it
-  std::size_t payload;  // bytes
-  std::size_t scales;   // where they begin
-  std::size_t bytes;    // in all
+  std::size_t block;    // elements in a block
+  std::size_t blocks;   // blocks in the message
+  std::size_t payload;  // bytes of payload
+  std::size_t scales;   // where the scales begin
+  std::size_t bytes;    // bytes of the whole message
 };
 
 Layout layout_of(const BlockFormat& format, std::size_t count) {
@@ -101,7 +101,7 @@ Layout layout_of(const BlockFormat& format, std::size_t count) {
 
 __device__ std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
-// Over the warp.
+// The largest value of the warp's threads.
 __device__ std::uint32_t largest_of_warp(std::uint32_t value) {
   for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
     const std::uint32_t other = __shfl_xor_sync(kWholeWarp, value, distance);
@@ -110,8 +110,8 @@ __device__ std::uint32_t largest_of_warp(std::uint32_t value) {
   return value;
 }
 
-// Both kernels have a warp for each block, of each message or each part of the sums: what has to be
-// divided is divided once for all of its numbers.
+// Both kernels give a warp to each block of each message, or of each part of the sums, so that
+// divisions are made once for all numbers of a block.
 __device__ std::size_t first_warp() {
   return static_cast<std::size_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp;
 }
@@ -164,9 +164,9 @@ __device__ float2 add(float2 left, float2 right) {
   return {__fadd_rn(left.x, right.x), __fadd_rn(left.y, right.y)};
 }
 
-// Sums over 1, 2, 4, … messages wait at the level of their size for one of the same size, as a
-// counter in binary carries; in the end those that are left are added from the right. That is the
-// tree that splits at powers of two. Levels are unrolled, so that they are registers.
+// Sums over 1, 2, 4, … messages wait at the level of their size for another of the same size, as in
+// a binary counter with carries; at the end the remaining sums are added from the right. That is
+// the tree that splits at powers of two. Levels are unrolled, so that they are registers.
 template <typename Quantized, typename T>
 __global__ void decode_sums_kernel(Layout layout, SumTable table, const std::uint8_t* messages,
                                    float divisor, T* values) {

@@ -1,5 +1,5 @@
-// The codec (block_quantizer.h) on CUDA, for tables of messages: the same bits. In builds whose
-// LibTorch has CUDA.
+// The codec (block_quantizer.h) on CUDA, for tables of messages, with the same bits. Only builds
+// whose LibTorch has CUDA contain it.
 //
 // Pointers are to the current device's memory, messages at multiples of 4. The functions put
 // kernels on the stream and do not wait; cudaGetLastError() says whether these could be started.

@@ -53,7 +53,7 @@ inline float load(float value) { return value; }
 inline float load(Float16 value) { return to_float(value); }
 inline float load(BFloat16 value) { return to_float(value); }
 
-// In two's complement, in the low bits.
+// The quantized value in two's complement, in the low bits.
 inline std::uint8_t quantized(float value, float inverse) {
   return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(value * inverse + kRounder));
 }
@@ -128,7 +128,7 @@ template <typename T>
   return load(T{largest});
 }
 
-// Gives the scale.
+// Encodes a block and returns its scale.
 template <typename Quantized, typename T>
 [[gnu::always_inline]] inline float encode_block(const T* values, std::size_t count,
                                                  std::uint8_t* payload) {
@@ -176,9 +176,10 @@ template <typename Quantized, typename T>
         reinterpret_cast<T*>(values) + begin);
 }
 
-// Numbers that are added at once: sums of every size that the order asks for stay in the cache.
+// Numbers that are added at once, few enough for the partial sums of all sizes to stay in the
+// cache.
 constexpr std::size_t kPiece = 256;
-// Up to 2^32 messages.
+// Enough partial sums for 2^32 messages.
 constexpr std::size_t kMostPartialSums = 33;
 
 struct PartialSums {
@@ -186,9 +187,9 @@ struct PartialSums {
 };
 
 struct Place {
-  std::size_t begin;  // of the piece, in the message
+  std::size_t begin;  // where the piece begins in the message
   std::size_t count;
-  std::size_t block;  // whose scale it has
+  std::size_t block;  // the block whose scale the piece has
 };
 
 template <typename Quantized, typename Use>
@@ -204,15 +205,15 @@ template <typename Quantized, typename Use>
   for (std::size_t i = 0; i < count; ++i) left[i] += right[i];
 }
 
-// Where the whole sum comes about: in its place where that has floats.
+// Where the whole sum is computed: directly in the output if that has floats.
 [[gnu::always_inline]] inline float* place_of_sum(float* out, PartialSums&) { return out; }
 template <typename T>
 [[gnu::always_inline]] inline float* place_of_sum(T*, PartialSums& partial) {
   return partial.of[0];
 }
 
-// Two sums over as many messages each become one, as a counter in binary carries; in the end those
-// that are left are added from the right. That is the tree that splits at powers of two.
+// Two sums over equally many messages are added to one, as in a binary counter with carries; at the
+// end the remaining sums are added from the right. That is the tree that splits at powers of two.
 template <typename Quantized>
 [[gnu::always_inline]] inline void sum_piece(const Messages& messages, std::size_t scales,
                                              const Place& place, PartialSums& partial, float* sum) {

@@ -12,10 +12,10 @@
 //   payload, so that all of it comes back as nan.
 // - No finite float comes back as inf. A scale is at least the smallest normal float, also in a
 //   block of zeros: magnitudes below half of that come back as 0, and -0 as 0.
-// - The same bits on every CPU, with every instruction set, and on CUDA (block_kernels.h); of a nan
-//   that comes out of a message or a sum, only that it is one.
+// - The same bits on every CPU, with every instruction set, and on CUDA (block_kernels.h); where a
+//   message or a sum gives a nan, its bits may differ.
 //
-// The functions are for any number of threads, on different messages.
+// Any number of threads may call the functions, on different messages.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +26,12 @@
 namespace lockstep::comm {
 
 // `values` are `count` float32, float16 or bfloat16; UsageError for another type or a bad format.
-// All encoded_bytes(count, format) of the message are written. They do not overlap, and need no
-// alignment beyond a value's own.
+// All encoded_bytes(count, format) of the message are written. Values and message must not overlap,
+// and need no alignment beyond a value's own.
 void encode_blocks(const BlockFormat& format, DType dtype, const std::byte* values,
                    std::size_t count, std::byte* message);
 
-// The same back; 16-bit types are rounded once more.
+// Decodes a message; 16-bit types are rounded once more.
 void decode_blocks(const BlockFormat& format, DType dtype, const std::byte* message,
                    std::size_t count, std::byte* values);
 

@@ -20,7 +20,7 @@ const char* name(Operation operation) {
     case Operation::barrier: return "barrier";
     case Operation::split: return "split";
   }
-  return "unknown operation";  // reached only by a peer's bytes
+  return "unknown operation";  // only a peer's bytes can hold such a value
 }
 
 const char* name(DType dtype) {

@@ -34,9 +34,8 @@ enum class DType : std::uint8_t {
 // NaN wins over numbers in min and max, as in torch::minimum and torch::maximum.
 enum class ReduceOp : std::uint8_t { sum, mean, min, max };
 
-// An algorithm says who moves what to whom. Every one of them adds in the same order
-// (algorithms/reduction.h), so the choice changes the time and never a bit of the result; but for
-// NCCL.
+// An algorithm says which rank moves what to which. All of them but NCCL's add in the same order
+// (algorithms/reduction.h), so the choice changes the time and never a bit of the result.
 enum class Algorithm : std::uint8_t {
   automatic,
   direct,            // every rank to every rank at once: fewest rounds, most connections
@@ -44,7 +43,7 @@ enum class Algorithm : std::uint8_t {
   ring,              // pieces pass from neighbour to neighbour: one stream in, one out
   halving_doubling,  // pairs at distance 1, 2, 4, …: log₂ n rounds
   hierarchical,      // inside each host first, then across
-  nccl,              // NCCL's own, which nobody asks for: what a call of tensors on GPUs says it is
+  nccl,              // NCCL's own: calls of tensors on GPUs carry it, and no caller asks for it
 };
 
 const char* name(Operation operation);
@@ -52,7 +51,7 @@ const char* name(DType dtype);
 const char* name(ReduceOp op);
 const char* name(Algorithm algorithm);
 
-// From the names above; UsageError that lists them otherwise.
+// The algorithm of this name; UsageError, with the names above, if there is none.
 Algorithm algorithm_from_name(const std::string& text);
 
 std::size_t size_of(DType dtype);
@@ -61,20 +60,21 @@ std::size_t size_of(DType dtype);
 // before they use any of its data. It travels in every message, so its layout is fixed, without
 // padding.
 struct Fingerprint {
-  std::uint64_t sequence = 0;    // number of the call in its group; of the pair for an exchange
-  std::uint64_t count = 0;       // elements, all ranks' together where the sizes are even
-  std::uint32_t generation = 0;  // of the group
-  std::int32_t root = -1;        // of a broadcast; elsewhere the caller's subject
+  // number of the call in its group; an exchange counts by pair of ranks
+  std::uint64_t sequence = 0;
+  std::uint64_t count = 0;       // elements; those of all ranks together if the sizes are even
+  std::uint32_t generation = 0;  // the group's generation
+  std::int32_t root = -1;        // root of a broadcast; elsewhere the caller's subject
   Operation operation = Operation::barrier;
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  std::uint16_t tensors = 1;  // in a list; more count as 65535
-  std::uint16_t sizes = 0;    // a hash of their lengths, where those must agree
+  std::uint16_t tensors = 1;  // tensors in the list; more count as 65535
+  std::uint16_t sizes = 0;    // a hash of the tensors' lengths, where those must agree
 
   bool operator==(const Fingerprint& other) const;
 
-  // "all_reduce #7 (sum of 1024 float32)"
+  // Such as "all_reduce #7 (sum of 1024 float32)".
   std::string text() const;
 };
 static_assert(sizeof(Fingerprint) == 32);

@@ -15,13 +15,13 @@ namespace lockstep::comm {
 namespace {
 
 // Long enough to bridge the moment between two ranks' arrivals, short enough not to take a core
-// from someone who computes.
+// from a thread that computes.
 constexpr std::chrono::microseconds kSpin(50);
 
-// Ranks of a host that may interrupt each other whenever one of them falls asleep.
+// The most ranks of a host that may interrupt each other whenever one of them falls asleep.
 constexpr std::size_t kMostInterrupted = 16;
 
-// Spinning pays only where every rank of this host can have a core to itself.
+// Spinning pays only if every rank of this host can have a core to itself.
 std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses,
                                    const std::string& host) {
   std::vector<bool> cores;
@@ -39,14 +39,14 @@ std::chrono::microseconds spin_for(const std::vector<EndpointAddress>& addresses
   return ranks <= available ? kSpin : std::chrono::microseconds(0);
 }
 
-// Its host answers, but nobody listens there any more.
+// True if the host answers but no process listens at the address any more.
 bool is_gone(const EndpointAddress& address) {
   int error = 0;
   net::try_connect_tcp(address.tcp, Deadline::after(milliseconds(500)), error);
   return error == ECONNREFUSED;
 }
 
-// Waits for a peer's connection, and looks in between whether there is still someone to wait for.
+// Waits for a peer's connection, and checks in between whether the peer is still there (`look`).
 template <typename Look>
 net::Fd take_connection(Mailbox& mailbox, int peer, const Deadline& deadline, Look look) {
   constexpr milliseconds kLookInterval(100);
@@ -58,8 +58,8 @@ net::Fd take_connection(Mailbox& mailbox, int peer, const Deadline& deadline, Lo
   }
 }
 
-// Asks in a thread of its own, which nothing but a CommError may leave: a name that does not
-// resolve any more, or a lack of descriptors, is no answer either.
+// Runs in a thread of its own, which only a CommError may leave: a name that does not resolve any
+// more, or a lack of descriptors, counts as no answer, too.
 Endpoint::Answer ask(const Endpoint& endpoint, const EndpointAddress& to,
                      const std::string& group_id, Deadline deadline) {
   try {
@@ -184,7 +184,7 @@ std::unique_ptr<Transport> connect_group(const std::shared_ptr<Endpoint>& endpoi
       far.push_back(link->peer());
     }
   }
-  mailbox->keep_only(far);  // shared memory is connected to once
+  mailbox->keep_only(far);  // shared memory never connects again
   auto transport = std::make_unique<Transport>(
       Transport::Settings{.group = membership.group_name,
                           .rank = self,

@@ -173,7 +173,7 @@ void Mailroom::bound_early() {
 namespace {
 
 constexpr milliseconds kGreetingTime(2000);
-// Strangers beyond this wait in the kernel's queue.
+// With this many connections being greeted, further ones wait in the kernel's queue.
 constexpr std::size_t kMostGreetings = 512;
 constexpr milliseconds kPauseWithoutDescriptors(100);
 // Pauses between looks at connections that are being greeted, and at those that wait for a group.
@@ -264,7 +264,7 @@ struct Endpoint::Greeting {
 struct Endpoint::Reception {
   std::list<Greeting> greetings;
   Clock::time_point accepts_from{};
-  bool warned = false;  // that there are no descriptors
+  bool warned = false;  // the warning about descriptors was logged
 };
 
 Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
@@ -273,7 +273,7 @@ Endpoint::Endpoint(const std::string& bind_host, net::Secret secret)
       unix_listener_(net::listen_unix(address_.unix_name)),
       tcp_listener_(net::listen_tcp(address_.tcp)),
       stop_event_(net::make_event()) {
-  // Numeric, so that nobody has to look a name up while a call waits.
+  // The address is numeric, so that no name has to be looked up while a call waits.
   address_.tcp = net::local_address(tcp_listener_);
   thread_ = std::thread([this] { serve(); });
 }
@@ -380,7 +380,7 @@ void Endpoint::serve() {
   }
 }
 
-// One turn; false once the endpoint ends.
+// Handles one round of events; false once the endpoint ends.
 bool Endpoint::serve(Reception& reception) {
   auto& greetings = reception.greetings;
   const auto now = Clock::now();
@@ -430,7 +430,7 @@ void Endpoint::accept_from(const net::Fd& listener, Reception& reception) {
   }
 }
 
-// True once the greeting is over, one way or the other.
+// True once the greeting is over, whether it succeeded or not.
 bool Endpoint::advance(Greeting& greeting) {
   std::array<std::byte, 1024> buffer;
   while (greeting.acceptor.state() == net::Acceptor::State::reading) {
@@ -440,7 +440,8 @@ bool Endpoint::advance(Greeting& greeting) {
     if (got <= 0) return true;
     const auto reply =
         greeting.acceptor.take(std::span(buffer).first(static_cast<std::size_t>(got)));
-    // A fresh connection's buffer takes a reply this small whole, or the peer is up to no good.
+    // A fresh connection's buffer takes a reply this small whole; if it does not, the peer
+    // misbehaves.
     if (!reply.empty() && ::send(greeting.connection.get(), reply.data(), reply.size(),
                                  MSG_NOSIGNAL) != static_cast<ssize_t>(reply.size()))
       return true;

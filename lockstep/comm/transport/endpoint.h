@@ -139,15 +139,15 @@ class Mailroom {
 // A process tells the others this about itself.
 struct EndpointAddress {
   std::string host;  // identifies the host, its boot and its network: equal means shared memory
-  std::string unix_name;  // of its abstract Unix socket
+  std::string unix_name;  // name of its abstract Unix socket
   net::Address tcp;
-  std::vector<int> cores;  // that the process may run on
+  std::vector<int> cores;  // the cores that the process may run on
 
   std::string encode() const;
   static EndpointAddress decode(const std::string& text);  // CommError (corrupted)
 };
 
-// A connection runs over one of these.
+// The medium of a connection.
 enum class Medium : std::uint8_t { shared_memory, tcp };
 
 // Listens on a Unix socket and on a TCP address; a thread greets each new connection and sorts it
@@ -155,18 +155,19 @@ enum class Medium : std::uint8_t { shared_memory, tcp };
 // dropped. Owned by the job; outlives every group.
 class Endpoint {
  public:
-  // `bind_host` is the TCP address to listen on; port 0 of it.
+  // `bind_host` is the TCP address to listen on; the system chooses the port.
   Endpoint(const std::string& bind_host, net::Secret secret);
   ~Endpoint();
 
   const EndpointAddress& address() const { return address_; }
   const net::Secret& secret() const { return secret_; }
 
-  // Opens a group's mailbox; the group is open while the pointer lives.
+  // Opens a group's mailbox. The group is open while the pointer lives.
   std::shared_ptr<Mailbox> open(const std::string& group_id) { return mailroom_.open(group_id); }
 
-  // Connects to another endpoint's mailbox for a group, as rank `from` of it; tries again where it
-  // is dropped while being greeted. CommError: peer_lost where nobody listens there any more.
+  // Connects to another endpoint's mailbox for a group, as rank `from` of it; tries again if the
+  // connection is dropped while it is greeted. CommError (peer_lost) if nobody listens there any
+  // more.
   net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, Medium medium,
                   Deadline deadline) const;
   // Asks another endpoint, over a fresh TCP connection to it, for the state of a group there.

@@ -16,20 +16,20 @@
 
 namespace lockstep::comm {
 
-// Why a group ended: what the rank that found a fault tells the others, so that all of them throw
+// Why a group ended. The rank that found a fault sends it to the others, so that all of them throw
 // the same error.
 
 struct Notice {
   static constexpr std::size_t kMostBytes = 3072;  // encoded; longer texts are cut
 
   Fault fault = Fault::aborted;
-  int found_by = 0;  // rank that found it
+  int found_by = 0;  // the rank that found it
   std::uint64_t sequence = 0;
   std::string operation;
-  std::vector<int> ranks;  // at fault
+  std::vector<int> ranks;  // the ranks at fault
   std::string explanation;
 
-  // `found_by` is who throws it, unless the error names another.
+  // `found_by` is the rank that throws the error, unless the error names another one.
   static Notice from(const CommError& error, int found_by);
 
   // The error that a rank of `group` throws for it.
@@ -40,13 +40,13 @@ struct Notice {
   static Notice decode(std::span<const std::byte> bytes);
 };
 
-// How the other side is doing.
+// The state of the other side.
 enum class PeerState : std::uint8_t {
   alive,
   broken,   // the connection is down; it may come back
   closed,   // the peer has left the group in good order
   aborted,  // the peer ended the group; notice() says why
-  dead,     // the process is gone
+  dead,     // the peer's process is gone
 };
 
 // A message at its place in the sender's memory. In an exchange, `answer` is that place: bytes that
@@ -70,7 +70,7 @@ class Link {
   int self() const { return self_; }
   int peer() const { return peer_; }
 
-  // Queues a message; its bytes must stay as they are until sends_done().
+  // Queues a message; its bytes must not change until sends_done().
   void post_send(const Fingerprint& call, std::span<const std::byte> bytes) {
     count_sent(bytes.size());
     sends_.push_back({call, bytes, 0, nullptr});
@@ -86,22 +86,23 @@ class Link {
   }
   virtual bool can_exchange() const = 0;
 
-  // Queues a receive: the next message goes there, and must be exactly that long.
+  // Queues a receive: the next message goes to `bytes` and must be exactly that long.
   void post_receive(const Fingerprint& call, std::span<std::byte> bytes) {
     receives_.push_back({call, bytes, 0});
     progress();
   }
 
-  // Moves whatever can move now. True where something did. Throws CommError (mismatch, corrupted).
+  // Moves whatever can move now, and returns true if something did. Throws CommError (mismatch,
+  // corrupted).
   virtual bool progress() = 0;
 
   bool idle() const { return sends_done() && receives_done(); }
   virtual bool sends_done() const { return sends_.empty(); }
   bool receives_done() const { return receives_.empty(); }
 
-  // The next message without a copy; nothing while it is not there, or while receives are queued
-  // before it. It stays valid until release_view(). Messages longer than longest_view() cannot be
-  // viewed.
+  // Returns the next message without a copy; nothing while it is not there, or while receives are
+  // queued before it. It stays valid until release_view(). Messages longer than longest_view()
+  // cannot be viewed.
   virtual std::optional<View> try_view(const Fingerprint& call, std::size_t bytes) = 0;
   virtual void release_view() = 0;
   virtual std::size_t longest_view() const = 0;
@@ -109,39 +110,39 @@ class Link {
   // Called when a call begins, to catch up on work that is not urgent.
   virtual void begin_call() {}
 
-  // Called when connections that were made again have arrived.
+  // Called when a connection that was made again has arrived.
   virtual void take_connection() {}
 
-  // Called when a call ends, once sends_done(): nothing may refer to the call's memory afterwards.
+  // Called when a call ends, once sends_done(): the link must not use the call's memory afterwards.
   virtual void end_call() {}
 
-  // Called when a call fails, while its memory is still there: nothing may refer to it afterwards.
+  // Called when a call fails, while its memory is still there: the link must not use it afterwards.
   virtual void abandon_call() noexcept {
     sends_.clear();
     receives_.clear();
   }
 
-  // Whether somebody waits for the next message with try_view().
+  // Tells the link whether a thread waits for the next message with try_view().
   void set_view_wanted(bool wanted) { view_wanted_ = wanted; }
 
   // For sleeping until something happens: before poll(2), arm() asks the peer to ring; it returns
-  // false where something can be done already. woken() handles what poll reported.
+  // false if something can be done already. woken() handles the events that poll reported.
   virtual int descriptor() const = 0;
   virtual short wanted_events() const = 0;
   virtual bool arm() = 0;
   virtual void disarm() {}
   virtual void woken(short events) = 0;
 
-  // Looks at a broken connection and mends it, or finds out that it cannot be mended.
+  // Checks a broken connection and makes it again, or finds out that this is impossible.
   virtual void repair(Deadline) {}
 
   virtual PeerState state() const = 0;
   // Why the peer aborted.
   virtual Notice notice() const = 0;
 
-  // Tells the peer that the group is over, as far as it can be told without waiting;
-  // finish_notice() then waits until the peer has it, or the deadline has passed. The link is of no
-  // use afterwards.
+  // Tells the peer that the group is over, as far as that works without waiting; finish_notice()
+  // then waits until the peer has the notice or the deadline has passed. The link cannot be used
+  // afterwards.
   virtual void send_notice(const Notice& notice) = 0;
   virtual void finish_notice(Deadline) {}
   // Tells the peer that this rank leaves in good order.
@@ -150,8 +151,8 @@ class Link {
   // "shm" or "tcp".
   virtual const char* kind() const = 0;
 
-  // Bytes of messages, and of answers to exchanges, that have been posted for the peer so far;
-  // without what the medium adds to them. Any thread may ask.
+  // Bytes of messages, and of answers to exchanges, posted for the peer so far, without what the
+  // medium adds to them. Any thread may call it.
   std::uint64_t sent_bytes() const { return sent_bytes_.load(std::memory_order_relaxed); }
 
  protected:
@@ -159,7 +160,7 @@ class Link {
     Fingerprint call;
     std::span<const std::byte> bytes;
     std::size_t done;
-    std::byte* answer;  // the same bytes where the message is an exchange
+    std::byte* answer;  // the same bytes if the message is an exchange
   };
   struct Receive {
     Fingerprint call;
@@ -167,11 +168,11 @@ class Link {
     std::size_t done;
   };
 
-  // Throws CommError (mismatch) naming both calls where the peer's message is not the one awaited.
+  // Throws CommError (mismatch) naming both calls if the peer's message is not the expected one.
   void check_message(const Fingerprint& mine, std::size_t my_bytes, const Fingerprint& theirs,
                      std::size_t their_bytes) const;
 
-  // Only one thread at a time counts.
+  // Only one thread at a time counts, so no atomic addition is needed.
   void count_sent(std::size_t bytes) {
     sent_bytes_.store(sent_bytes() + bytes, std::memory_order_relaxed);
   }

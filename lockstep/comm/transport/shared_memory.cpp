@@ -145,13 +145,14 @@ SharedHeap::Segments::iterator SharedHeap::add_segment(std::size_t bytes) {
   return added;
 }
 
-// One empty segment of the usual size stays, for a program that takes and gives back by turns.
+// One empty segment of the usual size is kept, for programs that allocate and free by turns.
 void SharedHeap::free(std::byte* data, std::size_t bytes) {
   std::unique_lock lock(mutex_);
   const auto found = std::prev(segments_.upper_bound(data));
   Segment& segment = found->second;
   const auto offset = static_cast<std::size_t>(data - found->first);
-  // Nobody else touches these pages before they are a gap, and giving up many takes a while.
+  // No other thread touches these pages before they become a gap, so the lock is not held while
+  // they are given up, which takes a while.
   lock.unlock();
   segment.memory->forget(offset, bytes);
   lock.lock();

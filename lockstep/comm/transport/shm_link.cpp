@@ -22,12 +22,12 @@ bool membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) =
 // Half of a pair of memory fences, for a flag that is set rarely and read often, across processes:
 // the writer pays for a full fence in every thread that reads, and the readers pay nothing.
 //
-// Makes this process one of those that heavy_fence() reaches. False where the kernel cannot: then
-// both sides need a full fence of their own.
+// Makes heavy_fence() reach this process. False if the kernel cannot do that: then both sides need
+// a full fence of their own.
 bool take_part_in_heavy_fences() { return membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED); }
 
-// Every running thread of every process that takes part, and this one, passes a full fence. Costs
-// some microseconds.
+// Makes every running thread of this process, and of every process that takes part, pass a full
+// fence. Costs some microseconds.
 void heavy_fence() {
   const bool done = membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
   if (!done)
@@ -36,7 +36,7 @@ void heavy_fence() {
                      std::strerror(errno));
 }
 
-// A group's rings on one host stay around this size, whatever the number of ranks.
+// The rings of a group on one host stay around this size, whatever the number of ranks.
 constexpr std::size_t kRingsBytes = 8u << 20;
 constexpr std::size_t kLargestSlot = 64u << 10;
 constexpr std::size_t kSmallestSlot = 4u << 10;
@@ -62,9 +62,9 @@ ShmSegment::ShmSegment(int num_ranks, FencePayer payer)
 
 ShmControl& ShmSegment::control() const { return *reinterpret_cast<ShmControl*>(memory_.data()); }
 
-// The flag is set, then a fence, then we look once more for work; a peer publishes work, then a
-// fence, then looks at the flag: one of the two sees the other. The fence of the peer may be ours
-// (heavy_fence).
+// This rank sets its flag, passes a fence and looks once more for work. A peer publishes work,
+// passes a fence and looks at the flag. So one of the two sees the other. This rank may run the
+// peer's fence for it (heavy_fence).
 void ShmSegment::ask_for_rings() {
   ShmControl& mine = control();
   if (mine.sleeping.load(std::memory_order_relaxed) != 0) return;
@@ -103,14 +103,14 @@ void ShmChannel::begin_call() {
 }
 
 const SharedMemory* ShmChannel::peer_segment(std::uint32_t segment) {
-  // The announcement was on the socket before any message that refers to it was in the ring.
+  // The announcement was on the socket before any message that refers to the segment was in the
+  // ring.
   if (!peer_heap_.contains(segment)) read();
   const auto found = peer_heap_.find(segment);
   return found == peer_heap_.end() ? nullptr : &found->second;
 }
 
-// False where the socket is full, of wake-ups or of announcements: one more wake-up would tell the
-// peer nothing.
+// False if the socket is full, of wake-ups or of announcements: the peer will wake anyway.
 bool ShmChannel::send(const Signal& signal, int descriptor) {
   Signal copy = signal;
   iovec payload{&copy, sizeof(copy)};
@@ -129,7 +129,7 @@ bool ShmChannel::send(const Signal& signal, int descriptor) {
   }
   while (::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
-    // Any other error means the peer is gone, which reading will find out.
+    // Any other error means that the peer is gone, which reading will find out.
     return errno == EPIPE || errno == ECONNRESET;
   }
   return true;
@@ -150,7 +150,7 @@ void ShmChannel::announce(std::uint32_t segment, const std::shared_ptr<SharedMem
   announce_waiting();
 }
 
-// As many as the socket takes; a peer that computes for long reads none.
+// Sends as many as the socket takes; a peer that computes for long reads none.
 void ShmChannel::announce_waiting() {
   const std::lock_guard lock(announcing_);
   for (; !to_announce_.empty(); to_announce_.pop_front()) {
@@ -200,7 +200,7 @@ void ShmChannel::read() {
 
 namespace {
 
-// Below this a copy is cheaper than waiting for the peer to have read the original.
+// For smaller messages a copy is cheaper than waiting until the peer has read the original.
 constexpr std::size_t kSmallestReference = 4096;
 
 SharedMemory swap_segments(const net::Fd& socket, const ShmSegment& mine, Deadline deadline) {
@@ -236,7 +236,7 @@ bool ShmLink::progress() {
   return settled || sent || received;
 }
 
-// Takes note of the slots the peer has emptied, and the answers out of them. True where somebody
+// Notes the slots that the peer has emptied, and takes the answers out of them. True if a thread
 // may have waited for that.
 bool ShmLink::settle() {
   if (freed_ == sent_) return false;

@@ -18,11 +18,11 @@
 
 namespace lockstep::comm {
 
-// The memory through which ranks of one host talk: each rank owns a segment that holds, for every
-// peer, a ring of slots it fills and the peer empties.
+// The memory through which ranks of one host talk. Each rank owns a segment with one ring of slots
+// for every peer; the rank fills the slots and the peer empties them.
 //
-// How a rank's segment is laid out: a control page, then one ring for each rank of the group. All
-// ranks of a group compute the same from the number of ranks.
+// A segment is a control page, then one ring for each rank of the group. All ranks compute the same
+// layout from the number of ranks.
 struct ShmLayout {
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t kSlots = 8;
@@ -43,9 +43,9 @@ struct ShmControl {
   // The number of the owner's sleep; 0 where it is awake or has been rung. The owner sets it, and
   // the rank that rings clears it.
   alignas(64) std::atomic<std::uint32_t> sleeping;
-  std::uint32_t heavy_fences;  // the owner makes one before it sleeps; fixed from the start
+  std::uint32_t heavy_fences;  // the owner runs one before it sleeps; fixed from the start
   alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
-  alignas(64) std::atomic<std::uint32_t> closed;         // left in good order
+  alignas(64) std::atomic<std::uint32_t> closed;         // the owner has left in good order
   std::atomic<std::uint32_t> aborted;                    // the notice below is valid
   std::uint32_t notice_bytes;
   std::byte notice[Notice::kMostBytes];
@@ -53,13 +53,13 @@ struct ShmControl {
 static_assert(sizeof(ShmControl) <= ShmLayout::kPage);
 
 // One message, or a fragment of one. `filled` is written last by the sender and read first by the
-// receiver (release, acquire); the slot is the sender's again when `emptied` has passed it.
+// receiver (release, acquire); the slot belongs to the sender again when `emptied` has passed it.
 struct alignas(64) ShmSlot {
   std::atomic<std::uint64_t> filled;  // number of this fill, from 1
   Fingerprint call;
   std::uint64_t message_bytes;
-  std::uint32_t bytes;    // in this slot; 0 where the message lies in the sender's heap
-  std::uint32_t segment;  // of the sender's heap; 0 where the bytes are in the slot
+  std::uint32_t bytes;    // bytes in this slot; 0 if the message is in the sender's heap
+  std::uint32_t segment;  // segment of the sender's heap; 0 if the bytes are in the slot
   std::uint64_t offset : 63;
   std::uint64_t exchange : 1;  // the receiver may write to it
 };
@@ -100,41 +100,41 @@ class ShmSegment {
 //
 // Owned by its link, and used by one thread at a time except where a comment says otherwise.
 // Nothing here waits. Failure: a peer that is gone is a state (hung_up), not an error; CommError
-// (corrupted) where it offers memory that is not what it says.
+// (corrupted) if it offers memory of another kind or size than it announced.
 class ShmChannel {
  public:
-  // Over a socket that both sides have authenticated; `mine` and `theirs` are in the segments.
+  // Both sides have authenticated the socket; `mine` and `theirs` are in the segments.
   ShmChannel(net::Fd socket, ShmControl& mine, const ShmControl& theirs);
 
   int descriptor() const { return socket_.get(); }
   bool hung_up() const { return hung_up_; }
 
-  // Any thread.
+  // Any thread may call it.
   void wake_peer();
 
-  // Any thread: tells the peer of a segment of our heap, or, with null, that it is gone; where the
-  // socket is full, at one of the next calls.
+  // Tells the peer of a segment of our heap, or, with null, that it is gone. If the socket is full,
+  // one of the next calls does it. Any thread may call it.
   void announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory);
   bool announced(std::uint32_t segment) const {
     return segment <= announced_.load(std::memory_order_acquire);
   }
 
-  // When a call begins: catches up with both sides' heaps. What the peer has given back stays
-  // mapped until then, when no call can be looking at it any more.
+  // Called when a call begins: catches up with changes of both sides' heaps. Segments that the peer
+  // has freed stay mapped until then, when no call can be using them any more.
   void begin_call();
 
-  // Reads whatever has come.
+  // Reads all messages that have come.
   void read();
 
-  // A segment of the peer's heap; null where it was never announced, empty where this process could
-  // not take it over.
+  // Returns a segment of the peer's heap: null if it was never announced, empty if this process
+  // could not map it.
   const SharedMemory* peer_segment(std::uint32_t segment);
 
  private:
   struct Signal;
   struct Announcement {
     std::uint32_t segment;
-    std::shared_ptr<SharedMemory> memory;  // null where it is gone
+    std::shared_ptr<SharedMemory> memory;  // null if the segment is gone
   };
 
   bool send(const Signal& signal, int descriptor);
@@ -148,10 +148,10 @@ class ShmChannel {
   std::mutex announcing_;
   std::deque<Announcement> to_announce_;  // guarded by announcing_
   std::atomic<bool> announcements_wait_{false};
-  std::atomic<std::uint32_t> announced_{0};  // the peer is told of segments up to here
+  std::atomic<std::uint32_t> announced_{0};  // the peer has been told of segments up to here
 
   std::map<std::uint32_t, SharedMemory> peer_heap_;
-  std::vector<std::uint32_t> removed_;  // of peer_heap_, to be unmapped between calls
+  std::vector<std::uint32_t> removed_;  // segments of peer_heap_ to be unmapped between calls
   std::uint32_t announcements_seen_ = 0;
 };
 
@@ -180,15 +180,16 @@ class ShmLink final : public Link {
   void send_goodbye(Deadline deadline) override;
   const char* kind() const override { return "shm"; }
 
-  // Any thread: tells the peer of a segment of the heap, or, with null, that it is gone.
+  // Tells the peer of a segment of the heap, or, with null, that it is gone. Any thread may call
+  // it.
   void announce(std::uint32_t segment, const std::shared_ptr<SharedMemory>& memory) {
     channel_.announce(segment, memory);
   }
 
  private:
-  // The answer to an exchange that the peer will leave in a slot of ours.
+  // An answer to an exchange, which the peer will leave in a slot of ours.
   struct Answer {
-    std::uint64_t fill;  // there when this many slots have been emptied
+    std::uint64_t fill;  // the answer is there once this many slots have been emptied
     std::span<std::byte> destination;
   };
 
@@ -212,9 +213,9 @@ class ShmLink final : public Link {
   ShmRing* incoming_ = nullptr;  // in the peer's
   std::byte* outgoing_data_ = nullptr;
   std::byte* incoming_data_ = nullptr;
-  bool needs_fence_;              // before a look at whether the peer sleeps
+  bool needs_fence_;              // before checking whether the peer sleeps
   std::uint64_t sent_ = 0;        // slots filled
-  std::uint64_t freed_ = 0;       // of them, emptied by the peer, and their answers taken
+  std::uint64_t freed_ = 0;       // slots that the peer has emptied and whose answers were taken
   std::uint64_t referenced_ = 0;  // slots up to here must be emptied before memory may be reused
   std::uint64_t received_ = 0;    // slots emptied
   std::deque<Answer> answers_;

@@ -144,15 +144,16 @@ namespace {
 
 // Bytes read together with a header are copied once more, so the buffer holds one small message.
 constexpr std::size_t kBuffer = 16u << 10;
-// An acknowledgement travels on its own when this much has come and nothing went back.
+// An acknowledgement is sent by itself when this much has come and nothing went back.
 constexpr std::uint64_t kAcknowledgeFrames = 16;
 constexpr std::size_t kAcknowledgeBytes = 1u << 20;
 // More than an ended connection can still hold: the kernel's buffers are smaller.
 constexpr std::size_t kMostReadAhead = 64u << 20;
-// A peer that writes as fast as we read must not keep us from the clock.
+// Bounds each round of discarding: a peer that writes as fast as we read must not keep us from
+// checking the clock.
 constexpr std::size_t kMostDiscarded = 4u << 20;
 
-// Reads at least `wanted` bytes, and up to `room`, to `to`; `done` counts them.
+// Reads at least `wanted` bytes, and at most `room`, to `to`; adds their number to `done`.
 Attempt read(const net::Fd& socket, std::byte* to, std::size_t wanted, std::size_t room,
              std::size_t& done) {
   const std::size_t before = done;
@@ -176,7 +177,7 @@ void TcpReceiver::forget_connection() {
   if (phase_ != Phase::held) phase_ = Phase::between;
 }
 
-// Sees to it that the buffer holds `wanted` bytes.
+// Fills the buffer until it holds `wanted` bytes.
 Attempt TcpReceiver::fill(const net::Fd& socket, std::size_t wanted) {
   if (buffered() >= wanted) return Attempt::whole;
   if (begin_ > 0) {

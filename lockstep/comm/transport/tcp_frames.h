@@ -20,38 +20,39 @@ namespace lockstep::comm {
 // Messages travel in pieces of at most this.
 constexpr std::size_t kLargestPayload = 256u << 10;
 
-// The first thing on every connection, both ways: how far the last one got.
+// The first message on every connection, in both directions: how many frames have arrived on
+// earlier connections.
 struct Resume {
   static constexpr std::uint32_t kMagic = 0x4c535253;
 
   std::uint32_t magic = kMagic;
   std::uint32_t reserved = 0;
-  std::uint64_t received = 0;  // data frames so far, on all connections
+  std::uint64_t received = 0;  // data frames received so far, on all connections
 };
 static_assert(sizeof(Resume) == 16);
 
-// Data frames are numbered and kept until acknowledged; the others are neither.
+// Data frames are numbered and kept until acknowledged; the other kinds are neither.
 enum class FrameKind : std::uint32_t { data = 1, acknowledgement = 2, notice = 3, goodbye = 4 };
 
-// Stands before every payload. Every frame acknowledges all data frames received so far.
+// Precedes every payload. Every frame acknowledges all data frames received so far.
 struct FrameHeader {
   static constexpr std::uint32_t kMagic = 0x4c53464d;
 
   std::uint32_t magic = kMagic;
   FrameKind kind = FrameKind::data;
-  std::uint64_t number = 0;  // of a data frame, from 1
+  std::uint64_t number = 0;  // number of a data frame, from 1
   std::uint64_t acknowledged = 0;
-  std::uint64_t message_bytes = 0;  // of the whole message that a data frame is a piece of
+  std::uint64_t message_bytes = 0;  // length of the whole message that a data frame is a piece of
   Fingerprint call;
-  std::uint32_t bytes = 0;     // of the payload
-  std::uint32_t checksum = 0;  // of the payload
+  std::uint32_t bytes = 0;     // bytes of the payload
+  std::uint32_t checksum = 0;  // checksum of the payload
   std::uint32_t reserved = 0;
   std::uint32_t header_checksum = 0;
 
   FrameHeader() = default;
   FrameHeader(FrameKind kind, std::span<const std::byte> payload);
 
-  // Makes the checksum that of the other fields.
+  // Sets the checksum to that of the other fields.
   void seal();
   // Whether this is a header as a peer writes it. No field of one that is not sound may be used,
   // its size least of all.
@@ -63,18 +64,18 @@ static_assert(sizeof(FrameHeader) == 80);
 // The outcome of an attempt to read or write without waiting.
 enum class Attempt : std::uint8_t {
   whole,    // all of it
-  partly,   // some; the rest later
-  nothing,  // later
+  partly,   // some of it; the rest comes later
+  nothing,  // none of it for now
   ended,    // the connection takes, or gives, no more
-  damaged,  // what came is not what was sent
+  damaged,  // the bytes that came are not those that were sent
 };
 
-// Memory of frames that are gone, for the next ones: pieces of that size would go back to the
-// kernel and come again page by page. Shared by the links of a group, which one thread uses at a
-// time.
+// Reuses the memory of finished frames: otherwise the allocator would give pieces of that size back
+// to the kernel and fetch them again page by page. The links of a group share it, and one thread
+// uses it at a time.
 class SpareFrames {
  public:
-  // Empty, with some capacity where there is any.
+  // Returns an empty vector, with some capacity if there is any.
   std::vector<std::byte> take();
   void give(std::vector<std::byte> memory) noexcept;
 
@@ -93,7 +94,7 @@ class SpareFrames {
 //                                           ^ next_, and written_ bytes of it
 //
 // Owned by its link, used by one thread at a time. Payloads are referred to, not copied, until
-// own_payloads(). Nothing here throws but std::bad_alloc.
+// own_payloads(). Only std::bad_alloc is thrown here.
 class TcpSender {
  public:
   explicit TcpSender(std::shared_ptr<SpareFrames> spare) : spare_(std::move(spare)) {}
@@ -101,36 +102,39 @@ class TcpSender {
   // Makes a frame of the piece of a message that begins at byte `from`; returns where it ends.
   std::size_t add(const Fingerprint& call, std::span<const std::byte> message, std::size_t from);
 
-  // Has a control frame written before any other. Only where the stream stands between frames; one
-  // that has not been begun is replaced.
+  // Queues a control frame before any other. Allowed only while the stream stands between frames; a
+  // control frame that has not been begun is replaced.
   void set_control(FrameKind kind, std::span<const std::byte> payload = {});
 
   bool control_out() const { return !control_; }
-  // Whether every data frame is out.
+  // Whether every data frame has been written.
   bool data_out() const { return next_ == frames_.size(); }
   bool empty() const { return data_out() && !control_; }
-  // Whether the stream stands inside a frame: nothing else can be said before it is out.
+  // Whether the stream stands inside a frame, which has to be finished before anything else is
+  // written.
   bool inside_frame() const { return written_ != 0; }
 
-  // Writes what the socket takes of the next frame, which must exist. `acknowledged` is for the
-  // header, and used where a frame begins.
+  // Writes as much of the next frame, which must exist, as the socket takes. `acknowledged` goes
+  // into the header when a frame begins.
   Attempt write(const net::Fd& socket, std::uint64_t acknowledged);
 
-  // The peer has these frames: they need not be kept.
+  // Releases the frames that the peer has.
   void acknowledge(std::uint64_t number);
 
-  // A new connection, on which the peer says how much it has; the rest goes out again. False where
-  // that cannot be: it has frames that were never sent, or lacks some that it acknowledged.
+  // Begins a new connection, on which the peer says how many frames it has; the others are sent
+  // again. False if that is impossible: it has frames that were never sent, or lacks some that it
+  // acknowledged.
   bool resume(std::uint64_t received);
   // The connection is gone, and with it the written part of the current frame.
   void forget_connection();
 
-  // Copies the payloads that are kept: nothing refers to a caller's memory afterwards.
+  // Copies the payloads of the frames that are kept: nothing refers to a caller's memory
+  // afterwards.
   void own_payloads();
   // The same for a call that failed: of its frames only one that is partly written is still sent.
   void own_half_written();
 
-  // Whether there are frames that the peer may not have.
+  // Whether there are frames that the peer may not have yet.
   bool keeps_any() const { return !frames_.empty(); }
   std::uint64_t num_frames() const { return next_number_ - 1; }
   std::uint64_t oldest_kept() const {
@@ -141,40 +145,40 @@ class TcpSender {
   struct Frame {
     FrameHeader header;
     std::span<const std::byte> payload;
-    std::vector<std::byte> owned;  // where the payload is, once own()ed
+    std::vector<std::byte> owned;  // holds the payload, once own()ed
   };
 
   void own(Frame& frame);
   void drop_first();
 
   std::deque<Frame> frames_;
-  std::size_t next_ = 0;          // index of the first frame that is not out
-  std::optional<Frame> control_;  // being written, or next
+  std::size_t next_ = 0;          // index of the first frame that is not written
+  std::optional<Frame> control_;  // being written, or written next
   std::size_t written_ = 0;       // bytes of the frame being written
   std::uint64_t next_number_ = 1;
   std::shared_ptr<SpareFrames> spare_;
 };
 
 // The receiving half of a TCP link reads frames: small ones many at a time through a buffer, the
-// payloads of large ones straight to where the link wants them. Takes memory once, when it is made;
-// only read_to_end() takes more, up to a bound, whatever a peer writes.
+// payloads of large ones straight to where the link wants them. Takes memory once, in its
+// constructor; only read_to_end() takes more, up to a bound, whatever a peer writes.
 //
 // Owned by its link, used by one thread at a time.
 class TcpReceiver {
  public:
   enum class Phase : std::uint8_t {
-    between,  // frames
-    header,   // a header is there; its payload goes where place() says
-    payload,  // on its way there
-    held,     // a whole payload lies in scratch(), and nothing is read until it is released
+    between,  // between two frames
+    header,   // the header has come; its payload goes where place() says
+    payload,  // the payload is being read
+    held,     // a whole payload is in scratch(), and nothing is read until it is released
   };
 
   TcpReceiver();
 
-  // The connection is gone; the next one begins with a Resume.
+  // Notes that the connection is gone; the next one begins with a Resume.
   void forget_connection();
 
-  // Whole once `resume` is there.
+  // Returns `whole` once `resume` has been read.
   Attempt read_resume(const net::Fd& socket, Resume& resume);
 
   Phase phase() const { return phase_; }
@@ -189,20 +193,20 @@ class TcpReceiver {
   // Goes from `payload` back to `between`, once the payload is whole and sound.
   Attempt read_payload(const net::Fd& socket);
 
-  // Where payloads go that are viewed, or not data. Room for the largest.
+  // Room for the largest payload: payloads that are viewed, or are not data, go here.
   std::byte* scratch() { return scratch_.data(); }
   void hold() { phase_ = Phase::held; }
   void release() { phase_ = Phase::between; }
 
-  // Data frames so far, on all connections.
+  // The number of data frames received so far, on all connections.
   std::uint64_t num_received() const { return num_received_; }
-  // The peer is being told num_received().
+  // Notes that the peer is being told num_received().
   void note_acknowledged();
-  // Whether so much has come since then that the peer must be told, even if nothing else goes
-  // there.
+  // Whether so much has come since then that the peer must be told, even if nothing else is sent to
+  // it.
   bool owes_acknowledgement() const;
 
-  // A peer's last words.
+  // A peer's last frame.
   struct Farewell {
     FrameKind kind;  // notice or goodbye
     std::span<const std::byte> payload;
@@ -227,7 +231,7 @@ class TcpReceiver {
   Phase phase_ = Phase::between;
   FrameHeader header_;
   std::byte* target_ = nullptr;
-  std::size_t done_ = 0;  // bytes of the payload
+  std::size_t done_ = 0;  // bytes of the payload read so far
 
   std::uint64_t num_received_ = 0;
   std::uint64_t num_acknowledged_ = 0;

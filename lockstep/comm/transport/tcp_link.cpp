@@ -1,4 +1,4 @@
-// The link's messages; tcp_connection.cpp looks after the connection that carries them.
+// The link's messages come first in this file, then the connection that carries them.
 
 #include <lockstep/comm/transport/tcp_link.h>
 
@@ -24,7 +24,7 @@ TcpPeer::News TcpPeer::ask(int self, Role role, Deadline deadline) const {
     int error = 0;
     const net::Fd asking = net::try_connect_tcp(address.tcp, deadline, error);
     if (!asking) {
-      // Its host answers, but nobody listens any more.
+      // The host answers, but no process listens at the address any more.
       if (error == ECONNREFUSED) news.state = PeerState::dead;
       return news;
     }
@@ -74,7 +74,7 @@ bool TcpLink::progress_in() {
   return moved;
 }
 
-// One step: the peer's first word, a header, or a payload.
+// Reads one item: the peer's greeting, a header, or a payload.
 Attempt TcpLink::read_next() {
   Attempt attempt = Attempt::nothing;
   if (state_ == State::greeting) {
@@ -106,8 +106,8 @@ Attempt TcpLink::read_greeting() {
   return attempt;
 }
 
-// Says where the payload of the frame goes whose header is there; false where nobody has asked for
-// it yet, or the one before it is still being viewed.
+// Chooses where the payload of the frame goes whose header has come. False if no receive or view
+// asks for it yet, or if the frame before it is still being viewed.
 bool TcpLink::find_place() {
   if (in_.phase() != TcpReceiver::Phase::header) return false;
   const FrameHeader& header = in_.header();
@@ -145,7 +145,7 @@ void TcpLink::accept_frame() {
       break;
     case FrameKind::notice: set_aborted(Notice::decode({in_.scratch(), header.bytes})); break;
     case FrameKind::goodbye: state_ = State::closed; break;
-    case FrameKind::acknowledgement: break;  // was taken with the header
+    case FrameKind::acknowledgement: break;  // it was taken with the header
   }
 }
 
@@ -161,7 +161,7 @@ std::optional<View> TcpLink::try_view(const Fingerprint& call, std::size_t bytes
 
 void TcpLink::release_view() { in_.release(); }
 
-// Whether the next frame is for a call that is yet to be made here.
+// Whether the next frame belongs to a call that this rank has yet to make.
 bool TcpLink::waits_for_taker() const {
   return in_.phase() == TcpReceiver::Phase::held ||
          (in_.phase() == TcpReceiver::Phase::header && receives_.empty() && !view_);
@@ -196,7 +196,7 @@ bool TcpLink::progress_out() {
   return moved;
 }
 
-// Sees to it that there is something to write; false where there is nothing.
+// Makes a frame to write if there is none; false if there is nothing to write.
 bool TcpLink::find_frame() {
   if (!out_.empty()) return true;
   if (!sends_.empty()) {
@@ -222,8 +222,9 @@ bool TcpLink::sends_done() const { return sends_.empty() && out_.data_out(); }
 
 void TcpLink::end_call() { out_.own_payloads(); }
 
-// A frame that is half out has to be finished before anything else can be said on this connection.
-// Where there is no memory to keep it, the connection ends, and the peer asks our endpoint why.
+// A frame that is half written has to be finished before anything else can be sent on this
+// connection. If there is no memory to keep it, the connection ends, and the peer asks our endpoint
+// why.
 void TcpLink::abandon_call() noexcept {
   Link::abandon_call();
   in_.divert();
@@ -234,7 +235,7 @@ void TcpLink::abandon_call() noexcept {
   }
 }
 
-// A TCP link's connection: how it is made again, and how it ends.
+// The connection of a TCP link: how it is made again, and how it ends.
 
 namespace {
 
@@ -243,7 +244,7 @@ constexpr milliseconds kConnectTime(500);
 
 }  // namespace
 
-// Tells the peer how far we got, and has the next bytes read as its answer to that.
+// Tells the peer how many frames we have received, and expects the peer's greeting next.
 void TcpLink::adopt(net::Fd socket) {
   socket_ = std::move(socket);
   net::set_no_delay(socket_);
@@ -280,7 +281,7 @@ PeerState TcpLink::state() const {
   }
 }
 
-// Nobody may have looked at the connection since the last call.
+// The connection may not have been checked since the last call.
 void TcpLink::begin_call() {
   take_connection();
   if (!connected()) return;
@@ -309,9 +310,9 @@ void TcpLink::woken(short events) {
     read_ahead();
 }
 
-// The side that connected connects again; the other side waits for that, but finds out for itself
-// whether there is still a process to wait for. Where nothing is found out, the next look tries
-// again, until the call's deadline.
+// The side that connected connects again. The other side waits for that, but asks by itself whether
+// the peer's process is still there. If that finds nothing out, the next check tries again, until
+// the call's deadline.
 void TcpLink::repair(Deadline deadline) {
   take_connection();
   if (state() != PeerState::broken || Clock::now() < next_repair_) return;
@@ -328,10 +329,10 @@ void TcpLink::repair(Deadline deadline) {
   }
 }
 
-// ---- the last words ----------------------------------------------------------------------------
+// ---- notice and goodbye -------------------------------------------------------------------------
 
-// A link that no call has used yet may not have read the peer's first word, which nothing may
-// precede. True where frames can be written.
+// If no call has used the link yet, it may not have read the peer's greeting, which has to come
+// first. True if frames can be written.
 bool TcpLink::await_greeting(const Deadline& deadline) {
   while (state_ == State::greeting && read_next() != Attempt::whole)
     if (!socket_ || !net::wait_ready(socket_.get(), POLLIN, deadline)) return false;
@@ -352,12 +353,13 @@ bool TcpLink::finish_frame(const Deadline& deadline) {
   }
 }
 
-// Closing a socket that holds unread bytes throws away what is still on its way out, and so does
-// the end of a process: wait, for a short while, until the other side's kernel has everything.
+// Closing a socket that holds unread bytes discards the data that is still being sent, and so does
+// the end of the process. So this waits, for a short while, until the other side's kernel has
+// everything.
 void TcpLink::hang_up(const Deadline& deadline) {
   ::shutdown(socket_.get(), SHUT_WR);
-  // A connection that is over (POLLHUP, POLLERR) keeps the count it had: it will not drain any
-  // more.
+  // The counter of a connection that is over (POLLHUP, POLLERR) stays as it was, because nothing
+  // drains any more.
   int unsent = 0;
   pollfd end{socket_.get(), 0, 0};
   while (::ioctl(socket_.get(), SIOCOUTQ, &unsent) == 0 && unsent > 0 && !deadline.passed() &&

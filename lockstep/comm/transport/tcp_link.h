@@ -14,25 +14,25 @@
 
 namespace lockstep::comm {
 
-// How to reach a TCP link's peer beside the link: to find out what became of it, and to connect
-// again.
+// How to reach a TCP link's peer outside of the link: to find out whether it is alive, and to
+// connect again.
 
 struct TcpPeer {
-  std::shared_ptr<Endpoint> endpoint;  // ours
-  std::shared_ptr<Mailbox> mailbox;    // of the group
-  EndpointAddress address;             // theirs
+  std::shared_ptr<Endpoint> endpoint;  // this process's endpoint
+  std::shared_ptr<Mailbox> mailbox;    // the group's mailbox
+  EndpointAddress address;             // the peer's address
   std::string group_id;
 
   struct News {
-    PeerState state = PeerState::broken;  // where nothing could be found out
-    Notice notice;                        // of one that aborted
-    net::Fd connection;                   // to one that is alive, where one was to be made
+    PeerState state = PeerState::broken;  // broken if nothing could be found out
+    Notice notice;                        // the peer's notice if it aborted
+    net::Fd connection;  // a new connection if the peer is alive and this side makes it
   };
-  // Which side makes the connection; the other one only asks.
+  // Which side makes the connection; the other side only asks about the peer's state.
   enum class Role : std::uint8_t { connects, waits };
 
-  // Asks the peer's endpoint, as rank `self`. Whatever goes wrong, from a name that does not
-  // resolve for the moment to memory that has run out, is no news: throws nothing.
+  // Asks the peer's endpoint, as rank `self`. Throws nothing: any failure, from a name that does
+  // not resolve for the moment to a lack of memory, counts as nothing found out.
   News ask(int self, Role role, Deadline deadline) const;
 };
 
@@ -43,7 +43,7 @@ class TcpLink final : public Link {
  public:
   static constexpr std::size_t kFragment = kLargestPayload;
 
-  // Takes over a connection that both sides have authenticated.
+  // Takes ownership of a connection that both sides have authenticated.
   TcpLink(int self, int peer, net::Fd socket, TcpPeer reconnect,
           std::shared_ptr<SpareFrames> spare);
 
@@ -75,7 +75,7 @@ class TcpLink final : public Link {
   //      └── down ◄──┴────────┴────────┘
   enum class State : std::uint8_t {
     down,      // there is no connection
-    greeting,  // there is one; the peer has yet to say how far it got
+    greeting,  // there is one; the peer has yet to say how many frames it has
     open,
     deaf,     // the peer takes nothing more; its last bytes, perhaps why, can be read
     lost,     // the peer has ended without a word; its last bytes are in our buffer
@@ -84,11 +84,11 @@ class TcpLink final : public Link {
     dead,     // the peer's process is gone
   };
 
-  // Whether the peer, as far as is known, is at the other end.
+  // Whether the peer, as far as this rank knows, is at the other end.
   bool connected() const {
     return state_ == State::greeting || state_ == State::open || state_ == State::deaf;
   }
-  // Whether nothing will change any more.
+  // Whether this state is final.
   bool over() const { return state_ >= State::closed; }
 
   void adopt(net::Fd socket);
@@ -123,13 +123,13 @@ class TcpLink final : public Link {
 
   TcpSender out_;
   TcpReceiver in_;
-  int damaged_frames_ = 0;  // in a row
+  int damaged_frames_ = 0;  // damaged frames in a row
 
   struct Awaited {
     Fingerprint call;
     std::size_t bytes;
   };
-  std::optional<Awaited> view_;  // what try_view() asked for, until it is there
+  std::optional<Awaited> view_;  // the view that try_view() asked for and that has not come yet
 };
 
 }  // namespace lockstep::comm

@@ -39,18 +39,20 @@ void Scratch::shrink() {
 
 namespace {
 
-// A rank that is gone may have done its part of this call before it went. The others get this long
-// to finish without it.
+// A rank that is gone may have done its part of this call before it went, so the others get this
+// long to finish without it.
 constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
 // How long it may take to mend a connection that nobody waits for.
 constexpr milliseconds kLookTime(5000);
-// How long a rank that fails tries to tell the others why. One that reads takes it at once; one
-// that had to wait for a core, with a message half written before it, may take a while.
+// How long a rank that fails tries to tell the others why. A peer that reads takes the notice at
+// once; a peer that has to wait for a core, with half a message written before the notice, may take
+// a while.
 constexpr milliseconds kNoticeTime(500);
-// How long a rank may take to answer whether it is there, and how many are asked.
+// How long a rank may take to answer whether it is alive, and the largest group in which all ranks
+// are asked.
 constexpr milliseconds kAskTime(500);
 constexpr int kMostAsked = 64;
 
@@ -99,7 +101,7 @@ std::string Transport::kind() const {
   std::set<std::string> kinds;
   for (const auto& link : links_)
     if (link != nullptr) kinds.insert(link->kind());
-  // A rank alone has no links, and all that it would talk to is on its host.
+  // A group of one has no links, and its only rank is on this host.
   return kinds.empty() ? "shm" : fmt::format("{}", fmt::join(kinds, "+"));
 }
 
@@ -113,8 +115,8 @@ void Transport::begin(const Fingerprint& call, Deadline deadline) {
   call_ = call;
   deadline_ = deadline;
   if (call.operation != Operation::exchange) settings_.mailbox->set_sequence(call.sequence);
-  // A rank that comes late may find everything it waits for in its buffers, and must still not go
-  // on in a group that is over.
+  // A rank that comes late may find all messages that it waits for in its buffers, and must still
+  // not go on in a group that is over.
   for (const auto& link : links_) {
     if (!link) continue;
     link->begin_call();
@@ -189,8 +191,8 @@ void Transport::wait_until(Ready ready, int peer) {
   }
 }
 
-// Sleeps until a peer rings, a socket has something, somebody interrupts, or it is time to look at
-// the deadline again.
+// Sleeps until a peer rings, a socket has an event, a thread interrupts, or it is time to check the
+// deadline again.
 void Transport::sleep(milliseconds longest) {
   std::vector<pollfd> descriptors;
   std::vector<Link*> owners;
@@ -234,7 +236,7 @@ void Transport::look(const Fingerprint& call) {
   });
 }
 
-// False where something is the matter with one of them, or with us.
+// False if a peer has ended or failed, or if this rank was interrupted.
 bool Transport::look_at_peers() {
   bool well = !interrupted_.load(std::memory_order_acquire);
   for (const auto& link : links_) {
@@ -302,7 +304,7 @@ void Transport::timed_out(int awaited_peer) {
   for (const auto& link : links_)
     if (link && (link->peer() == awaited_peer || !link->idle())) waited_for.push_back(link->peer());
   std::vector<std::optional<Endpoint::Answer>> answers(links_.size());
-  std::vector<char> gone(links_.size(), 0);  // ended on their own, perhaps for the same reason
+  std::vector<char> gone(links_.size(), 0);  // ended by themselves, perhaps for the same reason
   std::vector<int> asked = waited_for;
   if (size() <= kMostAsked) {
     asked.clear();

@@ -18,14 +18,14 @@
 
 namespace lockstep::comm {
 
-// The memory that a call works in. Pieces stay where they are until they are taken again, also when
-// a call fails: links refer to them. Used by one thread at a time.
+// The memory that a call works in. Pieces stay where they are until they are taken again, even if a
+// call fails, because links refer to them. Used by one thread at a time.
 class Scratch {
  public:
-  // Not initialised.
+  // The memory is not initialised.
   std::span<std::byte> take(std::size_t bytes);
 
-  // Nothing is in use any more: the next take() hands out the same memory.
+  // Marks all memory as free: the next take() hands out the same memory again.
   void reuse() { num_taken_ = 0; }
 
   // The same, and gives large memory back to the machine.
@@ -40,42 +40,41 @@ class Scratch {
   std::size_t num_taken_ = 0;
 };
 
-// Where the ranks of a group are: ranks with the same number share a host, and its memory.
+// Where the ranks of a group are: ranks with the same number share a host and its memory.
 struct Topology {
   std::vector<int> host_of;  // by rank; hosts are numbered by their first rank
 
   int num_hosts() const;
-  // Ranks on one host, ascending.
+  // The ranks on this host, ascending.
   std::vector<int> ranks_on(int host) const;
 };
 
 // Algorithms call post_…, view, wait_… and end(); nothing else in this library blocks on a peer.
-// Each call of a group runs between begin() and finish() in one thread; interrupt() may come from
-// any.
+// Each call of a group runs between begin() and finish() in one thread; any thread may interrupt().
 //
 // Failure: CommError with the operation, group, sequence number and ranks at fault. The transport
-// is then of no more use: tell() the others, and destroy it.
+// cannot be used any more then: tell() the others, and destroy it.
 class Transport {
  public:
   struct Settings {
     std::string group;
     int rank = 0;
     Topology topology;
-    // How long a waiting thread keeps looking before it sleeps.
+    // How long a waiting thread spins before it sleeps.
     std::chrono::microseconds spin{0};
-    // The longest message that every link of the group can show, on every rank.
+    // The longest message that can be viewed on every link of the group, on every rank.
     std::size_t longest_view = 0;
     // Where connections that are made again arrive.
     std::shared_ptr<Mailbox> mailbox;
-    // How the group is doing at a peer; throws where it does not answer. Called from several
-    // threads.
+    // Asks a peer about the state of the group there; throws if it does not answer. Called from
+    // several threads.
     std::function<Endpoint::Answer(int peer, Deadline deadline)> ask;
   };
 
   // links[rank] is empty.
   Transport(Settings settings, std::vector<std::unique_ptr<Link>> links,
             std::shared_ptr<SharedHeap> heap);
-  // Leaves in good order where nothing has failed.
+  // Leaves the group in good order if nothing has failed.
   ~Transport();
 
   int rank() const { return settings_.rank; }
@@ -83,20 +82,20 @@ class Transport {
   const Topology& topology() const { return settings_.topology; }
   SharedHeap& heap() { return *heap_; }
   std::string kind() const;
-  // Bytes of messages sent to each rank so far; 0 to this one. Any thread.
+  // Bytes of messages sent to each rank so far; 0 for this rank. Any thread may call it.
   std::vector<std::uint64_t> sent_bytes() const;
 
   void begin(const Fingerprint& call, Deadline deadline);
   // Waits until nothing posted is outstanding. A call may do so several times.
   void end();
-  // The call is over. After a failure abandon() takes its place, while the call's memory is still
-  // there: nothing refers to it afterwards.
+  // Ends the call. After a failure call abandon() instead, while the call's memory is still there:
+  // nothing refers to it afterwards.
   void finish() { scratch_.shrink(); }
   void abandon() noexcept;
 
   void post_send(int peer, std::span<const std::byte> bytes) { post_send(peer, call_, bytes); }
   void post_receive(int peer, std::span<std::byte> bytes) { post_receive(peer, call_, bytes); }
-  // The same for transfers that are numbered on their own.
+  // The same for transfers, which have numbers of their own.
   void post_send(int peer, const Fingerprint& transfer, std::span<const std::byte> bytes) {
     guard([&] { link(peer).post_send(transfer, bytes); });
   }
@@ -107,23 +106,24 @@ class Transport {
   // Waits for all receives posted for `peer`.
   void wait_received(int peer);
 
-  // Waits for the next message and returns it where it lies; release() gives it back.
+  // Waits for the next message and returns it in place; release() gives it back.
   View view(int peer, std::size_t bytes);
   void release(int peer) {
     guard([&] { link(peer).release_view(); });
   }
-  // The longest message that can be viewed. The same on all ranks, so that they cut alike.
+  // The longest message that can be viewed. It is the same on all ranks, so that they cut messages
+  // alike.
   std::size_t longest_view() const { return settings_.longest_view; }
 
-  // A message that `peer` views and answers in place (View::answer): the answer is in `bytes` after
-  // end(). Both ends of a link agree on whether it can.
+  // Sends a message that `peer` views and answers in place (View::answer): the answer is in `bytes`
+  // after end(). Both ends of a link agree on whether they can do that.
   bool can_exchange(int peer) { return link(peer).can_exchange(); }
   void post_exchange(int peer, std::span<std::byte> bytes) {
     guard([&] { link(peer).post_exchange(call_, bytes); });
   }
 
-  // Memory for the call, from which it may also send: it lasts until the first scratch() that
-  // follows end().
+  // Memory for the call, from which it may also send. It is valid until the first scratch() after
+  // end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
   // Looks at peers between calls: CommError where one is gone, or has told that the group is over.
@@ -134,13 +134,14 @@ class Transport {
   // Tells every peer that the group is over.
   void tell(const Notice& notice);
 
-  // Makes whatever waits, now or later, throw. Any thread.
+  // Makes every wait, current or later, throw. Any thread may call it.
   void interrupt(const Notice& notice);
 
  private:
   Link& link(int peer) { return *links_[static_cast<std::size_t>(peer)]; }
 
-  // Runs what may throw. The links let go of the call's memory before anyone above gives it back.
+  // Runs a step that may throw: then the links let go of the call's memory before the caller frees
+  // it.
   template <typename Step>
   void guard(Step step) {
     try {

@@ -11,15 +11,15 @@ namespace lockstep::comm {
 
 namespace {
 
-// A wait that has lasted is asked about less often: whoever closes a circle is a new one.
+// A wait that has lasted is asked about less often, because only a new wait can close a circle.
 constexpr milliseconds kLongestInterval(10'000);
-// How long a rank may take to answer, and how many that do not are waited for in one look.
+// How long a rank may take to answer, and how many silent ranks one look waits for.
 constexpr milliseconds kAnswerTime(500);
 constexpr int kMostSilent = 3;
 constexpr char kQuestion = '?';
 constexpr char kNews = '!';
 constexpr char kEnd = '.';
-constexpr std::size_t kLongestText = 2500;  // with room for the rest of a purpose, or of a notice
+constexpr std::size_t kLongestText = 2500;  // leaves room for the rest of a purpose, or of a notice
 
 constexpr const char* kUsualCauses =
     " All ranks must make the same calls in the same order, over all groups. Usual causes: a rank "
@@ -93,7 +93,7 @@ void WaitWatch::forget(const std::string& id) {
   group->end = nullptr;
 }
 
-// In the endpoint's thread.
+// Runs in the endpoint's thread.
 std::string WaitWatch::answer(const std::string& question) {
   if (question.empty()) return "";
   const std::string_view rest = std::string_view(question).substr(1);

@@ -1,5 +1,5 @@
-// Finds ranks that wait for each other in calls of different groups while they wait, and ends those
-// calls with an error that names all of them.
+// Finds ranks that wait for each other in calls of different groups, and ends those calls with an
+// error that names all of them.
 #pragma once
 
 #include <condition_variable>
@@ -20,28 +20,29 @@
 namespace lockstep::comm {
 
 // Within one group, the first message of a call shows that ranks are in different calls. Between
-// groups no message does: each rank waits for messages of its own group. So every rank of a job has
-// a thread that looks at what the rank's threads are blocked in. For a call that takes longer than
-// a second it asks the ranks that have not come to it, through their endpoints, what keeps them,
-// and follows the answers (flight/circle.h, which also says why there are no false alarms). Where
-// they come back in a circle, and do so again a moment later, the rank that found it tells all
-// ranks of the groups of those calls. Only when all have heard of it, those in the circle end the
-// calls they are in, and the groups fail on all of their ranks: whoever leaves first takes
-// connections along, and what others then see is not the reason.
+// groups no message shows that, because each rank waits for messages of its own group. So every
+// rank of a job has a thread that looks at the calls in which the rank's threads are blocked. For a
+// call that takes longer than a second it asks the ranks that have not come to it, through their
+// endpoints, which call they are blocked in, and follows the answers (flight/circle.h, which also
+// says why there are no false alarms). If the answers form a circle, and do so again a moment
+// later, the rank that found the circle tells all ranks of the groups of those calls. Only when all
+// of them know do the ranks in the circle end their calls, and the groups fail on all of their
+// ranks: the first rank to leave closes connections, and the others would otherwise report that
+// instead of the reason.
 //
-// What it sees are threads that wait on the host: waits that only order a device's stream, as
-// those of NCCL, block nobody, and the deadline stays the only guard there.
+// It sees only threads that wait on the host. Waits that only order a device's stream, as those of
+// NCCL, block no thread; there the deadline is the only guard.
 //
-// Shared by the groups of a rank, which end before it. Thread-safe. Nothing here throws but the
-// constructor: ranks that do not answer are at large.
+// Shared by the groups of a rank, which end before it. Thread-safe. Only the constructor throws. A
+// rank that does not answer counts as not blocked.
 class WaitWatch {
  public:
   struct Times {
-    // How long a call may take before anybody is asked about it.
+    // How long a call may take before other ranks are asked about it.
     milliseconds grace{1000};
     // How often waits are looked at.
     milliseconds interval{500};
-    // Between the two looks at a circle.
+    // The time between the two looks at a circle.
     milliseconds second_look{300};
   };
 
@@ -57,7 +58,7 @@ class WaitWatch {
   // Makes the group fail with this error. Called from the watch's thread.
   using End = std::function<void(CommError::Details error)>;
 
-  // A group is watched while this lives. Its destructor returns once no End runs.
+  // A group is watched while this lives. Its destructor returns once no End is running.
   class Watched {
    public:
     Watched(WaitWatch& watch, std::string id) : watch_(watch), id_(std::move(id)) {}
@@ -65,15 +66,15 @@ class WaitWatch {
     Watched(const Watched&) = delete;
     Watched& operator=(const Watched&) = delete;
 
-    // Why the group fails, where that is a circle: whatever a call of it throws from then on. The
-    // operation and its number are the call's.
+    // The group's failure if a circle was found: every call of the group throws it from then on,
+    // with its own operation and number.
     std::optional<CommError::Details> verdict() const { return watch_.verdict(id_); }
 
    private:
     WaitWatch& watch_;
     const std::string id_;
   };
-  // `id` is the same on all ranks of the group, and no other group's.
+  // `id` is the same on all ranks of the group, and differs from every other group's.
   std::unique_ptr<Watched> watch(const std::string& id,
                                  std::shared_ptr<const flight::Recorder> recorder, End end);
 
@@ -90,7 +91,7 @@ class WaitWatch {
   std::optional<CommError::Details> verdict(const std::string& id);
   std::string answer(const std::string& question);
   void run();
-  // False where the watch ends.
+  // Sleeps for `span`; false if the watch ends.
   bool pause(milliseconds span);
   void end_calls();
   void look();
@@ -109,7 +110,7 @@ class WaitWatch {
   std::map<std::string, std::shared_ptr<Group>> groups_;
   std::vector<flight::CallToEnd> endings_;
   bool stopping_ = false;
-  std::map<WaitKey, Clock::time_point> next_look_;  // the thread's own
+  std::map<WaitKey, Clock::time_point> next_look_;  // only the thread uses it
   std::thread thread_;
 };
 

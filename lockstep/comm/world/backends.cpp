@@ -49,7 +49,7 @@ struct Made {
   Lanes lanes = {};
 };
 
-// How the rows of comm/backends/table.cpp are made that this build contains.
+// How to make those rows of comm/backends/table.cpp that this build contains.
 std::vector<Made> made_by_lockstep() {
   return {
       {"shm+tcp", over(Media::automatic)},
@@ -71,7 +71,7 @@ std::vector<Made> made_by_lockstep() {
   };
 }
 
-// Programs add backends to it, as they do to the table.
+// Programs add backends to it, as they add rows to the table.
 struct Makers {
   std::mutex mutex;
   std::vector<Made> all = made_by_lockstep();

@@ -1,5 +1,5 @@
-// How each backend is made, and how a program adds one of its own. What a backend can do stands in
-// the table (comm/backends/table.h).
+// How each backend is made, and how a program adds one of its own. The table
+// (comm/backends/table.h) says what a backend can do.
 #pragma once
 
 #include <functional>
@@ -19,21 +19,21 @@
 
 namespace lockstep::comm {
 
-// What a group is made of, beside its ranks. join_world() fills in all of it.
+// The options of a group besides its ranks. join_world() fills in all of them.
 struct GroupOptions {
   // The job's store, where ranks find each other; null for a job of one rank. Backends over our
-  // transports do without, and so does MPI, whose first rank then hosts one.
+  // transports work without it, and so does MPI, whose first rank then hosts one.
   std::shared_ptr<store::Store> store = nullptr;
-  // How long connecting, and any call that says nothing else, may take.
+  // How long connecting may take, and any call without a timeout of its own.
   milliseconds timeout{600'000};
   // The address of this host that listeners bind to.
   std::string bind_address = "127.0.0.1";
-  // The algorithm of calls that ask for none; our own transports only.
+  // The algorithm of calls that ask for none; used only by our own transports.
   Algorithm algorithm = Algorithm::automatic;
   // When an engine's calls are compared between ranks.
   backends::LedgerMode ledger = backends::LedgerMode::automatic;
-  // Where our transports reach this process, and all ranks of the group, in order; and what the
-  // group is called there, the same on all ranks and different from every other group's.
+  // Where our transports reach this process and all ranks of the group, in order, and the group's
+  // name there, which is the same on all ranks and differs from every other group's.
   std::shared_ptr<Endpoint> endpoint = nullptr;
   std::vector<EndpointAddress> addresses = {};
   std::string group_id = "";
@@ -48,34 +48,33 @@ using MakeGroup = std::function<std::shared_ptr<Communicator>(const GroupInfo& g
 
 // How lanes are made (backends::Makes::lanes).
 struct Lanes {
-  // What tells the device apart from every other of the job; empty where this process cannot use
-  // it.
+  // Identifies the device among all devices of the job; empty if this process cannot use it.
   std::function<std::string(c10::Device device)> identity = nullptr;
   std::function<MakeLane(c10::Device device)> make = nullptr;
-  // Uses the current device, alone; throws what is wrong with it.
+  // Uses the current device, alone, and throws if that fails.
   std::function<void(const Deadline& deadline)> try_alone = nullptr;
 };
 
-// A row of the table with what makes it: `make` for communicators, `lanes` for lanes.
+// A row of the table, and the functions that make it: `make` for communicators, `lanes` for lanes.
 struct Backend {
   backends::Capabilities can;
   MakeGroup make = nullptr;
   Lanes lanes = {};
 };
 
-// Adds a backend, which can then be chosen by its name in JoinOptions, DistributedConfig and
-// configs. Every rank adds it before it joins. UsageError for a name that is taken, or where
-// nothing makes it. Any thread.
+// Adds a backend, which JoinOptions, DistributedConfig and configs can then choose by its name.
+// Every rank adds it before it joins. UsageError for a name that is taken, or if neither function
+// is given. Any thread may call it.
 void register_backend(Backend backend);
 
-// The backends this build has and the program has added, "auto" first.
+// The backends that this build has and the program has added, "auto" first.
 std::vector<std::string> available_backends();
-// UsageError with that list where `backend` is not one of them: there is none of that name, or this
-// build lacks it, with what to install.
+// Throws UsageError, with that list, if `backend` is not one of them: no backend has that name, or
+// this build lacks it; the error then says what to install.
 void check_backend(const std::string& backend);
-// The backend of that name. UsageError as check_backend().
+// The backend of that name. UsageError as in check_backend().
 Backend backend_named(const std::string& name);
-// A communicator over the backend of that name, which makes communicators.
+// Makes a communicator over the backend of that name, which has to make communicators.
 std::shared_ptr<Communicator> make_group(const std::string& backend, const GroupInfo& group,
                                          const GroupOptions& options);
 

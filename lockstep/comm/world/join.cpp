@@ -22,11 +22,12 @@ namespace lockstep::comm {
 
 namespace {
 
-// Where ranks meet before they can talk: the job's store, and the secret that proves membership.
+// Where ranks meet before they can communicate: the job's store, and the secret that proves
+// membership.
 struct MeetingPoint {
   std::shared_ptr<store::Store> store;
   net::Secret secret = net::Secret::random();
-  net::Address address;  // of the store's host: what this host's own address is found by
+  net::Address address;  // address of the store's host, which determines this host's own address
 };
 
 std::optional<net::Secret> secret_from(const LaunchEnvironment& launch) {
@@ -43,20 +44,21 @@ MeetingPoint meet_at_lockstep_store(const LaunchEnvironment& launch, Deadline de
     throw UsageError("LOCKSTEP_STORE is set, but neither LOCKSTEP_SECRET_FD nor "
                      "LOCKSTEP_SECRET_FILE is: start this program with 'lockstep run'");
   meeting.secret = *secret;
-  // It was there before this process was: where it is not any more, the generation is over.
+  // The store existed before this process: if it is gone, the generation is over.
   meeting.store = std::make_shared<store::Client>(meeting.address, meeting.secret, deadline,
                                                   static_cast<std::uint32_t>(launch.generation),
                                                   net::IfRefused::give_up);
   return meeting;
 }
 
-// torchrun's store has no secret: anyone who reaches it can read what passes through it. Unless a
-// secret file is given, rank 0 makes one up and leaves it there.
+// torchrun's store has no secret: every process that reaches it can read its contents. Unless a
+// secret file is given, rank 0 makes a secret and leaves it there.
 MeetingPoint meet_at_torchrun_store(const LaunchEnvironment& launch, Deadline deadline) {
   MeetingPoint meeting;
   const TorchrunStoreOptions options = torchrun_store_options(launch);
   meeting.address = {options.host, options.port};
-  net::resolve(meeting.address);  // c10d's store would try a wrong name until the deadline
+  // otherwise c10d's store would try a wrong name until the deadline
+  net::resolve(meeting.address);
   meeting.store = make_torchrun_store(options, deadline);
   if (const auto secret = secret_from(launch)) {
     meeting.secret = *secret;
@@ -76,7 +78,7 @@ MeetingPoint meet_at_torchrun_store(const LaunchEnvironment& launch, Deadline de
   return meeting;
 }
 
-// Rank 0 hosts a store at MASTER_ADDR:MASTER_PORT; everyone has the secret in a file.
+// Rank 0 hosts a store at MASTER_ADDR:MASTER_PORT; every rank reads the secret from a file.
 MeetingPoint meet_at_rank_zero(const LaunchEnvironment& launch, Deadline deadline) {
   MeetingPoint meeting;
   const auto secret = secret_from(launch);
@@ -92,7 +94,7 @@ MeetingPoint meet_at_rank_zero(const LaunchEnvironment& launch, Deadline deadlin
   return meeting;
 }
 
-// mpirun has connected the ranks already: rank 0 says over MPI where its store is.
+// mpirun has connected the ranks already: rank 0 sends the store's address over MPI.
 MeetingPoint meet_over_mpi(const LaunchEnvironment& launch, Deadline deadline) {
 #if defined(LOCKSTEP_HAVE_MPI)
   MeetingPoint meeting;
@@ -171,10 +173,10 @@ std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::
   return addresses;
 }
 
-// What ranks tell each other of their GPUs, to choose a way for the tensors on them.
+// What ranks tell each other about their GPUs, to choose how the tensors on them travel.
 struct RankGpu {
   bool used = false;     // whether the rank's tensors are on one
-  std::string identity;  // of the GPU; empty where the rank has no lane for it
+  std::string identity;  // identity of the GPU; empty if the rank has no lane for it
 
   std::string encode() const { return used ? "gpu " + identity : "none"; }
   static RankGpu decode(const std::string& text) {
@@ -185,19 +187,19 @@ struct RankGpu {
 
 struct DeviceWay {
   bool by_lane = false;
-  std::string reason;  // empty where there was nothing to choose
+  std::string reason;  // empty if there was no choice
 };
 
-// What a job talks over: the backend of its communicators, and the row of the lanes beside them
-// that it may have.
+// The backends of a job: that of its communicators, and the row of the lanes that it may have
+// beside them.
 struct Choice {
   std::string communicators;
   std::optional<backends::Capabilities> lanes = std::nullopt;
   bool lanes_are_needed = false;
 };
 
-// Where the communicator is left to us: the first in the table that takes all tensors, wherever the
-// ranks are, and adds to the same bits in every layout.
+// The choice for "auto": the first row in the table that takes all tensors, wherever the ranks are,
+// and adds to the same bits in every layout.
 std::string best_for_communicators() {
   for (const backends::Capabilities& row : backends::table())
     if (row.makes == backends::Makes::communicators &&
@@ -220,7 +222,7 @@ Choice choose_backends(const std::string& asked_for) {
   return {.communicators = best_for_communicators(), .lanes = row, .lanes_are_needed = true};
 }
 
-// The way of tensors on GPUs: the same on all ranks, as they all know the same.
+// Chooses how tensors on GPUs travel. All ranks choose the same, because they know the same.
 DeviceWay choose_device_way(const std::vector<RankGpu>& ranks, const Choice& choice) {
   const backends::Capabilities& lanes = *choice.lanes;
   std::vector<int> without_gpu, without_lane, sharing;
@@ -257,8 +259,8 @@ DeviceWay choose_device_way(const std::vector<RankGpu>& ranks, const Choice& cho
   return {.by_lane = true, .reason = "every rank has a GPU of its own"};
 }
 
-// Tries or prepares the lane of a job's tensors on GPUs, and notes in `world` why it is the way it
-// is.
+// Tries or prepares the lane for a job's tensors on GPUs, and notes the reason for the choice in
+// `world`.
 Lane prepare_lane(const Choice& choice, const JoinOptions& options, const std::string& keys,
                   store::Store* store, GroupInfo& world, Deadline deadline) {
   if (!choice.lanes) return {};
@@ -301,7 +303,7 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
   std::string group_id = group_id_from(fmt::format("{}/{}", launch.run_id, launch.generation));
   std::vector<EndpointAddress> addresses = {endpoint->address()};
   if (launch.world_size > 1) {
-    // A process may join again after it has left: each time under keys of its own.
+    // A process may join again after it has left; each time it uses keys of its own.
     const auto join = meeting.store->add(
         fmt::format("lockstep/{}/joins/{}", launch.generation, launch.rank), 1, deadline);
     group_id += fmt::format("/{}", join);
@@ -321,7 +323,7 @@ std::shared_ptr<Communicator> join_as(const LaunchEnvironment& launch, const Joi
                                   .group_id = group_id,
                                   .lane = lane});
   note_open_group(communicator);
-  // Who returns knows that all are there.
+  // A rank that returns knows that all ranks are there.
   communicator
       ->barrier({.timeout = std::chrono::ceil<milliseconds>(deadline.remaining()),
                  .launch = Launch::on_wait})

@@ -1,5 +1,5 @@
-// How a process joins its job: from what its launcher left in the environment to a communicator
-// over all ranks.
+// How a process joins its job: from its launcher's environment variables to a communicator over all
+// ranks.
 #pragma once
 
 #include <memory>
@@ -14,29 +14,29 @@ namespace lockstep::comm {
 
 struct JoinOptions {
   // A name in the table of backends (backends/table.h), or "auto": shared memory inside a host and
-  // TCP between hosts, and tensors on GPUs by NCCL where every rank has a GPU of its own, else
-  // through the host's memory. "nccl": the same, but an error where NCCL cannot be used.
+  // TCP between hosts; tensors on GPUs use NCCL if every rank has a GPU of its own, otherwise they
+  // go through the host's memory. "nccl" is the same, but an error if NCCL cannot be used.
   std::string backend = "auto";
-  // Where this rank's tensors are. A GPU is the thread's current device, too.
+  // The device of this rank's tensors. A GPU also becomes the thread's current device.
   c10::Device device = c10::DeviceType::CPU;
-  // How long joining, and any call that says nothing else, may take.
+  // How long joining may take, and any call without a timeout of its own.
   milliseconds timeout{600'000};
-  // The algorithm of calls that ask for none; our own transports only.
+  // The algorithm of calls that ask for none; used only by our own transports.
   Algorithm algorithm = Algorithm::automatic;
-  // The address to listen on; empty: the one this host uses to reach the job's store.
+  // The address to listen on; if empty, the address that this host uses to reach the job's store.
   std::string bind_host;
 };
 
-// Joins the job this process was launched into by lockstep run, torchrun, mpirun or srun; a process
-// nobody launched is a world of one. Every rank calls it with the same options. Also gives log
-// lines their rank.
+// Joins the job into which lockstep run, torchrun, mpirun or srun launched this process; a process
+// without a launcher is a world of one. Every rank calls it with the same options. Log lines carry
+// the rank from then on.
 //
 // UsageError where the environment is incomplete or the backend unknown; CommError (timeout) naming
 // the ranks that did not come.
 std::shared_ptr<Communicator> join_world(const JoinOptions& options = {});
 
-// One line for the beginning of a run: what the ranks of a world talk over, why, and whether sums
-// have the same bits in every layout.
+// Describes in one line, for the beginning of a run, which backend the ranks of a world use, why,
+// and whether sums have the same bits in every layout.
 std::string describe(const Communicator& world);
 
 }  // namespace lockstep::comm

@@ -54,7 +54,8 @@ Bytes serialize(std::uint64_t version, const std::string& writer, const std::str
   return {text.begin(), text.end()};
 }
 
-// Waits that poll: quickly at first, because most are short, then ten times a second.
+// The pauses of waits that poll: short at first, because most waits are short, later a tenth of a
+// second.
 class Poll {
  public:
   explicit Poll(const Deadline& deadline) : deadline_(deadline) {}
@@ -181,7 +182,7 @@ class TorchrunStore final : public store::Store {
                        value.size(), store::kLongestValue);
   }
 
-  // One request: c10d's client is not for several threads at once in every version.
+  // Makes one request at a time: c10d's client is not thread-safe in every version.
   template <typename Request>
   auto call(const Deadline& deadline, const Request& request) -> decltype(request()) {
     std::lock_guard lock(mutex_);
@@ -199,13 +200,13 @@ class TorchrunStore final : public store::Store {
 
   Held read(const std::string& key, const Deadline& deadline) {
     Bytes raw = call(deadline, [&]() -> Bytes {
-      // c10d's get waits for a key that is not there.
+      // c10d's get would wait for a key that does not exist.
       if (!store_->check({name(key)})) return {};
       store_->setTimeout(kVanished);
       try {
         return store_->get(name(key));
       } catch (const std::exception&) {
-        // Another process may have removed it just now.
+        // Another process may have removed the key just now.
         if (!store_->check({name(key)})) return {};
         throw;
       }
@@ -213,7 +214,7 @@ class TorchrunStore final : public store::Store {
     return raw.empty() ? Held{} : parse(std::move(raw));
   }
 
-  // Writes a value over `held`; false where another process was faster.
+  // Writes a value in place of `held`; false if another process was faster.
   bool replace(const std::string& key, const Held& held, const std::string& value,
                const Deadline& deadline) {
     const Bytes wanted =
@@ -222,8 +223,8 @@ class TorchrunStore final : public store::Store {
            wanted;
   }
 
-  // Grows with every write, and also when a key is removed and made anew: new keys start at a
-  // multiple of 2^20 that no other has had.
+  // Grows with every write, and also when a key is removed and made again: new keys start at a
+  // multiple of 2^20 that no other key has had.
   std::uint64_t next_version(const Held& held, const Deadline& deadline) {
     if (!held.raw.empty()) return held.version + 1;
     const auto turn = call(deadline, [&] { return store_->add("lockstep.versions", 1); });

@@ -1,4 +1,4 @@
-// The store of a job that torchrun started, as our store: c10d's TCPStore behind our interface.
+// The store of a job that torchrun started: c10d's TCPStore behind our interface.
 #pragma once
 
 #include <memory>
@@ -8,22 +8,24 @@
 
 namespace lockstep::comm {
 
-// Where torchrun's store is and who hosts it.
+// The address of torchrun's store, and which process hosts it.
 struct TorchrunStoreOptions {
   std::string host;
   int port = 0;
   bool hosted_here = false;
 };
 
-// As torchrun says in the environment: its agent hosts the store (TORCHELASTIC_USE_AGENT_STORE), or
-// rank 0 does. UsageError where MASTER_ADDR or MASTER_PORT is missing.
+// Reads the environment that torchrun set: its agent hosts the store
+// (TORCHELASTIC_USE_AGENT_STORE), or rank 0 does. UsageError if MASTER_ADDR or MASTER_PORT is
+// missing.
 TorchrunStoreOptions torchrun_store_options(const LaunchEnvironment& launch);
 
-// Connects, or starts serving where it is hosted here. CommError (timeout) where nobody answers.
+// Connects, or starts serving if this process hosts the store. CommError (timeout) if nobody
+// answers.
 //
-// Thread-safe: one connection, and nobody waits on it: waits poll. Any process that reaches the
-// port can read and write this store, because c10d's has no secret; whoever makes one warns of
-// that.
+// Thread-safe: there is one connection, and no request waits on it, because waits poll. Any process
+// that reaches the port can read and write this store, because c10d's has no secret; the caller
+// warns of that.
 std::shared_ptr<store::Store> make_torchrun_store(const TorchrunStoreOptions& options,
                                                   Deadline deadline);
 

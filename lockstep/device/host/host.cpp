@@ -25,7 +25,7 @@ std::string read_text(const fs::path& path) {
   return in ? text.str() : std::string();
 }
 
-// "max" and whatever else is no number count as none.
+// "max", or any other text that is no number, counts as no number.
 std::optional<std::uint64_t> read_number(const fs::path& path) {
   const std::string text = read_text(path);
   std::uint64_t value = 0;
@@ -47,7 +47,7 @@ std::optional<std::uint64_t> read_field(const fs::path& path, const std::string&
   return std::nullopt;
 }
 
-// The cores this process may run on.
+// The cores on which this process may run.
 std::vector<int> allowed_cores() {
   for (int most = 1024; most <= 1 << 20; most *= 2) {
     cpu_set_t* set = CPU_ALLOC(static_cast<std::size_t>(most));
@@ -93,7 +93,7 @@ std::string Host::cpu_name() const {
   utsname system{};
   std::string name = uname(&system) == 0 ? system.machine : "unknown";
   name += " CPU";
-  // Arm's kernels give numbers instead of a name.
+  // Arm kernels give numbers instead of a name.
   if (!part.empty()) name += " (implementer " + implementer + ", part " + part + ")";
   return name;
 }
@@ -104,7 +104,7 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
   std::string line;
   std::string path_v1;
   std::string path_v2;
-  std::string mount_v1;  // "cpu,cpuacct", of which "cpu" may be a link
+  std::string mount_v1;  // "cpu,cpuacct"; "cpu" may be a link to it
   while (std::getline(lines, line)) {
     const auto first = line.find(':');
     const auto second = first == line.npos ? line.npos : line.find(':', first + 1);
@@ -120,7 +120,7 @@ std::vector<fs::path> Host::cgroup_folders(const std::string& controller) const 
   fs::path top = root_ / "sys/fs/cgroup";
   const bool is_v1 = !mount_v1.empty();
   if (is_v1) top /= is_there(top / mount_v1) ? mount_v1 : controller;
-  // Where the container does not see its own path, the walk up still ends at its top.
+  // If the container does not see its own path, the walk up still ends at its top.
   std::vector<fs::path> folders;
   fs::path path = fs::path(is_v1 ? path_v1 : path_v2).relative_path().lexically_normal();
   for (; !path.empty() && path != "." && *path.begin() != ".."; path = path.parent_path())

@@ -1,5 +1,5 @@
-// The cores and the memory that this process may use on its host, and how busy they are. For Linux;
-// the limits of containers (cgroups, version 1 and 2) count as much as the machine's size.
+// The cores and the memory that this process may use on its host, and how busy they are. Linux
+// only; the limits of containers (cgroups, version 1 and 2) count as much as the machine's size.
 #pragma once
 
 #include <chrono>
@@ -23,24 +23,25 @@ class Host {
  public:
   explicit Host(std::filesystem::path root = "/");
 
-  // "AMD EPYC 7B13"; "aarch64 CPU" and the like where the kernel does not say.
+  // Such as "AMD EPYC 7B13"; "aarch64 CPU" and the like if the kernel gives no name.
   std::string cpu_name() const;
 
-  // How many cores the cgroups let this process keep busy; nothing where they set no limit.
+  // The number of cores that the cgroups let this process keep busy; nothing if they set no limit.
   std::optional<double> cpu_quota() const;
 
-  // Cores that the affinity mask allows, capped by the whole part of a cgroup's quota; at least 1.
+  // The cores that the affinity mask allows, at most the whole part of a cgroup's quota; at least
+  // 1.
   int num_usable_cores() const;
 
-  // Total: the smaller of the machine's memory and the cgroups' limits. Free: what could be taken
-  // now without swapping or being killed, caches that the kernel would give back included.
+  // total_bytes is the smaller of the machine's memory and the cgroups' limits. free_bytes could be
+  // taken now without swapping or being killed, including caches that the kernel would give back.
   Memory memory() const;
 
-  // Share of time, 0 to 1, that the usable cores were busy since the last call, or since this
-  // object was made; nothing where the kernel does not say or no time has passed on its clock.
+  // The share of time, 0 to 1, in which the usable cores were busy since the last call, or since
+  // this object was made; nothing if the kernel does not say or no time has passed on its clock.
   std::optional<double> utilisation();
 
-  // The share of time over the next `interval`; blocks that long.
+  // The same share over the next `interval`; blocks that long.
   std::optional<double> utilisation(std::chrono::milliseconds interval) const;
 
  private:

@@ -24,7 +24,8 @@ torch::nn::LayerNorm layer_norm(const ModelConfig& config) {
       torch::nn::LayerNormOptions({config.hidden_size}).eps(config.norm_eps));
 }
 
-// In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
+// In these modules x is [batch, length, hidden], and `name` is the module's name in the whole
+// model.
 
 class GptAttention : public torch::nn::Module {
  public:
@@ -50,7 +51,7 @@ class GptAttention : public torch::nn::Module {
   }
 
  private:
-  // [batch, heads, length, head_dim]
+  // Returns [batch, heads, length, head_dim].
   at::Tensor split_heads(const at::Tensor& x) const {
     return x.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   }

@@ -24,7 +24,7 @@ class Gpt : public LanguageModel {
   const at::Tensor& output_weight() const override;
 
   std::shared_ptr<Transformer> transformer_;
-  nn::Linear lm_head_{nullptr};  // none where it is the embedding
+  nn::Linear lm_head_{nullptr};  // empty if the output layer is the embedding
 };
 
 }  // namespace lockstep::models

@@ -21,9 +21,10 @@ using Intervals = std::vector<mesh::Interval>;
 
 nn::Linear linear(std::int64_t in, std::int64_t out) { return nn::Linear(in, out, nn::Bias::none); }
 
-// In what follows x is [batch, length, hidden]. `name` is the module's in the whole model.
+// In these modules x is [batch, length, hidden], and `name` is the module's name in the whole
+// model.
 
-// All layers turn by the same angles, so they share a table.
+// All layers turn by the same angles, so they share one table of them.
 class LlamaAttention : public torch::nn::Module {
  public:
   LlamaAttention(const ModelConfig& config, nn::Bias qkv_bias, std::size_t layer,
@@ -51,7 +52,7 @@ class LlamaAttention : public torch::nn::Module {
   static nn::Linear heads(const ModelConfig& config, std::int64_t count, nn::Bias bias) {
     return nn::Linear(config.hidden_size, count * config.head_dim, bias);
   }
-  // [batch, heads, length, head_dim]
+  // Returns [batch, heads, length, head_dim].
   at::Tensor split_heads(const at::Tensor& x) const {
     return x.unflatten(-1, {-1, head_dim_}).transpose(1, 2);
   }

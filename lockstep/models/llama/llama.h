@@ -11,7 +11,7 @@ namespace lockstep::models {
 
 class Llama : public LanguageModel {
  public:
-  // `qkv_bias` is of queries, keys and values, where a descendant of Llama has it.
+  // `qkv_bias` says whether queries, keys and values have biases, as in some descendants of Llama.
   Llama(const ModelConfig& config, std::uint64_t seed, nn::Bias qkv_bias = nn::Bias::none);
 
  private:
@@ -25,7 +25,7 @@ class Llama : public LanguageModel {
   const at::Tensor& output_weight() const override;
 
   std::shared_ptr<Decoder> model_;
-  nn::Linear lm_head_{nullptr};  // none where it is the embedding
+  nn::Linear lm_head_{nullptr};  // empty if the output layer is the embedding
 };
 
 }  // namespace lockstep::models

@@ -1,4 +1,4 @@
-// Qwen2 (Yang et al., 2024): Llama with biases of queries, keys and values. Its parameters have
+// Qwen2 (Yang et al., 2024) is Llama with biases of queries, keys and values. Its parameters have
 // Hugging Face's names.
 #pragma once
 

@@ -22,7 +22,7 @@ namespace lockstep::nn::internal {
 
 namespace {
 
-// x [ranks, …]: row r goes to rank r, and row r of the result comes from it. Backward sends each
+// Sends row r of x [ranks, …] to rank r; row r of the result comes from rank r. Backward sends each
 // gradient back the same way.
 class AllToAll : public torch::autograd::Function<AllToAll> {
  public:
@@ -51,9 +51,10 @@ class AllToAll : public torch::autograd::Function<AllToAll> {
   }
 };
 
-// Which heads of the keys go to which rank, one rank after the other, so that on each its heads of
-// the queries divide among them as they do here: all that its queries use where that is so, else
-// one for each of its heads.
+// Returns the heads of the keys that each rank gets, one rank after the other. On each rank its
+// heads of the queries must divide evenly among its heads of the keys, as they do here. If possible
+// these are just the heads that the rank's queries use; otherwise each of its heads of the queries
+// gets a copy of its own.
 std::vector<std::int64_t> kv_heads_by_rank(std::int64_t heads, std::int64_t kv_heads,
                                            std::int64_t ranks) {
   const auto per_kv = heads / kv_heads;
@@ -64,13 +65,13 @@ std::vector<std::int64_t> kv_heads_by_rank(std::int64_t heads, std::int64_t kv_h
   return chosen;
 }
 
-// [batch, ranks · n, length, head_dim] as [ranks, batch, n, length, head_dim].
+// Views [batch, ranks · n, length, head_dim] as [ranks, batch, n, length, head_dim].
 at::Tensor heads_by_rank(const at::Tensor& x, std::int64_t ranks) {
   return x.unflatten(1, {ranks, x.size(1) / ranks}).transpose(0, 1);
 }
 
-// Each rank's heads to it, in one message; gives [ranks, batch, n, local length, head_dim], this
-// rank's heads of q, k and v. What was sent is gone when this returns.
+// Sends each rank its heads, in one message, and returns this rank's heads of q, k and v as [ranks,
+// batch, n, local length, head_dim]. The tensors that were sent are freed when this returns.
 at::Tensor sent_by_rank(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                         const std::shared_ptr<comm::Communicator>& group, std::int32_t subject) {
   const std::int64_t ranks = group->size();
@@ -81,9 +82,9 @@ at::Tensor sent_by_rank(const at::Tensor& q, const at::Tensor& k, const at::Tens
 
 }  // namespace
 
-// Attention by two all-to-alls (Ulysses, Jacobs et al., 2023). The shapes are those of
-// context_parallel.h, checked there but for the heads: UsageError where they do not divide by the
-// ranks. Differentiable; `subject` is that of the group's calls.
+// Computes attention by two all-to-alls (Ulysses, Jacobs et al., 2023). The shapes are those of
+// context_parallel.h and have been checked there, except that the heads must be a multiple of the
+// ranks: UsageError if they are not. Differentiable; `subject` is that of the group's calls.
 at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const std::shared_ptr<comm::Communicator>& group, SplitKind split,
                                 const AttentionOptions& options, std::int32_t subject) {
@@ -100,7 +101,7 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
   const auto values = as_they_are ? v : v.index_select(1, index);
 
   const auto mine = heads / ranks, mine_of_kv = keys.size(1) / ranks;
-  // [batch, n, length, head_dim], positions in their own order.
+  // [batch, n, length, head_dim], with the positions in the order of the sequence.
   const auto whole = join_parts(sent_by_rank(q, keys, values, group, subject).unbind(0), 2, split)
                          .split_with_sizes({mine, mine_of_kv, mine_of_kv}, 1);
   const auto output = attention(whole[0], whole[1], whole[2], options);
@@ -122,13 +123,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the ranks must agree on, and how their calls are compared for it.
+// The arguments on which the ranks must agree, and the subject by which their calls are compared.
 struct Agreement {
   std::string text;
 
   std::int32_t subject() const { return static_cast<std::int32_t>(hash_text(text) & 0x7fffffff); }
 
-  // Runs what calls the group; a mismatch is told with what this rank passed.
+  // Runs a body that calls the group; the error of a mismatch also names the arguments of this
+  // rank.
   template <typename Body>
   auto run(const Body& body) const {
     try {
@@ -158,7 +160,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
                                      .split = split,
                                      .subject = agreed.subject()});
     });
-    // No copy where the sums are of its type; else one that lies in memory alike.
+    // No copy if the sums have the queries' type; a copy keeps the memory layout.
     const auto output = result.output.to(q.scalar_type());
     context->save_for_backward({q, k, v, output, result.log_sum_exp});
     auto& saved = context->saved_data;

@@ -16,11 +16,12 @@ class Communicator;
 namespace lockstep::nn {
 
 enum class ContextAlgorithm {
-  // Keys and values travel round the ranks while attention computes. Any number of heads; a rank
-  // never holds more than its part of the sequence and a piece of another's.
+  // Keys and values travel around the ring of ranks while attention computes. Works with any number
+  // of heads; a rank never holds more than its part of the sequence and a piece of another's.
   ring,
-  // Ulysses: all-to-all from some positions of all heads to all positions of some heads, attention
-  // on those, and back. Fewer and larger messages; needs heads that divide by the ranks.
+  // Ulysses: an all-to-all turns some positions of all heads into all positions of some heads,
+  // attention runs on those, and a second one goes back. Fewer and larger messages; the heads must
+  // be a multiple of the ranks.
   all_to_all,
 };
 
@@ -28,28 +29,29 @@ const char* name(ContextAlgorithm algorithm);
 
 struct ContextParallelOptions {
   bool causal = true;           // a query sees the keys up to its own position in the sequence
-  std::optional<double> scale;  // 1/sqrt(head_dim) where not given
+  std::optional<double> scale;  // 1/sqrt(head_dim) if not given
   ContextAlgorithm algorithm = ContextAlgorithm::ring;
   SplitKind split = SplitKind::zigzag;
 };
 
-// attention() over the whole sequence, of which each rank of the group passes its part of q [batch,
+// Computes attention() over the whole sequence. Each rank of the group passes its part of q [batch,
 // heads, local length, head_dim], k and v [batch, kv_heads, local length, head_dim] and gets its
-// part of the result, which lies in memory as attention()'s. heads is a multiple of kv_heads. On a
-// group of one it is attention().
+// part of the result, with the memory layout of attention()'s result. heads is a multiple of
+// kv_heads. On a group of one it is attention().
 //
 // Every rank calls it at the same point of its program with the same shapes, types and options, and
 // runs backward at the same point; backward calls the group, too, and keeps it alive until then.
-// The matrix of scores is never there as a whole (with all_to_all: where attention() keeps it so).
+// The matrix of scores is never in memory as a whole (with all_to_all: if attention() does not make
+// it).
 //
-// UsageError for what a rank can see by itself; CommError that names the ranks and what this one
-// passed where they disagree.
+// UsageError for mistakes that a rank can see by itself; CommError, with the ranks and this rank's
+// arguments, if the ranks disagree.
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const std::shared_ptr<comm::Communicator>& group,
                                       const ContextParallelOptions& options = {});
 
-// Splits a world into groups of cp_size ranks that are next to each other, and gives this rank's;
-// every rank calls it. UsageError where the world does not divide.
+// Splits a world into groups of cp_size consecutive ranks, and returns this rank's group; every
+// rank calls it. UsageError if the world's size is no multiple of cp_size.
 std::shared_ptr<comm::Communicator> init_context_parallel_group(
     const std::shared_ptr<comm::Communicator>& world, int cp_size);
 

@@ -18,21 +18,21 @@
 namespace lockstep::nn {
 
 struct ContextParallelAttentionOptions {
-  std::optional<std::int64_t> num_kv_heads;  // num_heads where not given
+  std::optional<std::int64_t> num_kv_heads;  // num_heads if not given
   bool causal = true;
   ContextAlgorithm algorithm = ContextAlgorithm::ring;
   SplitKind split = SplitKind::zigzag;
-  std::optional<double> rotary_theta;  // no rotary positions where not given
-  Bias bias = Bias::none;              // of all four projections
+  std::optional<double> rotary_theta;  // no rotary positions if not given
+  Bias bias = Bias::none;              // bias of all four projections
 };
 
-// o(attention(q(x), k(x), v(x))) of the whole sequence, of which each rank has its part of x
+// Computes o(attention(q(x), k(x), v(x))) over the whole sequence. Each rank passes its part of x
 // (take_part) and gets its part of the result.
 //
-// The weights are the same on every rank where the generator is (torch::manual_seed): each rank
-// draws them as torch::nn::Linear does. Their gradients here are of this rank's positions: the
-// whole sequence's is their sum over the group, as over ranks that have other samples. Who sums
-// those (data parallelism over the joint group of dp and cp) sums these, too.
+// The weights are the same on every rank if the generator's seed is (torch::manual_seed): each rank
+// draws them as torch::nn::Linear does. A rank's gradients are those of its own positions; the
+// gradient of the whole sequence is their sum over the group, as it is over ranks with other
+// samples. Data parallelism over the joint group of dp and cp sums both.
 //
 // Ownership: shares the group. Threading: as the group's calls, one thread at a time. Failure:
 // UsageError for sizes that do not divide; else as context_parallel_attention().

@@ -15,16 +15,16 @@ bool has_blocks(const at::Tensor& q) {
   return q.device().is_cpu() && q.scalar_type() == at::kFloat;
 }
 
-// Queries whose scores are there at once: so that those of all heads stay below a size that does
-// not depend on the sequence.
+// The number of queries whose scores are in memory at once: few enough that the scores of all heads
+// stay below a size that does not depend on the sequence.
 std::int64_t rows_at_once(const at::Tensor& q, const at::Tensor& k) {
   const std::int64_t scores = q.device().is_cpu() ? 1 << 20 : 1 << 26;
   const auto a_row = std::max<std::int64_t>(1, q.size(0) * q.size(1) * k.size(2));
   return std::max<std::int64_t>(16, scores / a_row);
 }
 
-// [batch, heads, rows, width] as [batch, kv_heads, heads/kv_heads · rows, width]: the heads that
-// share keys in one matrix. And back.
+// Views [batch, heads, rows, width] as [batch, kv_heads, heads/kv_heads · rows, width], which puts
+// the heads that share keys into one matrix; by_head() is the inverse.
 at::Tensor by_kv_head(const at::Tensor& x, std::int64_t kv_heads) {
   return x.reshape({x.size(0), kv_heads, x.size(1) / kv_heads * x.size(2), x.size(3)});
 }
@@ -47,8 +47,8 @@ void for_each_slice(const at::Tensor& q, const at::Tensor& k, const Body& body) 
     body(Slice{first, std::min(rows, q.size(2) - first)});
 }
 
-// [batch, heads, rows, keys], -inf where a query does not see a key. `queries` are those of the
-// slice, and `of` is how many there are in all.
+// Scores [batch, heads, rows, keys], -inf where a query does not see a key. `queries` are those of
+// the slice, and `of` is the number of all queries.
 at::Tensor scores_of(const at::Tensor& queries, const at::Tensor& k, const Slice& slice,
                      std::int64_t of, const AttentionTerms& terms) {
   auto scores =
@@ -69,7 +69,7 @@ struct WideKeys {
       : k(k.to(sum_type(k.scalar_type()))), v(v.to(sum_type(v.scalar_type()))) {}
 };
 
-// Calls body(slice, output, log_sum_exp) for the queries, some at a time.
+// Calls body(slice, output, log_sum_exp) for slices of the queries, one after the other.
 template <typename Body>
 void attend_by_slices(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const AttentionTerms& terms, const Body& body) {
@@ -134,7 +134,7 @@ void add_gradients(const AttentionGradients& gradients, const at::Tensor& grad, 
     weights.sub_(slice.of(result.log_sum_exp).unsqueeze(-1)).exp_();
     weights = by_kv_head(weights, kv_heads);
     gradients.v.add_(at::matmul(weights.transpose(2, 3), output_grad));
-    // sum over keys of weight times its gradient, without either.
+    // This is the sum over the keys of each weight times its gradient, computed without either.
     const auto means =
         (slice.of(grad).to(type) * slice.of(result.output).to(type)).sum(-1, /*keepdim=*/true);
     const auto slopes = at::matmul(output_grad, keys.v.transpose(2, 3))
@@ -148,9 +148,9 @@ void add_gradients(const AttentionGradients& gradients, const at::Tensor& grad, 
 
 namespace {
 
-// Keys and values go round in pieces of some heads or samples, one piece after the other: what is
-// on its way takes a piece's memory. More pieces than this would save little more; smaller ones
-// than this would wait for messages more than for bytes.
+// Keys and values travel in pieces of some heads or samples, one piece after the other, so that the
+// messages under way take only a piece's memory. More pieces than kMostPieces would save little
+// more memory; with pieces smaller than kPieceBytes, latency would matter more than bandwidth.
 constexpr std::int64_t kMostPieces = 16;
 constexpr std::int64_t kPieceBytes = 256 << 10;
 
@@ -158,14 +158,15 @@ struct Piece {
   mesh::Interval batch;
   mesh::Interval kv_heads;
 
-  // The slice of a tensor with kv_heads, or with heads, of which `heads` share one of those.
+  // The piece's slice of a tensor with kv_heads, or of one with heads, of which `heads` share a
+  // kv_head.
   at::Tensor of(const at::Tensor& x, std::int64_t heads = 1) const {
     return x.narrow(0, batch.begin, batch.size())
         .narrow(1, kv_heads.begin * heads, kv_heads.size() * heads);
   }
 };
 
-// The same on every rank: nothing but the shapes and types decides.
+// Depends on nothing but the shapes and types, so every rank cuts the same pieces.
 std::vector<Piece> pieces_of(const at::Tensor& k) {
   const auto bytes = 2 * k.numel() * static_cast<std::int64_t>(k.element_size());
   const auto wanted = std::clamp<std::int64_t>(bytes / kPieceBytes, 1, kMostPieces);
@@ -197,7 +198,7 @@ struct Pair {
   }
 };
 
-// A place in the ring.
+// This rank's place in the ring.
 struct Ring {
   comm::Communicator& group;
   comm::CallOptions options;
@@ -213,18 +214,18 @@ struct Ring {
   }
 };
 
-// The other ranks' blocks, one at a time, each piece once around the ring: while one is computed on
-// the next is on its way. Every rank asks for all of them.
+// Passes the other ranks' blocks, one at a time, each piece once around the ring: while one block
+// is computed on, the next one is on its way. Every rank must ask for all of them.
 class PassingBlocks {
  public:
   struct Block {
     Piece piece;
-    int step = 0;   // in the ring, from 1
-    int owner = 0;  // whose keys and values these are
+    int step = 0;   // steps that the block has travelled, from 1
+    int owner = 0;  // the rank whose keys and values these are
     Pair keys;
   };
 
-  // Sends for the first.
+  // Starts to send the first piece.
   PassingBlocks(const Ring& ring, const at::Tensor& k, const at::Tensor& v)
       : ring_(ring), k_(k), v_(v), pieces_(pieces_of(k)) {
     send_for_next();
@@ -251,7 +252,7 @@ class PassingBlocks {
   }
 
  private:
-  // What was received is passed on, or our own piece is sent on its way.
+  // Passes on the block that was received, or sends our own piece on its way.
   void send_for_next() {
     outgoing_ = step_ > 1 ? current_ : Pair::of(pieces_[piece_], k_, v_);
     incoming_ = outgoing_.empty_like();
@@ -261,20 +262,21 @@ class PassingBlocks {
   const Ring& ring_;
   at::Tensor k_, v_;
   std::vector<Piece> pieces_;
-  std::size_t piece_ = 0;  // of what is on its way
+  std::size_t piece_ = 0;  // the piece that is on its way
   int step_ = 1;
-  // What is sent is held until it is, so that memory is given back by the thread that took it.
+  // Blocks are held until they have been sent, so that the thread that allocated their memory also
+  // frees it.
   Pair current_, outgoing_, incoming_;
   comm::Work work_;
 };
 
-// The gradients of blocks, one step behind them: each rank adds its share and passes them on, and
-// the last in the ring sends them to their owner.
+// Passes the gradients of blocks around the ring, one step behind the blocks: each rank adds its
+// share and passes them on, and the last one sends them to the block's owner.
 class PassingGradients {
  public:
   PassingGradients(const Ring& ring, const AttentionGradients& own) : ring_(ring), own_(own) {}
 
-  // This rank's share for a block.
+  // Adds this rank's share to a block's gradients and passes them on.
   void add(const PassingBlocks::Block& block, Pair share) {
     take_what_came(share);
     outgoing_ = std::move(share);
@@ -287,7 +289,8 @@ class PassingGradients {
   void finish() { take_what_came({}); }
 
  private:
-  // To the share of the next block, or where it was the last in the ring to what is ours.
+  // Adds the gradients that have come to the share of the next block or, if they are those of our
+  // own block, to our gradients.
   void take_what_came(const Pair& share) {
     if (!incoming_.k.defined()) return;
     work_.wait();
@@ -309,7 +312,7 @@ at::Tensor positions_of(const at::Tensor& x, const mesh::Interval& rows) {
   return x.narrow(2, rows.begin, rows.size());
 }
 
-// What a rank does with a block: the queries of a piece and what belongs to them.
+// The queries, keys and terms with which a rank computes on a block.
 struct Share {
   BlockSight sight;
   AttentionTerms terms;
@@ -342,7 +345,8 @@ AttentionResult ring_forward(const at::Tensor& q, const at::Tensor& k, const at:
                              comm::Communicator& group, const RingTerms& terms) {
   const Ring ring{group, {.subject = terms.subject}};
   PassingBlocks blocks(ring, k, v);
-  // Our own keys: positions ascend, so that causal is what it is in a whole sequence.
+  // Our own keys come first. Their positions ascend, so the causal mask is that of a whole
+  // sequence.
   const auto result = attend(q, k, v, terms.attention);
   while (const auto block = blocks.next()) {
     const auto share = share_of(q, k, *block, ring, terms);

@@ -1,4 +1,4 @@
-// A tensor whose positions the ranks of a context-parallel group share.
+// Cuts a sequence whose positions the ranks of a context-parallel group share.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ using mesh::internal::BlockSight;
 using mesh::internal::sight_of;
 }  // namespace internal
 
-// This rank's part of a whole tensor, along `dim`; differentiable, a copy or a view. UsageError as
-// local_length().
+// Returns this rank's part of a whole tensor along `dim`, as a copy or a view; differentiable.
+// UsageError as in local_length().
 at::Tensor take_part(const at::Tensor& whole, std::int64_t dim, const SequencePart& part);
 
-// The inverse: the whole from the parts of all ranks, in their order. UsageError where their
-// lengths differ, or cannot be parts of such a split.
+// The inverse: joins the parts of all ranks, in their order. UsageError if their lengths differ, or
+// cannot be those of such a split.
 at::Tensor join_parts(const std::vector<at::Tensor>& parts, std::int64_t dim, SplitKind kind);
 
 }  // namespace lockstep::nn

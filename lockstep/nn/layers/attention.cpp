@@ -46,7 +46,8 @@ bool ours(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.scalar_type() == at::kFloat;
 }
 
-// A mask of the keys that each query sees, where queries are the last of as many.
+// A mask of the keys that each query sees; the queries are the last positions of the keys'
+// sequence.
 at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& k) {
   return at::ones({q.size(2), k.size(2)}, q.options().dtype(at::kBool)).tril(k.size(2) - q.size(2));
 }
@@ -54,8 +55,8 @@ at::Tensor seen_keys(const at::Tensor& q, const at::Tensor& k) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 5)
 #define LOCKSTEP_GROUPED_ATTENTION 1
 
-// Takes cuDNN's kernels or others, whichever are there and faster, and keys that several heads of
-// queries share as they are. Its own causal mask is aligned at the first key.
+// LibTorch chooses the fastest kernel that is there, cuDNN's or another, and keys that several
+// heads of queries share stay as they are. Its own causal mask is aligned at the first key.
 at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              bool masked, double scale) {
   const bool square = q.size(2) == k.size(2);
@@ -66,16 +67,16 @@ at::Tensor grouped_attention(const at::Tensor& q, const at::Tensor& k, const at:
 }
 #endif
 
-// What the other dtypes and devices get.
+// Attention for the other dtypes and devices.
 at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              bool causal, double scale) {
-  // A single query sees every key.
+  // A single query sees every key, so it needs no mask.
   const bool masked = causal && q.size(2) > 1;
   const auto tokens_together = [](const at::Tensor& output) {
     return output.transpose(1, 2).contiguous().transpose(1, 2);
   };
 #ifdef LOCKSTEP_GROUPED_ATTENTION
-  // LibTorch has no kernel that shares keys in float.
+  // LibTorch has no kernel that shares keys in float32.
   if (q.is_cuda() && q.element_size() == 2)
     return tokens_together(grouped_attention(q, k, v, masked, scale));
 #endif
@@ -83,10 +84,10 @@ at::Tensor library_attention(const at::Tensor& q, const at::Tensor& k, const at:
   const auto keys = group == 1 ? k : k.repeat_interleave(group, 1);
   const auto values = group == 1 ? v : v.repeat_interleave(group, 1);
 #if TORCH_VERSION_MAJOR >= 2
-  // Its own causal mask is aligned at the first key, and takes faster kernels where that is the
-  // same.
+  // LibTorch's own causal mask is aligned at the first key. For as many queries as keys that makes
+  // no difference, and it takes faster kernels.
   const bool square = masked && q.size(2) == k.size(2);
-  // Its scale is 1/sqrt(head_dim); LibTorch 2.0 cannot be told another.
+  // LibTorch's scale is 1/sqrt(head_dim), and LibTorch 2.0 takes no other.
   const double factor = scale * std::sqrt(static_cast<double>(q.size(3)));
   const auto scaled = std::abs(factor - 1.0) < 1e-12 ? q : q * factor;
   const auto output = masked && !square

@@ -14,12 +14,13 @@ namespace lockstep::nn::internal {
 
 namespace {
 
-// Rows of queries and of keys whose scores are there at once. Fewer rows waste less above the
-// diagonal, more keep the matrix products busy; two blocks of scores stay in a core's second cache.
+// The numbers of queries and keys whose scores are in memory at once. Fewer queries waste less
+// above the diagonal, more keep the matrix products busy; two blocks of scores stay in a core's
+// second-level cache.
 constexpr std::int64_t kQueries = 64;
 constexpr std::int64_t kKeys = 512;
 
-// A matrix somewhere in a tensor: rows of contiguous floats.
+// A matrix inside a tensor, with rows of contiguous floats.
 struct Rows {
   float* data = nullptr;
   std::int64_t count = 0;
@@ -45,14 +46,14 @@ float* row_of(const at::Tensor& log_sum_exp, std::int64_t batch, std::int64_t he
          head * log_sum_exp.stride(1);
 }
 
-// As it is where its rows can be read as they lie, otherwise a copy.
+// Returns the tensor itself if its rows can be read in place, otherwise a copy.
 at::Tensor readable(const at::Tensor& tensor) {
   const bool lies_well = (tensor.size(3) <= 1 || tensor.stride(3) == 1) &&
                          (tensor.size(2) <= 1 || tensor.stride(2) >= tensor.size(3));
   return lies_well ? tensor : tensor.contiguous();
 }
 
-// Which keys the queries of a block see.
+// The keys that the queries of a block see.
 struct Sight {
   std::int64_t keys = 0;
   std::int64_t offset = 0;  // query i sees the keys up to i + offset
@@ -89,12 +90,12 @@ void multiply_add(const Rows& to, const at::Tensor& a, const at::Tensor& b) {
   at::addmm_out(result, result, a, b);
 }
 
-// Whether a result over other keys is there already.
+// `more`: the output already holds a result over other keys.
 enum class Keys { all, more };
 
-// One head. Softmax is taken block by block of keys: what has been summed so far is scaled down
-// whenever a larger score turns up. A result over other keys is such a sum, of 1 and scaled by
-// e^log_sum_exp.
+// Computes one head. Softmax is taken block by block of keys: the sums so far are scaled down
+// whenever a larger score turns up. A result over other keys is treated as such a sum, with sum 1
+// and scaled by e^log_sum_exp.
 void forward_head(const Rows& q, const Rows& k, const Rows& v, const Rows& output,
                   float* log_sum_exp, const Sight& sight, float scale, const Scores& scratch,
                   Keys which) {
@@ -145,7 +146,7 @@ struct HeadGradients {
   Rows v;
 };
 
-// One head; adds to what the gradients hold.
+// Computes the gradients of one head and adds them to those given.
 void backward_head(const Rows& grad, const Rows& q, const Rows& k, const Rows& v,
                    const Rows& output, const float* log_sum_exp, const HeadGradients& gradients,
                    const Sight& sight, float scale, const Scores& first_scratch,
@@ -155,7 +156,8 @@ void backward_head(const Rows& grad, const Rows& q, const Rows& k, const Rows& v
     const auto count = std::min(kQueries, q.count - first);
     const auto queries = q.slice(first, count).tensor();
     const auto grad_rows = grad.slice(first, count).tensor();
-    // sum over keys of probability times its gradient, without either.
+    // This is the sum over the keys of each probability times its gradient, computed without
+    // either.
     for (std::int64_t row = 0; row < count; ++row)
       means[row] = row_dot(grad[first + row], output[first + row], output.width);
     const auto keys = sight.of(first + count - 1);
@@ -213,7 +215,7 @@ AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, cons
   const AttentionResult result{
       empty_by_position(q, at::kFloat),
       at::empty({q.size(0), q.size(1), q.size(2)}, at::TensorOptions(at::kFloat))};
-  // Softmax over nothing weighs nothing.
+  // Softmax over no keys gives zeros.
   if (k.size(2) == 0)
     result.output.zero_();
   else
@@ -244,7 +246,8 @@ void attention_backward_more(const AttentionGradients& gradients, const at::Tens
   const auto grad = readable(output_grad);
   const auto heads = q.size(1), kv_heads = k.size(1);
   const Sight sight{k.size(2), k.size(2) - q.size(2), terms.causal};
-  // The heads that share keys and values go one after the other, on one thread.
+  // The heads that share keys and values are computed one after the other in one thread, because
+  // they add to the same gradients.
   device::parallel_pieces(q.size(0) * kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Scores first, second;

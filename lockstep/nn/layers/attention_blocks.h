@@ -1,5 +1,5 @@
-// Attention in blocks of rows, float32 on a CPU. The shapes are those of attention.h, checked
-// there.
+// Attention in blocks of rows, for float32 on a CPU. The shapes are those of attention.h and have
+// been checked there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +12,9 @@ struct AttentionTerms {
 };
 
 struct AttentionResult {
-  at::Tensor output;       // [batch, heads, length, head_dim]
-  at::Tensor log_sum_exp;  // [batch, heads, length]: of each query's scores, what backward needs
+  at::Tensor output;  // [batch, heads, length, head_dim]
+  // [batch, heads, length]: log-sum-exp of each query's scores, for backward
+  at::Tensor log_sum_exp;
 };
 
 struct AttentionGradients {
@@ -22,16 +23,16 @@ struct AttentionGradients {
   at::Tensor v;
 };
 
-// [batch, heads, length, head_dim] as `like`, in the memory of [batch, length, heads, head_dim]. No
-// view in autograd's eyes: a result that is one and saved for backward stays when it is to be
-// recomputed.
+// An empty [batch, heads, length, head_dim] like `like`, in the memory layout of [batch, length,
+// heads, head_dim]. Autograd does not see it as a view: recomputation cannot free a saved result
+// that is a view.
 at::Tensor empty_by_position(const at::Tensor& like, at::ScalarType type);
 
 AttentionResult attention_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                   const AttentionTerms& terms);
 
-// The same over more keys: `so_far`, the result over others, becomes the result over all of them.
-// Its tensors may be parts of larger ones.
+// Attention over more keys: `so_far`, the result over other keys, becomes the result over all of
+// them. Its tensors may be parts of larger ones.
 void attention_forward_more(const AttentionResult& so_far, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const AttentionTerms& terms);
 
@@ -39,7 +40,7 @@ AttentionGradients attention_backward(const at::Tensor& grad, const at::Tensor& 
                                       const at::Tensor& k, const at::Tensor& v,
                                       const AttentionResult& result, const AttentionTerms& terms);
 
-// Adds to what the gradients hold, whose last dimension is contiguous. `result` is that over all
+// Adds to the given gradients, whose last dimension is contiguous. `result` is the result over all
 // keys, of which k and v may be a part.
 void attention_backward_more(const AttentionGradients& gradients, const at::Tensor& grad,
                              const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -25,10 +25,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr auto kAutocast = c10::DispatchKey::AutocastCUDA;
-// With fewer classes a thread block for each row has too little to do.
+// With fewer classes, a thread block for each row has too little to do.
 constexpr std::int64_t kFewestClasses = 512;
 
-// Leads to LibTorch's own operator, inside which autocast stays on.
+// Redispatches to LibTorch's own operator, inside which autocast stays on.
 c10::DispatchKeySet below_autocast(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kAutocast);
 }
@@ -37,12 +37,11 @@ bool has_forward_gradient(const at::Tensor& tensor) {
   return tensor._fw_grad(/*level=*/0).defined();
 }
 
-// ---- values += bias
-// ------------------------------------------------------------------------------
+// ---- values += bias ----
 
 class AddBias : public torch::autograd::Function<AddBias> {
  public:
-  // values [..., width] are changed in place, bias [width].
+  // Changes values [..., width] in place; the bias is [width].
   static at::Tensor forward(AutogradContext* context, const at::Tensor& values,
                             const at::Tensor& bias) {
     context->mark_dirty({values});
@@ -71,7 +70,8 @@ class AddBias : public torch::autograd::Function<AddBias> {
 };
 
 bool takes_bias(const at::Tensor& values, const at::Tensor& bias, const at::Scalar& alpha) {
-  // An owner has its parameter in memory while it runs the operator, and only then.
+  // The bias may be a parameter that a strategy owns and that is in memory only while the owner
+  // runs the operator.
   const bool is_elsewhere =
       intercept::is_tagged(bias) && !c10::impl::tls_is_dispatch_key_excluded(intercept::kKey);
   return values.is_cuda() && values.scalar_type() == device::Autocast::active(at::kCUDA) &&
@@ -92,10 +92,9 @@ at::Tensor& add_in_place(c10::DispatchKeySet keys, at::Tensor& values, const at:
   return values;
 }
 
-// ---- Cross-entropy of rows
-// -----------------------------------------------------------------------
+// ---- Cross-entropy of rows ----
 
-// The kernel's gradient, composed of operators that can be differentiated again.
+// The kernel's gradient, written with operators that can be differentiated again.
 at::Tensor differentiable_gradient(const at::Tensor& logits, const at::Tensor& targets,
                                    const at::Tensor& factors, std::int64_t ignore_index) {
   const at::Tensor ignored = targets.eq(ignore_index);
@@ -115,7 +114,7 @@ cuda::LogitBlock block_of(const at::Tensor& logits, const at::Tensor& targets,
           .ignore_index = ignore_index};
 }
 
-// [rows]: losses, largest logits and 1 / sums of exponentials.
+// The arrays [rows] of a kernel call: losses, largest logits and 1 / sums of exponentials.
 cuda::RowLosses rows_of(const at::Tensor& losses, const at::Tensor& statistics) {
   float* const numbers = statistics.data_ptr<float>();
   return {.losses = losses.defined() ? losses.data_ptr<float>() : nullptr,
@@ -125,7 +124,8 @@ cuda::RowLosses rows_of(const at::Tensor& losses, const at::Tensor& statistics) 
 
 class CrossEntropyOfRows : public torch::autograd::Function<CrossEntropyOfRows> {
  public:
-  // logits [rows, classes], targets [rows]; losses [rows] in float, 0 where a target is ignored.
+  // logits [rows, classes] and targets [rows] give losses [rows] in float, 0 where a target is
+  // ignored.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, std::int64_t ignore_index) {
     const at::Tensor packed = cuda::dense(logits), indices = targets.contiguous();
@@ -163,7 +163,7 @@ bool takes_logits(const at::Tensor& logits, const at::Tensor& targets) {
          logits.size(0) > 0 && logits.size(0) <= std::numeric_limits<std::int32_t>::max() &&
          targets.scalar_type() == at::kLong && targets.dim() == 1 &&
          targets.size(0) == logits.size(0) && targets.device() == logits.device() &&
-         // Backward would read memory that its owner may have freed.
+         // Backward would read memory that a tagged tensor's owner may have freed by then.
          !intercept::is_tagged(logits) && !intercept::is_tagged(targets) &&
          !has_forward_gradient(logits);
 }
@@ -194,7 +194,7 @@ bool has_function(const char* name, const char* overload) {
 }
 
 bool register_both() {
-  // Never unregistered: threads may compute until the process ends.
+  // Never unregistered, because threads may compute until the process ends.
   auto* const library =
       new torch::Library(torch::Library::IMPL, "aten", kAutocast, __FILE__, __LINE__);
   if (!has_function("aten::add_", "Tensor")) library->impl("add_.Tensor", TORCH_FN(add_in_place));

@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows that a thread takes at a time: some 65536 logits.
+// The number of rows that a thread takes at a time, some 65536 logits.
 std::int64_t grain(std::int64_t vocabulary) {
   return std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, vocabulary));
 }
@@ -29,8 +29,8 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, std::int64_t ignore_index) {
     const auto rows = logits.size(0), vocabulary = logits.size(1);
-    // Each row's largest logit and, relative to that, its sum of exponentials: one number for both,
-    // log-sum-exp, would be rounded to what a large logit leaves room for.
+    // Keeps each row's largest logit, and its sum of exponentials relative to that. One number for
+    // both, the log-sum-exp, would lose precision if the logits are large.
     auto largest = at::empty({rows}, logits.options());
     auto sums = at::empty({rows}, logits.options());
     auto losses = at::empty({rows}, logits.options());
@@ -97,7 +97,7 @@ LossSum cross_entropy(const at::Tensor& logits, const Targets& given, std::int64
   const bool on_cpu = logits.device().is_cpu() && targets.device().is_cpu();
   if (on_cpu && logits.scalar_type() == at::kFloat)
     return {CrossEntropy::apply(logits.contiguous(), targets.contiguous(), ignore_index), count};
-  // A sum of thousands of losses does not fit 16 bits.
+  // 16 bits cannot hold a sum of thousands of losses.
   const bool narrow = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
   return {at::cross_entropy_loss(narrow ? logits.to(at::kFloat) : logits, targets, {},
                                  at::Reduction::Sum, ignore_index),
@@ -116,7 +116,7 @@ std::int64_t count_targets(const char* function, const Targets& given, const Tar
                      "each row",
                      function, c10::toString(targets.scalar_type()),
                      fmt::join(targets.sizes(), ", "), shape.rows);
-  // Eight bytes a row are nothing beside a row of logits, on whichever device.
+  // Copying eight bytes a row to the host costs nothing beside a row of logits.
   const at::Tensor here = (given.on_host.defined() ? given.on_host : targets.cpu()).contiguous();
   if (!here.is_cpu() || here.sizes() != targets.sizes() || here.scalar_type() != at::kLong)
     throw UsageError("{}: targets are [{}], and what is said to be the same on the host is {} of "

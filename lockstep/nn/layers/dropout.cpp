@@ -17,12 +17,12 @@ namespace lockstep::nn {
 
 namespace {
 
-// A word below this drops its element.
+// A random word below this drops its element.
 std::uint32_t threshold_of(double p) { return static_cast<std::uint32_t>(p * 0x1p32); }
 
 float kept_value(double p) { return static_cast<float>(1.0 / (1.0 - p)); }
 
-// Elements 4·first to 4·(first + lanes) of the mask of one sample.
+// Elements 4·first to 4·(first + lanes) of one sample's mask.
 LOCKSTEP_SIMD void mask_blocks(std::uint64_t key, std::uint64_t row, std::uint64_t first,
                                std::uint32_t threshold, float kept, float* out) {
   PhiloxLanes lanes;
@@ -46,7 +46,7 @@ void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t first, st
     }
     float values[PhiloxLanes::kWords];
     mask_blocks(key, row, static_cast<std::uint64_t>(first) / 4, threshold, kept, values);
-    // To where lanes begin, or to the end.
+    // The first elements, up to the next whole block or to the end.
     const auto taken = skipped == 0 ? count : std::min<std::int64_t>(count, 4 - skipped);
     std::copy_n(values + skipped, taken, out);
     out += taken;
@@ -55,7 +55,7 @@ void mask_of_sample(std::uint64_t key, std::uint64_t row, std::int64_t first, st
   }
 }
 
-// Which stretches of a sample's elements are held: all of them, or those at the positions.
+// The stretches of a sample's elements that are held: all of them, or those at the positions.
 std::vector<mesh::Interval> elements_held(at::IntArrayRef sizes,
                                           const std::vector<mesh::Interval>& positions) {
   if (positions.empty()) return {{0, c10::multiply_integers(sizes.slice(1))}};
@@ -65,13 +65,13 @@ std::vector<mesh::Interval> elements_held(at::IntArrayRef sizes,
   return held;
 }
 
-// Samples that a thread takes at a time: some 65536 elements.
+// The number of samples that a thread takes at a time, some 65536 elements.
 std::int64_t grain(std::int64_t count) {
   return std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(1, count));
 }
 
-// Philox in whole tensors of 64-bit numbers that hold 32 bits each: no kernel of ours is needed on
-// a device. The words of so many blocks of every sample: [samples, 4·blocks].
+// Computes Philox with tensors of 64-bit integers that hold 32 bits each, so a device needs no
+// kernel of ours. Returns the words of `blocks` blocks of every sample: [samples, 4·blocks].
 at::Tensor philox_words(const at::Tensor& rows, std::int64_t first, std::int64_t blocks,
                         std::uint64_t key) {
   constexpr std::int64_t kLow = 0xffffffff;
@@ -84,7 +84,7 @@ at::Tensor philox_words(const at::Tensor& rows, std::int64_t first, std::int64_t
   auto k0 = static_cast<std::uint32_t>(key);
   auto k1 = static_cast<std::uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
-    // The products wrap at 64 bits, as they do in Philox.
+    // The products wrap around at 64 bits, as they do in Philox.
     const auto p0 = c[0] * std::int64_t{0xd2511f53};
     const auto p1 = c[2] * std::int64_t{0xcd9e8d57};
     c = {high(p1).bitwise_xor_(c[1]).bitwise_xor_(std::int64_t{k0}), low(p1),
@@ -95,7 +95,7 @@ at::Tensor philox_words(const at::Tensor& rows, std::int64_t first, std::int64_t
   return at::stack({c[0], c[1], c[2], c[3]}, 2).flatten(1);
 }
 
-// Positions as the numbers that autograd keeps: where each interval begins and ends.
+// The positions as numbers that autograd can save: where each interval begins and ends.
 std::vector<std::int64_t> ends_of(const std::vector<mesh::Interval>& positions) {
   std::vector<std::int64_t> ends;
   for (const auto& [begin, end] : positions) ends.insert(ends.end(), {begin, end});
@@ -107,7 +107,7 @@ std::vector<mesh::Interval> positions_from(const std::vector<std::int64_t>& ends
   return positions;
 }
 
-// Backward is the same function: what was multiplied is multiplied again.
+// Backward multiplies by the same mask, so it is the same function.
 class DropoutFunction : public torch::autograd::Function<DropoutFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,

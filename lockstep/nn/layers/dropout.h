@@ -1,6 +1,6 @@
-// Dropout whose answer does not depend on the layout: an element is dropped by the seed, the place
-// of the dropout in the model, the step, the sample's place in the whole batch and the element's
-// place in the sample.
+// Dropout that is the same in every layout: whether an element is dropped depends on the seed, the
+// place of the dropout in the model, the step, the sample's place in the whole batch and the
+// element's place in the sample.
 #pragma once
 
 #include <cstdint>
@@ -16,37 +16,37 @@
 
 namespace lockstep::nn {
 
-// Where a training run stands, as far as random numbers go. Shared by the modules of a model; who
-// runs the training sets it before each forward.
+// The state of a training run that random numbers depend on. The modules of a model share it; the
+// training loop sets it before each forward.
 struct RandomState {
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
-  std::vector<std::int64_t> rows;  // of each sample held here: its place in the batch of all ranks
-  // Where ranks share sequences (sequence_split.h): the positions held here, which dim 1 of what is
-  // dropped counts. None: all of them are.
+  std::vector<std::int64_t> rows;  // of each sample held here, its place in the batch of all ranks
+  // If ranks share sequences (sequence_split.h): the positions held here, along dim 1 of the input.
+  // Empty: all positions are held.
   std::vector<mesh::Interval> positions = {};
 };
 
-// What x [samples, …] is multiplied with: 0 for an element that is dropped, else 1/(1 - p). Float,
-// on the given device; the same bits on each. With positions x is [samples, positions, …], and
-// these are the mask's at those positions of the whole sequence.
+// The factors for x [samples, …]: 0 for an element that is dropped, else 1/(1 - p). Float, on the
+// given device, with the same bits on each. With positions, x is [samples, positions, …], and these
+// are the mask's values at those positions of the whole sequence.
 at::Tensor dropout_mask(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
                         std::uint64_t key, double p, const at::Device& device,
                         const std::vector<mesh::Interval>& positions = {});
 
 namespace internal {
-// The same out of LibTorch's operators alone, as devices other than the CPU need it.
+// The same mask, computed with LibTorch's operators alone, for devices other than the CPU.
 at::Tensor dropout_mask_of_operators(at::IntArrayRef sizes, const std::vector<std::int64_t>& rows,
                                      std::uint64_t key, double p, const at::Device& device,
                                      const std::vector<mesh::Interval>& positions = {});
 }  // namespace internal
 
-// In training mode drops each element with probability p, and divides what stays by 1 - p; else
-// does nothing. Keeps nothing for backward, which draws the same numbers again.
+// In training mode drops each element with probability p and divides the others by 1 - p; otherwise
+// does nothing. Saves nothing for backward, which draws the same numbers again.
 //
-// Ownership: shares the state, which it only reads. Threading: forward reads the state, so nobody
-// may change it at the same time. Failure: UsageError where p is not in [0, 1), or where the state
-// names another number of samples or positions than the input has.
+// Ownership: shares the state, which it only reads. Threading: forward reads the state, so no other
+// thread may change it meanwhile. Failure: UsageError if p is not in [0, 1), or if the state names
+// another number of samples or positions than the input has.
 class DropoutImpl : public torch::nn::Module {
  public:
   // `site` is the module's place in the model: no two dropouts of a model may share one.

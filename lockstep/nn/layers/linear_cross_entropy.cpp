@@ -28,11 +28,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Logits that are there at once, at least a row of them. On a CPU about what its caches hold, with
-// rows enough to read the weight seldom; a GPU needs more at a time to be busy.
+// Bytes of logits that are in memory at once, at least one row. On a CPU that is about the size of
+// its caches, with enough rows to read the weight seldom; a GPU needs more at a time to be busy.
 constexpr std::int64_t kBlockBytesCpu = 16 << 20;
 constexpr std::int64_t kBlockBytesGpu = 1 << 30;
-// A GPU divides the rows of a product into pieces of this size or a fraction of it.
+// A GPU splits the rows of a product into tiles of this size or a fraction of it.
 constexpr std::int64_t kRowsOfAProduct = 256;
 
 struct Wanted {
@@ -46,7 +46,8 @@ at::Tensor in_full_precision(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
 }
 
-// Losses of a block of rows; where gradients are wanted, turns its logits into their gradient.
+// The losses of a block of rows; if gradients are wanted, turns the block's logits into their
+// gradient.
 at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int64_t ignore_index,
                         Wanted wanted) {
 #ifdef LOCKSTEP_HAVE_CUDA
@@ -103,10 +104,10 @@ at::Tensor block_losses(at::Tensor& logits, const at::Tensor& targets, std::int6
   return losses;
 }
 
-// What this rank's part of the logits of each row says of the target, in float or double: 0 where
-// the target is not in the part. `logits` are shifted, and become exponentials.
+// This rank's contribution to each row's loss, in float or double. `targets` is 0 where the target
+// is not in this rank's part. `logits` are shifted and become exponentials.
 struct PartialRows {
-  at::Tensor sums;     // [rows]: of the exponentials
+  at::Tensor sums;     // [rows]: sums of the exponentials
   at::Tensor targets;  // [rows]: the target's shifted logit
 };
 
@@ -129,8 +130,8 @@ PartialRows exponentiate(at::Tensor& logits, const at::Tensor& largest, const at
   return {.sums = sums, .targets = right};
 }
 
-// block_losses() where each rank of a group has the logits of a part of the vocabulary, from
-// `begin` on.
+// block_losses() for a group whose ranks each have the logits of a part of the vocabulary; this
+// rank's part begins at `begin`.
 at::Tensor split_block_losses(at::Tensor& logits, const at::Tensor& targets,
                               std::int64_t ignore_index, Wanted wanted, std::int64_t begin,
                               comm::Communicator& group) {
@@ -156,20 +157,20 @@ at::Tensor split_block_losses(at::Tensor& logits, const at::Tensor& targets,
   return losses;
 }
 
-// The rows of the weight that are here; without a group all of them.
+// The rows of the weight that this rank has; without a group, all of them.
 struct Rows {
   std::int64_t begin = 0;
   std::int64_t vocabulary = 0;
   std::shared_ptr<comm::Communicator> group = nullptr;
 
-  // The most rows that a rank's part has.
+  // The most rows that any rank's part has.
   std::int64_t most() const { return (vocabulary + group->size() - 1) / group->size(); }
 };
 
-// How many rows' logits are computed together: of an even share of all rows, on a GPU.
+// The number of rows whose logits are computed together; on a GPU, an even share of all rows.
 std::int64_t rows_at_once(const at::Tensor& inputs, std::int64_t vocabulary) {
   const bool on_cpu = inputs.device().is_cpu();
-  // In memory they become floats.
+  // The block's logits are converted to floats in memory.
   const auto bytes = static_cast<std::int64_t>(
       on_cpu ? std::max<std::size_t>(inputs.element_size(), sizeof(float)) : inputs.element_size());
   const auto most = std::max<std::int64_t>(1, (on_cpu ? kBlockBytesCpu : kBlockBytesGpu) /
@@ -182,9 +183,9 @@ std::int64_t rows_at_once(const at::Tensor& inputs, std::int64_t vocabulary) {
 }
 
 // The gradients are computed in forward, from the block of logits at hand, and only scaled in
-// backward: computing the logits again would make four products of this size out of three (with a
-// vocabulary of 50257 they are nearly all of the time), and save no memory, as backward needs room
-// for the gradients anyway.
+// backward. Computing the logits again would make four products of this size out of three (with a
+// vocabulary of 50257 they are nearly all of the time), and would save no memory, because backward
+// needs room for the gradients anyway.
 class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden,
@@ -195,14 +196,14 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     const at::Tensor all_inputs = hidden.to(type), factors = weight.to(type);
     const auto exact = type == at::kDouble ? at::kDouble : at::kFloat;
     const auto wide = hidden.options().dtype(exact);
-    // The same on every rank.
+    // The widest part of any rank, so that all ranks take the same blocks.
     const auto widest = part.group == nullptr ? vocabulary : part.most();
     const auto block = rows_at_once(all_inputs, widest);
     at::Tensor hidden_grad, weight_grad;
     if (wanted.hidden) hidden_grad = at::empty_like(all_inputs, at::MemoryFormat::Contiguous);
     if (wanted.weight) weight_grad = at::zeros(weight.sizes(), wide);
     auto losses = at::empty({rows}, wide);
-    // One block's memory for all of them.
+    // One block's memory serves all blocks.
     const auto memory = at::empty({std::min(block, rows), vocabulary}, all_inputs.options());
     for (std::int64_t first = 0; first < rows; first += block) {
       const auto count = std::min(block, rows - first);
@@ -221,7 +222,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
         at::mm_out(to, slopes, factors);
       }
       if (wanted.weight) {
-        // A sum over so many rows may be more than Half holds, whatever the loss's scale is.
+        // A sum over so many rows may exceed Half's range, whatever the loss scale is.
         if (type == exact || type == at::kHalf)
           weight_grad.addmm_(slopes.to(exact).t(), inputs.to(exact));
         else
@@ -231,7 +232,8 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
     context->save_for_backward({hidden_grad, weight_grad});
     context->saved_data["hidden_type"] = static_cast<std::int64_t>(hidden.scalar_type());
     context->saved_data["weight_type"] = static_cast<std::int64_t>(weight.scalar_type());
-    // In the order of rows, whatever the number of threads; a GPU's sum has an order of its own.
+    // Adds in the order of rows, whatever the number of threads; on a GPU LibTorch's sum has an
+    // order of its own.
     if (!losses.device().is_cpu()) return losses.sum(at::kDouble).to(exact);
     double sum = 0.0;
     const auto each = losses.to(at::kDouble);
@@ -246,7 +248,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                               context->saved_data["weight_type"].toInt()};
     variable_list results(7);
     for (std::size_t i = 0; i < 2; ++i)
-      // In float: the factor may be one that 16 bits do not have.
+      // Multiplies in float, because 16 bits may not hold the factor.
       if (saved[i].defined())
         results[i] =
             (in_full_precision(saved[i]) * grads[0]).to(static_cast<at::ScalarType>(types[i]));
@@ -254,10 +256,11 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 };
 
-// Returns the type of the products. A function of our own sees tensors before autocast does, so it
-// asks; on CPUs, where LibTorch's products of 16 bits are slow, it does not.
+// Returns the type of the products. A function of ours sees tensors before autocast does, so it has
+// to ask for autocast's type. On CPUs it does not, because LibTorch's products of 16 bits are slow
+// there.
 std::optional<at::ScalarType> autocast_of(const at::Tensor& hidden, const at::Tensor& weight) {
-  // Doubles are what autocast leaves alone.
+  // Autocast leaves doubles as they are.
   if (hidden.device().is_cpu() || hidden.scalar_type() == at::kDouble ||
       weight.scalar_type() == at::kDouble)
     return std::nullopt;

@@ -25,7 +25,8 @@ enum class NormKind : std::uint8_t { layer, rms };
 at::Tensor rms_norm_of_operators(const at::Tensor& x, const NormWeights& norm) {
   const auto type = x.scalar_type();
   const auto wide = type == at::kHalf || type == at::kBFloat16 ? x.to(at::kFloat) : x;
-  // Their mean: mean() itself keeps all of them for backward (LibTorch 1.13).
+  // Computes the mean as a sum and a division: mean() itself saves all squares for backward
+  // (LibTorch 1.13).
   const auto sum = wide.square().sum(-1, /*keepdim=*/true);
   const auto inverse = sum.div_(x.size(-1)).add_(norm.eps).rsqrt_();
   return (wide * inverse).to(type) * norm.weight;
@@ -39,8 +40,8 @@ at::Tensor layer_norm_of_operators(const at::Tensor& x, const NormWeights& norm)
 
 using MaybeTensor = c10::optional<at::Tensor>;
 
-// (x, update of the result's type or nothing, weight, bias or nothing) -> the norm, and with an
-// update the sum before it.
+// Takes x, an update of the result's type or nothing, a weight, and a bias or nothing. Returns the
+// norm and, with an update, the sum x + update.
 class FusedNorm : public torch::autograd::Function<FusedNorm> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& x,
@@ -105,7 +106,7 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
     const at::Tensor update_gradient =
         update_apart ? at::empty(x.sizes(), x.options().dtype(type)) : at::Tensor();
     const auto floats = x.options().dtype(at::kFloat);
-    // Where there are no rows, no kernel writes to them.
+    // If there are no rows, no kernel writes the gradients, so they begin as zeros.
     const at::Tensor weight_gradient = at::zeros({2, shape.width}, floats);
     const at::Tensor scratch =
         at::empty({static_cast<std::int64_t>(cuda::norm_scratch_floats(shape))}, floats);
@@ -149,7 +150,7 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
   }
 };
 
-// What the kernel's result is in; nothing where the kernel does not take the tensors.
+// The type of the kernel's result; nothing if the kernel cannot take the tensors.
 std::optional<at::ScalarType> fused_type(const at::Tensor& x, const NormWeights& norm) {
   const auto of_its_width = [&](const at::Tensor& tensor) {
     return cuda::takes(tensor) && tensor.device() == x.device() && tensor.dim() == 1 &&
@@ -158,8 +159,7 @@ std::optional<at::ScalarType> fused_type(const at::Tensor& x, const NormWeights&
   if (!cuda::takes(x) || x.dim() == 0 || !cuda::norm_takes(x.size(-1)) ||
       !of_its_width(norm.weight) || (norm.bias.defined() && !of_its_width(norm.bias)))
     return std::nullopt;
-  // A result for floats is a float, as of operators that autocast wants in float, and is cast
-  // after.
+  // Without autocast the result for floats is a float.
   if (x.scalar_type() != at::kFloat) return x.scalar_type();
   return device::Autocast::active(x.device().type()).value_or(at::kFloat);
 }

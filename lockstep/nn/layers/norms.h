@@ -1,7 +1,7 @@
 // Layer norm and RMS norm, alone and after the sum of a residual connection.
 //
-// On CUDA a kernel of our own reads what is normalised once, and the sum is made on the way. Its
-// result is in x's type, and of floats under autocast in autocast's; it has no second derivative.
+// On CUDA a kernel of our own reads its input once and makes the sum on the way. Its result is in
+// x's type, or in autocast's type if x is float under autocast; it has no second derivative.
 // Elsewhere, and for widths that the kernel does not take, these are LibTorch's operators.
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace lockstep::nn {
 
-// What the norms are of.
+// The weights of a norm.
 struct NormWeights {
   at::Tensor weight;     // [width]
-  at::Tensor bias = {};  // of a layer norm
+  at::Tensor bias = {};  // only of a layer norm
   double eps = 0;
 };
 
@@ -30,7 +30,7 @@ at::Tensor rms_norm(const at::Tensor& x, const NormWeights& norm);
 
 struct SumAndNorm {
   at::Tensor sum;   // x + update, in x's type
-  at::Tensor norm;  // of the sum
+  at::Tensor norm;  // the norm of the sum
 };
 SumAndNorm add_layer_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm);
 SumAndNorm add_rms_norm(const at::Tensor& x, const at::Tensor& update, const NormWeights& norm);

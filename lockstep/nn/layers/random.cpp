@@ -20,8 +20,9 @@ namespace lockstep::nn {
 
 namespace {
 
-// The functions below are made of additions, multiplications and divisions in a fixed order, which
-// IEEE rounds alike everywhere. A library's log or sine differs by machine, and by vector width.
+// The functions below consist of additions, multiplications and divisions in a fixed order, which
+// IEEE arithmetic rounds alike everywhere. A library's log or sine differs by machine and by vector
+// width.
 
 // ln x of a positive normal number, to about 1e-16: x = m·2^e with m near 1, and
 // ln m = 2 artanh((m-1)/(m+1)).
@@ -53,10 +54,11 @@ struct Turn {
   double sine;
 };
 
-// Sine and cosine of the angle turn/2^32 of a full turn. The turn is reduced exactly, as whole
-// numbers, to at most an eighth, where the Taylor series ends soon.
+// The sine and cosine of turn/2^32 of a full turn. The angle is reduced exactly, in integers, to at
+// most an eighth of a turn, where the Taylor series converges fast.
 [[gnu::always_inline]] inline Turn cosine_and_sine(std::uint32_t turn) {
-  const std::uint32_t quarter = (turn + (1u << 29)) >> 30;  // 0 to 3: it wraps as the turn does
+  // 0 to 3: it wraps around as the turn does
+  const std::uint32_t quarter = (turn + (1u << 29)) >> 30;
   const auto rest = static_cast<std::int32_t>(turn - (quarter << 30));
   const double x = static_cast<double>(rest) * 0x1.921fb54442d18p-30;  // 2π/2^32
   const double z = x * x;
@@ -83,8 +85,8 @@ struct Turn {
   return {quarter == 1 || quarter == 2 ? -cosine : cosine, quarter >= 2 ? -sine : sine};
 }
 
-// Elements 4·first to 4·(first + lanes) of the stream, by Box and Muller: each pair of words is a
-// radius and an angle.
+// Elements 4·first to 4·(first + lanes) of the stream, by the Box-Muller method: each pair of words
+// is a radius and an angle.
 LOCKSTEP_SIMD void normal_blocks(std::uint64_t key, std::uint64_t first, double std, float* out) {
   PhiloxLanes lanes;
   lanes.draw(key, first, 0);
@@ -124,7 +126,7 @@ void normals(std::uint64_t key, std::uint64_t offset, std::int64_t count, double
 
 at::Tensor& write_normals(at::Tensor& tensor, std::int64_t seed, c10::string_view name, double std,
                           std::int64_t offset) {
-  if (tensor.is_meta()) return tensor;  // of which only the shape is asked for
+  if (tensor.is_meta()) return tensor;  // only its shape is asked for
   const bool in_place =
       tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   const auto values =
@@ -138,7 +140,8 @@ at::Tensor& write_normals(at::Tensor& tensor, std::int64_t seed, c10::string_vie
   return tensor;
 }
 
-// An operator like LibTorch's own: a model that is built without memory puts it off like those.
+// Registered as an operator, so that a model that is built without memory defers it as it defers
+// LibTorch's own.
 TORCH_LIBRARY_FRAGMENT(lockstep, library) {
   library.def(
       "fill_normal_(Tensor(a!) self, int seed, str name, float std, int offset) -> Tensor(a!)",

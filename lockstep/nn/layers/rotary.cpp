@@ -26,7 +26,7 @@ at::Tensor turned_by_operators(const at::Tensor& x, const at::Tensor& cosines,
 
 #ifdef LOCKSTEP_HAVE_CUDA
 
-// Whether the kernel takes x as it lies in memory.
+// Whether the kernel can read x in its memory layout.
 bool lies_well(const at::Tensor& x) {
   const auto well = [](std::int64_t elements) { return elements % 4 == 0; };
   return x.dim() == 4 && x.stride(-1) == 1 && well(x.size(-1) / 2) && well(x.stride(0)) &&
@@ -34,8 +34,9 @@ bool lies_well(const at::Tensor& x) {
          reinterpret_cast<std::uintptr_t>(x.data_ptr()) % (4 * x.element_size()) == 0;
 }
 
-// A token's heads lie next to each other in the result, as attention likes them. It is no view:
-// recomputation takes a view of what needs no gradient for a part of a parameter.
+// A token's heads are next to each other in the result's memory, which suits attention. The result
+// is no view: recomputation takes a view of a tensor that needs no gradient for a part of a
+// parameter.
 at::Tensor turned_by_kernel(const at::Tensor& given, const at::Tensor& cosines,
                             const at::Tensor& sines, double direction) {
   const at::Tensor x = lies_well(given) ? given : cuda::dense(given);
@@ -59,7 +60,7 @@ at::Tensor turned_by_kernel(const at::Tensor& given, const at::Tensor& cosines,
 
 #endif
 
-// By their angles, or back by them with direction = -1.
+// Turns x by the angles, or back with direction = -1.
 at::Tensor turned(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                   double direction) {
 #ifdef LOCKSTEP_HAVE_CUDA
@@ -69,7 +70,7 @@ at::Tensor turned(const at::Tensor& x, const at::Tensor& cosines, const at::Tens
   return turned_by_operators(x, cosines, direction < 0 ? -sines : sines);
 }
 
-// Backward turns the other way; nothing but the tables is kept for it.
+// Backward turns the other way and needs only the tables.
 class RotaryFunction : public torch::autograd::Function<RotaryFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
@@ -130,16 +131,16 @@ at::Tensor Rotary::apply(const at::Tensor& x, const std::vector<mesh::Interval>&
 void Rotary::need(std::int64_t positions, const at::Device& device) {
   const std::int64_t held = cosines_.defined() ? cosines_.size(0) : 0;
   if (positions > held) {
-    // Twice as many as there were: a text that grows token by token does not compute them anew for
-    // each.
+    // At least doubles the tables, so that text generated token by token does not compute them for
+    // each token.
     const std::int64_t wanted = std::min(std::max(positions, 2 * held), max_positions_);
     const auto cosines = at::empty({wanted, half_}, at::TensorOptions().dtype(at::kFloat));
     const auto sines = at::empty_like(cosines);
     auto* cosine = cosines.data_ptr<float>();
     auto* sine = sines.data_ptr<float>();
     for (std::int64_t i = 0; i < half_; ++i) {
-      // Angles are rounded to float, as in the programs these models were trained with; their
-      // cosines are taken of that in double, which gives the same floats on every machine.
+      // Angles are rounded to float, as in the programs that these models were trained with.
+      // Cosines are computed from that in double, which gives the same floats on every machine.
       const auto frequency = static_cast<float>(
           std::pow(theta_, -static_cast<double>(i) / static_cast<double>(half_)));
       for (std::int64_t position = 0; position < wanted; ++position) {

@@ -1,4 +1,4 @@
-// How an autograd function keeps its group until backward.
+// Keeps the group of an autograd function until backward.
 #pragma once
 
 #include <memory>

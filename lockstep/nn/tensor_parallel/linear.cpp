@@ -22,7 +22,8 @@ namespace lockstep::nn {
 
 constexpr std::size_t kMostProducts = 3;
 
-// A weight [out, in], whose outputs are cut over a tensor axis, and its bias [out], or none.
+// A weight [out, in], whose outputs are cut over a tensor axis, and its bias [out], which may be
+// undefined.
 struct ProductWeights {
   at::Tensor weight;
   at::Tensor bias;
@@ -40,12 +41,12 @@ struct KeptAxis : torch::CustomClassHolder {
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// Autograd does not look for tensors in lists: so many pairs of a weight and a bias are arguments
-// of their own, those that there are first.
+// Autograd does not look for tensors in lists, so kMostProducts pairs of a weight and a bias are
+// arguments of their own; unused pairs come last.
 static_assert(kMostProducts == 3);
 using MaybeTensor = c10::optional<at::Tensor>;
 
-// The gradients of one pair that are wanted, in this half of a pass or the whole of it.
+// Which gradients of one pair are wanted, in this half of a pass or in the whole pass.
 struct WantedProduct {
   bool weight = false;
   bool bias = false;
@@ -81,7 +82,7 @@ struct ColumnProducts {
     const auto axis =
         c10::static_intrusive_pointer_cast<KeptAxis>(context->saved_data["axis"].toCapsule())->axis;
     const at::Tensor& x = saved[0];
-    // In the type of the gradients, which autocast may have made another than the weights'.
+    // Converts to the type of the gradients, which may be autocast's instead of the weights'.
     const auto in_type_of = [](const at::Tensor& tensor, const at::Tensor& gradient) {
       return tensor.to(gradient.scalar_type());
     };
@@ -113,7 +114,7 @@ struct ColumnProducts {
       input_gradient.emplace(internal::start_sum(partial.view(shape), *axis));
     }
 
-    // The rest beside it.
+    // The gradients of the weights are computed while that sum is under way.
     variable_list results(2 * kMostProducts + 2);
     const at::Tensor rows = rows_of(gathering ? gathering->wait() : x);
     for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -132,9 +133,9 @@ struct ColumnProducts {
 
 }  // namespace
 
-// x · weightᵀ + bias of each, kMostProducts at most, of x [..., in] as it lies between layers. What
-// the ranks' gradients of x add up to is summed once for all of the products, while the gradients
-// of the weights are computed. Keeps nothing but x, as it lies between layers.
+// Computes x · weightᵀ + bias for each of at most kMostProducts pairs; x [..., in] is in its form
+// between layers (BetweenLayers). Backward sums the ranks' gradients of x once for all products,
+// while it computes the gradients of the weights. Saves only x, in its form between layers.
 std::vector<at::Tensor> column_products(const at::Tensor& x,
                                         const std::vector<ProductWeights>& weights,
                                         const std::shared_ptr<TensorAxis>& axis) {
@@ -167,7 +168,7 @@ void check_vocabulary(const at::Tensor& weight, const TensorAxis& axis, const st
                      name, weight.size(0), axis.size(), axis.group()->name());
 }
 
-// Rows of a weight in parts that differ by one at most.
+// Rows of a weight in parts that differ by at most one.
 CutParameter cut_vocabulary(at::Tensor& weight, const TensorAxis& axis) {
   const Placement::Shape shape = weight.sizes().vec();
   const auto placement = Placement::full(shape).cut_dim(0, axis.rank(), axis.size());
@@ -225,7 +226,7 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
     case CutKind::row: {
       const at::Tensor mine = cut_.features == Features::whole ? take_features(x, *axis_) : x;
       const at::Tensor y = leave_products(at::linear(mine, weight), *axis_);
-      // Autocast's type, where the product has it.
+      // The product may be in autocast's type.
       return bias.defined() ? y + bias.to(y.scalar_type()) : y;
     }
     case CutKind::vocabulary: break;
@@ -234,8 +235,8 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
                    "vocab_parallel_cross_entropy(), or cut it by columns");
 }
 
-// In the order of the whole layer: of each block all ranks' parts, and of a part that several have
-// the first's.
+// Puts the outputs into the order of the whole layer: for each block, the parts of all ranks. If
+// several ranks hold the same part, the first rank's is taken.
 at::Tensor LinearImpl::all_outputs(const at::Tensor& y) const {
   const at::Tensor all = gather_features(y, *axis_);
   const int num_holders = cut_parameters_.front().num_holders;
@@ -316,7 +317,7 @@ void LinearImpl::cut_rows() {
   const auto placement = Placement::full(whole_shape).cut_dim(1, axis_->rank(), axis_->size());
   internal::keep_part(weight, placement, placement.box_shape());
   cut_parameters_.push_back({"weight", weight, whole_shape, placement});
-  // Added to this rank's positions only.
+  // The bias is added to this rank's positions only.
   if (bias.defined() && axis_->by_positions()) sum_gradients_over(bias, axis_->group());
 }
 
@@ -328,7 +329,8 @@ at::Tensor EmbeddingImpl::forward(const at::Tensor& tokens) {
   const Placement& placement = cut_parameters_.front().placement;
   const mesh::Interval mine = placement.box()[0];
   const at::Tensor elsewhere = tokens.lt(mine.begin).logical_or(tokens.ge(mine.end));
-  // A token that is nowhere is still outside, and fails as it does where the layer is whole.
+  // A token outside the whole vocabulary stays outside, so that it fails as it does in a layer that
+  // is not cut.
   const at::Tensor on_another =
       elsewhere.logical_and(tokens.ge(0)).logical_and_(tokens.lt(placement.shape()[0]));
   const at::Tensor rows = at::embedding(weight, (tokens - mine.begin).masked_fill(on_another, 0));

@@ -1,6 +1,6 @@
-// torch::nn's Linear and Embedding, but for their first weights, which a large model is not to draw
-// twice, nor from the generator that the user's program draws from; and that they can be cut over a
-// tensor axis.
+// Linear and Embedding like those of torch::nn, with two differences. Their weights are not
+// initialised: a large model should neither draw them twice nor advance the generator of the user's
+// program. And they can be cut over a tensor axis.
 #pragma once
 
 #include <cstdint>
@@ -23,20 +23,20 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
  public:
   LinearImpl(std::int64_t in, std::int64_t out, Bias bias);
 
-  // [..., in] to [..., out], as far as the layer's cut leaves them whole.
+  // Takes [..., in] and returns [..., out]; if the layer is cut, a dim may be this rank's part.
   at::Tensor forward(const at::Tensor& x);
 
-  // By columns, rows, or vocabulary: then it has no forward(), as its rows are for
-  // vocab_parallel_cross_entropy().
+  // The layer can be cut by columns, rows, or vocabulary. Cut by vocabulary it has no forward(),
+  // because its rows are for vocab_parallel_cross_entropy().
   void check_cut(const LayerCut& cut, const TensorAxis& axis,
                  const std::string& name) const override;
   void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
            const std::string& name) override;
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
-  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null where it is not cut
+  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null if it is not cut
 
   at::Tensor weight;  // [out, in], or this rank's part
-  at::Tensor bias;    // [out], or this rank's part; undefined where there is none
+  at::Tensor bias;    // [out], or this rank's part; may be undefined
 
  private:
   friend std::vector<at::Tensor> linears(const at::Tensor& x,
@@ -53,8 +53,8 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
 
 TORCH_MODULE(Linear);
 
-// The products of one to three layers with one input, each as its forward() gives it. Where they
-// are cut by columns, what goes between ranks goes once for all of them.
+// Applies one to three layers to one input, as their forward() does. If they are cut by columns,
+// ranks communicate once for all of them.
 std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<LinearImpl*>& layers);
 
 // Row t of the weight for token t. The weight is uninitialised memory.
@@ -64,13 +64,13 @@ class EmbeddingImpl : public torch::nn::Module, public CuttableLayer {
 
   at::Tensor forward(const at::Tensor& tokens);  // [...] of int64 to [..., width]
 
-  // By vocabulary.
+  // An embedding can be cut by vocabulary only.
   void check_cut(const LayerCut& cut, const TensorAxis& axis,
                  const std::string& name) const override;
   void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
            const std::string& name) override;
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
-  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null where it is not cut
+  const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null if it is not cut
 
   at::Tensor weight;  // [rows, width], or this rank's rows
 

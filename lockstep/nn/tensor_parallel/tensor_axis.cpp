@@ -46,8 +46,8 @@ void refuse_wrapped(const torch::nn::Module& model, const std::string& function)
 
 namespace {
 
-// The node is held by a std::weak_ptr or by one of LibTorch's own, of a version that has no empty
-// one.
+// The node is held by a std::weak_ptr or, in other versions, by a weak pointer of LibTorch's own
+// that cannot be made empty directly.
 template <typename Weak>
 void forget_accumulator(const at::Tensor& parameter,
                         void (*set_accumulator)(const at::Tensor&, Weak)) {
@@ -67,8 +67,8 @@ void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntA
   const at::Tensor gradient = std::exchange(parameter.mutable_grad(), at::Tensor());
   parameter.set_data(part(parameter));
   if (gradient.defined()) parameter.mutable_grad() = part(gradient);
-  // A graph that still lives keeps the node that takes this parameter's gradients, with the whole
-  // shape: graphs to come are to make another.
+  // A graph that still lives keeps the node that takes this parameter's gradients with the whole
+  // shape, so later graphs have to make another node.
   forget_accumulator(parameter, torch::autograd::impl::set_grad_accumulator);
 }
 

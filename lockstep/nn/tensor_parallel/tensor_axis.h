@@ -14,9 +14,9 @@
 
 namespace lockstep::nn {
 
-// How activations lie on the ranks of a tensor axis between two layers that are cut.
+// How the ranks of a tensor axis hold activations between two layers that are cut.
 enum class BetweenLayers : std::uint8_t {
-  whole,         // each rank has all of them, and computes norms and dropout of all
+  whole,         // each rank has all of them, and computes all of norms and dropout
   by_positions,  // each rank has a slice of the sequence, dim 1: sequence parallelism
 };
 
@@ -34,8 +34,9 @@ class TensorAxis {
   int size() const { return group_->size(); }
   bool by_positions() const { return between_ == BetweenLayers::by_positions; }
 
-  // The ranks next to this one that hold the same of `num_parts` parts, where there are fewer parts
-  // than ranks. The first call for a number splits the group: every rank makes it.
+  // The consecutive ranks, with this one among them, that hold the same one of `num_parts` parts,
+  // if there are fewer parts than ranks. The first call with a number splits the group, so every
+  // rank makes it.
   const std::shared_ptr<comm::Communicator>& holders_of_part(int num_parts);
 
  private:
@@ -51,16 +52,16 @@ enum class CutKind : std::uint8_t {
                // by one
 };
 
-// A column's output on each rank, and a row's input.
+// Whether each rank has all of a column's output or a row's input, or a part of it.
 enum class Features : std::uint8_t { cut, whole };
 
 struct LayerCut {
   CutKind kind = CutKind::column;
-  // The outputs of a column are so many blocks, one after the other, of which each is cut: 3 where
-  // one product gives queries, keys and values.
+  // The outputs of a column layer are this many blocks, one after the other, each of which is cut:
+  // 3 if one product gives queries, keys and values.
   std::int64_t blocks = 1;
-  // A part of a column's block is a multiple of so many outputs, a head's. With fewer heads than
-  // ranks, ranks that are next to each other have the same one.
+  // A rank's part of a column layer's block is a multiple of this many outputs, such as a head's.
+  // With fewer heads than ranks, consecutive ranks have the same head.
   std::int64_t unit = 1;
   Features features = Features::cut;
 
@@ -69,43 +70,46 @@ struct LayerCut {
 
 // A parameter that is a part of a larger one.
 struct CutParameter {
-  std::string name;  // in the model
+  std::string name;  // its name in the model
   at::Tensor parameter;
   std::vector<std::int64_t> whole_shape;
-  mesh::Placement placement;  // in the whole; of its row-major order (mesh/tensor_part.h)
-  int num_holders = 1;        // ranks of the axis that have the same part
+  mesh::Placement placement;  // its place in the whole, in row-major order (mesh/tensor_part.h)
+  int num_holders = 1;        // ranks of the axis that hold the same part
 };
 
-// A layer that can be cut. Before that it is an ordinary one: all of its computation is here.
+// A layer that can be cut. Until it is cut, it is an ordinary layer that computes everything on its
+// rank.
 //
 // Threading: as torch::nn.
 class CuttableLayer {
  public:
   virtual ~CuttableLayer() = default;
 
-  // UsageError, with the numbers, where it cannot be cut so, or is cut already. `name` is the
-  // layer's in its model.
+  // Throws UsageError, with the numbers, if the layer cannot be cut this way, or is cut already.
+  // `name` is the layer's name in its model.
   virtual void check_cut(const LayerCut& cut, const TensorAxis& axis,
                          const std::string& name) const = 0;
-  // Keeps of each parameter, which all ranks have whole and alike, and of its gradient, this rank's
-  // part. Every rank of the axis calls it. Fails as check_cut() does, and the layer stays whole.
+  // Keeps this rank's part of each parameter and of its gradient; before, all ranks have the same
+  // whole parameters. Every rank of the axis calls it. Fails as check_cut() does, and the layer
+  // stays whole.
   virtual void cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axis,
                    const std::string& name) = 0;
-  // Its own parameters, by their own names. None before it is cut.
+  // The layer's cut parameters, by their names in the layer. Empty before it is cut.
   virtual std::vector<CutParameter> cut_parameters() const = 0;
 };
 
-// The cut parameters of all layers of a model, by their names there.
+// The cut parameters of all layers of a model, by their names in the model.
 std::vector<CutParameter> cut_parameters(const torch::nn::Module& model);
 
-// UsageError that names a parameter of the model whose gradients somebody waits for, as DDP and
-// every kind of sharding do once a model is wrapped: other memory behind it would leave them
-// without. `function` is what the user has called.
+// Throws UsageError, naming a parameter, if the model is wrapped already: DDP and every kind of
+// sharding wait for gradients in the memory that a parameter has then, and would not see new
+// memory. `function` is the function that the user has called.
 void refuse_wrapped(const torch::nn::Module& model, const std::string& function);
 
 namespace internal {
 
-// body(name, module) of a model, which need not lie in a shared_ptr, and of all modules in it.
+// Calls body(name, module) for a model, which need not be held by a shared_ptr, and for all modules
+// in it.
 template <typename Module, typename Body>
 void for_each_module(Module& model, const Body& body) {
   body(std::string(), model);
@@ -113,8 +117,8 @@ void for_each_module(Module& model, const Body& body) {
     body(item.key(), *item.value());
 }
 
-// Makes a parameter, which stays the same object, the part of it that a placement names, in
-// `shape`; and so its gradient.
+// Reduces a parameter, which stays the same object, and its gradient to the part that a placement
+// names, in `shape`.
 void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntArrayRef shape);
 
 }  // namespace internal

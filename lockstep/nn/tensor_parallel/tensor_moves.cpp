@@ -20,10 +20,10 @@ using torch::autograd::variable_list;
 constexpr std::int64_t kPositions = 1;
 
 enum class Move : std::int64_t {
-  keep,          // what is there
-  sum,           // of all ranks'
-  gather,        // all ranks' parts of a dim
-  take,          // this rank's part of a dim
+  keep,          // leave it as it is
+  sum,           // the sum of all ranks' tensors
+  gather,        // all ranks' parts along a dim
+  take,          // this rank's part along a dim
   sum_and_take,  // this rank's part of the sum
 };
 
@@ -44,18 +44,19 @@ void check_positions(const at::Tensor& x, const TensorAxis& axis) {
                      fmt::join(x.sizes(), ", "), axis.size(), axis.group()->name());
 }
 
-// [ranks, …, size, …] to [..., ranks · size, …], the ranks' parts one after the other along `dim`.
+// Turns [ranks, …, size, …] into [..., ranks · size, …], with the ranks' parts one after the other
+// along `dim`.
 at::Tensor joined(const at::Tensor& parts, std::int64_t dim) {
   return parts.movedim(0, dim).flatten(dim, dim + 1);
 }
 
-// The reverse, contiguous.
+// The inverse of joined(); contiguous.
 at::Tensor separated(const at::Tensor& x, std::int64_t dim, int num_parts) {
   return x.unflatten(dim, {num_parts, -1}).movedim(dim, 0).contiguous();
 }
 
-// Beside the number of elements, which ranks with other shapes may have in common, they compare how
-// much there is of the dim that is cut.
+// Ranks with different shapes may have equally many elements, so their calls also compare the size
+// of the dim that is cut.
 comm::CallOptions of_parts(std::int64_t size) {
   return {.subject = static_cast<std::int32_t>(size & 0x7fffffff)};
 }
@@ -69,7 +70,7 @@ at::Tensor gathered(const at::Tensor& x, std::int64_t dim, comm::Communicator& g
   return joined(parts, dim);
 }
 
-// A tensor of its own: nothing of the input's memory.
+// Returns a tensor of its own, which shares no memory with the input.
 at::Tensor moved(Move move, const at::Tensor& x, std::int64_t dim, comm::Communicator& group) {
   switch (move) {
     case Move::keep: return x;
@@ -94,7 +95,7 @@ at::Tensor moved(Move move, const at::Tensor& x, std::int64_t dim, comm::Communi
   LOCKSTEP_CHECK(false, "a move without a name");
 }
 
-// Its backward is the same function with the moves exchanged, so it has derivatives of every order.
+// Backward is the same function with the two moves exchanged, so it has derivatives of every order.
 class MovedBothWays : public torch::autograd::Function<MovedBothWays> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
@@ -125,7 +126,7 @@ at::Tensor move_both_ways(const at::Tensor& x, const TensorAxis& axis, std::int6
   return MovedBothWays::apply(x, axis.group(), dim, there, back);
 }
 
-// Parts may be of different widths, as those of a vocabulary are.
+// Parts may have different widths, such as those of a vocabulary.
 class GatheredFeatures : public torch::autograd::Function<GatheredFeatures> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
@@ -186,7 +187,8 @@ at::Tensor take_part(const at::Tensor& x, std::int64_t dim, const TensorAxis& ax
 
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group) {
   if (group->size() == 1) return;
-  // One that is frozen may be thawed: it takes a hook only while it is not frozen, and keeps it.
+  // A frozen parameter may be thawed later. It accepts a hook only while it is not frozen, but
+  // keeps it afterwards.
   const bool frozen = !parameter.requires_grad();
   if (frozen) parameter.requires_grad_(true);
   parameter.register_hook([group = std::move(group)](const at::Tensor& gradient) {

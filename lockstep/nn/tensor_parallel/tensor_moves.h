@@ -1,5 +1,5 @@
-// What goes between the ranks of a tensor axis: operations that autograd follows, in pairs of which
-// each is the other's backward.
+// Communication between the ranks of a tensor axis: operations that autograd follows, in pairs of
+// which each is the other's backward.
 #pragma once
 
 #include <memory>
@@ -10,33 +10,34 @@
 
 namespace lockstep::nn {
 
-// Each rank has an equal part of what is cut, in the order of ranks, unless said otherwise;
-// UsageError, with the numbers, where that cannot be. Every rank calls them with the same shapes,
+// Each rank has an equal part of the dim that is cut, in the order of ranks, unless said otherwise;
+// UsageError, with the numbers, if that is impossible. Every rank calls these with the same shapes,
 // and runs backward at the same point.
 
-// From what each rank has between layers to what each needs for a product of its own: all of x.
-// Backward sums what the ranks' products want of it.
+// Turns x as ranks hold it between layers into all of x, which each rank needs for its product.
+// Backward sums the gradients of the ranks' products.
 at::Tensor enter_products(const at::Tensor& x, const TensorAxis& axis);
-// The reverse, of partial sums: their sum over the ranks, as it lies between layers.
+// The inverse, for partial sums: returns their sum over the ranks, as ranks hold it between layers.
 at::Tensor leave_products(const at::Tensor& x, const TensorAxis& axis);
 
-// All ranks' parts along the last dim, one after the other, on every rank; and this rank's part of
-// what all have. Parts to gather may be of different widths. What follows is computed alike on
-// every rank.
+// gather_features() puts all ranks' parts along the last dim, one after the other, on every rank;
+// take_features() returns this rank's part of a tensor that all ranks have. Gathered parts may have
+// different widths. Computations that follow are the same on every rank.
 at::Tensor gather_features(const at::Tensor& x, const TensorAxis& axis);
 at::Tensor take_features(const at::Tensor& x, const TensorAxis& axis);
 
-// The same along any dim, of equal parts.
+// The same along any dim, for equal parts.
 at::Tensor gather_parts(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis);
 at::Tensor take_part(const at::Tensor& x, std::int64_t dim, const TensorAxis& axis);
 
-// From now on every gradient that comes for a parameter is summed over the group first: for one
-// that each rank has whole and uses for a part of the work. One that is frozen may be thawed later.
+// From now on every gradient of this parameter is first summed over the group. This is for a
+// parameter that each rank has whole and uses for a part of the work. It may be frozen now and
+// thawed later.
 void sum_gradients_over(const at::Tensor& parameter, std::shared_ptr<comm::Communicator> group);
 
 namespace internal {
 
-// Without autograd. What is under way: `result` is there once wait() returned.
+// Communication without autograd: `result` is complete once wait() has returned.
 class Moving {
  public:
   Moving(at::Tensor result, comm::Work work) : result_(std::move(result)), work_(std::move(work)) {}
@@ -51,11 +52,12 @@ class Moving {
   comm::Work work_;
 };
 
-// The sum over ranks of what their products want of x, as x lies between layers. `partial` is a
-// contiguous tensor of the caller's own, and is not to be touched until then.
+// Starts the sum over the ranks of their products' gradients of x; the result has the form of x
+// between layers. `partial` is contiguous and belongs to the caller, who must not use it until
+// then.
 Moving start_sum(at::Tensor partial, const TensorAxis& axis);
 
-// All of x [batch, length, …], of which each rank has a slice of the positions.
+// Gathers all of x [batch, length, …], of which each rank has a slice of the positions.
 class GatheringPositions {
  public:
   GatheringPositions(const at::Tensor& slice, const TensorAxis& axis);

@@ -10,7 +10,7 @@ namespace lockstep::nn {
 
 namespace {
 
-// As torch::nn::Linear does.
+// Draws the same values as torch::nn::Linear.
 void draw_weights(LinearImpl& layer) {
   torch::nn::init::kaiming_uniform_(layer.weight, std::sqrt(5.0));
   if (!layer.bias.defined()) return;

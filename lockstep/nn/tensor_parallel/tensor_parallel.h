@@ -6,8 +6,8 @@
 //           down_proj(register_module("down_proj", RowParallelLinear(inner, hidden))) {}
 //     …
 //
-// They are made like torch::nn's, with weights drawn like theirs, and are whole until
-// cut_parallel_layers() is given the axis: a model of them runs as it is in one process.
+// They are constructed like torch::nn's, draw their weights like them, and are whole until
+// cut_parallel_layers() gets the axis: a model of them runs unchanged in one process.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace lockstep::nn {
 
-// A layer that says itself how it is to be cut.
+// A layer that knows how it is to be cut.
 class ParallelLayer {
  public:
   virtual ~ParallelLayer() = default;
@@ -29,12 +29,12 @@ class ParallelLayer {
 
 struct ColumnParallelLinearOptions {
   Bias bias = Bias::added;
-  bool gather_output = false;  // all outputs on every rank, instead of a part on each
+  bool gather_output = false;  // puts all outputs on every rank, instead of a part on each
   std::int64_t blocks = 1;     // as LayerCut
   std::int64_t unit = 1;       // as LayerCut
 };
 
-// x · weightᵀ + bias, each rank some of the outputs.
+// Computes x · weightᵀ + bias; each rank computes some of the outputs.
 class ColumnParallelLinearImpl : public LinearImpl, public ParallelLayer {
  public:
   ColumnParallelLinearImpl(std::int64_t in, std::int64_t out,
@@ -49,10 +49,11 @@ TORCH_MODULE(ColumnParallelLinear);
 
 struct RowParallelLinearOptions {
   Bias bias = Bias::added;
-  bool input_is_parallel = true;  // a part of the inputs on each rank, as a column gives them
+  // each rank has a part of the inputs, as a column layer returns it
+  bool input_is_parallel = true;
 };
 
-// x · weightᵀ + bias, each rank from some of the inputs; the bias is added once.
+// Computes x · weightᵀ + bias; each rank uses some of the inputs, and the bias is added once.
 class RowParallelLinearImpl : public LinearImpl, public ParallelLayer {
  public:
   RowParallelLinearImpl(std::int64_t in, std::int64_t out,
@@ -65,7 +66,7 @@ class RowParallelLinearImpl : public LinearImpl, public ParallelLayer {
 
 TORCH_MODULE(RowParallelLinear);
 
-// Row t of the weight for token t, each rank those of some tokens.
+// Row t of the weight for token t; each rank has the rows of some tokens.
 class VocabParallelEmbeddingImpl : public EmbeddingImpl, public ParallelLayer {
  public:
   VocabParallelEmbeddingImpl(std::int64_t rows, std::int64_t width);
@@ -74,7 +75,8 @@ class VocabParallelEmbeddingImpl : public EmbeddingImpl, public ParallelLayer {
 
 TORCH_MODULE(VocabParallelEmbedding);
 
-// Cuts every such layer of a model, as apply_plan() does those of a plan. Returns how many.
+// Cuts all such layers of a model, as apply_plan() does with the layers of a plan. Returns their
+// number.
 int cut_parallel_layers(torch::nn::Module& model, const std::shared_ptr<TensorAxis>& axis);
 
 }  // namespace lockstep::nn

@@ -73,7 +73,7 @@ void apply_plan(torch::nn::Module& model, const TensorPlan& plan,
                          other->second->name, one.name);
     }
   }
-  // Or the gradients of layers that one plan leaves whole and another cuts would be summed.
+  // Otherwise the gradients of layers that one plan leaves whole and another cuts would be summed.
   if (axis->by_positions() && !cut_parameters(model).empty())
     throw UsageError("layers of this '{}' are cut already, and with sequence parallelism one plan "
                      "names all of them",

@@ -1,4 +1,4 @@
-// Which layers of a model are cut over a tensor axis, and how: outside of the model.
+// Says, outside of a model, which of its layers are cut over a tensor axis, and how.
 #pragma once
 
 #include <memory>
@@ -14,16 +14,16 @@
 namespace lockstep::nn {
 
 struct PlannedCut {
-  // The names of layers in the model: "*" stands for any run of characters without a dot.
+  // A pattern for names of layers in the model: "*" stands for any run of characters without a dot.
   std::string layers;
   LayerCut cut;
 };
 
 using TensorPlan = std::vector<PlannedCut>;
 
-// Cuts the layers that a plan names, which are CuttableLayers. With activations cut by positions
-// between layers, the gradients of all other parameters, which each rank has whole, are summed over
-// the axis. Every rank of the axis calls it, on the same model with the same weights.
+// Cuts the layers that a plan names, which must be CuttableLayers. If activations are cut by
+// positions between layers, the gradients of all other parameters, which each rank has whole, are
+// summed over the axis. Every rank of the axis calls it, on the same model with the same weights.
 //
 // UsageError, before anything is cut, for a pattern that no layer matches, a layer that two match,
 // that is cut already or cannot be cut, sizes that do not suit the axis, two layers that share a
@@ -32,13 +32,12 @@ using TensorPlan = std::vector<PlannedCut>;
 void apply_plan(torch::nn::Module& model, const TensorPlan& plan,
                 const std::shared_ptr<TensorAxis>& axis);
 
-// Whether a layer's name fits a pattern, in which "*" stands for any run of characters without a
-// dot. The model itself, whose name is empty, is no layer of its own: only the empty pattern means
-// it.
+// Whether a layer's name matches a pattern, in which "*" stands for any run of characters without a
+// dot. The model itself has an empty name, which only the empty pattern matches.
 bool matches_layer(std::string_view pattern, std::string_view name);
 
-// Calls visit(name, module, planned) for each module that one of `plan` has the pattern of, in its
-// `layers`. UsageError where two of them mean the same layer, or one means none.
+// Calls visit(name, module, planned) for each module that matches the pattern `layers` of an
+// element of `plan`. UsageError if two elements match the same layer, or one matches none.
 template <typename Planned, typename Visit>
 void for_each_planned_layer(torch::nn::Module& model, const std::vector<Planned>& plan,
                             const Visit& visit) {

@@ -1,4 +1,4 @@
-// For functions of autograd whose weights' gradients a pipeline may ask for later.
+// Marks functions of autograd whose weights' gradients a pipeline may ask for later.
 #pragma once
 
 #include <utility>
@@ -7,10 +7,10 @@
 
 namespace lockstep::nn {
 
-// WeightsMayWait<F>::apply(…) is autograd's Function with F's forward and backward, and says of F
-// that its backward computes nothing but what AutogradContext::needs_input_grad() asks for, and may
-// run twice: pipeline::SplitBackward, which knows it by this name, then asks for the gradients of
-// what came with parameters in the second half of a pass, and for the others in the first.
+// WeightsMayWait<F>::apply(…) is autograd's Function with F's forward and backward. It promises
+// that F's backward computes only the gradients for which AutogradContext::needs_input_grad() asks,
+// and that it may run twice. pipeline::SplitBackward, which knows it by this name, then asks for
+// the gradients of parameters in the second half of a pass, and for the others in the first.
 template <typename F>
 struct WeightsMayWait : torch::autograd::Function<WeightsMayWait<F>> {
   template <typename... Arguments>

@@ -25,14 +25,14 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kSmallestScale = std::numeric_limits<float>::min();
 
-// Lengths that leave every remainder of a vector, of a byte and of a block.
+// Lengths that leave every remainder after vectors, bytes and blocks.
 std::vector<std::size_t> odd_counts() {
   std::vector<std::size_t> counts = {255, 256, 257, 511, 512, 513, 1003, 4099};
   for (std::size_t count = 0; count <= 70; ++count) counts.push_back(count);
   return counts;
 }
 
-// Of both signs and very different sizes.
+// Numbers of both signs and very different sizes.
 std::vector<float> numbers(std::size_t count, std::uint64_t key) {
   std::vector<float> values;
   for (std::size_t i = 0; i < count; ++i) {
@@ -43,7 +43,7 @@ std::vector<float> numbers(std::size_t count, std::uint64_t key) {
   return values;
 }
 
-// As a value of the type has it.
+// The values after rounding to the type.
 std::vector<float> rounded(DType dtype, const std::vector<float>& values) {
   const Bytes bytes = to_bytes(dtype, values);
   std::vector<float> result;
@@ -53,7 +53,7 @@ std::vector<float> rounded(DType dtype, const std::vector<float>& values) {
 
 Bytes encode(const BlockFormat& format, DType dtype, const std::vector<float>& values) {
   const std::size_t size = encoded_bytes(values.size(), format);
-  Bytes message(size + 8, std::byte{0xa5});  // must be written in full, and nothing after it
+  Bytes message(size + 8, std::byte{0xa5});  // must be written completely, and nothing after it
   encode_blocks(format, dtype, to_bytes(dtype, values).data(), values.size(), message.data());
   EXPECT_TRUE(std::all_of(message.begin() + static_cast<std::ptrdiff_t>(size), message.end(),
                           [](std::byte byte) { return byte == std::byte{0xa5}; }));
@@ -88,7 +88,7 @@ Bytes bytes(std::initializer_list<int> values) {
   return result;
 }
 
-// For each format and element type that matters.
+// Runs a check for each format and element type that matters.
 template <typename Check>
 void for_formats(Check check) {
   for (const QuantizedType type : kTypes)
@@ -113,7 +113,7 @@ TEST(BlockFormat, SizesAreAFunctionOfTheCount) {
   EXPECT_EQ(encoded_bytes(513, int4), 260u + 12u);
   EXPECT_EQ(scales_offset(513, int4), 260u);
   EXPECT_EQ(num_blocks(513, int4), 3u);
-  // A quarter and an eighth of float32, and the scales.
+  // int8 takes a quarter of float32, int4 an eighth, and both add the scales.
   EXPECT_EQ(encoded_bytes(std::size_t{1} << 30, int8), (std::size_t{1} << 30) * 65 / 64);
   EXPECT_EQ(encoded_bytes(std::size_t{1} << 30, int4), (std::size_t{1} << 29) * 33 / 32);
 }
@@ -152,7 +152,7 @@ TEST(BlockQuantizer, HasTheBitsOfThePlainLoop) {
   });
 }
 
-// Messages of `count` numbers, one after the other with a few bytes between.
+// Messages of `count` numbers, one after the other with a few bytes between them.
 struct Row {
   Row(const BlockFormat& format, std::size_t number, std::size_t count)
       : stride(encoded_bytes(count, format) + 12), bytes(number * stride) {
@@ -170,7 +170,7 @@ struct Row {
   std::vector<std::vector<float>> decoded;
 };
 
-// The canonical order once more: split at the largest power of two below the count.
+// Computes the canonical order by itself: split at the largest power of two below the count.
 float tree_sum(const std::vector<std::vector<float>>& terms, std::size_t first, std::size_t count,
                std::size_t i) {
   if (count == 1) return terms[first][i];
@@ -210,7 +210,7 @@ TEST(BlockQuantizer, IsWithinHalfAScale) {
       const std::vector<float> back = decode(format, message, values.size());
       for (std::size_t i = 0; i < values.size(); ++i) {
         const double scale = scale_of(format, message, values.size(), i);
-        // Beside the half, the roundings of floats of up to 127 scales.
+        // Besides half a scale, allows for the roundings of floats of up to 127 scales.
         ASSERT_LE(std::abs(double{values[i]} - double{back[i]}), scale * (0.5 + 127 * 0x1p-22));
       }
     }

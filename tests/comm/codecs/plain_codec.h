@@ -1,4 +1,4 @@
-// The codec once more, from its description: one element at a time, with the library's rounding.
+// The codec written from its description: one element at a time, with the library's rounding.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a caller can get wrong is said before anything is sent: the other ranks notice nothing.
+// A caller's mistakes are reported before anything is sent, so the other ranks notice nothing.
 #include <ATen/ATen.h>
 
 #include <lockstep/base/error.h>
@@ -212,7 +212,7 @@ std::vector<Mistake> mistakes(Suite& suite) {
 
 }  // namespace
 
-// One rank after the other makes each mistake, alone.
+// Each rank makes every mistake in turn, while the others do nothing.
 void check_bad_arguments(Suite& suite) {
   const auto all = mistakes(suite);
   for (std::size_t i = 0; i < all.size(); ++i) {

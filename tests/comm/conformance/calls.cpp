@@ -1,4 +1,4 @@
-// How calls are launched and waited for, and the memory they work on.
+// How calls are launched and waited for, and the memory that they work on.
 #include <thread>
 
 #include <ATen/ATen.h>
@@ -25,7 +25,7 @@ at::Tensor sum_of_all(Suite& suite, std::int64_t count, int call) {
 
 enum class Order { forward, backward, last_only };
 
-// Several calls in flight at once, waited for in some order.
+// Starts several calls and waits for them in some order.
 void check_in_flight(Suite& suite, Order order, Launch first, Launch second) {
   constexpr int kCalls = 12;
   std::vector<at::Tensor> tensors;
@@ -81,7 +81,7 @@ void check_launches(Suite& suite) {
     suite.expect_same(tensor, sum_of_all(suite, 1000, 41), "result");
   });
   suite.cell("a waiter that gives up leaves the call alone", [&] {
-    // For gloo and mpi a waiter's deadline is the call's own.
+    // With gloo and mpi, a waiter's deadline ends the call.
     if (suite.size() == 1 || !suite.is_ours()) return;
     for (const Launch launch : {Launch::in_background, Launch::on_wait}) {
       at::Tensor tensor = suite.place(values(at::kLong, 1000, seed_of(suite.rank(), 42)));
@@ -114,7 +114,7 @@ void check_memory(Suite& suite) {
       suite.cell(fmt::format("calls on {} of allocated memory, on {}", count,
                              everyone ? "every rank" : "some ranks"),
                  [&] {
-                   // By NCCL, ranks of one call have their tensors all on GPUs or all elsewhere.
+                   // With NCCL, either all ranks of a call have their tensors on GPUs or none has.
                    if (!everyone && !suite.group().lane().empty()) return;
                    const bool here = everyone || suite.rank() % 2 == 0;
                    const auto make = [&](std::int64_t elements) {

@@ -1,5 +1,5 @@
-// One suite over every backend: each test launches one job of real processes, whose ranks run all
-// cells and say what failed.
+// One suite for every backend: each test launches one job of real processes, whose ranks run all
+// cells and print their failures.
 #include <algorithm>
 #include <filesystem>
 
@@ -52,7 +52,7 @@ Launched start(const Job& job) {
   return Launched(rank, {"OMPI_MCA_btl_vader_single_copy_mechanism=none"});
 }
 
-// How often each rank's closing line appears, and no failure.
+// Expects the closing line of every rank, and no failure.
 void expect_success(Launched& job, int ranks, const std::string& backend) {
   const int code = job.wait(milliseconds(100'000));
   const std::string output = job.output();
@@ -69,7 +69,7 @@ void expect_success(Launched& job, int ranks, const std::string& backend) {
   EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
 }
 
-// What the world of a job says that it talks over.
+// The backend that the world of a job should report.
 std::string expected_backend(const Job& job) {
   if (job.backend != "auto" && job.backend != "nccl") return job.backend;
   const bool one_each = job.device == "cuda" && available("nccl") && job.ranks <= num_gpus();
@@ -94,7 +94,7 @@ std::vector<Job> jobs() {
   for (int ranks = 1; ranks <= 5; ++ranks) {
     for (const char* backend : {"auto", "tcp", "gloo", "mpi"})
       all.push_back({backend, "cpu", ranks});
-    // It carries calls as tcp does, which every number of ranks shows.
+    // It carries calls as tcp does, so one number of ranks is enough.
     if (ranks == 3) all.push_back({kOwnBackend, "cpu", ranks});
     all.push_back({"auto", "cuda", ranks});
     if (ranks != 3) all.push_back({"nccl", "cuda", ranks});

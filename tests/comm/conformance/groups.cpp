@@ -12,7 +12,7 @@ namespace lockstep::comm::conformance {
 
 namespace {
 
-// The group works, adds in its own ranks' order, and has these members.
+// Expects that the group has these members, works, and adds in its own ranks' order.
 void check_group(Suite& suite, Communicator& group, const std::vector<int>& members) {
   suite.expect(group.global_ranks() == members, "wrong members");
   suite.expect(group.size() == static_cast<int>(members.size()), "wrong size");
@@ -80,7 +80,7 @@ void check_groups(Suite& suite) {
         suite, [](int) { return true; }, false);
     check_group(suite, *inner, members);
     check_group(suite, *outer, everyone);
-    // Calls of several groups in flight do not get into each other's way.
+    // Calls of several groups in flight must not disturb each other.
     at::Tensor a = suite.place(at::ones({1000}, at::kLong));
     at::Tensor b = suite.place(at::ones({70'000}, at::kLong));
     at::Tensor c = suite.place(at::ones({10}, at::kLong));
@@ -98,9 +98,9 @@ void check_groups(Suite& suite) {
                 ranks_where(
                     suite, [](int) { return true; }, false));
   });
-  // Rank 0 computes on its device while a receive waits there, for what rank 1 only sends after it
-  // has heard of the result: a group that is closed meanwhile must not hold that up. (A device may
-  // wait for all that runs on it before it gives memory back.)
+  // Rank 0 computes on its device while a receive waits there for a message that rank 1 sends only
+  // after it has the result. Closing another group meanwhile must not block that computation,
+  // although a device may wait for all of its work before it frees memory.
   suite.cell("a group is closed while another waits", [&] {
     auto closed = world.split(0, suite.rank(), "closed");
     const auto there = world.split(0, suite.rank(), "there"),
@@ -111,7 +111,7 @@ void check_groups(Suite& suite) {
       if (suite.rank() == 0) there->exchange({send_to(1, question)}).wait_on_host();
       if (suite.rank() == 1) there->exchange({receive_from(0, question)}).wait_on_host();
     };
-    ask();  // once before, so that there is a connection
+    ask();  // once before, so that the ranks are connected
     Work received;
     if (suite.rank() == 0) received = back->exchange({receive_from(1, answer)});
     closed.reset();
@@ -130,7 +130,7 @@ void check_groups(Suite& suite) {
 
 namespace {
 
-// What a body throws as a CommError; a failure where it throws none.
+// Returns the CommError that a body throws; fails if it throws none.
 std::optional<CommError> error_of(Suite& suite, const std::function<void()>& body) {
   try {
     body();
@@ -143,8 +143,8 @@ std::optional<CommError> error_of(Suite& suite, const std::function<void()>& bod
 
 }  // namespace
 
-// These end groups; each has one of its own, and the world goes on. What gloo and mpi can promise
-// here is another matter, and tested with them.
+// Each of these cells ends a group of its own, and the world goes on. gloo and mpi promise other
+// things here, which have tests of their own.
 void check_ends(Suite& suite) {
   if (!suite.is_ours() || suite.size() == 1) return;
   suite.cell("abort while the others wait", [&] {
@@ -170,7 +170,7 @@ void check_ends(Suite& suite) {
         std::this_thread::sleep_for(milliseconds(50));
         group->abort("enough");
       });
-    // Rank 1 never comes to the call: the others are inside it when it ends.
+    // Rank 1 never makes the call, so the others are inside it when it ends.
     if (suite.rank() != 1)
       if (const auto error = error_of(suite, [&] { group->barrier().wait(); }))
         suite.expect(error->fault() == Fault::aborted, error->what());

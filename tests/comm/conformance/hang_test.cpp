@@ -1,4 +1,5 @@
-// Jobs that hang on purpose: what their ranks leave behind, and what is said of it.
+// Jobs that hang on purpose: the dumps that their ranks leave behind, and the report made from
+// them.
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -39,7 +40,7 @@ TEST(Hang, ARankThatComputesIsFoundThroughItsGroups) {
   const Folder flight;
   Launched job = start_hanging("chain", 4, flight);
   EXPECT_EQ(job.wait(), 3) << job.output() << job.error();
-  // The group's numbers and the job's, in the error and in the report.
+  // The error and the report name ranks by the group's numbers and by the job's.
   EXPECT_THAT(job.output(),
               AllOf(HasSubstr("all_reduce (call #1) in group 'tp' failed: timeout of rank 1 (job "
                               "rank 3)"),
@@ -58,14 +59,14 @@ TEST(Hang, ARunningJobCanBeAsked) {
   const Folder flight;
   Launched job = start_hanging("chain-now", 4, flight);
   ASSERT_TRUE(job.says("[3] computing"));
-  // The others come to their calls in a moment.
+  // The other ranks make their calls within a moment.
   std::string text;
   launch::testing::eventually(milliseconds(20'000), [&] {
     text = check_hang(flight, {"--now"});
     return text.find("ranks 0-2 wait for it, directly or through others") != std::string::npos;
   });
   EXPECT_THAT(text, HasSubstr("Rank 3 never called all_reduce #1 of group 'tp' (scenarios.cpp:"));
-  // By a signal, too.
+  // A signal asks for a dump, too.
   job.kill(SIGUSR1);
   EXPECT_TRUE(launch::testing::eventually(milliseconds(20'000), [&] {
     return job.error().find("where the ranks of this host are:\nRank 3 never called") !=
@@ -77,8 +78,8 @@ TEST(Hang, ARunningJobCanBeAsked) {
   job.wait();
 }
 
-// Ranks that wait for each other in different groups hear of it while they wait, whatever carries
-// their calls and whoever started them; and not while one of them is only slow.
+// Ranks that wait for each other in different groups are told so while they wait, with every
+// backend and every launcher, but not while one of them is only slow.
 void expect_circle_found(Launched& job, const std::string& backend) {
   SCOPED_TRACE(backend);
   EXPECT_NE(job.wait(milliseconds(50'000)), -1) << job.output() << job.error();
@@ -97,7 +98,7 @@ void expect_circle_found(Launched& job, const std::string& backend) {
 
 TEST(Hang, ACircleIsFoundWhileRanksWait) {
   const Folder flight;
-  std::map<std::string, Launched> jobs;  // they wait more than they work: all at once
+  std::map<std::string, Launched> jobs;  // they mostly wait, so all run at once
   for (const std::string& backend : available_backends())
     if (backend == "auto" || backend == "tcp" || backend == "gloo")
       jobs.emplace(backend, start_hanging("circle-" + backend, 3, flight));
@@ -136,7 +137,7 @@ TEST(Hang, WhoThrewIsNamedThoughTheOthersEndFirst) {
   EXPECT_THAT(job.error(), AllOf(HasSubstr("lockstep: the job failed: rank 2 ("),
                                  HasSubstr("last lines of rank 2:\n  | ended by a mistake of one "
                                            "rank\n"),
-                                 // Its dump is from before or after its end.
+                                 // Its dump may be from before or after its end.
                                  AnyOf(HasSubstr("Rank 2 is gone; "),
                                        HasSubstr("Rank 2 never called all_reduce #3"))))
       << job.output();
@@ -151,7 +152,7 @@ TEST(Hang, ADeadRankIsCalledDead) {
                     HasSubstr("all_reduce #"), HasSubstr("and gave up.\n")));
 }
 
-// One rank at half speed: every rank names it within 20 steps.
+// One rank runs at half speed: every rank names it within 20 steps.
 TEST(Hang, ASlowRankIsNamed) {
   const Folder flight;
   Launched job = start_hanging("slow", 3, flight);
@@ -163,7 +164,7 @@ TEST(Hang, ASlowRankIsNamed) {
   }
 }
 
-// Every rank writes what it did, whoever found the fault.
+// Every rank writes a dump, whichever rank found the fault.
 TEST(Hang, EveryRankLeavesADump) {
   for (const std::string scenario : {"behind", "mismatch", "abort"}) {
     const Folder flight;

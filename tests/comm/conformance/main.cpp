@@ -1,5 +1,5 @@
-// The test program; with --rank <backend> <device> one rank of a job that runs the suite, with
-// --scenario <name> one of a job that goes wrong.
+// The test program. With --rank <backend> <device> it is one rank of a job that runs the suite,
+// with --scenario <name> one rank of a job that goes wrong.
 #include <cstdio>
 #include <cstring>
 
@@ -21,7 +21,7 @@ namespace lockstep::comm::conformance {
 
 namespace {
 
-// Ranks beyond the number of GPUs share them.
+// If there are more ranks than GPUs, ranks share GPUs.
 c10::Device device_of(const std::string& kind) {
   if (kind == "cpu") return c10::Device(c10::kCPU);
   const int gpus = c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount();

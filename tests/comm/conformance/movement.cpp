@@ -14,7 +14,7 @@ namespace lockstep::comm::conformance {
 
 namespace {
 
-// What rank `from` has for rank `to`.
+// The tensor that rank `from` sends to rank `to`.
 at::Tensor message(at::ScalarType dtype, std::int64_t count, int from, int to) {
   return values(dtype, count,
                 7 + static_cast<std::uint64_t>(from) * 16 + static_cast<std::uint64_t>(to));
@@ -24,7 +24,7 @@ std::string label(const char* what, at::ScalarType dtype, std::int64_t count) {
   return fmt::format("{} of {} {}", what, count, name(dtype_of(dtype)));
 }
 
-// counts[r] elements come from rank r.
+// Rank r contributes counts[r] elements.
 void check_all_gather(Suite& suite, at::ScalarType dtype, const std::vector<std::int64_t>& counts) {
   const auto self = static_cast<std::size_t>(suite.rank());
   std::vector<at::Tensor> wanted;
@@ -48,7 +48,7 @@ void check_all_gather(Suite& suite, at::ScalarType dtype, const std::vector<std:
   }
 }
 
-// Rank `from` has count(from, to) elements for rank `to`.
+// Rank `from` sends count(from, to) elements to rank `to`.
 template <typename Count>
 void check_all_to_all(Suite& suite, at::ScalarType dtype, Count count) {
   const int self = suite.rank();
@@ -101,7 +101,7 @@ void check_broadcast_of_lists(Suite& suite) {
   }
 }
 
-// Weights that a model uses in two places are in its list of parameters twice.
+// A model that uses a weight in two places has it in its list of parameters twice.
 void check_broadcast_of_shared_weights(Suite& suite) {
   const at::Tensor wanted = message(at::kFloat, 1000, 0, 0);
   const at::Tensor tensor = suite.rank() == 0 ? suite.place(wanted) : suite.room(1000, at::kFloat);
@@ -109,7 +109,8 @@ void check_broadcast_of_shared_weights(Suite& suite) {
   suite.expect_same(tensor, wanted, "one tensor twice");
 }
 
-// Nobody may leave a barrier before the last one has come. All ranks of a test share a clock.
+// No rank may leave a barrier before the last one has entered it. All ranks of a test share a
+// clock.
 void check_barrier(Suite& suite) {
   for (int late = 0; late < suite.size(); ++late) {
     if (suite.rank() == late) std::this_thread::sleep_for(milliseconds(20));
@@ -135,7 +136,7 @@ void check_movement(Suite& suite) {
     uneven.push_back(rank == 1 ? 0 : 3 + static_cast<std::int64_t>(rank) * 7001);
   for (const at::ScalarType dtype : kDTypes) {
     std::vector<std::int64_t> sizes(std::begin(kSizes), std::end(kSizes));
-    // Bytes are bytes: two widths are enough for the long ones.
+    // The bytes of all dtypes move alike, so two widths are enough for the long messages.
     if (dtype == at::kFloat || dtype == at::kByte) sizes.push_back(kLarge);
     for (const std::int64_t count : sizes) {
       suite.cell(label("all_gather", dtype, count),
@@ -169,7 +170,7 @@ void check_movement(Suite& suite) {
 
 namespace {
 
-// Ring: everybody sends to the next and receives from the one before, `messages` times.
+// A ring: every rank sends to the next and receives from the one before, `messages` times.
 void check_ring(Suite& suite, std::int64_t count, int messages, int direction) {
   const int n = suite.size();
   const int next = (suite.rank() + n + direction) % n;
@@ -188,7 +189,8 @@ void check_ring(Suite& suite, std::int64_t count, int messages, int direction) {
                       message(at::kFloat, count + i, previous, i), fmt::format("message {}", i));
 }
 
-// Every rank with every other one, both ways at once, messages of several lengths and dtypes.
+// Every rank exchanges with every other one in both directions at once, with messages of several
+// lengths and dtypes.
 void check_everyone(Suite& suite) {
   const at::ScalarType dtypes[] = {at::kFloat, at::kByte, at::kDouble, at::kBFloat16};
   const auto count = [](int from, int to, int i) {

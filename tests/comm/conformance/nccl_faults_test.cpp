@@ -1,5 +1,5 @@
-// Jobs that go wrong in a call of NCCL's. Two ranks share a GPU, which takes turns between them: no
-// time is asserted but that the job ends, by the deadline of the call and not the job's.
+// Jobs that fail in a call of NCCL. Two ranks share a GPU, which takes turns between them. No time
+// is asserted except that the job ends by the call's deadline, not the job's.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -28,7 +28,7 @@ class NcclFaults_cuda : public ::testing::Test {
       GTEST_SKIP() << "needs a GPU and a build with NCCL";
   }
 
-  // Ranks end by themselves, or with their launcher, well before the job's own minute is over.
+  // Ranks end by themselves or by their launcher, well before the job's own minute is over.
   static Launched end_of(const std::string& fault) {
     Launched job = Launched::run(
         {"--standalone", "--nproc-per-node", "2", this_program(), "--scenario", "nccl-" + fault});
@@ -65,7 +65,7 @@ TEST_F(NcclFaults_cuda, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("behind").output(), HasSubstr("Not yet in this call: rank 1"));
 }
 
-// NCCL connects two ranks in the first of their exchanges, and waits there.
+// NCCL connects two ranks in their first exchange, and waits there.
 TEST_F(NcclFaults_cuda, ARankThatDoesNotComeToTheFirstExchangeIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("exchange").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
 }
@@ -78,7 +78,7 @@ TEST_F(NcclFaults_cuda, AStoppedRankIsNamedAtTheDeadline) {
   EXPECT_THAT(end_of("stop").output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("rank 1")));
 }
 
-// By the group, NCCL or the launcher, whichever comes first.
+// The group, NCCL or the launcher may name it first.
 TEST_F(NcclFaults_cuda, AKilledRankIsNamed) {
   const Launched job = end_of("die");
   EXPECT_THAT(job.error(), HasSubstr("the job failed: rank 1 (local rank 1"));
@@ -89,7 +89,7 @@ TEST_F(NcclFaults_cuda, AnElasticJobGoesOn) {
   Launched job = Launched::run({"--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
                                 this_program(), "--scenario", "nccl-go-on"});
   EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.output() << job.error();
-  std::map<int, int> process_of_rank_0;  // by generation
+  std::map<int, int> process_of_rank_0;  // keyed by generation
   for (const std::string& line : launch::testing::lines_of(job.output())) {
     int process = 0, generation = 0;
     double sum = 0;

@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<int> num_calls{0};
 
-// A call of the inner group, noted in the outer one's flight recorder.
+// A call of the inner group that is noted in the outer group's flight recorder.
 class ForwardedCall final : public PendingCall {
  public:
   ForwardedCall(Work inner, std::shared_ptr<flight::Recorder> recorder, std::uint64_t entry)

@@ -1,5 +1,5 @@
-// A backend of a program's own, made of public headers alone: it carries calls over tcp, and counts
-// them.
+// A backend as a program outside the tree would write it, using only public headers: it carries
+// calls over tcp and counts them.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ inline const std::string kOwnBackend = "counting-tcp";
 
 void register_own_backend();
 
-// How many calls its groups have carried in this process.
+// The number of calls that its groups have carried in this process.
 int num_calls_of_own_backend();
 
 }  // namespace lockstep::comm::conformance

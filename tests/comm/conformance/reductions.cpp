@@ -44,13 +44,13 @@ void check_all_reduce(Suite& suite, const std::vector<at::Tensor>& inputs, Reduc
   }
 }
 
-// counts[r] elements go to rank r.
+// Rank r gets counts[r] elements.
 void check_reduce_scatter(Suite& suite, at::ScalarType dtype, ReduceOp op,
                           const std::vector<std::int64_t>& counts, std::uint64_t seed) {
   const auto self = static_cast<std::size_t>(suite.rank());
   bool even = true;
-  std::vector<at::Tensor> to_me;  // by sender
-  std::vector<at::Tensor> mine;   // by receiver
+  std::vector<at::Tensor> to_me;  // indexed by sender
+  std::vector<at::Tensor> mine;   // indexed by receiver
   for (int from = 0; from < suite.size(); ++from)
     to_me.push_back(
         values(dtype, counts[self], seed * 64 + static_cast<std::uint64_t>(from) * 8 + self));
@@ -120,8 +120,8 @@ void check_special_values(Suite& suite, at::ScalarType dtype) {
   }
 }
 
-// Rank r has r + 1 times what everyone should get, and adds r + 1 to a divisor that nobody waits
-// for: exact in every order of addition.
+// Rank r has r + 1 times the expected result, and adds r + 1 to a divisor that is not waited for:
+// the result is exact in every order of addition.
 void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
   const at::Tensor wanted = at::arange(count, at::kDouble).remainder(61).to(dtype);
   const double weight = suite.rank() + 1;
@@ -151,7 +151,7 @@ void check_divisor(Suite& suite, at::ScalarType dtype, std::int64_t count) {
   at::Tensor nothing = suite.place(at::zeros({count}, dtype));
   group.all_reduce(nothing, ReduceOp::mean, {.divisor = at::zeros({1}, at::kDouble)}).wait();
   suite.expect_same(nothing, at::zeros({count}, dtype), "the mean over nothing");
-  // More than 16 bits hold.
+  // This number exceeds the range of 16 bits.
   const double many = 70'001.0 * suite.size();
   at::Tensor small = suite.place(at::full({count}, 7, dtype));
   group.all_reduce(small, ReduceOp::mean, {.divisor = at::full({1}, many, at::kDouble)}).wait();

@@ -22,7 +22,7 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// In ±[2^-8, 2^7): sums of a few fit into half precision.
+// A number in ±[2^-8, 2^7): sums of a few of them fit into half precision.
 double scattered(std::uint64_t bits) {
   const std::uint64_t sign = (bits & 1) ^ 1;
   const std::uint64_t exponent = 1023 - 8 + (bits >> 1) % 15;
@@ -47,7 +47,7 @@ void fill(at::Tensor& tensor, std::uint64_t seed) {
   }
 }
 
-// What is added in: wrapping integers, 32-bit floats for 16-bit ones.
+// The type that is added in: unsigned integers, which wrap, and 32-bit floats for 16-bit ones.
 template <typename T>
 struct Wide {
   using type = T;

@@ -29,7 +29,7 @@ void say(const std::string& line) {
   std::fflush(stdout);
 }
 
-// One rank never makes the call that the others are in; it comes back when they have given up.
+// One rank never makes the call that the others are in; it returns when they have given up.
 void stay_behind(Communicator& world) {
   at::Tensor tensor = at::ones({1000});
   world.all_reduce(tensor).wait();
@@ -41,7 +41,7 @@ void stay_behind(Communicator& world) {
   }
 }
 
-// Calls that do not match, in a program that catches the error and asks again.
+// The calls do not match, in a program that catches the error and calls again.
 void mismatch(Communicator& world) {
   at::Tensor tensor = at::ones({1000});
   Work work = world.rank() == 0 ? world.broadcast(tensor, 1) : world.all_reduce(tensor);
@@ -54,7 +54,8 @@ void mismatch(Communicator& world) {
   world.barrier().wait();
 }
 
-// As many elements in all, and as many for itself, but cut differently for the others.
+// All ranks pass equally many elements in all and for themselves, but cut the others' parts
+// differently.
 void cut_differently(Communicator& world) {
   std::vector<at::Tensor> outputs;
   for (const std::int64_t count :
@@ -63,7 +64,7 @@ void cut_differently(Communicator& world) {
   world.all_gather(outputs, at::ones({3})).wait();
 }
 
-// Rank 1 gives rank 2 more than that expects.
+// Rank 1 sends rank 2 more than rank 2 expects.
 void send_too_much(Communicator& world) {
   std::vector<at::Tensor> outputs;
   std::vector<at::Tensor> inputs;
@@ -75,7 +76,7 @@ void send_too_much(Communicator& world) {
   world.barrier().wait();
 }
 
-// A rank dies in a call; the others say how long they took to notice.
+// A rank dies in a call; the others print how long they took to notice.
 void die(Communicator& world) {
   at::Tensor when = at::zeros({1}, at::kLong);
   if (world.rank() == 2) {
@@ -87,8 +88,8 @@ void die(Communicator& world) {
   world.all_reduce(at::ones({1000})).wait();
 }
 
-// Two pairs that share layers, and between them a pipeline of two stages: whoever computes for too
-// long holds up one rank of its pair, which holds up the stage before it.
+// Two pairs of ranks share layers, and a pipeline of two stages connects the pairs. A rank that
+// computes for too long holds up its partner, which holds up the stage before it.
 struct Grid {
   explicit Grid(Communicator& world)
       : tp(world.split(world.rank() / 2, world.rank(), "tp")),
@@ -120,7 +121,8 @@ void stop(Communicator& world) {
   world.all_reduce(at::ones({1000}), ReduceOp::sum, {.timeout = milliseconds(1000)}).wait();
 }
 
-// Steps of which rank 1's own part takes twice as long; waiting makes them equally long for all.
+// In these steps rank 1's own part takes twice as long; waiting for it makes the steps equally long
+// on all ranks.
 void train_with_a_slow_rank(Communicator& world) {
   observe::SlowRanks slow({0, 1, 2});
   const at::Tensor gradient = at::ones({1000});
@@ -139,15 +141,15 @@ void train_with_a_slow_rank(Communicator& world) {
   }
 }
 
-// One throws something of its own while the others wait.
+// One rank throws an exception of its own while the others wait.
 void throw_alone(Communicator& world) {
   world.barrier().wait();
   if (world.rank() == 2) throw UsageError("a mistake of one rank");
   world.all_reduce(at::ones({1000})).wait();
 }
 
-// Three pairs, and each rank waits in another one: first for a rank that is only slow, with a call
-// of every pair in flight, then for good.
+// There are three pairs, and each rank waits in another pair: first for a rank that is only slow,
+// with a call of every pair in flight, then forever.
 void wait_in_a_circle(Communicator& world) {
   std::vector<std::shared_ptr<Communicator>> pairs;  // {0, 1}, {1, 2}, {2, 0}
   for (int first = 0; first < 3; ++first) {
@@ -166,7 +168,7 @@ void wait_in_a_circle(Communicator& world) {
   pairs[static_cast<std::size_t>(mine)]->all_reduce(two).wait();
 }
 
-// Rank 1 waits for rank 0 in one group, which waits for rank 2 in another; that has ended.
+// Rank 1 waits for rank 0 in one group, and rank 0 for rank 2 in another, which has ended.
 void end_early(Communicator& world) {
   const auto apart = world.split(world.rank() == 1 ? 1 : 0, world.rank(), "apart");
   world.barrier().wait();
@@ -174,7 +176,7 @@ void end_early(Communicator& world) {
   (world.rank() == 0 ? *apart : world).barrier().wait();
 }
 
-// One calls it off while the others wait.
+// One rank aborts the group while the others wait.
 void call_off(Communicator& world) {
   world.barrier().wait();
   if (world.rank() == 2) {
@@ -204,8 +206,8 @@ void go_on_over_nccl() {
   world->all_reduce(ones).wait_on_host();
 }
 
-// Two ranks whose tensors go by NCCL, on one GPU. `fault` is what rank 1 does where rank 0 sums up
-// once more.
+// Two ranks whose tensors travel by NCCL, on one GPU. `fault` is what rank 1 does instead of the
+// sum that rank 0 makes.
 void fail_over_nccl(const std::string& fault) {
   const auto world = join_over_nccl();
   const at::Tensor tensor = at::ones({1000}, at::device(kGpu));
@@ -221,7 +223,7 @@ void fail_over_nccl(const std::string& fault) {
     return world->exchange({transfer}, {.timeout = milliseconds(4000)}).wait_on_host();
   }
   if (fault == "parts") {
-    // Rank 1 sends one number less than rank 0 expects.
+    // Rank 1 sends one number fewer than rank 0 expects.
     const auto part = [&](int numbers) { return at::ones({numbers}, at::device(kGpu)); };
     const int expected = 5, sent = world->rank() == 1 ? 4 : 5;
     world
@@ -235,7 +237,7 @@ void fail_over_nccl(const std::string& fault) {
     if (fault == "abort") std::this_thread::sleep_for(milliseconds(300));
     if (fault == "abort") world->abort("the loss is not a number");
     sum(tensor);
-    // A mismatch is found beside the call: at the latest by the next one.
+    // A mismatch is found beside the call, so the next call throws it at the latest.
     std::this_thread::sleep_for(milliseconds(500));
     return sum(tensor);
   }
@@ -259,7 +261,8 @@ void fail_over_nccl(const std::string& fault) {
 }  // namespace
 
 int run_scenario(const std::string& name) {
-  // A launcher ends the others when one fails: they must get their word out before.
+  // A launcher ends the other ranks when one fails; ignoring SIGTERM lets them print their messages
+  // first.
   if (!name.starts_with("chain")) ::signal(SIGTERM, SIG_IGN);
   try {
     if (name == "absent" && read_launch_environment().rank == 1) {
@@ -309,7 +312,7 @@ int run_scenario(const std::string& name) {
     say(std::string("ended by ") + error.what());
   } catch (const Error& error) {
     say(std::string("ended by ") + error.what());
-    // A process takes its time to end, and those that lost it end first.
+    // A process takes some time to end, and ranks that notice its loss end before it.
     std::this_thread::sleep_for(milliseconds(500));
   }
   return 3;

@@ -26,7 +26,7 @@ std::vector<Algorithm> Suite::algorithms(Operation operation) const {
 
 void Suite::expect(bool good, const std::string& otherwise) {
   if (good) return;
-  // A broken backend fails thousands of cells; the first ones tell enough.
+  // A broken backend fails thousands of cells; the first failures are enough.
   if (++num_failures_ <= 20) std::printf("FAIL [%s] %s\n", current_.c_str(), otherwise.c_str());
 }
 

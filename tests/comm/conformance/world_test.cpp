@@ -27,7 +27,7 @@ Launched start(const std::string& scenario, const Folder& flight) {
       {"LOCKSTEP_FLIGHT_DIR=" + flight.path().string()});
 }
 
-// A rank alone, told of a job by these variables.
+// Starts a single rank, whose environment describes a job.
 Launched start_alone(std::vector<std::string> variables) {
   variables.insert(variables.end(), {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
                                      "MASTER_ADDR=127.0.0.1"});
@@ -45,7 +45,7 @@ TEST(World, TheMergedReportSaysWhoIsBehind) {
                             HasSubstr("scenarios.cpp:"), HasSubstr("rank 1")))
       << report;
   EXPECT_EQ(report.find("does not match"), std::string::npos) << report;
-  // Also without being asked.
+  // The report is printed without being asked for.
   EXPECT_THAT(job.error(), HasSubstr("group 'world' (3 ranks)"));
   EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
 }
@@ -71,7 +71,7 @@ TEST(World, AMismatchIsCaughtOnEveryRankAndTheGroupStaysDead) {
   EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
 }
 
-// What differs is only in the hash of the lengths.
+// The calls differ only in the hash of the lengths.
 TEST(World, ListsThatAreCutDifferentlyDoNotMatch) {
   const Folder flight;
   Launched job = start("lengths", flight);

@@ -1,4 +1,4 @@
-// Whatever a job throws reaches who waits for it, and nothing ends the process.
+// Any exception of a job reaches the thread that waits for it, and none ends the process.
 #include <gtest/gtest.h>
 
 #include <lockstep/comm/backends/native/calls.h>
@@ -30,7 +30,7 @@ TEST_P(ExecutorFailure, OfAnyKind) {
   int told = 0;
   Executor executor([&](const std::exception_ptr&) {
     ++told;
-    throw "cannot tell";  // NOLINT: what is no std::exception
+    throw "cannot tell";  // NOLINT: no std::exception
   });
   const auto first = job([] { throw 7; });  // NOLINT
   bool ran = false;

@@ -1,4 +1,5 @@
-// What the ledger adds to Gloo: calls that differ, ranks that do not come, ranks that are gone.
+// The checks that the ledger adds to Gloo: calls that differ, ranks that do not come, ranks that
+// are gone.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ using testing::HasSubstr;
 
 class GlooFaults : public Gloo {};
 
-// A call of its own on each rank; all must end with the same mismatch.
+// Each rank makes a call of its own; all must end with the same mismatch.
 using Act = std::function<Work(Communicator&)>;
 
 struct Outcome {
@@ -37,7 +38,7 @@ struct Outcome {
   double seconds = 0;
 };
 
-// Ranks 0 and 1 act the same, rank 2 differently; the clock runs from rank 2's call.
+// Ranks 0 and 1 act alike, rank 2 acts differently; the clock runs from rank 2's call.
 std::map<int, Outcome> disagree(const JobStore& job, const Act& most, const Act& other,
                                 LedgerMode mode = LedgerMode::automatic) {
   std::map<int, Outcome> outcomes;
@@ -53,7 +54,7 @@ std::map<int, Outcome> disagree(const JobStore& job, const Act& most, const Act&
         std::this_thread::sleep_for(milliseconds(100));
         second_call = Clock::now().time_since_epoch().count();
       }
-      // In beside mode a wrong call may return; a later one throws.
+      // In `beside` mode a wrong call may return; then a later call throws.
       Work work = rank == 2 ? other(*group) : most(*group);
       work.wait();
       for (int i = 0; i < 100; ++i) {
@@ -68,7 +69,7 @@ std::map<int, Outcome> disagree(const JobStore& job, const Act& most, const Act&
       const auto since = Clock::now() - Clock::time_point(Clock::duration(second_call.load()));
       outcome.seconds = std::chrono::duration<double>(since).count();
     }
-    // The group is dead, and says why.
+    // The group is dead and gives the reason.
     EXPECT_THROW(group->barrier(), CommError);
     std::lock_guard lock(mutex);
     outcomes[rank] = outcome;
@@ -110,7 +111,7 @@ TEST_F(GlooFaults, FindsADifferentDtype) {
 }
 
 TEST_F(GlooFaults, FindsADifferentSize) {
-  // Gloo alone ends the process here.
+  // Gloo alone would end the process here.
   const auto outcomes = disagree(
       job_, [](auto& group) { return reduce(group, at::ones({6}, at::kFloat)); },
       [](auto& group) { return reduce(group, at::ones({60'000}, at::kFloat)); });
@@ -197,7 +198,7 @@ TEST_F(GlooFaults, NamesARankThatDoesNotCome) {
     if (rank == 1) {
       const Deadline longest = Deadline::after(milliseconds(15'000));
       while (caught < 2 && !longest.passed()) std::this_thread::sleep_for(milliseconds(10));
-      // The others gave up, and this rank hears of it.
+      // The others gave up, and this rank learns that from the group.
       EXPECT_THROW(group->barrier(), CommError);
       return;
     }
@@ -218,8 +219,8 @@ TEST_F(GlooFaults, NamesARankThatDoesNotCome) {
   EXPECT_EQ(caught, 2);
 }
 
-// Of a group that is not the world the job's ranks are named, too; and what all ranks did is
-// written, as by our own transports.
+// For a group that is not the world, the error also names the job's ranks, and every rank writes a
+// dump, as with our own transports.
 TEST_F(GlooFaults, LeavesDumpsOfAPartOfTheJob) {
   std::string pattern = (std::filesystem::temp_directory_path() / "lockstep-gloo-XXXXXX").string();
   ASSERT_NE(::mkdtemp(pattern.data()), nullptr);

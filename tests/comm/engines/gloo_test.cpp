@@ -1,4 +1,4 @@
-// Gloo behind our interface: what it computes, and what it leaves behind.
+// Gloo behind our interface: its results, and the keys that it leaves in the store.
 #include <mutex>
 #include <set>
 
@@ -49,7 +49,7 @@ TEST_F(Gloo, RefusesOtherDevices) {
   });
 }
 
-// A store that notes which keys there are.
+// A store that notes its keys.
 class Noting final : public store::Store {
  public:
   explicit Noting(std::shared_ptr<store::Store> store) : store_(std::move(store)) {}
@@ -84,7 +84,7 @@ class Noting final : public store::Store {
     std::lock_guard lock(mutex_);
     return written_;
   }
-  // How many of them exist.
+  // The keys that still exist.
   std::vector<std::string> left() {
     std::vector<std::string> keys;
     for (const std::string& key : written())
@@ -113,17 +113,17 @@ TEST_F(Gloo, LeavesNoKeysBehind) {
     group->exchange({rank == 0 ? send_to(1, tensor) : receive_from(0, tensor)}).wait();
     if (rank == 0) {
       std::this_thread::sleep_for(milliseconds(500));
-      // Compared calls are swept as it goes.
+      // Compared calls are removed as the group goes on.
       EXPECT_LT(store->left().size(), 400u);
     }
     group->barrier().wait();
   });
   EXPECT_GT(store->written().size(), 600u);
-  // How many groups of this name each rank has made is kept.
+  // Only the count of groups of this name that each rank has made is kept.
   for (const std::string& key : store->left()) EXPECT_THAT(key, HasSubstr("/made"));
 }
 
-// As a program under torchrun has it: no store of ours.
+// A program under torchrun has no store of ours.
 TEST_F(Gloo, WorksOverTorchrunsStore) {
   int port = 0;
   {

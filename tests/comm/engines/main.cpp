@@ -1,5 +1,5 @@
-// The engines' tests: without arguments those with ranks as threads; under mpirun with --mpi or
-// --mpi-faults those of MPI. With --victim a rank that will be killed.
+// The engines' tests. Without arguments it runs the tests whose ranks are threads; under mpirun
+// with --mpi or --mpi-faults the tests of MPI. With --victim it is a rank that will be killed.
 #include <cstdlib>
 #include <cstring>
 #include <string>

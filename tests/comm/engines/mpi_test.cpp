@@ -1,5 +1,5 @@
-// MPI behind our interface: run by mpirun, all tests on every rank; with --mpi what works, with
-// --mpi-faults what fails.
+// MPI behind our interface: mpirun runs all tests on every rank. --mpi selects the tests of working
+// calls, --mpi-faults those of failures.
 #include <chrono>
 #include <thread>
 
@@ -67,7 +67,7 @@ TEST(Mpi, TellsTheStoresAddress) {
   store::Client client(info.store, info.secret, deadline);
   client.add("ranks", 1, deadline);
   while (client.get("ranks", deadline) != "3") std::this_thread::sleep_for(milliseconds(1));
-  // The host leaves last.
+  // The rank that hosts the store leaves last.
   client.add("left", 1, deadline);
   while (world.rank == 0 && client.get("left", deadline) != "3")
     std::this_thread::sleep_for(milliseconds(1));
@@ -79,7 +79,7 @@ TEST(Mpi, RefusesRanksThatMpirunDidNotStart) {
 }
 
 // After a failure MPI cannot be finalised, and mpirun ends the job when the first process exits
-// without: nobody exits before all are done.
+// without finalising: so no process exits before all are done.
 class MpiFaults : public testing::Test {
  public:
   static void TearDownTestSuite() {
@@ -92,7 +92,7 @@ TEST_F(MpiFaults, FindsAMismatchOnEveryRank) {
   auto group = mpi(LedgerMode::before);
   const bool other = group->rank() == 2;
   try {
-    // May fail too: a group that fails takes all calls in flight with it.
+    // This may fail, too: a group that fails takes all calls in flight with it.
     group->barrier().wait();
     at::Tensor tensor = at::ones({6}, other ? at::kInt : at::kFloat);
     group->all_reduce(tensor).wait();

@@ -39,7 +39,7 @@ at::Tensor expected_reduction(int size, std::int64_t length, at::ScalarType type
   return result.to(type);
 }
 
-// Large tensors are there for their size: one reduction is enough.
+// Large tensors are there for their size, so one reduction is enough.
 std::vector<ReduceOp> reductions(at::ScalarType type, std::int64_t length) {
   if (length > 100'000) return {ReduceOp::sum};
   std::vector<ReduceOp> ops{ReduceOp::sum, ReduceOp::min, ReduceOp::max};
@@ -129,7 +129,7 @@ void check_nans(Communicator& group) {
 void check_lists(Communicator& group) {
   const int size = group.size();
   const int rank = group.rank();
-  // Three tensors of different shapes, one call.
+  // Three tensors of different shapes in one call.
   std::vector<at::Tensor> list{sample(rank, 5, at::kBFloat16), sample(rank, 0, at::kBFloat16),
                                sample(rank, 12, at::kBFloat16, 1).reshape({3, 4})};
   group.all_reduce(list, ReduceOp::mean).wait();
@@ -143,7 +143,7 @@ void check_lists(Communicator& group) {
   EXPECT_TRUE(told[1].equal(sample(0, 8, at::kInt, 1)));
 }
 
-// Rank r's part has 3r elements: rank 0 has none.
+// Rank r's part has 3r elements, so rank 0 has none.
 void check_uneven(Communicator& group) {
   const int size = group.size();
   const int rank = group.rank();
@@ -175,7 +175,7 @@ void check_uneven(Communicator& group) {
         sample(peer, peer * rank + peer, at::kHalf, rank)));
 }
 
-// Many calls at once, waited for in another order; exchanges do not wait for each other.
+// Many calls in flight, waited for in another order; exchanges do not wait for each other.
 void check_in_flight(Communicator& group) {
   const int size = group.size();
   const int rank = group.rank();
@@ -193,7 +193,7 @@ void check_in_flight(Communicator& group) {
   }
   group.exchange({}).wait();
   if (size == 1) return;
-  // Receives first, sends later: the first call can only end after the second was made.
+  // The receives are posted first: the first call can only end after the second was made.
   const int right = (rank + 1) % size;
   const int left = (rank + size - 1) % size;
   at::Tensor received = at::zeros({100'000}, at::TensorOptions().dtype(at::kFloat));
@@ -223,7 +223,7 @@ void check_forms(Communicator& group) {
 }
 
 void check_splits(Communicator& group) {
-  // In reverse order; the last rank is in no group.
+  // Ranks come in reverse order; the last rank is in no group.
   const int last = group.size() - 1;
   const int color = group.rank() == last && last > 0 ? -1 : 4;
   auto part = group.split(color, -group.rank(), "reversed");

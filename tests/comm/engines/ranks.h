@@ -1,4 +1,4 @@
-// Ranks as threads of the test, with the job's store between them.
+// Ranks as threads of the test, which share the job's store.
 #pragma once
 
 #include <functional>
@@ -31,10 +31,10 @@ class JobStore {
   store::Server server_;
 };
 
-// Runs `body` once for each rank, each in a thread; what one throws fails the test.
+// Runs `body` once for each rank, each in a thread; an exception in one fails the test.
 void run_ranks(int size, const std::function<void(int rank)>& body);
 
-// Group `name` of that many ranks.
+// A group of this name with that many ranks.
 GroupInfo group_info(const std::string& name, int rank, int size);
 
 }  // namespace lockstep::comm::backends

@@ -1,4 +1,4 @@
-// The table of backends, and what makes them.
+// The table of backends, and the functions that make them.
 #include <set>
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST(Registry, EveryRowIsMadeOrSaysWhatItNeeds) {
     EXPECT_TRUE(name == kAutomatic || names.contains(name)) << name;
 }
 
-// Two ranks as threads, over each backend whose ranks may be threads.
+// Two ranks as threads, for each backend whose ranks may be threads.
 TEST(Registry, TheTableIsTrue) {
   const JobStore job;
   for (const std::string& name : available_backends()) {

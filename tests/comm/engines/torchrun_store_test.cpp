@@ -1,4 +1,4 @@
-// Our store over c10d's, as a program under torchrun finds it.
+// Our store over c10d's, as a program under torchrun has it.
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -89,7 +89,7 @@ TEST_F(TorchrunStore, WatchesAndVersionsGrow) {
   const auto second = guest_->watch("w", first.version, soon());
   setter.join();
   EXPECT_GT(second.version, first.version);
-  // Made anew, it does not start over.
+  // A key that is made again does not start over.
   host_->remove("w", soon());
   host_->set("w", "2", soon());
   EXPECT_GT(guest_->watch("w", second.version, soon()).version, second.version);

@@ -13,7 +13,7 @@ namespace lockstep::comm::faults {
 
 namespace {
 
-// Greetings are shorter than this, data is not.
+// Greetings are shorter than this; data is longer.
 constexpr std::size_t kLongPiece = 4096;
 
 void reset(const net::Fd& socket) {

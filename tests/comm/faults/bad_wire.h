@@ -1,4 +1,4 @@
-// Stands between two ranks and does to their bytes what bad networks do.
+// A proxy between two ranks that damages their traffic as bad networks do.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace lockstep::comm::faults {
 
-// Listens on loopback and passes every connection on to `target`, bytes both ways. One thread.
+// Listens on loopback and passes every connection on to `target`, in both directions. One thread.
 class BadWire {
  public:
   explicit BadWire(net::Address target);
@@ -23,7 +23,7 @@ class BadWire {
   void cut() { cut_ = true; }
   // Changes one bit of the next long piece of data that passes.
   void flip() { flip_ = true; }
-  // Passes nothing until told otherwise.
+  // While held, passes no bytes.
   void hold(bool still) { hold_ = still; }
 
   std::uint64_t bytes() const { return bytes_; }

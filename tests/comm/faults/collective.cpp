@@ -10,7 +10,7 @@ namespace {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Bytes that make some sense as any dtype: small whole float32 for those who add.
+// Bytes that make sense as any dtype: small whole float32 numbers for operations that add.
 std::vector<std::byte> data_of(std::size_t bytes, int rank, int round) {
   std::vector<std::byte> data(bytes);
   for (std::size_t i = 0; i + sizeof(float) <= bytes; i += sizeof(float)) {

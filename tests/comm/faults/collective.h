@@ -1,4 +1,4 @@
-// Every kind of call that a rank can be in when something happens, by name.
+// All kinds of calls in which a rank can be when something happens, by name.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace lockstep::comm::faults {
 struct Collective {
   Operation operation;
   Algorithm algorithm;
-  std::size_t count;  // of float32, for each rank
+  std::size_t count;  // float32 elements for each rank
 
   std::string name() const;
 };
@@ -21,7 +21,7 @@ std::vector<Collective> every_collective();
 // Makes the call, with data that depends on the rank and `round`; returns a hash of the result.
 std::uint32_t run(Rank& rank, const Collective& collective, int round, milliseconds timeout);
 
-// The same for a call that is described by its fingerprint (float32 or whatever it says).
+// The same for a call given by its fingerprint (with float32 or the dtype that it names).
 void run(Rank& rank, const Fingerprint& call, milliseconds timeout);
 
 }  // namespace lockstep::comm::faults

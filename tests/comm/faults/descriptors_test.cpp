@@ -29,7 +29,7 @@ int count(const std::string& text, const std::string& word) {
   return found;
 }
 
-// Connections wait in the kernel's queue meanwhile, and nobody spins over them.
+// Meanwhile connections wait in the kernel's queue, and no thread spins over them.
 TEST(Descriptors, NoneLeft) {
 #ifdef LOCKSTEP_SANITIZED
   GTEST_SKIP() << "the undefined-behaviour sanitizer needs descriptors of its own";

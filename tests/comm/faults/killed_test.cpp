@@ -13,20 +13,20 @@
 namespace lockstep::comm::faults {
 namespace {
 
-// The requirement, and more where sanitizers slow everything down; and what no noise of a busy
-// machine excuses.
+// The required time, which is longer under sanitizers because they slow everything down; and a
+// bound that no load on the machine excuses.
 #ifdef LOCKSTEP_SANITIZED
 constexpr double kWithin = 2.0;
 #else
 constexpr double kWithin = 0.2;
 #endif
 constexpr double kNeverBeyond = 10.0;  // the call's deadline is 20
-constexpr int kAttempts = 40;          // until one falls into a moment when the machine has time
+constexpr int kAttempts = 40;          // until one of them runs while the machine is not busy
 constexpr auto kStay = JobOptions::Afterwards::stay;
 
 double seconds(Clock::duration span) { return std::chrono::duration<double>(span).count(); }
 
-// Every survivor names exactly the victim. Returns how long the slowest took.
+// Expects that every survivor names exactly the victim. Returns the slowest one's time.
 double expect_named(Job& job, int victim, Clock::time_point killed) {
   double slowest = 0;
   for (int rank = 0; rank < job.size(); ++rank) {
@@ -69,7 +69,7 @@ TEST_P(Killed, BeforeACallThatTheOthersAreIn) {
   }
 }
 
-// Calls follow each other without pause: the kill falls anywhere, also between two bytes.
+// Calls follow each other without pause: the kill may fall anywhere, even between two bytes.
 void kill_anywhere(Media media, JobOptions::Afterwards afterwards) {
   std::mt19937 generator(7);
   for (const Collective& collective : every_collective()) {
@@ -95,8 +95,8 @@ void kill_anywhere(Media media, JobOptions::Afterwards afterwards) {
 
 TEST_P(Killed, AnywhereInAStreamOfCalls) { kill_anywhere(GetParam(), kStay); }
 
-// A survivor that ends at once, because it has noticed, leaves word of why: the others blame the
-// victim, not it.
+// A survivor that ends at once after it has noticed leaves a notice: the others blame the victim,
+// not the survivor.
 TEST_P(Killed, AnywhereAndTheSurvivorsEndAtOnce) {
   kill_anywhere(GetParam(), JobOptions::Afterwards::go);
 }
@@ -119,7 +119,7 @@ TEST_P(Killed, TwoAtOnce) {
   }
 }
 
-// Nobody was in a call when it died: the next call finds out.
+// No rank was in a call when the victim died; the next call finds out.
 TEST_P(Killed, BetweenCalls) {
   Job job(3, {.media = GetParam()}, [](Rank& rank) {
     run(rank, {Operation::barrier, Algorithm::direct, 0}, 0, milliseconds(20'000));

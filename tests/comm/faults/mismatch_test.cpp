@@ -1,5 +1,5 @@
-// Ranks whose calls do not match all hear of it within a second of the second call, with both calls
-// named.
+// Ranks whose calls do not match all get an error within a second of the second call, which names
+// both calls.
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@ Fingerprint with(Fingerprint call, const std::function<void(Fingerprint&)>& chan
 
 struct Mismatch {
   std::string name;
-  std::vector<Fingerprint> usual;    // what most ranks call
-  std::vector<Fingerprint> deviant;  // what one calls
-  // What the error must say: a part of each of the two calls' descriptions. Where a rank can be
-  // done with its part of a call before the others look at it, the two that meet may be later ones.
+  std::vector<Fingerprint> usual;    // made by most ranks
+  std::vector<Fingerprint> deviant;  // made by one rank
+  // The error must contain a part of each of the two calls' descriptions. If a rank can finish its
+  // part of a call before the others look at it, later calls may be the ones that meet.
   std::string one = " called ";
   std::string other = ", but rank ";
 };
@@ -54,7 +54,7 @@ std::vector<Mismatch> mismatches() {
       }
     }
   }
-  // Every algorithm must notice what differs in detail.
+  // Every algorithm must notice a difference in detail.
   for (const Operation operation : {Operation::all_reduce, Operation::reduce_scatter,
                                     Operation::all_gather, Operation::broadcast}) {
     for (const Algorithm algorithm : algorithms_of(operation)) {
@@ -108,7 +108,7 @@ std::vector<Mismatch> mismatches() {
 
 class Mismatched : public ::testing::TestWithParam<Media> {
  protected:
-  // Runs the calls; the deviant comes last. Every rank must fail as it should.
+  // Runs the calls; the deviant call comes last. Every rank must fail as expected.
   void check(int n, int deviant, const std::string& one, const std::string& other,
              const std::function<void(Rank&)>& usual, const std::function<void(Rank&)>& different) {
     double best = 100;

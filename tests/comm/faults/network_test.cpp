@@ -1,4 +1,4 @@
-// What the network may do to TCP links without anyone noticing but the clock.
+// Network failures on TCP links that only the clock may notice.
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -17,7 +17,7 @@ using launch::testing::Network;
 
 constexpr int kRanks = 3;
 
-// Rank 0 decides when it is enough; all say a hash over every result.
+// Rank 0 decides when to stop; all ranks print a hash of all results.
 void work_for(Rank& rank, milliseconds span, std::size_t count, milliseconds timeout) {
   const auto end = Clock::now() + span;
   std::uint32_t all = 0;
@@ -29,7 +29,7 @@ void work_for(Rank& rank, milliseconds span, std::size_t count, milliseconds tim
     rank.begin({.root = 0, .operation = Operation::broadcast}, timeout);
     broadcast(rank.transport(), Algorithm::direct, stop, 0);
     if (stop.front() != std::byte{0}) break;
-    // Always the same numbers, so that every round must give the same bits.
+    // The numbers are always the same, so every round must give the same bits.
     const std::uint32_t sum =
         run(rank, {Operation::all_reduce, Algorithm::direct, count}, 0, timeout);
     const std::uint32_t gathered =
@@ -56,7 +56,7 @@ void expect_undisturbed(Job& job) {
   }
 }
 
-// A job whose every connection runs through a wire of its own.
+// A job in which every connection runs through a BadWire of its own.
 struct WiredJob {
   std::map<std::pair<int, int>, std::unique_ptr<BadWire>> wires;
   std::unique_ptr<Job> job;
@@ -91,8 +91,8 @@ TEST(BadNetwork, ResetConnectionsAreMadeAgain) {
   EXPECT_GT(connections, kRanks) << "nothing was cut";
 }
 
-// Short calls: what must be sent again may be from a call whose result has already been written
-// over its input.
+// Calls are short: a message that has to be sent again may belong to a call whose result has
+// already overwritten its input.
 TEST(BadNetwork, ShortCallsSurviveResetsToo) {
   for (const std::size_t count : {100u, 4000u}) {
     WiredJob wired(
@@ -133,7 +133,7 @@ TEST(BadNetwork, AWireThatFallsSilentForASecondCostsThatSecond) {
   expect_undisturbed(*wired.job);
 }
 
-// Silence for longer than a call may take: everyone fails in time, and says so.
+// The wire stays silent for longer than a call may take: every rank fails in time with the reason.
 TEST(BadNetwork, AWireThatStaysSilentIsNamedAtTheDeadline) {
   WiredJob wired(
       [](Rank& rank) { work_for(rank, milliseconds(30'000), 10'000, milliseconds(1500)); });
@@ -152,7 +152,7 @@ TEST(BadNetwork, AWireThatStaysSilentIsNamedAtTheDeadline) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(12));
 }
 
-// Hosts of their own, joined by a bridge.
+// Ranks on hosts of their own, joined by a bridge.
 class Hosts : public ::testing::Test {
  protected:
   JobOptions options() const {

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kOutcome = "outcome ";
 
-// Lines travel between processes: newlines inside a text must not end it.
+// Processes exchange lines, so a newline inside a text must not end it.
 std::string on_one_line(std::string text) {
   for (char& letter : text)
     if (letter == '\n') letter = '\t';
@@ -58,7 +58,7 @@ void enter(const std::string& name) {
   LOCKSTEP_CHECK(::setns(space.get(), CLONE_NEWNET) == 0, "cannot enter {}", name);
 }
 
-// A whole rank, in the child.
+// Runs a rank in the child process.
 void live(int rank, int n, const std::string& group_id, const JobOptions& options,
           const net::Secret& secret, int in, int out, const std::function<void(Rank&)>& body) {
   const auto at = static_cast<std::size_t>(rank);
@@ -119,7 +119,7 @@ Job::Job(int n, const JobOptions& options, const std::function<void(Rank&)>& bod
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::close(to_child[1]);
       ::close(from_child[0]);
-      children_.clear();  // the ends of the pipes to the ranks before
+      children_.clear();  // they hold ends of the pipes to earlier ranks
       try {
         live(rank, n, group_id, options, secret_, to_child[0], from_child[1], body);
       } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-// Ranks as forked processes, connected by real links, that can be killed, stopped and cut off.
+// Ranks as forked processes with real links, which can be killed, stopped and cut off.
 #pragma once
 
 #include <sys/types.h>
@@ -14,18 +14,18 @@
 
 namespace lockstep::comm::faults {
 
-// How a rank's part in a job ended.
+// How a rank ended.
 struct Outcome {
-  bool failed = false;  // with a CommError, which the rest is about
+  bool failed = false;  // with the CommError described below
   Fault fault = Fault::aborted;
   std::vector<int> ranks;
   std::string text;
-  Clock::time_point at{};  // when it was caught
-  std::string said;        // all lines the rank wrote
-  bool gone = false;       // it ended without an outcome: killed, or crashed
+  Clock::time_point at{};  // when the error was caught
+  std::string said;        // all lines that the rank wrote
+  bool gone = false;       // it was killed or crashed, without an outcome
 };
 
-// What a rank's body works with.
+// The interface for a rank's body.
 class Rank {
  public:
   Rank(Endpoint& endpoint, std::unique_ptr<Transport> transport, int in, int out)
@@ -39,9 +39,9 @@ class Rank {
   // Numbers the call and begins it, as a communicator would.
   void begin(Fingerprint call, milliseconds timeout = milliseconds(20'000));
 
-  // A line for the parent.
+  // Sends a line to the parent.
   void say(const std::string& line) const;
-  // Waits until the parent says this word.
+  // Waits until the parent sends this word.
   void hear(const std::string& word) const;
 
  private:
@@ -54,18 +54,19 @@ class Rank {
 
 struct JobOptions {
   Media media = Media::automatic;
-  // The network namespace (a file under /var/run/netns) and address of each rank; empty: loopback.
+  // The network namespace (a file under /var/run/netns) and address of each rank; empty: all on
+  // loopback.
   std::vector<std::string> namespaces;
   std::vector<std::string> hosts;
-  // Whether a rank that has failed stays, as one does whose program caught the error, or is gone at
-  // once and without a destructor, as one whose program did not.
+  // Whether a rank that has failed stays, like a program that caught the error, or ends at once
+  // without a destructor, like a program that did not.
   enum class Afterwards { go, stay } afterwards = Afterwards::go;
-  // Changes what rank `reader` is told of rank `of`'s address: how proxies get in between.
+  // Changes the address of rank `of` that rank `reader` is told, to put proxies between ranks.
   std::function<void(int reader, int of, EndpointAddress&)> reroute;
 };
 
-// A job of n ranks that all run `body`; a CommError it throws is told to the others, as a
-// communicator does, and becomes the outcome. The destructor kills whoever is left.
+// A job of n ranks that all run `body`. A CommError in it is sent to the others, as a communicator
+// does, and becomes the outcome. The destructor kills the remaining ranks.
 class Job {
  public:
   Job(int n, const JobOptions& options, const std::function<void(Rank&)>& body);
@@ -77,11 +78,11 @@ class Job {
   const EndpointAddress& address(int rank) const { return child(rank).address; }
   const net::Secret& secret() const { return secret_; }
 
-  // Waits until the rank has said a line.
+  // Waits until the rank has sent a line.
   bool says(int rank, const std::string& line, milliseconds longest = milliseconds(20'000));
-  // Says a word to a rank.
+  // Sends a word to a rank.
   void tell(int rank, const std::string& word);
-  // The time just before the signal was sent.
+  // Sends a signal and returns the time just before.
   Clock::time_point signal(int rank, int signal);
   // Waits until a rank has ended.
   Outcome outcome(int rank, milliseconds longest = milliseconds(30'000));

@@ -1,4 +1,4 @@
-// What a group leaves behind: nothing. And strangers who knock while it works change nothing.
+// A group leaves nothing behind, and strangers that connect while it works change nothing.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ struct Holdings {
   }
 };
 
-// What this process holds at the moment.
+// The descriptors, mappings and threads that this process holds at the moment.
 Holdings holdings() {
   Holdings now;
   std::error_code ignored;
@@ -57,7 +57,8 @@ Holdings holdings() {
   return now;
 }
 
-// The same once it is no more than before: the system lists a thread for a moment after its end.
+// The same, taken once it is no more than before: the system lists a thread for a moment after its
+// end.
 Holdings holdings_after(const Holdings& before) {
   const Deadline deadline = Deadline::after(milliseconds(5'000));
   Holdings now = holdings();
@@ -70,14 +71,14 @@ Holdings holdings_after(const Holdings& before) {
 
 class Remains : public ::testing::TestWithParam<Media> {};
 
-// Fifty groups, with buffers of their own, one after the other, in processes that live on; some end
-// by a fault.
+// Makes fifty groups with buffers of their own, one after the other, in processes that live on;
+// some groups end by a fault.
 TEST_P(Remains, NothingAfterFiftyGroups) {
   constexpr int kRanks = 3;
   const Media media = GetParam();
   const auto files = lockstep::testing::shared_memory_names();
   Job job(kRanks, {.media = media}, [media](Rank& rank) {
-    // The job's own endpoints pass the addresses of those under test around.
+    // The endpoints of the job itself pass on the addresses of those under test.
     const auto one_life = [&](int life, int groups) {
       const auto endpoint = std::make_shared<Endpoint>("127.0.0.1", rank.endpoint().secret());
       std::string text = endpoint->address().encode();
@@ -101,7 +102,7 @@ TEST_P(Remains, NothingAfterFiftyGroups) {
                                              media, Deadline::after(milliseconds(20'000)));
         const auto memory = transport->heap().allocate(1 << 16);
         std::fill_n(memory.get(), 1 << 16, std::byte{1});
-        // Every fifth ends by a mismatch.
+        // Every fifth group ends by a mismatch.
         const bool odd_one_out = group % 5 == 4 && rank.rank() == 1;
         try {
           transport->begin({.sequence = odd_one_out ? 2u : 1u},
@@ -114,7 +115,7 @@ TEST_P(Remains, NothingAfterFiftyGroups) {
         }
       }
     };
-    one_life(0, 1);  // whatever the first one sets up for good
+    one_life(0, 1);  // allocates whatever the first group sets up for good
     rank.begin({.operation = Operation::barrier});
     barrier(rank.transport());
     const Holdings before = holdings();
@@ -134,7 +135,7 @@ TEST_P(Remains, NothingAfterFiftyGroups) {
   EXPECT_EQ(lockstep::testing::shared_memory_names(), files);
 }
 
-// A buffer that was allocated for the group, and given back.
+// Checks a buffer that was allocated for the group and then freed.
 TEST_P(Remains, NoMappingOfABufferThatIsGone) {
   const Media media = GetParam();
   Job job(2, {.media = media}, [](Rank& rank) {
@@ -146,7 +147,7 @@ TEST_P(Remains, NoMappingOfABufferThatIsGone) {
     }
     rank.begin({.operation = Operation::barrier});
     barrier(rank.transport());
-    // What the peer mapped of our buffer is let go at its next call.
+    // The peer unmaps our buffer at its next call.
     rank.begin({.operation = Operation::barrier});
     barrier(rank.transport());
     const Holdings after = holdings_after(before);
@@ -160,7 +161,8 @@ TEST_P(Remains, NoMappingOfABufferThatIsGone) {
   }
 }
 
-// Garbage, silence, half a greeting and the wrong secret at every door while calls run.
+// Strangers send garbage, silence, half a greeting or the wrong secret to every listener while
+// calls run.
 TEST_P(Remains, StrangersChangeNothing) {
   constexpr int kRanks = 3;
   Job job(kRanks, {.media = GetParam()}, [](Rank& rank) {
@@ -168,7 +170,7 @@ TEST_P(Remains, StrangersChangeNothing) {
     rank.say("ready");
     const auto end = Clock::now() + milliseconds(1500);
     for (int round = 0;; ++round) {
-      // Rank 0 says when it is time to stop.
+      // Rank 0 decides when to stop.
       std::vector<std::byte> stop(1, std::byte{Clock::now() > end});
       rank.begin({.root = 0, .operation = Operation::broadcast});
       broadcast(rank.transport(), Algorithm::direct, stop, 0);

@@ -1,4 +1,4 @@
-// Ranks that stop, leave, or are called off.
+// Ranks that stop, leave, or abort the group.
 #include <signal.h>
 
 #include <thread>
@@ -24,7 +24,7 @@ TEST_P(Absent, AStoppedRankIsNamedAtTheDeadlineAndCannotComeBack) {
     SCOPED_TRACE(collective.name());
     constexpr int kVictim = 1;
     Job job(4, {.media = GetParam(), .afterwards = kStay}, [&](Rank& rank) {
-      run(rank, collective, 0, milliseconds(20'000));  // nobody is missing yet, however slow
+      run(rank, collective, 0, milliseconds(20'000));  // no rank is missing yet, however slow
       rank.say("ready");
       rank.hear("go");
       run(rank, collective, 1, kTimeout);
@@ -42,7 +42,7 @@ TEST_P(Absent, AStoppedRankIsNamedAtTheDeadlineAndCannotComeBack) {
       EXPECT_GE(outcome.at - begin, kTimeout - milliseconds(100));
       EXPECT_LT(outcome.at - begin, kTimeout + milliseconds(15'000));
     }
-    // It wakes up in a group that has ended without it.
+    // The victim wakes up in a group that has ended without it.
     job.signal(kVictim, SIGCONT);
     const Outcome stale = job.outcome(kVictim, milliseconds(10'000));
     EXPECT_TRUE(stale.failed) << stale.text << stale.said;
@@ -98,7 +98,7 @@ TEST_P(Absent, ARankThatLeftInGoodOrderIsNamed) {
   }
 }
 
-// Ranks that have done their part may leave at once, whoever is still reading.
+// Ranks that have done their part may leave at once, even while others are still reading.
 TEST_P(Absent, LeavingAfterTheLastCallHarmsNobody) {
   for (const Collective& collective : every_collective()) {
     SCOPED_TRACE(collective.name());
@@ -136,7 +136,7 @@ TEST_P(Absent, AnInterruptEndsTheWaitOnEveryRank) {
   });
   ASSERT_TRUE(job.says(0, "ready"));
   for (const int rank : {1, 2, 3}) {
-    // Before the call's deadline.
+    // The wait is shorter than the call's deadline.
     const Outcome outcome = job.outcome(rank, milliseconds(15'000));
     ASSERT_TRUE(outcome.failed) << outcome.text;
     EXPECT_EQ(outcome.fault, Fault::aborted) << outcome.text;

@@ -1,4 +1,5 @@
-// The codec on CUDA against the codec on the CPU, bit for bit; and what both take.
+// Compares the codec on CUDA with the codec on the CPU, bit for bit, and tests the arguments of
+// both.
 #include <lockstep/comm/quantized.h>
 
 #include <limits>
@@ -24,7 +25,7 @@ std::size_t size(std::int64_t number) { return static_cast<std::size_t>(number);
 
 at::Tensor messages(std::size_t number, std::size_t count, const BlockFormat& format,
                     c10::DeviceType device) {
-  // Must be written in full.
+  // The message must be written completely, so it starts with other bytes.
   return at::full(
       {static_cast<std::int64_t>(number), static_cast<std::int64_t>(encoded_bytes(count, format))},
       0xa5, at::dtype(at::kByte).device(device));
@@ -45,7 +46,7 @@ at::Tensor decoded(const BlockFormat& format, const at::Tensor& from, const SumT
   return result;
 }
 
-// What is hard to get right, with plain numbers around it.
+// Values that are hard to get right, with plain numbers around them.
 at::Tensor awkward_numbers(std::int64_t count, at::ScalarType type) {
   const at::Tensor values = numbers(count, 5);
   const std::vector<float> awkward = {0,         -0.0f, std::numeric_limits<float>::denorm_min(),
@@ -66,7 +67,8 @@ at::Tensor awkward_numbers(std::int64_t count, at::ScalarType type) {
 
 TEST(BlockMessages, TablesAreReadByRowsAndWrittenByColumns) {
   const BlockFormat format{QuantizedType::int8, 4};
-  const at::Tensor values = at::arange(6).repeat_interleave(5).to(at::kFloat);  // part p is all p
+  // part p contains only the number p
+  const at::Tensor values = at::arange(6).repeat_interleave(5).to(at::kFloat);
   const at::Tensor result = encoded(format, values, {.rows = 2, .columns = 3, .count = 5});
   for (std::int64_t row = 0; row < 2; ++row)
     for (std::int64_t column = 0; column < 3; ++column) {
@@ -75,7 +77,7 @@ TEST(BlockMessages, TablesAreReadByRowsAndWrittenByColumns) {
           same(decoded(format, message, {.count = 5}, 1, at::kFloat),
                through_blocks(at::full({5}, static_cast<float>(3 * row + column)), format)));
     }
-  // Three terms of two parts.
+  // Three terms of two parts each.
   const at::Tensor sums =
       decoded(format, result, {.terms = 3, .parts = 2, .count = 5}, 3, at::kFloat);
   EXPECT_LE((sums - at::tensor({1.0f, 4.0f}).repeat_interleave(5)).abs().max().item<float>(),

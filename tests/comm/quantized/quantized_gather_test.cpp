@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 class QuantizedGathers : public OverRanks {};
 
-// What all ranks' inputs of so many numbers are, gathered.
+// The expected result: all ranks' inputs of `count` numbers, gathered.
 at::Tensor gathered(const Communicator& group, std::int64_t count, const BlockFormat& format,
                     at::ScalarType from = at::kFloat, at::ScalarType to = at::kFloat) {
   std::vector<at::Tensor> parts;
@@ -60,7 +60,8 @@ TEST_P(QuantizedGathers, WhatIsNotFiniteSpoilsItsBlockForAll) {
       });
 }
 
-// Prefetching: several on their way beside other calls of the group, and waited for in any order.
+// Like prefetching: several gathers are under way beside other calls of the group, and are waited
+// for in any order.
 TEST_P(QuantizedGathers, AreOnTheirWayUntilWaitedFor) {
   for (const Launch launch : {Launch::in_background, Launch::on_wait})
     run_ranks(3, [&](Communicator& group) {
@@ -69,7 +70,7 @@ TEST_P(QuantizedGathers, AreOnTheirWayUntilWaitedFor) {
       const at::Tensor second = room(3 * 33, at::kBFloat16);
       const at::Tensor input = place(numbers(500, group.rank()));
       QuantizedGather one(group, first, input, options);
-      input.zero_();  // it has been read
+      input.zero_();  // the input has been read already
       std::optional<QuantizedGather> two;
       two.emplace(group, second, place(numbers(33, group.rank())), options);
       const at::Tensor ones = room(4, at::kFloat).fill_(1);
@@ -79,16 +80,16 @@ TEST_P(QuantizedGathers, AreOnTheirWayUntilWaitedFor) {
       two->wait();
       QuantizedGather moved = std::move(one);
       moved.wait();
-      one.wait();  // NOLINT(bugprone-use-after-move): there is nothing left to wait for
+      one.wait();  // NOLINT(bugprone-use-after-move): nothing is left to wait for
       other.wait();
       EXPECT_TRUE(same(ones, at::full({4}, 3.0f)));
       EXPECT_TRUE(same(first, gathered(group, 500, {})));
-      EXPECT_TRUE(moved.done());  // on a device that is when its results can be read
+      EXPECT_TRUE(moved.done());  // on a device this is true when the results can be read
       EXPECT_TRUE(same(second, gathered(group, 33, {}, at::kFloat, at::kBFloat16)));
     });
 }
 
-// The input is the last of much on one stream; the output is read on another.
+// Much work on one stream makes the input; the output is read on another.
 TEST_P(QuantizedGathers, FollowTheCurrentStream) {
   if (GetParam().device == c10::DeviceType::CPU) GTEST_SKIP() << "there are no streams";
   run_ranks(2, [&](Communicator& group) {

@@ -20,7 +20,7 @@ constexpr BlockFormat kInt4{QuantizedType::int4, 256};
 
 class QuantizedReductions : public OverRanks {};
 
-// What a rank has for another one, as it comes out of its blocks.
+// The values that a rank has for another one, decoded from their blocks.
 at::Tensor term(int from, int to, int num_ranks, std::int64_t count, const BlockFormat& format,
                 at::ScalarType type) {
   return through_blocks(numbers(count * num_ranks, from, type).narrow(0, to * count, count),
@@ -35,7 +35,7 @@ at::Tensor summed(const Communicator& group, std::int64_t count, const BlockForm
   return tree_sum(terms);
 }
 
-// The nodes' sums go through blocks once more.
+// With nodes, the nodes' sums are quantized once more.
 at::Tensor summed_over_nodes(const Communicator& group, int per_node, std::int64_t count,
                              const BlockFormat& format = kInt4, at::ScalarType type = at::kFloat) {
   std::vector<at::Tensor> nodes;
@@ -108,8 +108,8 @@ TEST_P(QuantizedReductions, AreNearTheExactResult) {
     QuantizedReduceScatter(group, one_hop, input).wait();
     const at::Tensor two_hops = room(count, at::kFloat);
     QuantizedReduceScatter(split_into_nodes(group, 2), two_hops, input).wait();
-    // Four values, each wrong by up to half of a scale, which is at most 4 / 7; then two sums of
-    // two, wrong by up to half of one of twice that size.
+    // Each of four values may be wrong by half of a scale, which is at most 4 / 7; each of the two
+    // sums of two by half of a scale twice that size.
     const float half_a_scale = 0.5f * 4 / 7;
     const float one_error = (one_hop - exact).abs().max().item<float>();
     const float two_error = (two_hops - exact).abs().max().item<float>();
@@ -141,7 +141,8 @@ TEST_P(QuantizedReductions, WhatIsNotFiniteReachesTheSum) {
       });
 }
 
-// As in a backward pass: one starts while others are on their way, each of them one hop behind.
+// As in a backward pass: one reduction starts while others are under way, each of them one hop
+// behind.
 TEST_P(QuantizedReductions, AreOnTheirWayUntilWaitedFor) {
   for (const Launch launch : {Launch::in_background, Launch::on_wait})
     run_ranks(4, [&](Communicator& group) {
@@ -154,14 +155,14 @@ TEST_P(QuantizedReductions, AreOnTheirWayUntilWaitedFor) {
         const at::Tensor input = place(numbers(4 * count, group.rank()));
         outputs.push_back(room(count, at::kFloat));
         reductions.emplace_back(nodes, outputs.back(), input, options);
-        input.zero_();  // it has been read
+        input.zero_();  // the input has been read already
         if (reductions.size() > 1) reductions[reductions.size() - 2].start_second_hop();
         EXPECT_TRUE(same(outputs.back(), at::full({count}, 42.0f)));
       }
       for (std::size_t i = 0; i < counts.size(); ++i) {
         reductions[i].wait();
         reductions[i].wait();
-        // Which waits for the device.
+        // Comparing waits for the device.
         EXPECT_TRUE(same(outputs[i], summed_over_nodes(group, 2, counts[i])));
         EXPECT_TRUE(reductions[i].done());
       }
@@ -173,7 +174,8 @@ TEST_P(QuantizedReductions, DivideByWhatAnEarlierCallGives) {
   run_ranks(4, [&](Communicator& group) {
     const NodeGroups nodes = split_into_nodes(group, 2);
     const at::Tensor input = numbers(4 * 500, group.rank());
-    const at::Tensor divisor = at::full({1}, group.rank() + 1, at::kDouble);  // 10 in all
+    // the sum over the ranks is 10
+    const at::Tensor divisor = at::full({1}, group.rank() + 1, at::kDouble);
     const at::Tensor one_hop = room(500, at::kFloat);
     const at::Tensor two_hops = room(500, at::kFloat);
     Work counting = group.all_reduce(divisor);

@@ -106,7 +106,7 @@ bool same(const at::Tensor& got, const at::Tensor& wanted) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   if (!at::isFloatingType(a.scalar_type())) return at::equal(a, b);
   const at::Tensor nans = at::isnan(a);
-  // Zeros of both signs are equal, and must not be: their quotients differ.
+  // Zeros of different signs compare as equal but are not: their quotients differ.
   const at::Tensor signs = at::signbit(a).eq(at::signbit(b)).logical_or(nans);
   return at::equal(nans, at::isnan(b)) && a.eq(b).logical_or(nans).all().item<bool>() &&
          signs.all().item<bool>();

@@ -1,5 +1,5 @@
 // Ranks as threads of this process, over shared memory or TCP, with tensors on the CPU or all on
-// one GPU; and what they should get, computed once more on the CPU.
+// one GPU; and their expected results, computed on the CPU.
 #pragma once
 
 #include <functional>
@@ -22,15 +22,15 @@ struct Setting {
 void PrintTo(const Setting& setting, std::ostream* out);
 std::vector<Setting> settings();
 
-// Skipped where there is no GPU for it.
+// Skipped if there is no GPU for it.
 class OverRanks : public ::testing::TestWithParam<Setting> {
  protected:
   void SetUp() override;
 
   void run_ranks(int num_ranks, const std::function<void(Communicator&)>& body) const;
-  // A copy on the device under test.
+  // Copies a tensor to the device under test.
   at::Tensor place(const at::Tensor& host) const;
-  // Room there, filled with something that is no result.
+  // A tensor there, filled with a value that is no result.
   at::Tensor room(std::int64_t count, at::ScalarType type) const;
 };
 
@@ -42,16 +42,16 @@ constexpr std::int64_t kCounts[] = {0, 1, 7, 255, 256, 1003};
 constexpr at::ScalarType kTypes[] = {at::ScalarType::Float, at::ScalarType::Half,
                                      at::ScalarType::BFloat16};
 
-// Any rank can tell what another one has.
+// Numbers that any rank can compute for any other.
 at::Tensor numbers(std::int64_t count, int rank, at::ScalarType type = at::ScalarType::Float);
 
-// As a tensor comes out of its blocks, as floats.
+// The tensor after encoding to blocks and decoding, as floats.
 at::Tensor through_blocks(const at::Tensor& tensor, const BlockFormat& format);
 
-// In the canonical order.
+// The sum in the canonical order.
 at::Tensor tree_sum(const std::vector<at::Tensor>& terms);
 
-// Bit for bit, wherever they are; a nan equals any nan.
+// Compares bit for bit, on any device; a nan equals any nan.
 bool same(const at::Tensor& got, const at::Tensor& wanted);
 
 }  // namespace lockstep::comm::testing

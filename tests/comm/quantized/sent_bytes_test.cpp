@@ -1,4 +1,4 @@
-// How many bytes go to whom, and how many of them to another node.
+// How many bytes each rank gets, and how many of them go to another node.
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -31,7 +31,7 @@ TEST_P(SentBytes, AreThoseOfTheMessagesToEachRank) {
     EXPECT_EQ(group.sent_bytes(), others(400'000));
     group.reduce_scatter(part, whole).wait();
     EXPECT_EQ(group.sent_bytes(), others(800'000));
-    // A part to its owner, and what the owner makes of its own part back: in place or not.
+    // Each part goes to its owner, and the owner sends its result back, in place or as a message.
     group.all_reduce(whole).wait();
     EXPECT_EQ(group.sent_bytes(), others(1'600'000));
     if (group.rank() == 0) group.exchange({send_to(2, part)}).wait();
@@ -48,7 +48,7 @@ TEST_P(SentBytes, AreThoseOfTheMessagesToEachRank) {
 
 constexpr int kPerNode = 2;
 
-// Bytes to ranks of other nodes, where each two ranks are one.
+// Bytes to ranks of other nodes; every two ranks are a node.
 std::uint64_t crossing(const Communicator& group, const Communicator& world) {
   const auto sent = group.sent_bytes();
   std::uint64_t bytes = 0;
@@ -57,9 +57,9 @@ std::uint64_t crossing(const Communicator& group, const Communicator& world) {
   return bytes;
 }
 
-// A step of sharded training: parameters are gathered for forward and for backward, gradients are
-// summed and scattered. ZeRO++ gathers quantized weights, keeps them inside the node for backward,
-// and sums quantized gradients in two hops.
+// One step of sharded training: parameters are gathered for forward and for backward, gradients are
+// reduced and scattered. ZeRO++ gathers quantized weights, keeps them inside the node for backward,
+// and reduces quantized gradients in two hops.
 TEST_P(SentBytes, AcrossNodesAreAQuarterInZeroPlusPlus) {
   for (const at::ScalarType type : {at::kBFloat16, at::kFloat})
     for (const std::int64_t count : {65'536, 10'007})
@@ -79,7 +79,7 @@ TEST_P(SentBytes, AcrossNodesAreAQuarterInZeroPlusPlus) {
         group.all_gather(weights, shard).wait();
         group.reduce_scatter(gradient, gradients).wait();
         const std::uint64_t plain = so_far() - before;
-        // To two ranks of the other node, each time.
+        // Each of the three calls sends to the two ranks of the other node.
         EXPECT_EQ(plain, 3u * 2 * static_cast<std::uint64_t>(count) * c10::elementSize(type));
 
         QuantizedGather(group, weights, shard).wait();
@@ -88,14 +88,14 @@ TEST_P(SentBytes, AcrossNodesAreAQuarterInZeroPlusPlus) {
         nodes.inside->all_gather(weights, secondary).wait();
         QuantizedReduceScatter(nodes, gradient, gradients).wait();
         const std::uint64_t quantized = so_far() - before - plain;
-        // Weights to two ranks, gradients to one.
+        // Weights go to two ranks, gradients to one.
         const auto length = static_cast<std::size_t>(count);
         const BlockFormat int8{QuantizedType::int8};
         const BlockFormat int4{QuantizedType::int4};
         EXPECT_EQ(quantized, 2 * encoded_bytes(length, int8) + encoded_bytes(length, int4));
         const std::size_t scales = sizeof(float) * 3 * num_blocks(length, int8);
         EXPECT_LE(quantized, plain / 4 + scales);
-        // With their scales, too.
+        // The scales are included.
         EXPECT_LT(quantized, plain / 4);
       });
 }

@@ -1,4 +1,4 @@
-// Every algorithm over every kind of link gives the same bits: those of a plain recursive sum.
+// Every algorithm gives the same bits over every kind of link: those of a plain recursive sum.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -27,7 +27,7 @@ bool floating(DType dtype) {
          dtype == DType::bfloat16;
 }
 
-// Values of very different sizes, so that the order of addition shows.
+// Values of very different sizes, which make the order of addition show.
 Values random_values(DType dtype, std::size_t count, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal;
@@ -50,7 +50,7 @@ Values random_values(DType dtype, std::size_t count, unsigned seed) {
   return values;
 }
 
-// The expected result, element by element, from the rule as it is written down.
+// The expected result, element by element, from the rule as it is written.
 template <typename A, typename Load>
 A tree_value(const std::vector<Values>& inputs, int first, int n, std::size_t i, ReduceOp op,
              Load load) {
@@ -94,7 +94,8 @@ Values expected(DType dtype, const std::vector<Values>& inputs, ReduceOp op) {
     case DType::float32: return expected_plain<float>(inputs, op);
     case DType::float64: return expected_plain<double>(inputs, op);
     case DType::int32:
-      // Unsigned, so that wrapping is defined; the bits are the same. Min and max need the sign.
+      // Sums are unsigned, so that wrapping is defined; the bits are the same. Min and max need the
+      // sign.
       return op == ReduceOp::sum ? expected_plain<std::uint32_t>(inputs, op)
                                  : expected_plain<std::int32_t>(inputs, op);
     case DType::int64:
@@ -173,7 +174,7 @@ TEST_P(Algorithms, AllReduceHasTheCanonicalBits) {
       std::uint64_t sequence = 0;
       for (const Algorithm algorithm : algorithms_of(Operation::all_reduce)) {
         for (std::size_t i = 0; i < cases.size(); ++i) {
-          // Some ranks' buffers lie in memory that peers can reach, some do not.
+          // Some ranks' buffers are in memory that peers can reach, others are not.
           const Values& input = inputs[i][static_cast<std::size_t>(transport.rank())];
           Values data = input;
           std::shared_ptr<std::byte> shared;
@@ -198,7 +199,7 @@ TEST_P(Algorithms, AllReduceHasTheCanonicalBits) {
 
 TEST_P(Algorithms, ReduceScatterHasTheCanonicalBits) {
   const int n = GetParam();
-  // Uneven parts, one of them empty where there is more than one.
+  // The parts are uneven; with several ranks one part is empty.
   std::vector<std::size_t> counts;
   for (int rank = 0; rank < n; ++rank)
     counts.push_back(rank == 1 ? 0 : static_cast<std::size_t>(100 + 40'000 * rank));
@@ -307,7 +308,8 @@ TEST(ReductionTree, LargestNodesTileAnySet) {
       }
     }
   }
-  // Three ranks out of six: {0, 1} and {2} are nodes of the tree over six, {0, 1, 2} is not.
+  // Of the ranks {0, 1, 2} out of six, {0, 1} and {2} are nodes of the tree over six, {0, 1, 2} is
+  // not.
   const auto nodes = largest_nodes_within(6, [](int rank) { return rank < 3; });
   EXPECT_EQ(nodes, (std::vector<TreeNode>{{0, 2}, {2, 1}}));
 }

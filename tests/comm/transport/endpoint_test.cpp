@@ -1,4 +1,5 @@
-// Who connects to a listener that has no time for it comes again; who finds nobody says so at once.
+// A rank whose connection is dropped by a busy listener tries again; a rank that finds no listener
+// fails at once.
 #include <gtest/gtest.h>
 
 #include <lockstep/comm/transport/endpoint.h>
@@ -10,7 +11,8 @@
 namespace lockstep::comm::testing {
 namespace {
 
-// Hangs up on the first `dropped` connections, in the midst of the greeting, and greets the next.
+// Hangs up on the first `dropped` connections in the middle of the greeting, and greets the next
+// one.
 class BusyListener {
  public:
   BusyListener(const net::Secret& secret, int dropped)

@@ -1,5 +1,5 @@
-// What an endpoint keeps of groups that are over or yet to come is bounded, and no descriptor stays
-// behind.
+// The memory that an endpoint keeps for groups that are over or yet to come is bounded, and no
+// descriptor stays behind.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -69,7 +69,7 @@ TEST(Mailroom, TurnsAwayWhoComesForAGroupThatIsOver) {
   EXPECT_TRUE(hung_up(waiting));
   EXPECT_TRUE(hung_up(deliver(room, "left", 1)));
   EXPECT_FALSE(room.state("left").open);
-  const auto next = room.open("next");  // tidies up
+  const auto next = room.open("next");  // opening a group tidies up
   EXPECT_TRUE(hung_up(deliver(room, "left", 1)));
   EXPECT_FALSE(room.state("left").open);
   room.close("failed", {});
@@ -89,7 +89,7 @@ TEST(Mailroom, RemembersOnlySoManyGroups) {
   for (const char* group : {"a", "b", "c"}) room.open(group);
   const auto now = room.open("d");
   EXPECT_TRUE(hung_up(deliver(room, "c", 1)));
-  EXPECT_FALSE(hung_up(deliver(room, "a", 1)));  // nobody knows it any more
+  EXPECT_FALSE(hung_up(deliver(room, "a", 1)));  // it is forgotten by now
 }
 
 TEST(Mailroom, BoundsTheGroupsThatNeverCome) {
@@ -119,7 +119,7 @@ TEST(Mailroom, SweepsWhatWasGivenUp) {
   const auto start = Clock::now();
   const net::Fd patient = deliver(room, "patient", 0, start);
   { const net::Fd gone = deliver(room, "gone", 0, start); }
-  // What a peer leaves behind may be meant for a rank that is late.
+  // Connections of a peer that has left may be for a rank that is late.
   EXPECT_TRUE(room.sweep(start + milliseconds(999)));
   EXPECT_TRUE(room.state("gone").open);
   EXPECT_TRUE(room.sweep(start + milliseconds(1000)));
@@ -143,7 +143,7 @@ TEST(Mailbox, KeepsOnlyRanksThatAreExpected) {
   EXPECT_TRUE(readable(box->event()));
 }
 
-// A late connection must not bring a group back to life: who asks would wait for it.
+// A late connection must not bring a group back to life: ranks that ask would wait for it.
 TEST(Endpoint, SaysThatAGroupWasLeft) {
   const auto ends = make_endpoints(2, net::Secret::random());
   const auto ask = [&] {

@@ -13,19 +13,19 @@ namespace lockstep::comm::testing {
 
 struct RankSettings {
   Media media = Media::automatic;
-  // Which host each rank pretends to be on; empty: all on this one.
+  // The host that each rank pretends to be on; empty: all on this one.
   std::vector<int> hosts;
   milliseconds timeout{20000};
 };
 
-// Runs `body` on every rank at once and returns what each threw (empty where nothing).
+// Runs `body` on every rank at once and returns each rank's exception (null if none).
 std::vector<std::exception_ptr> try_ranks(int n, const RankSettings& settings,
                                           const std::function<void(Transport&)>& body);
 
-// The same, where nothing may throw.
+// The same, if no rank may throw.
 void run_ranks(int n, const RankSettings& settings, const std::function<void(Transport&)>& body);
 
-// Of two ranks, rank 0 ended the group and threw nothing; rank 1 was told so.
+// Expects that of two ranks, rank 0 ended the group and threw nothing, and rank 1 got the notice.
 void expect_ended_by_rank_0(const std::vector<std::exception_ptr>& errors);
 
 // Numbers a call as a communicator would, and begins it.

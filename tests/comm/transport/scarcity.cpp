@@ -5,7 +5,7 @@
 
 namespace {
 
-// How many allocations of this thread still succeed; negative: all of them.
+// How many more allocations of this thread succeed; negative: all of them.
 thread_local int allocations_left = -1;
 
 void* allocate(std::size_t size) {

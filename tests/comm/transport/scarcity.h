@@ -1,9 +1,9 @@
-// Memory that runs out when a test says so.
+// Makes memory run out when a test wants it.
 #pragma once
 
 namespace lockstep::comm::testing {
 
-// While one lives, this many allocations of its thread succeed, and no more.
+// While one lives, only this many allocations of its thread succeed.
 class Scarcity {
  public:
   explicit Scarcity(int allowed);

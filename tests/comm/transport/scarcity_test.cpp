@@ -1,5 +1,5 @@
-// A rank that runs out of memory in the middle of a call: it says so, the others hear of it, and
-// nothing refers to memory that is gone (which the address sanitizer would see).
+// A rank runs out of memory in the middle of a call: it throws, the others get its notice, and
+// nothing refers to memory that is gone (which the address sanitizer would find).
 #include <algorithm>
 #include <new>
 #include <semaphore>
@@ -22,7 +22,7 @@ using ::testing::Not;
 constexpr milliseconds kLong(10'000);
 constexpr int kRanks = 4;
 
-// Runs an all-reduce in which rank 0 is granted so many allocations. True where it failed.
+// Runs an all-reduce in which rank 0 may make this many allocations. True if it failed.
 bool all_reduce_with(int allowed, Algorithm algorithm, const RankSettings& settings) {
   bool failed = false;
   const auto errors = try_ranks(kRanks, settings, [&](Transport& transport) {
@@ -79,7 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, ScarcityIn,
 
 constexpr std::size_t kMoreThanTheKernelTakes = 64u << 20;
 
-// What is half out when the call fails is finished as it was, whatever becomes of its memory.
+// A message that is half written when the call fails is finished unchanged, whatever becomes of its
+// memory.
 TEST(Scarcity, WhileAMessageIsHalfOut) {
   std::binary_semaphore posted(0);
   ::testing::internal::CaptureStderr();
@@ -101,8 +102,8 @@ TEST(Scarcity, WhileAMessageIsHalfOut) {
   expect_ended_by_rank_0(errors);
 }
 
-// There is no memory even to keep what is half out: the connection ends, and the peer hears of it
-// from the endpoint. At a level at which every step is logged.
+// There is no memory even to keep a half-written message: the connection ends, and the peer gets
+// the notice from the endpoint. Runs at a log level at which every step is logged.
 TEST(Scarcity, WhileACallIsAbandoned) {
   {
     Variables variables;

@@ -1,4 +1,4 @@
-// Buffers that peers read in place: what the heap promises, and that peers hear of its segments.
+// Buffers that peers read in place: the heap's guarantees, and the announcements of its segments.
 #include <lockstep/comm/transport/shared_memory.h>
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 using Buffer = std::shared_ptr<std::byte>;
 constexpr std::size_t kMiB = 1u << 20;
 
-// A heap that notes what it announces.
+// A heap that records its announcements.
 struct NotedHeap {
   NotedHeap() {
     heap->set_announce([this](std::uint32_t number, const std::shared_ptr<SharedMemory>& memory) {
@@ -134,8 +134,8 @@ TEST(SharedHeap, RefusesWhatNoMachineHas) {
   EXPECT_THROW(noted.heap->allocate(SIZE_MAX / 2), UsageError);
 }
 
-// A rank whose call has failed does as it likes with its memory; a peer that was slow in the same
-// call, and finds the message only now, must not take what lies there for it.
+// A rank whose call has failed may reuse its memory; a peer that was slow in the same call, and
+// finds the message only now, must not take the new content for the message.
 TEST(SharedHeap, AMessageIsGoneWhenItsSenderHasFailed) {
   std::atomic<bool> receiver_began{false};
   std::atomic<bool> sender_failed{false};

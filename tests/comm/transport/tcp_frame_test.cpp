@@ -1,4 +1,4 @@
-// What makes a frame's header one that a peer may have written.
+// Which frame headers a peer may have written.
 #include <vector>
 
 #include <gtest/gtest.h>

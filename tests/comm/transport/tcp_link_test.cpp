@@ -1,5 +1,5 @@
-// One TCP link between two ranks of this process, where things go wrong that a whole job meets once
-// in a thousand runs.
+// One TCP link between two ranks of this process, in situations that a whole job meets once in a
+// thousand runs.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -40,7 +40,7 @@ class TcpLinks : public ::testing::Test {
     connections_[0] = mailboxes_[0]->take(1, deadline);
   }
 
-  // The link of one rank to the other, whose address is `address`.
+  // Makes one rank's link to the other, whose address is `address`.
   std::unique_ptr<TcpLink> link(std::size_t rank, EndpointAddress address) {
     return std::make_unique<TcpLink>(
         static_cast<int>(rank), static_cast<int>(1 - rank), std::move(connections_[rank]),
@@ -51,7 +51,7 @@ class TcpLinks : public ::testing::Test {
     return link(rank, endpoints_[1 - rank]->address());
   }
 
-  // Cuts the connection below a link, and has it notice.
+  // Cuts the connection below a link, and lets the link notice it.
   static void cut(TcpLink& link) {
     ::shutdown(link.descriptor(), SHUT_RDWR);
     ASSERT_TRUE(wait_for([&] {
@@ -60,7 +60,8 @@ class TcpLinks : public ::testing::Test {
     }));
   }
 
-  // What the end of a process does to a link: no destructor runs, the kernel closes the socket.
+  // Does to a link what the end of a process does: no destructor runs, and the kernel closes the
+  // socket.
   static void end_process(TcpLink& link) {
     const net::Fd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
     ::dup2(nothing.get(), link.descriptor());
@@ -130,8 +131,8 @@ TEST_F(TcpLinks, WhereNobodyListensAnyMoreTheProcessIsDead) {
   EXPECT_EQ(right->state(), PeerState::dead);
 }
 
-// Its notice lies behind what the peer has yet to read, bytes of the peer's lie unread here, and
-// the process ends: the kernel resets the connection, which must not cost the notice.
+// The notice is behind bytes that the peer has yet to read, bytes of the peer are unread here, and
+// the process ends: the kernel resets the connection, which must not lose the notice.
 TEST_F(TcpLinks, ANoticeOutlivesTheProcessThatSentIt) {
   const int small = 64 << 10;
   ::setsockopt(connections_[1].get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
@@ -164,7 +165,8 @@ TEST_F(TcpLinks, ANoticeOutlivesTheProcessThatSentIt) {
   EXPECT_EQ(right->notice().explanation, "rank 2 is gone");
 }
 
-// A connection that broke just before a rank leaves is made again: the peer needs what it sent.
+// A connection that broke just before a rank leaves is made again, because the peer needs the
+// messages.
 TEST_F(TcpLinks, LeavingWaitsForWhatIsNotOutYet) {
   const auto left = link(0);
   const auto right = link(1);
@@ -187,7 +189,7 @@ TEST_F(TcpLinks, LeavingWaitsForWhatIsNotOutYet) {
   EXPECT_EQ(received, sent);
 }
 
-// What its last messages are acknowledged with finds nobody: that is no part of any call.
+// The acknowledgement of a peer's last messages finds nobody there; no call depends on it.
 TEST_F(TcpLinks, APeerThatHasLeftIsOwedNothing) {
   auto left = link(0);
   const auto right = link(1);

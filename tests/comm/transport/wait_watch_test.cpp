@@ -1,5 +1,5 @@
-// Ranks as threads, each with an endpoint and a watch of its own: who waits in a circle is told,
-// and nobody else.
+// Ranks as threads, each with an endpoint and a watch of its own. Ranks that wait in a circle are
+// told so, and no others.
 #include <lockstep/comm/transport/wait_watch.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr WaitWatch::Times kQuick{
     .grace = milliseconds(5), .interval = milliseconds(2), .second_look = milliseconds(5)};
 
-// A job whose groups have calls and nothing in them: a call is over when all ranks have made it, or
+// A job whose groups have calls without contents: a call is over when all ranks have made it, or
 // when the watch has ended its group.
 class WatchedJob {
  public:
@@ -58,7 +58,7 @@ class WatchedJob {
                             .operation = "all_reduce",
                             .needs = flight::Record::kEveryone});
   }
-  // What the watch ended the call with, if it did.
+  // The error with which the watch ended the call, if it did.
   std::optional<CommError::Details> wait(const std::string& id, int rank, std::uint64_t entry) {
     Member& mine = members_.at({id, rank});
     const std::uint64_t sequence = mine.recorder->entry(entry)->sequence;
@@ -76,7 +76,7 @@ class WatchedJob {
   bool has(const std::string& id, int rank) const { return members_.contains({id, rank}); }
 
   std::atomic<int> num_ended = 0;
-  std::atomic<bool> over = false;  // nobody waits any more
+  std::atomic<bool> over = false;  // no rank waits any more
 
  private:
   struct Member {
@@ -95,13 +95,13 @@ class WatchedJob {
 
 TEST(WaitWatch, EndsTheCallsOfACircleOnAllRanks) {
   WatchedJob job(3, {{"x", {1, 0}}, {"y", {1, 2}}, {"z", {2, 0}}});
-  const std::vector<std::string> waits_in = {"x", "y", "z"};  // by rank
+  const std::vector<std::string> waits_in = {"x", "y", "z"};  // indexed by rank
   std::vector<std::optional<CommError::Details>> errors(3);
   {
     std::vector<std::jthread> ranks;
     for (int rank = 0; rank < 3; ++rank)
       ranks.emplace_back([&, rank] {
-        // All groups are this thread's.
+        // This thread waits in all groups.
         for (const std::string& id : waits_in)
           if (job.has(id, rank)) job.wait(id, rank, job.call(id, rank));
         const std::string& id = waits_in[static_cast<std::size_t>(rank)];
@@ -123,8 +123,8 @@ TEST(WaitWatch, EndsTheCallsOfACircleOnAllRanks) {
   }
 }
 
-// Calls of many groups in flight at once, waited for in any order, by ranks that pause for longer
-// than a watch takes to ask twice; the watches ask all the time.
+// Many groups have calls in flight at once, which are waited for in any order by ranks that pause
+// for longer than a watch takes to ask twice. The watches ask all the time.
 TEST(WaitWatch, LeavesAJobAtWorkAlone) {
   constexpr int kRanks = 4;
   const WatchedJob::Groups groups = {{"world", {0, 1, 2, 3}}, {"dp", {3, 2, 1, 0}},
@@ -135,7 +135,7 @@ TEST(WaitWatch, LeavesAJobAtWorkAlone) {
   for (int rank = 0; rank < kRanks; ++rank)
     ranks.emplace_back([&, rank] {
       std::minstd_rand random(static_cast<unsigned>(rank + 1));
-      std::minstd_rand order(7);  // the same on all ranks
+      std::minstd_rand order(7);  // the same order on all ranks
       std::vector<std::string> ids;
       for (const auto& group : groups) ids.push_back(group.first);
       for (int step = 0; step < 12; ++step) {
@@ -150,7 +150,7 @@ TEST(WaitWatch, LeavesAJobAtWorkAlone) {
         for (const auto& [id, entry] : in_flight)
           if (const auto error = job.wait(id, rank, entry)) {
             ADD_FAILURE() << error->explanation;
-            job.over = true;  // or the others would wait for this one
+            job.over = true;  // otherwise the others would wait for this rank
             return;
           }
       }

@@ -50,7 +50,7 @@ namespace {
 constexpr std::int64_t kSamples = 120;
 constexpr std::int64_t kFeatures = 8;
 
-// One clock for all processes of a host, that nobody sets.
+// A clock that all processes of a host share, and that nobody sets.
 std::int64_t now_ns() {
   timespec time{};
   ::clock_gettime(CLOCK_MONOTONIC, &time);
@@ -74,7 +74,7 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-// Each line is there before the next thing happens, whatever that is.
+// Each line is in the file before the next thing happens, whatever that is.
 class Log {
  public:
   Log(const std::string& folder, const LaunchEnvironment& env)
@@ -102,7 +102,7 @@ struct Net : torch::nn::Module {
   torch::nn::Dropout dropout;
 };
 
-// The first number of a sample is its own.
+// A sample's first number is its index.
 class Numbers : public data::Dataset {
  public:
   std::int64_t size() const override { return kSamples; }
@@ -148,7 +148,7 @@ class DisturbedTask : public train::Task {
     if (now && fault_ == "collective") wait_inside_of_one();
     if (now && is_victim_ && fault_ == "stuck") get_stuck();
     if (now && is_victim_ && fault_ == "forward") die();
-    // The number itself is too large to learn from.
+    // The index itself is too large to learn from.
     auto output = net_->forward(batch.input / kSamples);
     if (now && is_victim_) output = disturbed(output);
     return {.sum = torch::mse_loss(output, batch.target, torch::Reduction::Sum),
@@ -171,8 +171,8 @@ class DisturbedTask : public train::Task {
     while (true) std::this_thread::sleep_for(milliseconds(10));
   }
 
-  // The victim is in the exchange of gradients when it dies, and so are the others but for those of
-  // higher ranks, which come to it only later.
+  // The victim is in the exchange of gradients when it dies, and so are the ranks below it; higher
+  // ranks enter the exchange only later.
   void wait_inside_of_one() {
     if (is_behind_victim_) {
       std::this_thread::sleep_for(milliseconds(700));

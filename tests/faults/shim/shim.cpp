@@ -84,7 +84,7 @@ void write_down(const char* call, const char* path) {
 
 std::atomic<int> calls{0};
 
-// What becomes of a call on this path.
+// Decides what happens to a call on this path.
 Then meet(const char* call, const char* path) {
   static const char* const what = ::getenv("SHIM_IO");
   static const char* const part = ::getenv("SHIM_IO_PATH");

@@ -1,11 +1,11 @@
-// A rank that joins its job's store, counts itself there, waits for all the others and says what
+// A rank that joins its job's store, counts itself there, waits for all other ranks and prints what
 // it knows. With a file as its argument it stays until that file exists. With the word "fence" it
-// fails in the first generation, and in the next one tries to get in as one of the first. With the
-// word "progress" it reports how far it comes, and in the first generation gets stuck as rank 1.
+// fails in the first generation, and in the next one tries to get in as a rank of the first. With
+// the word "progress" it reports its progress, and in the first generation gets stuck as rank 1.
 // With the word "final" the last rank fails, and says that it would only fail again; with a file
-// after it, it ends only once that exists, whoever tells it to, and another with ".said" after its
-// name shows that it has said so. With the word "follow", a folder and a word for how, rank 1
-// leaves, the others fail because of that, and rank 1 is the last process to end.
+// after that, it ends only once the file exists, whatever it is told, and the file with ".said"
+// after its name shows that it has said so. With the word "follow", a folder and a word for how,
+// rank 1 leaves, the others fail because of that, and rank 1 is the last process to end.
 #include <signal.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@
 namespace lockstep {
 namespace {
 
-// Where one is named.
+// Waits for a file, if one is named.
 void wait_for(const std::string& file) {
   const Deadline deadline = Deadline::after(milliseconds(120'000));
   while (!file.empty() && !std::filesystem::exists(file) && !deadline.passed())
@@ -83,7 +83,7 @@ int fail_for_good(const LaunchEnvironment& env, const std::string& file) {
   return 9;
 }
 
-// Rank 1 ends only when the launchers have heard of the end of all others.
+// Rank 1 ends only when the launchers have heard that all others have ended.
 int follow(const LaunchEnvironment& env, const std::filesystem::path& folder,
            const std::string& how) {
   const auto file_of = [&](int rank) { return folder / std::to_string(rank); };

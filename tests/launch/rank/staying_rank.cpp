@@ -1,11 +1,11 @@
-// A rank that stays through failures elsewhere. In each generation it meets the others in the store
-// and says who it is, then waits until the launcher wants it to leave, or until the file exists
-// that is its first argument. With the word "deaf" as the second, rank 0 of the first generation
-// does not leave when it is asked to; with "hangs_up" it closes its line to the launcher, after
-// which there is a file "hung_up" beside the first; with "hangs_up_later" it does so after it has
-// left, when there is a file "hang_up" beside the first; with "fails_for_good" it waits until it is
-// told to leave, does not listen, and fails, saying that it would only fail again. With
-// "completes" all ranks of the first generation leave something in its store before they leave it.
+// A rank that stays when other ranks fail. In each generation it meets the others in the store and
+// prints who it is, then waits until the launcher asks it to leave, or until the file in its first
+// argument exists. The second argument changes that. "deaf": rank 0 of the first generation does
+// not leave when it is asked to. "hangs_up": it closes its line to the launcher, after which there
+// is a file "hung_up" beside the first. "hangs_up_later": it does so after it has left, when there
+// is a file "hang_up" beside the first. "fails_for_good": it waits until it is told to leave,
+// ignores that, and fails, saying that it would only fail again. "completes": all ranks of the
+// first generation leave a key in its store before they leave it.
 #include <poll.h>
 #include <unistd.h>
 
@@ -66,7 +66,7 @@ void hang_up(const std::filesystem::path& file) {
   while (!std::filesystem::exists(file)) ::usleep(5000);
 }
 
-// Whether the generation is over; false where the job is.
+// Waits for the end of the generation; false if the job ends.
 bool wait_for_the_end(const LauncherLine& line, const std::filesystem::path& file, bool deaf) {
   while (!std::filesystem::exists(file)) {
     const auto message = line.hear(Deadline::after(milliseconds(5)));

@@ -1,4 +1,4 @@
-// Mistakes, each found before a rank starts.
+// Mistakes that are found before a rank starts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Expects the message, the exit code of a mistake, and that no rank has been there.
+// Expects the message and the exit code of a mistake, and that no rank has started.
 void expect_refused(Launched run, const std::vector<std::string>& parts) {
   EXPECT_EQ(run.wait(milliseconds(20'000)), 2) << parts[0];
   for (const std::string& part : parts) EXPECT_THAT(run.error(), HasSubstr(part));
@@ -34,7 +34,7 @@ void expect_refused(Launched run, const std::vector<std::string>& parts) {
   EXPECT_THAT(run.error(), AllOf(Not(HasSubstr("[0]")), Not(HasSubstr("rank 0"))));
 }
 
-// Of the config as it is now, with these settings, and rank 1 with one more.
+// Starts two ranks with the config as it is now and these settings; rank 1 has one more setting.
 Launched two_ranks_of(Training& training, const std::vector<std::string>& all,
                       const std::string& of_one, const std::string& output = "run") {
   std::string words;
@@ -80,7 +80,7 @@ TEST(BadInput, Configs) {
   write_file(training.folder() / "short.txt", "too short");
   write_file(training.folder() / "odd.bin", std::string(1001, 'x'));
   const std::string blocked = (training.text() / "run").string();
-  // Together with micro-batches of 1, for 4 ranks only.
+  // Together with micro-batches of 1, this fits 4 ranks only.
   training.set("/gradient_accumulation_steps", 2);
   const nlohmann::json before = training.config;
   for (const Case& one : {
@@ -120,7 +120,7 @@ TEST(BadInput, Configs) {
   }
 }
 
-// Also by ranks that another launcher has started, which read the config themselves.
+// Ranks that another launcher has started read the config themselves; they report the same.
 TEST(BadInput, IsToldInOneRound) {
   Training training;
   std::vector<std::string> words = training.command();
@@ -134,7 +134,7 @@ TEST(BadInput, IsToldInOneRound) {
                                  HasSubstr("model.vocab_size is 50: token")));
 }
 
-// As where one host has an older config, or another file of the same name.
+// This happens if one host has an older config, or another file of the same name.
 TEST(BadInput, RanksThatWereToldDifferentThings) {
   struct Case {
     std::vector<std::string> all;
@@ -163,7 +163,7 @@ TEST(BadInput, RanksThatWereToldDifferentThings) {
   }
 }
 
-// Where a host has its copy is its own affair; what is in it is not.
+// Each host may have its copy anywhere, but the contents must be the same.
 TEST(BadInput, HostsWithAnOlderCopyOfAFile) {
   Training training;
   training.train(1);
@@ -185,7 +185,7 @@ TEST(BadInput, HostsWithAnOlderCopyOfAFile) {
   EXPECT_EQ(other.wait(milliseconds(60'000)), 2);
   EXPECT_THAT(other.error(), AllOf(HasSubstr("ranks were told different things"),
                                    HasSubstr("rank 1: the model's n_head is 1\n")));
-  // One whose tensors are another model's is found before a rank starts.
+  // If the tensors are another model's, that is found before a rank starts.
   changed["n_layer"] = 1;
   write_file(older / "config.json", changed.dump());
   expect_refused(training.start(1, "layers", {"--set", "model.from=" + older.string()}),
@@ -270,7 +270,7 @@ TEST(BadInput, DamagedCheckpoints) {
                  {"of a run was saved in", "--set output=FOLDER"});
 }
 
-// What one rank alone reads, all go back for together.
+// If one rank cannot read its own part, all ranks go back together.
 TEST(BadInput, DamagedRandomNumbersOfOneRank) {
   Training training;
   training.set("/checkpoint/interval", 5);
@@ -307,7 +307,7 @@ TEST(FullDisk, IsFoundBeforeTrainingWhereItIsTooSmallForAnyCheckpoint) {
 
 TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
   const lockstep::testing::TinyDisk disk(
-      "144k");  // for the tensors of a checkpoint, and not for it all
+      "144k");  // enough for a checkpoint's tensors, but not for all of it
   if (!disk.mounted()) GTEST_SKIP() << "only root can mount a small disk";
   Training training;
   training.set("/checkpoint/interval", 5);
@@ -325,7 +325,7 @@ TEST(FullDisk, CostsACheckpointOfTheMiddleAndFailsAtTheEnd) {
 TEST(BadInput, CheckpointsOfOtherPrograms) {
   Training training;
   training.train(1);
-  // As a program of one's own leaves it: whole, without a language model's config.
+  // A user's own program leaves such a checkpoint: whole, but without a language model's config.
   const fs::path checkpoint = training.checkpoint();
   auto manifest = checkpoint::CheckpointReader(checkpoint).manifest();
   ASSERT_EQ(manifest.files.erase("config.json"), 1u);

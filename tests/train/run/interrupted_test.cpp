@@ -1,4 +1,4 @@
-// Runs that are ended from outside, and go on.
+// Runs that are ended from outside, and then go on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,14 +23,14 @@ using ::testing::Not;
 
 constexpr milliseconds kLong(60'000);
 
-// Long enough to be ended in its middle.
+// A training that is long enough to be ended in the middle.
 struct LongTraining : Training {
   LongTraining() {
     set("/model/dropout", 0.1).set("/max_steps", 500).set("/optimizer/params/lr", 1e-3);
   }
 };
 
-// Ended from outside, or never.
+// A training that only ends from outside.
 struct EndlessTraining : LongTraining {
   EndlessTraining() { set("/max_steps", 1'000'000); }
 };
@@ -88,25 +88,25 @@ TEST(Interrupted, SigtermSavesToo) {
 }
 
 TEST(Interrupted, TwiceEndsAtOnce) {
-  // A step takes many seconds: it adds up so many passes.
+  // A step takes many seconds, because it accumulates so many passes.
   Training training(20'000);
   training.set("/train_batch_size", 20'000).set("/train_micro_batch_size_per_gpu", 1);
   Launched run = training.start(1);
   ASSERT_TRUE(run.says("steps of 20000 sequences")) << run.error();
-  // The file is made when signals are already heeded, and before the first step.
+  // The file is made after signals are handled and before the first step.
   ASSERT_TRUE(launch::testing::eventually(
       kLong, [&] { return fs::exists(training.output() / "metrics.csv"); }));
   run.kill(SIGINT);
   EXPECT_EQ(run.wait(milliseconds(500)), -1) << "the first waits for the step to end";
   run.kill(SIGINT);
-  // And not at the end of the step, after which the run would be saved.
+  // The run does not end at the end of the step, where it would be saved.
   EXPECT_EQ(run.wait(kLong), 130);
   EXPECT_TRUE(run.all_gone(milliseconds(20'000)));
   EXPECT_TRUE(training.checkpoint().empty());
   EXPECT_EQ(count(run.error(), "nothing was saved"), 1) << run.error();
 }
 
-// A terminal that is closed; and one that nobody minds being closed.
+// Once the terminal is closed; once with SIGHUP ignored, as under nohup.
 TEST(Interrupted, SighupSavesTooUnlessItIsIgnored) {
   EndlessTraining training;
   Launched run = training.start(2);
@@ -135,7 +135,7 @@ TEST(Interrupted, ARankSaysWhichSignalItWas) {
   EXPECT_EQ(run.wait(kLong), 128 + SIGTERM) << run.error();
 }
 
-// A reader who has seen enough, and one who was never there.
+// One reader has read enough, and another never reads.
 TEST(Interrupted, TrainingGoesOnWithoutAReader) {
   for (const char* reader : {"head -n 1", "head -c 0"}) {
     Training training;
@@ -178,7 +178,7 @@ TEST(Interrupted, KilledRankEndsTheOtherAndLosesNoCheckpoint) {
   EXPECT_EQ(training.losses().size(), static_cast<std::size_t>(saved + 2));
 }
 
-// Started anew, ranks go on with the run that they were in, also one that was to begin from
+// After a restart, ranks go on with the run that they were in, even if it was told to begin from
 // nothing.
 TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
   LongTraining training;
@@ -198,7 +198,8 @@ TEST(Interrupted, AKilledRankIsStartedAnewAndTheResultIsTheSameToTheBit) {
   EXPECT_EQ(training.weights(), training.weights("whole"));
 }
 
-// The checkpoint that it was told to begin from is its own, and by then one too many to be kept.
+// The checkpoint that the run was told to begin from is its own, and by then it is older than those
+// that are kept.
 TEST(Interrupted, AKilledRankIsStartedAnewWhereWhatTheRunBeganFromIsGone) {
   LongTraining training;
   training.set("/checkpoint", {{"interval", 10}, {"keep", 1}}).set("/max_steps", 10).train(2);
@@ -215,8 +216,8 @@ TEST(Interrupted, AKilledRankIsStartedAnewWhereWhatTheRunBeganFromIsGone) {
   EXPECT_EQ(training.losses().size(), 120u);
 }
 
-// As one whose host was stopped for a while, and finds when it wakes up that a later generation has
-// its folder: what it is to do is for its launcher to say.
+// As if its host had been stopped for a while: when it wakes up, a later generation has its folder.
+// Its launcher decides what it does then.
 TEST(Interrupted, OneThatWasReplacedDoesNotEndTheJob) {
   EndlessTraining training;
   training.set("/checkpoint", {{"interval", 10}, {"async", false}});
@@ -235,7 +236,8 @@ TEST(Interrupted, OneThatWasReplacedDoesNotEndTheJob) {
   EXPECT_EQ(run.wait(kLong), 130) << run.error();
 }
 
-// Nothing is on the disk: the others have in their memory what the lost one had, whichever it was.
+// Nothing is on the disk: the other ranks have the lost rank's state in their memory, whichever
+// rank it was.
 TEST(Interrupted, AKilledRankCostsOneStepWithCopiesInMemory) {
   LongTraining training;
   training.set("/checkpoint/interval", 0).set("/max_steps", 120);
@@ -265,7 +267,7 @@ TEST(Interrupted, AKilledRankCostsOneStepWithCopiesInMemory) {
   }
 }
 
-// Wherever they are on their way back: what is said is what the run goes on from.
+// Wherever the ranks are on their way back, the run goes on from the step that it printed.
 TEST(Interrupted, ToldToEndWhileRanksComeTogetherAgain) {
   for (const int wait_ms : {0, 300, 700, 1200, 2000}) {
     SCOPED_TRACE(wait_ms);
@@ -285,7 +287,8 @@ TEST(Interrupted, ToldToEndWhileRanksComeTogetherAgain) {
     const std::int64_t saved = std::stoll(training.checkpoint().filename().string().substr(5));
     EXPECT_THAT(run.error(),
                 HasSubstr(fmt::format("lockstep: the same command goes on from step {} ", saved)));
-    // Ranks that had come together, and said what they go on from, save at least that.
+    // Ranks that have come together, and have printed the step that they go on from, save at least
+    // that step.
     const std::string words = "rank 0] goes on from step ";
     const auto at = run.error().rfind(words);
     if (at != std::string::npos) {
@@ -301,14 +304,14 @@ TEST(Interrupted, ARankThatDoesNotGetOnIsStuck) {
   ASSERT_TRUE(run.says("step 10/")) << run.error();
   const pid_t victim = process_of_rank(run, 1);
   ASSERT_GT(victim, 0);
-  // Without a restart that is no failure by itself, but nobody gets on.
+  // Without a restart this is no failure by itself, but no rank makes progress.
   ::kill(victim, SIGSTOP);
   EXPECT_NE(run.wait(kLong), 0);
   EXPECT_TRUE(run.all_gone(milliseconds(20'000)));
   EXPECT_THAT(run.error(), HasSubstr("no progress for"));
 }
 
-// Of the first epoch's 76 sequences 12 are left, which are less than a step of the larger batch.
+// 12 of the first epoch's 76 sequences are left, fewer than a step of the larger batch.
 TEST(Interrupted, GoesOnWithALargerBatchWhereTheEpochHasNoStepOfItLeft) {
   Training training;
   training.set("/dataloader_drop_last", true).set("/epochs", 2).set("/max_steps", 8);
@@ -321,7 +324,7 @@ TEST(Interrupted, GoesOnWithALargerBatchWhereTheEpochHasNoStepOfItLeft) {
   EXPECT_THAT(run.output(), HasSubstr("step 12/12")) << "what is done, and what is left";
 }
 
-// Each by itself would go well.
+// Each run would succeed by itself.
 TEST(Interrupted, TwoRunsInOneFolderAreKeptApart) {
   LongTraining training;
   training.set("/max_steps", 1'000'000).set("/checkpoint/interval", 0).set("/seed", 1);
@@ -337,7 +340,7 @@ TEST(Interrupted, TwoRunsInOneFolderAreKeptApart) {
   EXPECT_EQ(count(second.error(), in_the_way), 1) << second.error();
   EXPECT_EQ(second.output(), "") << "no rank was started";
 
-  // Ranks that another launcher starts find it out by themselves.
+  // Ranks that another launcher starts find that out by themselves.
   std::vector<std::string> words = training.command();
   words.insert(words.begin(), {LOCKSTEP_PROGRAM, "run", "--nproc-per-node", "2"});
   Launched third(words);

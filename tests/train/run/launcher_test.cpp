@@ -1,4 +1,4 @@
-// `lockstep train` as the rank of a launcher.
+// `lockstep train` as a rank under a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ TEST(UnderALauncher, TorchrunsVariables) {
   EXPECT_EQ(training.losses().size(), 12u);
 }
 
-// Two hosts, as far as the launcher says: each has one rank of the axis.
+// By the launcher's variables there are two hosts, each with one rank of the axis.
 TEST(UnderALauncher, ATensorAxisAcrossHostsIsWarnedOf) {
   Training training;
   training.set("/parallel", {{"tensor", 2}});
@@ -91,7 +91,7 @@ TEST(UnderALauncher, ThreadsAreWhatTheUserSaidOrAShareOfTheCores) {
   EXPECT_THAT(opening("share", {}), HasSubstr(", 1 thread each"));
 }
 
-// However many restarts are left, under whichever launcher of ours.
+// This holds however many restarts are left, with each of our launchers.
 TEST(UnderALauncher, NoRestartIsMadeWhereItCannotHelp) {
   struct Case {
     const char* name;
@@ -124,7 +124,7 @@ TEST(UnderALauncher, NoRestartIsMadeWhereItCannotHelp) {
   }
 }
 
-// A generation of a job whose first was lost before it saw what is in the folder.
+// A generation of a job whose first generation was lost before it saw what is in the folder.
 TEST(UnderALauncher, CheckpointsOfAnotherJobInALaterGeneration) {
   Training training;
   training.train(1);
@@ -140,7 +140,7 @@ TEST(UnderALauncher, CheckpointsOfAnotherJobInALaterGeneration) {
   }
 }
 
-// The checks of the launching program are those of the ranks, too.
+// Ranks make the same checks as the launching program.
 TEST(UnderALauncher, ACheckpointOfAnotherModel) {
   Training training;
   training.train(1);

@@ -1,4 +1,4 @@
-// What a run leaves behind, and that its layout does not change the answer.
+// The files that a run leaves, and that its layout does not change the answer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ void expect_close(const std::map<int, double>& got, const std::map<int, double>&
     EXPECT_NEAR(got.at(step), loss, relative * loss) << "step " << step;
 }
 
-// The text has 9.5 batches, so that steps of the epochs' ends have fewer samples than ranks would
+// The text has 9.5 batches, so the last steps of epochs have fewer samples than the ranks could
 // share evenly.
 TEST(Layout, GptHasTheSameLossesInEach) {
   Training training;
@@ -50,7 +50,7 @@ TEST(Layout, GptHasTheSameLossesInEach) {
   training.train(2, "both");
   expect_close(training.losses("both"), wanted, 1e-4);
 
-  // The comparison can fail: dropout counts, and so does the order of the data.
+  // The comparison can fail: dropout matters, and so does the order of the data.
   training.set("/model/dropout", 0);
   training.train(1, "other");
   EXPECT_GT(std::abs(training.losses("other").at(8) - wanted.at(8)), 5e-4 * wanted.at(8));
@@ -65,8 +65,8 @@ TEST(Layout, LlamaHasTheSameLossesInEach) {
   expect_close(training.losses("two"), training.losses("one"), 1e-4);
 }
 
-// The 4 sequences that are left of 76 would make two passes of two ranks: whole passes, but no
-// whole step.
+// Of 76 sequences 4 are left, which would make two passes on two ranks: whole passes, but no whole
+// step.
 TEST(Layout, DropLastLeavesOutTheSameSamplesInEach) {
   Training training;
   training.config.erase("max_steps");

@@ -1,4 +1,4 @@
-// A standard output that cannot be written to: nobody takes what is there for all of it.
+// A standard output that cannot be written to: the missing output must not go unnoticed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,14 +13,14 @@ using ::testing::Not;
 
 const std::string kLost = "the standard output cannot be written: No space left on device";
 
-// `shell` runs "$@", which becomes these words.
+// Runs `shell`, in which "$@" stands for these words.
 std::vector<std::string> in_shell(const std::string& shell, std::vector<std::string> words) {
   words.insert(words.begin(), {"bash", "-c", shell, "bash"});
   return words;
 }
 
-// Whoever started the rank, and whether a launcher stands between it and the disk: the run is
-// trained to its end.
+// The run is trained to its end, whoever started the rank, and whether or not a launcher stands
+// between it and the disk.
 TEST(LostOutput, OfATrainingIsAnErrorAtItsEnd) {
   for (const std::string way : {"lockstep train", "torchrun", "lockstep run"}) {
     SCOPED_TRACE(way);

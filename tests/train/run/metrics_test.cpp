@@ -16,7 +16,7 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-// Column to value, for each row that has a loss.
+// For each row that has a loss, its values by column.
 std::vector<std::map<std::string, double>> steps_of(const std::string& csv) {
   std::istringstream text(csv);
   std::string line;

@@ -1,4 +1,4 @@
-// That ranks which share a model, in whichever way, train what one rank trains.
+// Ranks that share a model, in any way, train what one rank trains.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ void expect_same_losses(const Training& training, const std::string& run,
 
 TEST(ModelParallel, HasTheLossesOfOneRank) {
   Training training;
-  // Of the text's sequences, those of an epoch's last step are fewer than all ranks share.
+  // The last step of an epoch has fewer sequences than the ranks share evenly.
   training.set("/model/num_layers", 4).set("/model/dropout", 0.1);
   training.set("/train_batch_size", 8);
   training.train(1, "one");
@@ -69,7 +69,7 @@ TEST(ModelParallel, ThatCannotBeIsRefusedBeforeAnyRankStarts) {
   };
   EXPECT_THAT(refusal(3, {{"tensor", 2}}),
               HasSubstr("3 ranks do not divide into groups of so many: start 2 or 4"));
-  // What no number of ranks would mend comes first, and what is advised is possible.
+  // Mistakes that no number of ranks would mend come first, and the advice is possible.
   EXPECT_THAT(refusal(4, {{"tensor", 3}}), HasSubstr("heads cannot be shared by 3 ranks"));
   EXPECT_THAT(refusal(3, {{"pipeline", 2}}),
               HasSubstr("start 2 or 4, or make it tensor 1 × pipeline 1 × context 1"));
@@ -87,7 +87,7 @@ TEST(ModelParallel, ThatCannotBeIsRefusedBeforeAnyRankStarts) {
               HasSubstr("timeline_step is 1000, and the run has"));
 }
 
-// By a schedule that was written down, with stages that differ, and what they did drawn.
+// The schedule is read from a file, stages have different sizes, and the timeline is drawn.
 TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
   Training training;
   training.set("/model/num_layers", 4).set("/max_steps", 6);
@@ -104,8 +104,8 @@ TEST(ModelParallel, APipelineCanBeGivenItsScheduleAndItsStages) {
   Launched run = training.start(2, "given");
   ASSERT_EQ(run.wait(milliseconds(120'000)), 0) << run.error();
   expect_same_losses(training, "given", "one");
-  // Of each rank and micro-batch, as measured: forward, and both halves of backward.
-  // A busy machine stretches it, and leaves no room for letters.
+  // The picture shows each rank and micro-batch as measured: forward, and both halves of backward.
+  // On a busy machine it is stretched, and leaves no room for letters.
   EXPECT_THAT(run.output(), AnyOf(HasSubstr("I backward (input), W backward (weights)"),
                                   HasSubstr("too much for a letter each")));
   EXPECT_THAT(read_file(training.output("given") / "timeline.svg"),

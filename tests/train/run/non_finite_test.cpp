@@ -1,4 +1,4 @@
-// Losses that are no numbers.
+// Losses that are not finite.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,14 +15,14 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Diverges within a few steps.
+// A training that diverges within a few steps.
 struct BadTraining : Training {
   explicit BadTraining(const std::string& optimizer = "SGD", double weight_decay = 0) {
     config.erase("scheduler");
     set("/optimizer",
         {{"type", optimizer}, {"params", {{"lr", 1000}, {"weight_decay", weight_decay}}}});
     set("/gradient_clipping", 0);
-    // There the host learns of a step while it is at the next one.
+    // On a GPU the host learns a step's result while it is at the next step.
     if (std::getenv("LOCKSTEP_TEST_NEEDS_GPU") != nullptr) set("/device", "cuda");
   }
 };
@@ -36,7 +36,7 @@ TEST(NonFinite, StopsAllRanksAndSaysItOnce) {
   EXPECT_EQ(count(text, "training stopped at step"), 1) << text;
   EXPECT_EQ(std::ssize(launch::testing::lines_of(text)), 1 + count(text, "ranks share 1 GPU"))
       << text;
-  // Attention on a GPU has gradients that are not numbers before its results are none.
+  // On a GPU, attention's gradients stop being numbers before its results do.
   EXPECT_THAT(text, AnyOf(HasSubstr("the loss is nan"), HasSubstr("the gradient norm nan")));
   for (const char* part :
        {"smaller learning rate (it was 1000)", "gradient_clipping", "on_non_finite_loss"})
@@ -72,7 +72,7 @@ TEST(NonFinite, SkipsAndSaysWhichSteps) { expect_skips(BadTraining()); }
 
 TEST(NonFinite, SkipsStepsOfAdamWs) { expect_skips(BadTraining("AdamW", 1000)); }
 
-// Where a checkpoint and a validation are due after each step, the bad one has neither.
+// A checkpoint and a validation are due after each step, but the bad step gets neither.
 TEST(NonFinite, NothingIsSavedOfTheStepThatStopsARun) {
   BadTraining training("AdamW", 1000);
   training.set("/checkpoint/interval", 1).set("/validation/interval", 1);

@@ -22,7 +22,7 @@ void expect_close(const std::map<int, double>& got, const std::map<int, double>&
     EXPECT_NEAR(got.at(step), loss, 0.01 * loss) << "step " << step;
 }
 
-// A column of metrics.csv, of the rows that are steps.
+// A column of metrics.csv, of the rows for steps.
 std::vector<double> column(const Training& training, const std::string& name,
                            const std::string& output = "run") {
   std::ifstream file(training.output(output) / "metrics.csv");
@@ -80,7 +80,7 @@ TEST(Precision, InFp16LossesAreCloseToThoseOfFp32) {
   }
 }
 
-// The last stage scales the loss, and all stages skip what overflows in one of them.
+// The last stage scales the loss, and all stages skip a step that overflows in one of them.
 TEST(Precision, StagesOfAPipelineTrainWithALossScale) {
   Training training;
   training.set("/gradient_accumulation_steps", 4);
@@ -121,7 +121,7 @@ TEST(Precision, AScaleThatIsTooLargeSkipsTheFirstStepsOnAllRanksAndThenTrains) {
     const auto losses = training.losses();
     for (const auto& [step, loss] : losses) EXPECT_TRUE(std::isfinite(loss)) << step;
     EXPECT_LT(losses.at(16), losses.at(1));
-    // The schedule does not move either.
+    // The schedule does not advance either.
     const auto rates = column(training, "learning_rate");
     for (std::size_t i = 1; i < static_cast<std::size_t>(skipped.back()); ++i)
       EXPECT_EQ(rates[i], rates[0]) << i;
@@ -133,7 +133,7 @@ TEST(Precision, AResumedRunHasItsScaleToTheBit) {
     Training training;
     training.set("/sharding_strategy", strategy);
     training.set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
-    // Overflows, finds its scale, and doubles it on both sides of the break.
+    // The run overflows, finds its scale, and doubles it on both sides of the interruption.
     training.set("/fp16", {{"enabled", true},
                            {"initial_scale_power", 127},
                            {"hysteresis", 2},

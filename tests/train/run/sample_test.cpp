@@ -33,7 +33,7 @@ void expect_refused(std::vector<std::string> arguments, const std::vector<std::s
   EXPECT_EQ(run.output(), "") << "no text before the mistake";
 }
 
-// As the standard says it, told by an independent reader.
+// Whether a text is UTF-8 by the standard, as an independent reader sees it.
 bool is_utf8(const std::string& text) {
   try {
     [[maybe_unused]] const std::string dumped = nlohmann::json(text).dump();
@@ -76,7 +76,7 @@ TEST_F(Sample, TheSeedDecides) {
 }
 
 TEST_F(Sample, PromptsLongerThanTheContext) {
-  const std::string prompt(100, 'a');  // of 16
+  const std::string prompt(100, 'a');  // the model has 16 positions
   const std::string text = text_of({run_folder(), "--prompt", prompt, "--max-tokens", "30"});
   EXPECT_THAT(text, StartsWith(prompt));
   EXPECT_GE(text.size(), 131u);
@@ -87,7 +87,8 @@ TEST_F(Sample, IsTextWhateverTheModelSays) {
                                     "--max-tokens", "300", "--temperature", "1000"});
   EXPECT_TRUE(is_utf8(wild)) << wild;
   EXPECT_THAT(wild, StartsWith("h\xC3\xA9 \xE2\x82\xAC"));
-  // Not UTF-8, too long a form, a surrogate, beyond the last character, and one cut short.
+  // A byte that is not UTF-8, an overlong form, a surrogate, a number beyond the last character,
+  // and a character cut short.
   const std::string bad =
       text_of({run_folder(), "--prompt", "\xFF\xC0\x80|\xED\xA0\x80|\xF4\x90|\xE2\x82",
                "--max-tokens", "1", "--temperature", "0"});
@@ -148,7 +149,7 @@ TEST(SampleOfTokens, NeedsNumbers) {
   EXPECT_EQ(count(text, " "), 5) << text;
 }
 
-// As Hugging Face's tools read and write it, and back: the same model.
+// The model is exported to Hugging Face's form and imported again: it stays the same.
 TEST(SampleOfExport, WritesTheSameText) {
   for (const char* family : {"gpt2", "llama", "qwen2"}) {
     Training training;
@@ -169,14 +170,14 @@ TEST(SampleOfExport, WritesTheSameText) {
     const std::string imported = (training.folder() / "imported").string();
     ckpt({"import", model, imported});
     EXPECT_EQ(text_of({imported, "--max-tokens", "30"}), text);
-    // All the model's tensors are the same; an optimizer's are not in both.
+    // All of the model's tensors are the same; only one has an optimizer's.
     Launched diff({LOCKSTEP_PROGRAM, "ckpt", "diff", run, imported});
     EXPECT_EQ(diff.wait(), 1);
     EXPECT_EQ(launch::testing::lines_of(diff.output()).size(), 3u) << diff.output();
     EXPECT_THAT(diff.output(), AllOf(HasSubstr("\nmodel: the same "), HasSubstr(", to the bit\n"),
                                      HasSubstr("\noptimizer: "), HasSubstr(" only in the first"),
                                      Not(HasSubstr("config.json"))));
-    // Neither replaces what is there.
+    // Neither replaces an existing folder.
     for (const auto& [action, from, to] :
          {std::tuple("export", run, model), std::tuple("import", model, imported),
           std::tuple("import", model, run)}) {
@@ -187,7 +188,7 @@ TEST(SampleOfExport, WritesTheSameText) {
   }
 }
 
-// What programs and people are told of a run's checkpoints.
+// The listings of a run's checkpoints, for programs and for people.
 TEST(Ckpt, TellsWhatIsThere) {
   Training training;
   training.set("/checkpoint/interval", 5);
@@ -237,7 +238,7 @@ TEST(Ckpt, TellsWhatIsThere) {
 TEST(SampleOfDamage, IsRefused) {
   Training training;
   training.train(1);
-  // Another model of the same tensors.
+  // A config of another model with the same tensors.
   const fs::path config = training.checkpoint() / "config.json";
   const std::string before = read_file(config);
   std::string other = before;

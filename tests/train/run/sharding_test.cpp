@@ -1,4 +1,4 @@
-// That sharding changes where a run's state lies, and nothing else.
+// Sharding changes where a run's state is kept, and nothing else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ TEST(Sharding, OfACopyForEveryTwoRanks) {
   EXPECT_EQ(training.weights("hybrid"), training.weights("whole"));
 }
 
-// One of 76 sequences is left for the last step of an epoch, and two ranks have none.
+// One of 76 sequences is left for the last step of an epoch, so two ranks have none.
 TEST(Sharding, RanksWithoutSamplesTakePart) {
   Training training;
   training.config.erase("max_steps");

@@ -94,7 +94,7 @@ std::map<int, double> Training::metric(const std::string& column, const std::str
   EXPECT_LT(index, columns.size()) << line;
   while (std::getline(file, line)) {
     const auto cells = cells_of(line);
-    if (index >= cells.size() || cells[index].empty()) continue;  // a validation
+    if (index >= cells.size() || cells[index].empty()) continue;  // a row of a validation
     EXPECT_TRUE(values.emplace(std::stoi(cells[0]), std::stod(cells[index])).second)
         << "twice: " << line;
   }

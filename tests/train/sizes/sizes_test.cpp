@@ -1,4 +1,4 @@
-// That a run keeps its batch whatever number of ranks it goes on with, and so its losses.
+// A run keeps its batch, and so its losses, with any number of ranks that it goes on with.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -20,7 +20,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Of the text's sequences, those of an epoch's last step are fewer than all ranks share.
+// The last step of an epoch has fewer sequences than the ranks share evenly.
 struct Steady : Training {
   Steady() {
     set("/scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 2}}}});
@@ -40,10 +40,10 @@ std::int64_t samples_seen(const Training& training, const std::string& run) {
 
 struct Sizes {
   const char* name;
-  json changes;  // of the config, in one
+  json changes;  // changes to the config, in one object
   int batch;
   std::vector<int> ranks;
-  const char* kept;  // said when it goes on with the second number of them
+  const char* kept;  // printed when the run goes on with the second number of ranks
 };
 
 TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
@@ -77,7 +77,7 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
     SCOPED_TRACE(one.name);
     Steady training;
     training.config.update(one.changes);
-    // The batch as one rank has it, which is in no other way disturbed.
+    // The same batch on one rank, where nothing else is changed.
     const json alone = {{"train_batch_size", one.batch},
                         {"train_micro_batch_size_per_gpu", "auto"},
                         {"gradient_accumulation_steps", "auto"},
@@ -102,7 +102,7 @@ TEST(Sizes, ARunGoesOnWithTheBatchThatItBeganWith) {
   }
 }
 
-// What is asked for anew holds, and is told.
+// A new batch size that is asked for takes effect, and is announced.
 TEST(Sizes, AnotherBatchIsAnnounced) {
   Steady training;
   training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 4);
@@ -115,7 +115,7 @@ TEST(Sizes, AnotherBatchIsAnnounced) {
   EXPECT_EQ(samples_seen(training, "run"), 2 * 8 + 2 * 4);
 }
 
-// Launchers as of several hosts, each with one rank.
+// Launchers like those of several hosts, each with one rank.
 class ElasticTraining {
  public:
   ElasticTraining(Training& training, std::string nodes, std::string last_call_seconds)
@@ -129,7 +129,7 @@ class ElasticTraining {
     return Launched(std::move(words));
   }
 
-  // Waits until the run is so many steps further than now.
+  // Waits until the run is this many steps further than now.
   void expect_steps(int more) const {
     const int wanted = newest_step() + more;
     EXPECT_TRUE(
@@ -138,7 +138,7 @@ class ElasticTraining {
   }
 
  private:
-  // As far as it has written; 0 before that.
+  // The last step that was written; 0 before the first.
   int newest_step() const {
     const fs::path metrics = training_.output() / "metrics.csv";
     if (!fs::exists(metrics)) return 0;
@@ -160,7 +160,7 @@ std::string errors_of(const std::vector<Launched>& hosts) {
   return all;
 }
 
-// Whichever of them has the main rank.
+// Expects a text from whichever host has the main rank.
 void expect_said(const std::vector<Launched>& hosts, const std::string& text) {
   const auto said = [&] {
     std::string all;
@@ -201,7 +201,7 @@ TEST(Sizes, AnElasticJobHasTheLossesOfOneWhoseHostsStay) {
   EXPECT_EQ(samples_seen(training, "run"), samples_seen(training, "undisturbed"));
 }
 
-// All are asked to leave when another comes: what they know by then is in their memory.
+// All ranks are asked to leave when another host comes; their state is in their memory then.
 TEST(Sizes, WhoLeavesForAnotherHostGoesOnFromMemory) {
   Steady training;
   training.set("/train_batch_size", 8).set("/train_micro_batch_size_per_gpu", 2);
@@ -226,13 +226,13 @@ TEST(Sizes, WhoLeavesForAnotherHostGoesOnFromMemory) {
   expect_same(training.losses(), training.losses("undisturbed"));
 }
 
-// The run has begun, and nothing of it is saved.
+// The run has begun, and has saved nothing yet.
 TEST(Sizes, AnElasticJobKeepsItsBatchBeforeItsFirstCheckpoint) {
   Steady training;
   training.set("/train_batch_size", "auto").set("/train_micro_batch_size_per_gpu", 2);
   training.set("/checkpoint/interval", 0).set("/max_steps", 100'000);
   training.set("/validation/interval", 1).set("/validation/batches", 0);
-  ElasticTraining job(training, "2:3", "60");  // it begins with all three
+  ElasticTraining job(training, "2:3", "60");  // it begins with all three hosts
   std::vector<Launched> hosts;
   for (int host = 0; host < 3; ++host) hosts.push_back(job.join());
   expect_said(hosts, "3 ranks on ");

@@ -29,7 +29,7 @@ at::Tensor flip(const at::Tensor& bits) {
 
 at::Tensor to_ordered(const at::Tensor& floats, BasicOp op) {
   const double quiet = std::numeric_limits<double>::quiet_NaN();
-  // A NaN's sign is arbitrary: give it the one that wins.
+  // A NaN's sign is arbitrary: give it the sign with which it wins.
   auto canonical = floats.masked_fill(floats.isnan(), op == BasicOp::max ? quiet : -quiet);
   return flip(canonical.view(floats.scalar_type() == at::kFloat ? at::kInt : at::kLong));
 }
@@ -42,7 +42,7 @@ at::Tensor from_ordered(const at::Tensor& ordered) {
 
 at::Tensor flat_alias(const at::Tensor& tensor) {
   const auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
-  // No memory, nothing to point at.
+  // An empty tensor has no memory to point at.
   if (tensor.numel() == 0) return at::empty({0}, options);
   return at::from_blob(
       tensor.data_ptr(), {tensor.numel()}, [tensor](void*) {}, options);

@@ -1,5 +1,5 @@
-// Reductions that no engine has, made of those that every engine has: sums, minima and maxima of
-// float32, float64, int32, int64 and uint8.
+// Builds the reductions that engines lack out of those that every engine has: sums, minima and
+// maxima of float32, float64, int32, int64 and uint8.
 #pragma once
 
 #include <vector>
@@ -13,10 +13,10 @@ namespace lockstep::comm::backends {
 // Every engine can do these.
 enum class BasicOp : std::uint8_t { sum, min, max };
 
-// The memory of a contiguous tensor as a flat one: no autograd, no version counter, no dispatch
+// Views a contiguous tensor's memory as a flat tensor without autograd, version counter or dispatch
 // keys. Keeps the tensor alive.
 at::Tensor flat_alias(const at::Tensor& tensor);
-// The same as bytes.
+// The same memory as a flat tensor of bytes.
 at::Tensor byte_alias(const at::Tensor& tensor);
 
 // The elements of a call in the form in which the engine reduces them:
@@ -26,7 +26,7 @@ at::Tensor byte_alias(const at::Tensor& tensor);
 //                          engines lose NaNs, or keep them by luck
 //   several tensors        one after the other
 struct Carrier {
-  at::Tensor tensor;  // flat; the caller's own memory where nothing had to change
+  at::Tensor tensor;  // flat; the caller's own memory where no conversion was needed
   BasicOp op = BasicOp::sum;
 };
 
@@ -36,7 +36,7 @@ Carrier carry(const std::vector<at::Tensor>& tensors, ReduceOp op);
 void restore(const Carrier& reduced, ReduceOp op, double divisor,
              const std::vector<at::Tensor>& tensors);
 
-// output ← the reduction of parts, added in their order, likewise.
+// output ← the reduction of `parts`, added in their order; a mean is divided here, too.
 void reduce_locally(const std::vector<at::Tensor>& parts, ReduceOp op, double divisor,
                     const at::Tensor& output);
 

@@ -13,7 +13,7 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// Lengths that have to agree between ranks but are not in the fingerprint.
+// The tensors whose lengths must agree between ranks although the fingerprint does not hold them.
 const std::vector<at::Tensor>& agreed_tensors(const Call& call) {
   return call.fingerprint.operation == Operation::reduce_scatter ? call.inputs : call.outputs;
 }
@@ -54,7 +54,8 @@ void EngineCall::wait_on_host(Deadline deadline) {
   const auto begin = done_ ? Clock::time_point() : Clock::now();
   const bool callers_comes_first = deadline.at() < call_.deadline.at();
   const auto until = std::min(deadline.at(), call_.deadline.at());
-  // Who stops waiting before the call must end is not blocked: it may do something else then.
+  // A thread whose own deadline comes before the call's is not blocked by this call: it may do
+  // something else then.
   std::optional<flight::Recorder::Block> block;
   if (!callers_comes_first && !done_ && call_.flight_entry != 0)
     block.emplace(group_->recorder(), call_.flight_entry);
@@ -198,7 +199,7 @@ std::vector<Ledger::Entry> EngineGroup::entries(const Call& call, std::uint64_t 
   entry.operation = name(fingerprint.operation);
   entry.sequence = fingerprint.sequence;
   entry.position = position;
-  // The parts of an all_to_all may differ from pair to pair; everywhere else they agree.
+  // The parts of an all_to_all may differ from pair to pair; in every other call they agree.
   const auto& tensors = agreed_tensors(call);
   if (tensors.size() > 1 && fingerprint.operation != Operation::all_to_all) {
     std::vector<std::int64_t> lengths;
@@ -247,7 +248,7 @@ void EngineGroup::track(std::shared_ptr<EngineCall> call) {
 }
 
 void EngineGroup::forget(const EngineCall* call) {
-  std::shared_ptr<EngineCall> last;  // let go of outside the lock
+  std::shared_ptr<EngineCall> last;  // released after the lock is
   std::lock_guard lock(mutex_);
   const auto found = std::find_if(in_flight_.begin(), in_flight_.end(),
                                   [&](const auto& each) { return each.get() == call; });
@@ -274,13 +275,13 @@ void EngineGroup::engine_failed(const EngineCall& call, const std::string& text)
   CommError::Details fault = describe(call.call(), Fault::engine);
   fault.explanation = fmt::format("{} reports: {}", backend_, engine_text(text));
   try {
-    // Most often another process has died: say which.
+    // Most often another process has died: name it.
     if (ledger_) fault.ranks = ledger_->call_roll(0).silent;
     if (!fault.ranks.empty())
       fault.explanation = fmt::format("{} {} not answer any more; {}", list_ranks(fault.ranks),
                                       fault.ranks.size() == 1 ? "does" : "do", fault.explanation);
   } catch (const Error&) {
-    // Without the store the engine's own text has to do.
+    // The roll call needs the store. Without it the engine's own text has to do.
   }
   fail(std::move(fault));
 }
@@ -304,7 +305,8 @@ void EngineGroup::time_out(const EngineCall& call, double seconds) {
         reason += fmt::format("{}{} {} not answer", reason.empty() ? "" : "; ",
                               list_ranks(roll.silent), roll.silent.size() == 1 ? "does" : "do");
     } else if (ledger_) {
-      // Whose part of an exchange is missing only its peers can tell; they are few.
+      // Only the peers of an exchange can tell whose part is missing, so the error names all of
+      // them; they are few.
       fault.ranks = call.peers();
       reason = fmt::format("{} did not do their part of it", list_ranks(fault.ranks));
       const auto silent = ledger_->call_roll(0).silent;
@@ -353,7 +355,8 @@ void EngineGroup::die(const CommError::Details& fault) {
     fault_ = error.details();
     failed.swap(in_flight_);
   }
-  // Before anyone hears of it: the program may end at once.
+  // Writes the journal before any waiting thread hears of the failure, because the program may end
+  // at once.
   info_.journal->group_failed(
       *recorder_,
       {.reason = error.what(), .fault = fault_name(fault.fault), .at_fault = error.global_ranks()},

@@ -1,5 +1,5 @@
-// What every engine's communicator shares with its calls: who is alive, what has failed, and how a
-// failure reaches everyone who waits.
+// The state that every engine's communicator shares with its calls: which ranks are alive, what has
+// failed, and how a failure reaches every thread that waits.
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ inline std::string engine_text(const std::string& what) {
   return what.substr(0, what.find("\nException raised from"));
 }
 
-// A timeout for engines that cannot do without one: deadlines are kept by us.
+// A timeout for engines that insist on one. Deadlines are kept here, not in the engine.
 inline constexpr milliseconds kNever = std::chrono::hours(24 * 365);
 
 // When the ledger compares a call between ranks (see ledger.h).
@@ -41,16 +41,16 @@ enum class LedgerMode : std::uint8_t {
 
 // An engine starts from these, beside the group it is for.
 struct EngineOptions {
-  // The job's store: where engines find each other and the ledger is kept. Only mpi does without:
-  // its rank 0 then hosts one.
+  // The job's store, where engines find each other and keep the ledger. Only mpi works without one:
+  // its rank 0 then hosts a store.
   std::shared_ptr<store::Store> store;
-  // How long setting up, and any call that says nothing else, may take.
+  // How long setting up may take, and any call without a timeout of its own.
   milliseconds timeout{300'000};
   // The address of this host that the engine's listeners bind to (gloo; mpi's own store).
   std::string bind_address = "127.0.0.1";
   LedgerMode ledger = LedgerMode::automatic;
 
-  // The same, with what the engine needs where the mode was left to it.
+  // Returns these options with the mode that the engine needs in place of LedgerMode::automatic.
   EngineOptions with_ledger(LedgerMode needed) const {
     EngineOptions options = *this;
     if (ledger == LedgerMode::automatic) options.ledger = needed;
@@ -60,7 +60,7 @@ struct EngineOptions {
 
 class EngineGroup;
 
-// A call of an engine: finished by the engine's thread, failed by the group. Thread-safe; may
+// A call of an engine: the engine's thread finishes it, or its group fails it. Thread-safe; may
 // outlive the communicator.
 class EngineCall : public PendingCall, public std::enable_shared_from_this<EngineCall> {
  public:
@@ -72,7 +72,7 @@ class EngineCall : public PendingCall, public std::enable_shared_from_this<Engin
 
   const Call& call() const { return call_; }
   std::uint64_t position() const { return position_; }
-  // The ranks an exchange is with.
+  // The ranks that an exchange sends to or receives from.
   const std::vector<int>& peers() const { return peers_; }
   bool overdue() const { return call_.deadline.passed() && !done(); }
 
@@ -82,7 +82,7 @@ class EngineCall : public PendingCall, public std::enable_shared_from_this<Engin
 
  private:
   const std::shared_ptr<EngineGroup> group_;
-  Call call_;  // lets go of its tensors once finished
+  Call call_;  // releases its tensors once finished
   const std::uint64_t position_;
   const std::vector<int> peers_;
   mutable std::mutex mutex_;
@@ -91,42 +91,43 @@ class EngineCall : public PendingCall, public std::enable_shared_from_this<Engin
   std::optional<CommError::Details> fault_;
 };
 
-// Shared by a communicator and its calls. Thread-safe. A group fails once: the fault is agreed on
-// with the other ranks through the ledger where that can be, every call in flight is failed with
-// it, and the engine is interrupted.
+// Shared by a communicator and its calls. Thread-safe. A group fails once: the ranks agree on the
+// fault through the ledger if they can, every call in flight fails with it, and the engine is
+// interrupted.
 class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
  public:
   EngineGroup(GroupInfo info, std::string backend, std::shared_ptr<flight::Recorder> recorder,
               LedgerMode mode);
 
-  // Starts the ledger (groups of one need none). `interrupt` makes the engine's blocked threads
-  // throw, as far as the engine can; `tick` is called every few milliseconds.
+  // Starts the ledger, which groups of one do not need. `interrupt` makes the engine's blocked
+  // threads throw, as far as the engine can; `tick` is called every few milliseconds.
   void open(const EngineOptions& options, const std::string& prefix,
             std::function<void()> interrupt, std::function<void()> tick);
-  // Ends the ledger and fails what is still in flight.
+  // Ends the ledger and fails the calls that are still in flight.
   void close();
 
   const GroupInfo& info() const { return info_; }
   int size() const { return static_cast<int>(info_.global_ranks.size()); }
   bool dead() const;
-  // CommError where the group has failed, or where an earlier call is past its deadline.
+  // Throws CommError if the group has failed, or if an earlier call is past its deadline.
   void check_alive(const char* operation);
 
-  // A new call. Its position in the group's order is counted here; exchanges have none.
+  // Makes a new call and gives it the next position in the group's order. Exchanges have no
+  // position.
   std::shared_ptr<EngineCall> begin(Call call);
   void track(std::shared_ptr<EngineCall> call);
   void forget(const EngineCall* call);
-  // In `before` mode: returns once the call was compared; CommError where it differs.
+  // In `before` mode: returns once the call was compared; throws CommError if it differs.
   void compare(const EngineCall& call);
 
-  // A split takes a place in the order of calls too.
+  // A split takes a position in the order of calls, too.
   std::shared_ptr<EngineCall> begin_split(const SplitRequest& request, Deadline deadline);
 
-  // The group fails with what the engine threw in this call.
+  // Fails the group with what the engine threw in this call.
   void engine_failed(const EngineCall& call, const std::string& text);
-  // The group fails because this call is not over after so many seconds.
+  // Fails the group because this call is not over after so many seconds.
   void time_out(const EngineCall& call, double seconds);
-  // The group fails with this, unless it has failed before.
+  // Fails the group with this fault, unless it has failed before.
   void fail(CommError::Details fault);
 
   flight::Recorder& recorder() { return *recorder_; }
@@ -139,7 +140,7 @@ class EngineGroup : public std::enable_shared_from_this<EngineGroup> {
   CommError::Details describe(const Call& call, Fault fault) const;
   void die(const CommError::Details& fault);
   void check_deadlines();
-  // The fault that the watch has found, if any.
+  // The circle of waiting ranks that the watch has found, if any.
   std::optional<CommError::Details> verdict() const;
 
   const GroupInfo info_;

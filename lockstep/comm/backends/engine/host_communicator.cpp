@@ -46,12 +46,13 @@ void WorkerPool::work() {
 
 namespace {
 
-// Exchanges that wait at once; more queue up behind them.
+// Exchanges that wait at the same time; further ones queue up behind them.
 constexpr std::size_t kMostExchanges = 256;
 
 using Tensors = std::vector<at::Tensor>;
 
-// One tensor over all the bytes: the tensor itself, or a new one with the list's contents.
+// Returns one tensor with all the bytes: the list's only tensor itself, or a copy of the list's
+// contents.
 at::Tensor joined_bytes(const Tensors& tensors) {
   if (tensors.size() == 1) return byte_alias(tensors.front());
   Tensors bytes;
@@ -59,7 +60,8 @@ at::Tensor joined_bytes(const Tensors& tensors) {
   return at::cat(bytes);
 }
 
-// One tensor to receive all the bytes in: the tensor itself, or a new one to be scattered.
+// Returns one tensor that receives all the bytes: the list's only tensor itself, or a new one whose
+// contents are then copied to the list.
 at::Tensor landing_bytes(const Tensors& tensors) {
   if (tensors.size() == 1) return byte_alias(tensors.front());
   std::int64_t total = 0;
@@ -77,7 +79,7 @@ void scatter_bytes(const at::Tensor& bytes, const Tensors& tensors) {
   }
 }
 
-// How many bytes each rank's part has; a single tensor is cut evenly.
+// The number of bytes of each rank's part; a single tensor is cut evenly.
 std::vector<std::int64_t> part_bytes(const Tensors& tensors, int num_ranks) {
   std::vector<std::int64_t> parts;
   if (tensors.size() == 1 && num_ranks > 1) {
@@ -109,7 +111,7 @@ void all_gather(HostEngine& engine, const Call& call, const GroupInfo& group) {
     scatter_bytes(whole, call.outputs);
     return;
   }
-  // Parts of any length: every rank's in turn.
+  // The parts have any lengths, so each rank broadcasts its own in turn.
   std::int64_t at = 0;
   for (int root = 0; root < num_ranks; ++root) {
     const auto part = static_cast<std::size_t>(root);
@@ -122,8 +124,8 @@ void all_gather(HostEngine& engine, const Call& call, const GroupInfo& group) {
   }
 }
 
-// Lengths are only known in pairs: what a rank is about to get is asked before it comes, because
-// some engines end the process when it does not fit.
+// Only the two ranks of a pair know the lengths. A rank asks for the length of what it is about to
+// receive, because some engines end the process when a message does not fit.
 void check_lengths(HostEngine& engine, const Call& call, const GroupInfo& group) {
   const auto num_ranks = group.global_ranks.size();
   at::Tensor sent = at::empty({static_cast<std::int64_t>(num_ranks)}, at::kLong);
@@ -162,8 +164,8 @@ void all_to_all(HostEngine& engine, const Call& call, const GroupInfo& group) {
   scatter_bytes(output, call.outputs);
 }
 
-// Every rank gets all ranks' versions of its part and reduces them itself: as many bytes on the
-// wire as any other way, 16-bit numbers travel as such and are still added in float32.
+// Every rank receives all ranks' versions of its part and reduces them itself. That puts as many
+// bytes on the wire as any other way; 16-bit numbers travel as such and are still added in float32.
 void reduce_scatter(HostEngine& engine, const Call& call, const GroupInfo& group) {
   const int num_ranks = static_cast<int>(group.global_ranks.size());
   const auto input_parts = part_bytes(call.inputs, num_ranks);
@@ -187,7 +189,7 @@ void all_reduce(HostEngine& engine, const Call& call, const GroupInfo& group) {
   restore(carrier, op, divisor_of(call, static_cast<int>(group.global_ranks.size())), call.outputs);
 }
 
-// Sums over one rank, and broadcasts from it, leave the tensors as they are.
+// A sum over one rank, or a broadcast from it, leaves the tensors as they are.
 void run_alone(const Call& call) {
   if (!call.inputs.empty()) {
     const at::Tensor& input = call.inputs.front();
@@ -201,8 +203,8 @@ void run_alone(const Call& call) {
     reduce_locally({flat_alias(tensor)}, ReduceOp::mean, divisor, tensor);
 }
 
-// Runs any call but an exchange; `engine` is null for a group of one. Throws what the engine does,
-// and CommError (mismatch) where the parts of an all_to_all do not fit.
+// Runs any call but an exchange; `engine` is null for a group of one. Throws the engine's
+// exceptions, and CommError (mismatch) if the parts of an all_to_all do not fit.
 void run_collective(HostEngine* engine, const Call& call, const GroupInfo& group) {
   if (engine == nullptr) return run_alone(call);
   switch (call.fingerprint.operation) {
@@ -222,7 +224,7 @@ void run_collective(HostEngine* engine, const Call& call, const GroupInfo& group
   LOCKSTEP_CHECK(false, "{} is no collective", name(call.fingerprint.operation));
 }
 
-// The group of the ranks that asked for the same color as this one; `wishes` holds every rank's
+// The group of the ranks that asked for the same color as this one. `wishes` holds every rank's
 // color and key, two numbers each.
 GroupInfo plan_split(const GroupInfo& parent, const SplitRequest& request,
                      const std::int64_t* wishes) {
@@ -253,7 +255,7 @@ std::string claim_prefix(const GroupInfo& group, const std::string& backend,
     throw UsageError("the engine '{}' needs the job's store to connect the {} ranks of '{}': start "
                      "the program with lockstep run, torchrun or mpirun",
                      backend, group.global_ranks.size(), group.name);
-  // Who is in it, so that ranks that are not do not have to count it.
+  // The key names the members, so that ranks outside the group do not have to count it.
   const std::string members = fmt::format("{}", fmt::join(group.global_ranks, ","));
   const std::string base = fmt::format("engines/{}/{}.{}.{:x}", backend, group.name,
                                        group.generation, hash_text(members));
@@ -306,7 +308,7 @@ HostCommunicator::HostCommunicator(GroupInfo info, std::string backend,
 }
 
 HostCommunicator::~HostCommunicator() {
-  // Whatever is in flight has nobody left to wait for it.
+  // Fails the calls in flight: nobody is left to wait for them.
   group_->close();
   collectives_.reset();
   exchanges_.reset();
@@ -323,7 +325,7 @@ void HostCommunicator::perform(EngineCall& call, const std::function<void()>& wo
   } catch (const CommError& error) {
     CommError::Details fault = error.details();
     if (fault.fault == Fault::mismatch) return group_->fail(std::move(fault));
-    // The store's: it says nothing of this call yet.
+    // The store threw this error, so it does not name the call yet.
     fault.operation = comm::name(call.call().fingerprint.operation);
     fault.group = group_->info().name;
     fault.sequence = call.call().fingerprint.sequence;
@@ -347,7 +349,7 @@ std::shared_ptr<PendingCall> HostCommunicator::do_start(Call call) {
     exchanges_->submit([this, pending] {
       const Call& exchange = pending->call();
       perform(*pending, [&] {
-        // Alone in a group there is no engine, and nobody to exchange with.
+        // A group of one has no engine, and nobody to exchange with.
         if (!exchange.transfers.empty())
           engine_->exchange(exchange.transfers, exchange.transfer_sequences, exchange.deadline);
       });
@@ -364,7 +366,8 @@ std::shared_ptr<Communicator> HostCommunicator::do_split(const SplitRequest& req
                                                          Deadline deadline) {
   group_->check_alive("split");
   auto pending = group_->begin_split(request, deadline);
-  // The result belongs to this frame, which may be gone if the wait below ends first.
+  // This frame may be gone before the job runs, if the wait below ends first; so the result is
+  // shared.
   auto result = std::make_shared<std::shared_ptr<Communicator>>();
   collectives_->submit([this, pending, request, deadline, result] {
     perform(*pending, [&] { *result = form(request, deadline); });

@@ -1,5 +1,5 @@
-// A Communicator over any engine for host memory: what such an engine has to do (HostEngine), and
-// the rest, which is the same for all of them.
+// A Communicator over any engine for host memory. HostEngine is what such an engine has to provide;
+// HostCommunicator does the rest, which is the same for all of them.
 #pragma once
 
 #include <condition_variable>
@@ -22,9 +22,9 @@
 
 namespace lockstep::comm::backends {
 
-// Threads that run jobs which block: as many as there are jobs at once, kept for the next ones.
-// Jobs start in the order they come; with `most` = 1 they also run one after the other. Jobs must
-// not throw. The destructor runs what is queued and waits for all of it.
+// Threads for jobs that block: as many as there are jobs at once, kept for the next ones. Jobs
+// start in the order in which they come; with `most` = 1 they also run one after the other. Jobs
+// must not throw. The destructor runs the queued jobs and waits for all of them.
 class WorkerPool {
  public:
   explicit WorkerPool(std::size_t most) : most_(most) {}
@@ -46,14 +46,14 @@ class WorkerPool {
   bool stopping_ = false;
 };
 
-// The largest message that is given to an engine in one piece where its counts are ints.
+// The largest message that an engine gets in one piece if its counts are ints.
 inline constexpr std::int64_t kLargestPieceBytes = std::int64_t{1} << 30;
 
-// What an engine for tensors in host memory has to be able to do; HostCommunicator makes the rest
-// of our interface of it. It is one group of ranks, connected. All calls block until the result is
-// there, or throw std::exception: what the engine says, or anything once the deadline has passed or
-// after interrupt(). Tensors are flat, contiguous and in host memory; an engine that throws while
-// it may still write to them keeps them.
+// The interface of an engine for tensors in host memory, from which HostCommunicator makes a
+// Communicator. An engine is one connected group of ranks. All calls block until the result is
+// there. They throw std::exception with the engine's own message, and may throw any once the
+// deadline has passed or after interrupt(). Tensors are flat, contiguous and in host memory; an
+// engine that throws while it may still write to them keeps them.
 //
 // Threading: one thread makes the collective calls, in the same order on every rank; exchange and
 // interrupt may come from any thread at any time.
@@ -63,26 +63,27 @@ class HostEngine {
 
   virtual std::string name() const = 0;
 
-  // float32, float64, int32, int64 or uint8, in place.
+  // `tensor` is float32, float64, int32, int64 or uint8, and is reduced in place.
   virtual void all_reduce(const at::Tensor& tensor, BasicOp op, const Deadline& deadline) = 0;
-  // Bytes. output is as long as all ranks' inputs, which are equally long and at most
-  // kLargestPieceBytes.
+  // Tensors of bytes. `output` is as long as all ranks' inputs together; these are equally long, at
+  // most kLargestPieceBytes each.
   virtual void all_gather(const at::Tensor& output, const at::Tensor& input,
                           const Deadline& deadline) = 0;
-  // Bytes, in place.
+  // A tensor of bytes, in place.
   virtual void broadcast(const at::Tensor& tensor, int root, const Deadline& deadline) = 0;
-  // Bytes; how many go to and come from each rank.
+  // Tensors of bytes, with the number of bytes that go to and come from each rank.
   virtual void all_to_all(const at::Tensor& output, const at::Tensor& input,
                           const std::vector<std::int64_t>& output_bytes,
                           const std::vector<std::int64_t>& input_bytes,
                           const Deadline& deadline) = 0;
   virtual void barrier(const Deadline& deadline) = 0;
-  // Sequences are the transfers' numbers between the two ranks: equal on both sides, and messages
-  // match by them in whatever order they are posted.
+  // Sequences number the transfers between two ranks, equally on both sides: messages match by
+  // them, in whatever order they are posted.
   virtual void exchange(const std::vector<Transfer>& transfers,
                         const std::vector<std::uint64_t>& sequences, const Deadline& deadline) = 0;
 
-  // A new group; `child` says who is in it, null where this rank is in none. Called by every rank.
+  // Makes a new group. `child` describes the group that this rank joins, null if it joins none.
+  // Every rank calls it.
   virtual std::unique_ptr<HostEngine> split(const GroupInfo* child, int color, int key,
                                             const std::string& prefix,
                                             const Deadline& deadline) = 0;
@@ -91,15 +92,15 @@ class HostEngine {
   virtual void interrupt() = 0;
 };
 
-// Collectives run one after the other in a thread of its own, exchanges beside them, each in a
-// thread that waits for it: an exchange that waits for its peer holds up nothing else.
+// Collectives run one after the other in a thread of the communicator's own. Each exchange runs
+// beside them in another thread, so an exchange that waits for its peer holds up nothing else.
 //
-// Owns the engine and the threads. The destructor returns once the engine's calls have ended; where
-// some are still in flight it interrupts them.
+// Owns the engine and the threads. The destructor interrupts the calls that are still in flight and
+// returns once they have ended.
 class HostCommunicator final : public Communicator {
  public:
   // `engine` is null for a group of one. `options` name the ledger's mode (with_ledger). `prefix`
-  // is where the group's keys are in the store, the same on every rank.
+  // is where the group's keys are in the store, and is the same on every rank.
   HostCommunicator(GroupInfo info, std::string backend, std::unique_ptr<HostEngine> engine,
                    const EngineOptions& options, std::string prefix);
   ~HostCommunicator() override;
@@ -115,7 +116,8 @@ class HostCommunicator final : public Communicator {
   at::Tensor do_allocate(at::IntArrayRef sizes, at::ScalarType dtype) override;
   void do_check(Operation operation, const at::Tensor& tensor) const override;
 
-  // Runs `work` as that call: compared first, its failure is the group's.
+  // Compares the call with the other ranks', then runs `work` as that call. An exception fails the
+  // group.
   void perform(EngineCall& call, const std::function<void()>& work);
   std::shared_ptr<Communicator> form(const SplitRequest& request, const Deadline& deadline);
 
@@ -128,12 +130,12 @@ class HostCommunicator final : public Communicator {
   std::unique_ptr<WorkerPool> exchanges_;
 };
 
-// The prefix of a new group's keys: every rank's n-th group of that name, generation and membership
-// has the same, and no other has it. UsageError where there is no store.
+// Returns the prefix of a new group's keys. The n-th group of a name, generation and membership
+// gets the same prefix on every rank, and no other group has it. UsageError if there is no store.
 std::string claim_prefix(const GroupInfo& group, const std::string& backend,
                          const EngineOptions& options);
 
-// Waits until every rank is here; CommError that names those that are not at the deadline.
+// Waits until every rank is here. At the deadline, throws CommError with the missing ranks.
 void gather_ranks(const GroupInfo& group, const std::string& backend, store::Store& store,
                   const std::string& prefix, const Deadline& deadline);
 

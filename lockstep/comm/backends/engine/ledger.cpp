@@ -14,12 +14,13 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// How often the background thread looks for work: a mismatch beside a call is found this late.
+// How often the background thread looks for work; a mismatch found beside a call is at most this
+// late.
 constexpr milliseconds kTick(10);
 // How long a roll call waits for answers. A live process answers in well under a millisecond; one
-// that does not in this time is stopped, dead or starved.
+// that does not answer in this time is stopped, dead or starved.
 constexpr milliseconds kRollCall(300);
-// A store that does not answer one request in this time is as good as gone.
+// A store that does not answer one request in this time counts as lost.
 constexpr milliseconds kStoreRequest(5000);
 // How long a rank waits for the others when it leaves.
 constexpr milliseconds kLeaveTogether(5000);
@@ -34,7 +35,7 @@ std::uint64_t number(std::string_view text) {
   return value;
 }
 
-// The text up to the next newline, which is taken off.
+// Takes the text up to the next newline off the front, and returns it.
 std::string take_line(std::string_view& text) {
   const auto end = std::min(text.find('\n'), text.size());
   std::string line(text.substr(0, end));
@@ -99,7 +100,7 @@ void Ledger::close(Leave leave_how) {
     // Wakes our own listener.
     options_.store->set(key(fmt::format("bell{}", options_.rank)), "end", store_deadline());
   } catch (const Error&) {
-    // The store is gone, and with it what the listener waits for.
+    // The store is gone, so the listener's wait on it has ended.
   }
   listener_.join();
   try {
@@ -139,7 +140,7 @@ void Ledger::compare(const Entry& entry, const Deadline& deadline) {
     throw CommError(std::move(fault));
   }
   if (entry.position == 0) {
-    // An exchange has two sides: the second one tidies up.
+    // An exchange has two sides; the second one removes the key.
     if (first_rank != options_.rank) options_.store->remove(where, deadline);
     return;
   }
@@ -187,7 +188,7 @@ Ledger::RollCall Ledger::call_roll(std::uint64_t position) {
   return result;
 }
 
-// Called where one of the threads has caught something: nothing may leave a thread.
+// Called from a catch block of one of the threads, which no exception may leave.
 void Ledger::thread_failed() {
   {
     std::lock_guard lock(mutex_);
@@ -199,7 +200,7 @@ void Ledger::thread_failed() {
     try {
       fault = report(fault);
     } catch (const Error&) {
-      // The store is gone: at least this rank stops.
+      // The store is gone, so the other ranks cannot be told; this rank stops.
     }
     options_.on_fault(fault);
   } catch (const std::exception& error) {
@@ -240,7 +241,7 @@ void Ledger::listen() {
       std::lock_guard lock(mutex_);
       if (stopping_) return;
       if (error.fault() == Fault::timeout) continue;
-      // Calls in flight may still end well; the next one to be compared finds the store gone.
+      // Calls in flight may still end well; the next call to be compared finds the store gone.
       log::debug("ledger of '{}': {}", options_.group, error.what());
       return;
     } catch (...) {
@@ -275,7 +276,7 @@ void Ledger::answer() {
 }
 
 void Ledger::sweep(const Deadline& deadline) {
-  // A rank's last answer says how far it is, at least.
+  // A roll call makes every rank publish how far it is; an old answer is a lower bound.
   call_roll(0);
   std::uint64_t common = 0;
   for (int rank = 0; rank < options_.size; ++rank) {
@@ -317,7 +318,7 @@ void Ledger::leave(Leave leave) {
   for (std::uint64_t position = swept + 1; position <= compared_; ++position)
     store.remove(key(fmt::format("c{}", position)), deadline);
   for (const char* shared : {"left", "swept", "roll", "fault"}) store.remove(key(shared), deadline);
-  // Bells that were rung for ranks that had left already.
+  // Removes the bells that were rung for ranks that had left already.
   for (int rank = 0; rank < options_.size; ++rank)
     store.remove(key(fmt::format("bell{}", rank)), deadline);
 }

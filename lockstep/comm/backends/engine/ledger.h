@@ -1,13 +1,13 @@
 // The ledger: how ranks find out that they are not in the same call, for engines that cannot carry
 // a fingerprint with their data.
 //
-// The first rank to make call number n of a group writes what it calls under that number in the
-// job's store; every other rank compares its own call with that. One atomic request for each call
-// and rank, whoever comes first, no rank in charge. The one that differs reports the fault, and a
-// group has one fault: every rank throws the same.
+// The first rank to make call number n of a group writes a description of the call under that
+// number in the job's store; every other rank compares its own call with that. This takes one
+// atomic request for each call and rank, and no rank is in charge. The rank that differs reports
+// the fault. A group has one fault, which every rank throws.
 //
-// Which ranks are missing is asked only when somebody waits in vain: a roll call, which a live
-// process answers from a thread of its own even while its program is busy elsewhere.
+// A roll call finds out which ranks are missing, but only when a rank has waited in vain. A live
+// process answers it from a thread of its own even while its program is busy elsewhere.
 #pragma once
 
 #include <condition_variable>
@@ -26,36 +26,36 @@
 
 namespace lockstep::comm::backends {
 
-// Owns two threads and its keys in the store, which end with it; the last rank to leave removes
-// what the group shared. Thread-safe. Where the store itself is lost, compare and report throw its
-// CommError.
+// Owns two threads and its keys in the store, which end with it; the last rank to leave removes the
+// keys that the group shared. Thread-safe. If the store itself is lost, compare and report throw
+// its CommError.
 class Ledger {
  public:
   // One call as one rank makes it.
   struct Entry {
     std::string key;     // the call's number: equal keys must have equal digests
     std::string digest;  // everything that must agree, as bytes
-    std::string text;    // the same for a person
+    std::string text;    // the same in words, for error messages
     std::string operation;
     std::uint64_t sequence = 0;
-    std::uint64_t position = 0;  // in the group's order of calls; 0 for exchanges
+    std::uint64_t position = 0;  // position in the group's order of calls; 0 for exchanges
   };
 
   struct Options {
     std::shared_ptr<store::Store> store;
-    std::string prefix;  // of all keys
+    std::string prefix;  // prefix of all keys
     std::string group;
     int rank = 0;
     int size = 1;
-    // A fault was reported, here or by another rank: called once, from a thread of the ledger.
+    // Called once, from a thread of the ledger, when this rank or another has reported a fault.
     std::function<void(const CommError::Details&)> on_fault;
     // Called every few milliseconds, from a thread of the ledger.
     std::function<void()> on_tick;
   };
 
   struct RollCall {
-    std::vector<int> silent;  // do not answer at all
-    std::vector<int> behind;  // answer, but have not made the call
+    std::vector<int> silent;  // ranks that do not answer at all
+    std::vector<int> behind;  // ranks that answer, but have not made the call
   };
 
   explicit Ledger(Options options);
@@ -70,22 +70,23 @@ class Ledger {
     at_once,
   };
 
-  // Ends the threads and leaves; the destructor does it at once where nobody has.
+  // Ends the threads and leaves. The destructor leaves at once if this was not called.
   void close(Leave leave);
 
-  // This rank has made the call at this position.
+  // Notes that this rank has made the call at this position.
   void arrive(std::uint64_t position);
 
-  // Compares now: CommError (mismatch) where the first rank's call differs.
+  // Compares now; throws CommError (mismatch) if the first rank's call differs.
   void compare(const Entry& entry, const Deadline& deadline);
 
   // Compares soon, in the background.
   void compare_later(Entry entry);
 
-  // Tells every rank. Returns the group's fault: this one, or the one that came before it.
+  // Tells every rank of the fault. Returns the group's fault: this one, or one reported earlier.
   CommError::Details report(const CommError::Details& fault);
 
-  // Which ranks have not made the call at this position (0: which do not answer).
+  // Finds the ranks that have not made the call at this position; with 0, only those that do not
+  // answer.
   RollCall call_roll(std::uint64_t position);
 
  private:

@@ -25,7 +25,7 @@ using Bytes = std::vector<std::uint8_t>;
 std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-// What clones share: the store, and which keys to tidy up.
+// The part of a JobStore that its clones share: the store, and the keys to remove.
 class Shared {
  public:
   Shared(std::shared_ptr<store::Store> store, std::string prefix)
@@ -65,7 +65,7 @@ class JobStore final : public c10d::Store {
   JobStore(std::shared_ptr<Shared> shared, milliseconds timeout)
       : c10d::Store(timeout), shared_(std::move(shared)) {}
 
-  // Overrides it in the versions that have it.
+  // Overrides c10d::Store::clone() in the versions that have it.
   c10::intrusive_ptr<c10d::Store> clone() {
     return c10::make_intrusive<JobStore>(shared_, timeout_);
   }
@@ -119,8 +119,8 @@ class JobStore final : public c10d::Store {
   std::shared_ptr<Shared> shared_;
 };
 
-// The job's store as c10d wants it. All keys get the prefix. Removes the keys it set, all clones'
-// together, when the last of them goes. Thread-safe.
+// Makes the job's store look like c10d's. All keys get the prefix. The last clone to go removes the
+// keys that any of them set. Thread-safe.
 c10::intrusive_ptr<c10d::Store> make_c10d_store(std::shared_ptr<store::Store> store,
                                                 std::string prefix, milliseconds timeout) {
   return c10::make_intrusive<JobStore>(
@@ -136,7 +136,6 @@ c10d::ReduceOp c10d_op(BasicOp op) {
   return c10d::ReduceOp::SUM;
 }
 
-// Gloo's own timeouts are out of the way: deadlines are ours.
 // c10d takes tags from 0 to the largest int; the last one is for interrupting.
 constexpr int kInterruptTag = std::numeric_limits<int>::max();
 
@@ -249,7 +248,7 @@ class GlooEngine final : public HostEngine {
         return pg_->recv(nothing, (rank_ + 1) % size_, kInterruptTag);
       })->wait(milliseconds(1));
     } catch (const std::exception&) {
-      // As intended.
+      // The receive timed out, as intended.
     }
   }
 
@@ -261,7 +260,7 @@ class GlooEngine final : public HostEngine {
   }
 
   static void finish(const c10::intrusive_ptr<c10d::Work>& work, const Deadline& deadline) {
-    // 0 would mean "for ever".
+    // Gloo takes 0 as "for ever".
     const auto left =
         std::max(std::chrono::ceil<milliseconds>(deadline.remaining()), milliseconds(1));
     if (!work->wait(std::min(left, kNever))) throw std::runtime_error("the call was cancelled");

@@ -22,8 +22,8 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// MPI as this process has it, initialised once. MPI itself is process-wide state, so what stands
-// around it is too: this is the one place.
+// The process's MPI, initialised once. MPI itself is process-wide state, so this has to be, too; it
+// is the only such state here.
 struct Runtime {
   std::mutex turn;
   std::once_flag initialised;
@@ -31,7 +31,7 @@ struct Runtime {
   std::atomic<int> level{MPI_THREAD_SINGLE};
 };
 
-// Never destroyed: finalize() runs at exit, when other statics may be gone.
+// Never destroyed: finalize() runs at exit, when other statics may already be gone.
 Runtime& runtime() {
   static auto* instance = new Runtime;
   return *instance;
@@ -40,15 +40,15 @@ Runtime& runtime() {
 // Held around every MPI call that returns at once.
 std::unique_lock<std::mutex> mpi_turn() { return std::unique_lock(runtime().turn); }
 
-// Held around MPI calls that wait for other ranks (making groups). It keeps nobody else out where
-// MPI takes calls from several threads; where it does not, the others wait too.
+// Held around MPI calls that wait for other ranks (making groups). Where MPI takes calls from
+// several threads it holds no lock; otherwise the other threads wait, too.
 std::unique_lock<std::mutex> mpi_long_turn() {
   if (runtime().level >= MPI_THREAD_MULTIPLE) return {};
   return mpi_turn();
 }
 
-// Requests were abandoned whose memory MPI may still write to: the process can go on, but MPI
-// cannot be finalised any more.
+// Notes that requests were abandoned while MPI may still write to their memory: the process can go
+// on, but MPI cannot be finalised any more.
 void abandon_mpi() { runtime().abandoned = true; }
 
 // Throws std::runtime_error with MPI's text where `code` is not MPI_SUCCESS.
@@ -88,11 +88,11 @@ void initialize() {
   runtime().level = level;
 }
 
-// Initialises MPI where the program has not, and finalises it at exit in that case. UsageError
-// where the program has initialised it for one thread only, or was not started by mpirun.
+// Initialises MPI if the program has not, and then finalises it at exit. UsageError if the program
+// has initialised it for one thread only, or was not started by mpirun.
 void require_mpi() { std::call_once(runtime().initialised, &initialize); }
 
-// What travels: fixed sizes, so that one broadcast does.
+// What rank 0 sends. It has a fixed size, so that one broadcast is enough.
 struct Parcel {
   char host[256] = {};
   std::int32_t port = 0;  // 0: rank 0 has no store
@@ -113,8 +113,7 @@ MpiWorld mpi_world() {
 BootstrapInfo exchange_over_mpi(const std::optional<BootstrapInfo>& mine,
                                 const Deadline& deadline) {
   const MpiWorld world = mpi_world();
-  // On the heap, because MPI may write to it as long as the process lives where the wait ends
-  // early.
+  // On the heap: if the wait ends early, MPI may write to it for as long as the process lives.
   auto parcel = std::make_unique<Parcel>();
   if (world.rank == 0 && mine) {
     if (mine->store.host.size() >= sizeof(parcel->host))
@@ -162,8 +161,8 @@ namespace {
 
 constexpr int kAllToAllTag = 1;
 
-// Polls eagerly at first, because a small call is over in microseconds; then leaves the core to
-// others, for a small part of what it has waited already.
+// Polls eagerly at first, because a small call is over in microseconds; then sleeps between polls,
+// for a small part of the time waited so far.
 class Backoff {
  public:
   void pause() const {
@@ -216,7 +215,7 @@ MPI_Op mpi_op(BasicOp op, at::ScalarType type) {
   return wrapping_sum;
 }
 
-// Non-blocking calls of one operation, and the memory they use.
+// The non-blocking calls of one operation, and the memory that they use.
 struct Requests {
   std::vector<MPI_Request> requests;
   std::vector<at::Tensor> memory;
@@ -236,11 +235,11 @@ void for_each_piece(const at::Tensor& tensor, const Each& each) {
 
 class MpiEngine final : public HostEngine {
  public:
-  // Takes the communicator over.
+  // Takes ownership of the communicator.
   MpiEngine(MPI_Comm comm, int rank, int size) : rank_(rank), size_(size), comm_(comm) {
     const auto turn = mpi_long_turn();
     check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    // Exchanges are matched by tags of their own.
+    // Exchanges get a communicator of their own, where their tags match nothing else.
     check_mpi(MPI_Comm_dup(comm_, &pairs_), "MPI_Comm_dup");
     void* largest = nullptr;
     int found = 0;
@@ -306,7 +305,7 @@ class MpiEngine final : public HostEngine {
       input_at[rank] = input_at[rank - 1] + input_bytes[rank - 1];
     }
     post([&] {
-      // Starting after itself, so that not everyone sends to rank 0 first.
+      // Starts with the next rank, so that not every rank sends to rank 0 first.
       for (int step = 1; step < size_; ++step) {
         const auto from = static_cast<std::size_t>((rank_ - step + size_) % size_);
         const auto to = static_cast<std::size_t>((rank_ + step) % size_);
@@ -423,12 +422,12 @@ class MpiEngine final : public HostEngine {
   const int size_;
   MPI_Comm comm_;
   MPI_Comm pairs_ = MPI_COMM_NULL;
-  int largest_tag_ = 32767;  // what the standard guarantees
+  int largest_tag_ = 32767;  // the least that the standard guarantees
   std::atomic<bool> interrupted_{false};
   std::atomic<bool> abandoned_{false};
 };
 
-// The store that rank 0 hosts where the job has none.
+// The store that rank 0 hosts if the job has none.
 std::shared_ptr<store::Store> host_store(const GroupInfo& group, const EngineOptions& options,
                                          const MpiWorld& world, const Deadline& deadline) {
   if (static_cast<int>(group.global_ranks.size()) != world.size)

@@ -21,15 +21,15 @@
 
 namespace lockstep::comm::backends {
 
-// How ranks that mpirun has started find the job's store: rank 0 says over MPI where it is, and the
-// secret that opens it.
+// What ranks that mpirun has started need to find the job's store: its address and its secret,
+// which rank 0 sends them over MPI.
 struct BootstrapInfo {
   net::Address store;
   net::Secret secret;
 };
 
-// Collective over MPI_COMM_WORLD: what rank 0 passes is returned on every rank; what others pass is
-// not looked at. UsageError where rank 0 passes nothing; CommError (timeout) at the deadline.
+// Collective over MPI_COMM_WORLD: every rank gets what rank 0 passes; what other ranks pass is
+// ignored. UsageError if rank 0 passes nothing; CommError (timeout) at the deadline.
 BootstrapInfo exchange_over_mpi(const std::optional<BootstrapInfo>& mine, const Deadline& deadline);
 
 // The rank and number of ranks that mpirun gave this process.
@@ -39,9 +39,9 @@ struct MpiWorld {
 };
 MpiWorld mpi_world();
 
-// The group's global ranks are those of MPI_COMM_WORLD. Where options.store is null, the group's
-// rank 0 hosts a store for the ledger, bound to options.bind_address; all of MPI_COMM_WORLD must be
-// in the group then.
+// The group's global ranks are those of MPI_COMM_WORLD. If options.store is null, the group's rank
+// 0 hosts a store for the ledger, bound to options.bind_address; all of MPI_COMM_WORLD must be in
+// the group then.
 std::shared_ptr<Communicator> make_mpi(const GroupInfo& group, const EngineOptions& options);
 
 }  // namespace lockstep::comm::backends

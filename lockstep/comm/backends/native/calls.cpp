@@ -16,8 +16,8 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// Runs what is done about a failure. Whatever goes wrong with that, the failure itself is what
-// waiters must hear of, and the thread must go on to tell them.
+// Runs a step of handling a failure. An exception from the step is dropped: waiters must hear of
+// the failure itself, and the thread must go on to tell them.
 template <typename Step>
 void guarded(const Step& step) {
   try {
@@ -55,7 +55,8 @@ void Executor::finish() {
 
 void Executor::submit(const std::shared_ptr<Job>& job, Launch launch) {
   const std::lock_guard lock(mutex_);
-  // Before the job is queued: where no thread can be had, it must not run later after all.
+  // The thread is started before the job is queued: if no thread can be started, the job must not
+  // run later after all.
   if (launch == Launch::in_background) start_thread();
   queue_.push_back(job);
   if (launch == Launch::in_background) run_in_background();
@@ -65,7 +66,7 @@ void Executor::start_thread() {
   if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
 }
 
-// Everything queued before a job has to run first, so the thread takes that along.
+// Everything queued before a job has to run first, so the thread runs that, too.
 void Executor::run_in_background() {
   in_background_ = static_cast<int>(queue_.size());
   changed_.notify_all();
@@ -80,8 +81,8 @@ void Executor::work() {
   }
 }
 
-// Runs the first job of the queue without holding the lock, and lets go of its tensors without it
-// as well: whatever their deleters do, nobody is held up.
+// Runs the first job of the queue and releases its tensors, both without holding the lock, so that
+// their deleters hold nobody up.
 void Executor::run_next(std::unique_lock<std::mutex>& lock) {
   const std::shared_ptr<Job> job = queue_.front();
   running_ = true;
@@ -129,7 +130,8 @@ bool Executor::wait(Job& job, Deadline deadline) {
 }
 
 bool Executor::wait_until_done(Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock) {
-  // A waiter that has less time than the jobs it would have to run must not: it could not stop.
+  // A waiter with less time than the jobs before its own may take must not run them: it could not
+  // stop.
   bool may_run = true;
   for (const auto& before : queue_) {
     may_run = may_run && deadline.at() >= before->deadline_.at();
@@ -154,7 +156,7 @@ void Executor::fail(std::exception_ptr error, const std::function<void()>& meanw
   std::unique_lock lock(mutex_);
   if (failure_) return;
   failure_ = std::move(error);
-  // Whoever runs a job now has been interrupted; it comes back at once where it waits for a peer.
+  // The job that runs now has been interrupted; it returns at once if it waits for a peer.
   changed_.wait(lock, [this] { return !running_; });
   running_ = true;
   lock.unlock();
@@ -211,14 +213,14 @@ at::Tensor Staging::to_host(const at::Tensor& tensor) {
 void Staging::to_device(const at::Tensor& from, const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   const c10::StreamGuard stream(state_->side);
-  // What the caller had enqueued on the tensor must not overtake the result.
+  // Work that the caller has enqueued on the tensor must not overtake the result.
   state_->ready.block(state_->side);
   tensor.copy_(from, /*non_blocking=*/true);
   keep_for_side_stream(tensor);
   if (!from.is_cpu()) keep_for_side_stream(from);
 }
 
-// The caller may let go of a tensor while the side stream still works on it: its memory must not be
+// The caller may release a tensor while the side stream still works on it: its memory must not be
 // given to someone else before.
 void Staging::keep_for_side_stream(const at::Tensor& tensor) {
   state_->guard.recordDataPtrOnStream(tensor.storage().data_ptr(), state_->side);
@@ -266,8 +268,8 @@ void TransportCall::wait_on_host(Deadline deadline) {
 }
 
 void TransportCall::wait_for_job(Deadline deadline) {
-  // Who stops waiting before the call must end is not blocked: it may do something else then. Alone
-  // nobody waits for anyone.
+  // A thread whose own deadline comes before the call's is not blocked by this call: it may do
+  // something else then. In a group of one nobody waits for anyone.
   std::optional<flight::Recorder::Block> block;
   if (recorder_->global_ranks().size() > 1 && deadline.at() >= call_.deadline.at() &&
       !executor_->done(*this))

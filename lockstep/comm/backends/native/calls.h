@@ -1,5 +1,5 @@
-// The calls of one group over our transports: how they run (Executor), how the tensors of a device
-// come to the host and back (Staging), and what their callers wait for (TransportCall).
+// The calls of one group over our transports: Executor runs them, Staging copies the tensors of a
+// device to the host and back, and callers wait for a TransportCall.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@
 
 namespace lockstep::comm::backends {
 
-// One call: what to run, and how it went.
+// One call: the work to run, and whether it is done or has failed.
 class Job {
  public:
   explicit Job(Deadline deadline) : deadline_(deadline) {}
@@ -31,9 +31,10 @@ class Job {
  private:
   friend class Executor;
 
-  // May throw whatever it likes.
+  // Does the work. Any exception may be thrown.
   virtual void run() = 0;
-  // Called once, run or not, before anyone hears that it is done: gives back what the job holds.
+  // Releases the job's resources. Called once, whether the job ran or not, before any waiter hears
+  // that it is done.
   virtual void let_go() noexcept = 0;
 
   Deadline deadline_;
@@ -46,14 +47,14 @@ class Job {
 // fail with the same error without being run.
 class Executor {
  public:
-  // `on_failure` is called once, in the thread that ran the failing job, before anyone hears of it.
-  // `on_waited`, where given, is told how long each wait took that was not over at once; it must
-  // not call back.
+  // `on_failure` is called once, in the thread that ran the failing job, before any waiter hears of
+  // the failure. `on_waited`, if given, is told how long each wait took that was not over at once;
+  // it must not call back.
   explicit Executor(std::function<void(std::exception_ptr)> on_failure,
                     std::function<void(Clock::duration)> on_waited = nullptr);
   ~Executor();
 
-  // Runs what is still queued and ends the thread; nothing may be submitted afterwards.
+  // Runs the jobs that are still queued and ends the thread; nothing may be submitted afterwards.
   void finish();
 
   void submit(const std::shared_ptr<Job>& job, Launch launch);
@@ -62,11 +63,11 @@ class Executor {
   // Whether nothing is queued, and nothing runs.
   bool idle() const;
 
-  // Throws what the job threw. At the deadline throws nothing and returns false.
+  // Throws the job's exception. Returns false at the deadline.
   bool wait(Job& job, Deadline deadline);
 
-  // Fails everything queued from now on; what runs now is not interrupted. `meanwhile` runs when
-  // no job does.
+  // Fails the jobs in the queue and all later ones; the job that runs now is not interrupted.
+  // `meanwhile` runs while no job does.
   void fail(std::exception_ptr error, const std::function<void()>& meanwhile);
 
  private:
@@ -88,10 +89,10 @@ class Executor {
   std::thread thread_;  // started by the first job that needs it
 };
 
-// Tensors on a device are copied to the host, as our transports reach nothing else; that is also
-// how several ranks share one GPU. These are the streams on which the calls of one group copy, one
-// for each device: results arrive in the order of the calls, so that whoever has waited for one has
-// all before it, too. Thread-safe.
+// Tensors on a device are copied to the host, because our transports reach nothing else; that is
+// also how several ranks share one GPU. These are the streams on which the calls of one group copy,
+// one for each device. Results arrive in the order of the calls: a thread that has waited for one
+// call has the results of all earlier ones, too. Thread-safe.
 class StagingStreams {
  public:
   c10::Stream on(c10::Device device);
@@ -101,23 +102,24 @@ class StagingStreams {
   std::vector<c10::Stream> streams_;
 };
 
-// Follows one call's tensors from the device to the host and back, beside the caller's stream. Made
-// in the caller's thread, used in the one that runs the call.
+// Copies one call's tensors from the device to the host and back, beside the caller's stream. Made
+// in the caller's thread, used in the thread that runs the call.
 class Staging {
  public:
   // Remembers the point in the current stream after which the tensors hold their values.
   explicit Staging(c10::Stream side);
   ~Staging();
 
-  // Waits for that point, and copies.
+  // Waits for that point, then copies.
   at::Tensor to_host(const at::Tensor& tensor);
-  // Room for a result, with the tensor's shape.
+  // Memory for a result, with the tensor's shape.
   at::Tensor host_like(const at::Tensor& tensor);
-  // Enqueues the copy back, or one on the device; finish() follows the last one.
+  // Enqueues the copy back, or a copy on the device; call finish() after the last one.
   void to_device(const at::Tensor& from, const at::Tensor& tensor);
   void finish();
 
-  // After finish(): orders the current stream after the copies, or waits for them.
+  // To be used after finish(): order_current_stream() orders the current stream after the copies,
+  // arrived() says whether they are over.
   void order_current_stream();
   bool arrived() const;
 
@@ -128,21 +130,22 @@ class Staging {
   std::unique_ptr<State> state_;
 };
 
-// Runs a call: its communicator implements it.
+// Runs calls; a communicator implements it.
 class CallRunner {
  public:
-  // `staging` is null where the tensors are on the CPU. Throws what the call fails with.
+  // `staging` is null if the tensors are on the CPU. Throws the call's failure.
   virtual void run_call(const Call& call, Staging* staging) = 0;
 
  protected:
   ~CallRunner() = default;
 };
 
-// What the executor runs and what the caller waits for: one object, as small calls are made of
-// little else. Thread-safe.
+// A call that the executor runs and the caller waits for. It is one object for both, because a
+// small call costs little more than making it. Thread-safe.
 class TransportCall final : public Job, public PendingCall {
  public:
-  // `runner` has to be there until the executor is done with the call, not until it is waited for.
+  // `runner` has to live until the executor is done with the call, not only until the caller has
+  // waited.
   TransportCall(CallRunner& runner, std::shared_ptr<Executor> executor,
                 std::shared_ptr<flight::Recorder> recorder, Call call,
                 std::unique_ptr<Staging> staging);

@@ -18,7 +18,7 @@ namespace {
 
 // How long a lane may take to connect.
 constexpr milliseconds kLaneTimeout{120'000};
-// Tensors of one coalesced call up to this size travel together.
+// Tensors of one coalesced call are packed into one message up to this size.
 constexpr std::size_t kPackBytes = 256u << 10;
 
 Bytes bytes_of(const at::Tensor& tensor) {
@@ -26,7 +26,7 @@ Bytes bytes_of(const at::Tensor& tensor) {
           static_cast<std::size_t>(tensor.numel()) * tensor.element_size()};
 }
 
-// One span for each rank: of each tensor, or of equal parts of the only one.
+// Returns one span for each rank: the tensors' memory, or equal parts of the only tensor's.
 std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_ranks) {
   std::vector<Bytes> parts;
   if (tensors.size() == 1 && num_ranks > 0) {
@@ -40,8 +40,9 @@ std::vector<Bytes> parts_of(const std::vector<at::Tensor>& tensors, int num_rank
   return parts;
 }
 
-// Counts how long callers wait; alone nobody waits for anyone, and reading the clock would be felt.
-// Calls may be waited for when their communicator is gone.
+// Counts how long callers wait. A group of one counts nothing: nobody waits there, and reading the
+// clock would cost time. The journal is shared, because a call may be waited for when its
+// communicator is gone.
 std::function<void(Clock::duration)> waits_of(const GroupInfo& group) {
   if (group.global_ranks.size() == 1) return nullptr;
   return [journal = group.journal](Clock::duration waited) {
@@ -49,7 +50,7 @@ std::function<void(Clock::duration)> waits_of(const GroupInfo& group) {
   };
 }
 
-// Something to do in the order of the group's calls, that nobody waits for.
+// A job that runs in the order of the group's calls and that nobody waits for.
 class Errand final : public Job {
  public:
   Errand(Deadline deadline, std::function<void()> run) : Job(deadline), run_(std::move(run)) {}
@@ -61,14 +62,15 @@ class Errand final : public Job {
   std::function<void()> run_;
 };
 
-// One side of a transfer: its fingerprint, and with whom.
+// One side of a transfer: the peer, and the fingerprint that both sides compare.
 struct TransferSide {
   int peer = 0;
   bool sends = false;
   Fingerprint fingerprint;
 };
 
-// Of an exchange, and of an all_to_all whose parts may differ: what agrees does so in pairs.
+// An exchange, or an all_to_all whose parts may differ, has to agree between pairs of ranks only:
+// these are the pairs of this rank.
 std::vector<TransferSide> sides_of(const Call& call, int rank) {
   std::vector<TransferSide> sides;
   if (call.fingerprint.operation == Operation::all_to_all && call.inputs.size() > 1)
@@ -117,14 +119,15 @@ class TransportCommunicator final : public Communicator, public CallRunner {
                                      [this](const CommError::Details& error) { end_with(error); });
   }
 
-  // Jobs refer to this object: run them out before its members go.
+  // Jobs refer to this object: they all run before its members go.
   ~TransportCommunicator() override {
     if (lane_ != nullptr) lane_->leave();
     executor_->finish();
   }
 
   std::string backend() const override {
-    // Alone there is no link to tell by: what was asked for.
+    // A group of one has no link that would tell its kind, so this is the medium that was asked
+    // for.
     const std::string host =
         size() == 1 && options_.media == Media::tcp ? "tcp" : transport_->kind();
     return lane_ == nullptr ? host : fmt::format("{}+{}", lane_->name(), host);
@@ -134,13 +137,13 @@ class TransportCommunicator final : public Communicator, public CallRunner {
     if (lane_ != nullptr) return std::nullopt;
     return transport_->sent_bytes();
   }
-  // What is on the device may come of a call that other ranks have made differently.
+  // Results on the device may come from a call that other ranks have made differently.
   void check_device_results() override {
     if (lane_ == nullptr) return;
     try {
       if (last_compared_ != nullptr) (void)executor_->wait(*last_compared_, Deadline::never());
     } catch (const CommError&) {
-      // The lane has heard of it, and knows whether anyone else has.
+      // The lane has heard of this failure, and knows whether a waiter has been told.
     }
     lane_->check_results();
   }
@@ -177,8 +180,8 @@ class TransportCommunicator final : public Communicator, public CallRunner {
   std::vector<std::byte> packed_;
   StagingStreams staging_streams_;
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Errand> last_compared_;  // of the lane's calls
-  // These refer to this object: they go first.
+  std::shared_ptr<Errand> last_compared_;  // the comparison of the lane's last call
+  // These refer to this object, so they are declared last and destroyed first.
   std::unique_ptr<DeviceLane> lane_;
   std::unique_ptr<WaitWatch::Watched> watched_;
 };
@@ -189,7 +192,7 @@ int TransportCommunicator::sum_of_faults(int mine) {
   return sum.item<std::int32_t>();
 }
 
-// On all ranks, or on none of them.
+// Connects the lane on all ranks, or on none of them.
 void TransportCommunicator::open_lane() {
   std::string fault;
   try {
@@ -244,8 +247,8 @@ std::shared_ptr<PendingCall> TransportCommunicator::do_start(Call call) {
   return pending;
 }
 
-// Beside a call on the GPUs, the ranks tell each other over the host that they have made it, and
-// which: so a mismatch, or a rank that does not come, is found and named as in any other call.
+// The ranks tell each other over the host which call they have made on the GPUs. So a mismatch, or
+// a rank that does not come, is found and named as in any other call.
 std::shared_ptr<PendingCall> TransportCommunicator::start_on_lane(Call call) {
   call.fingerprint.algorithm = Algorithm::nccl;
   last_compared_ = std::make_shared<Errand>(
@@ -276,7 +279,7 @@ void TransportCommunicator::compare(const Fingerprint& call, const std::vector<T
 }
 
 void TransportCommunicator::look_at_ranks(const Fingerprint& call) {
-  // Who is in a call looks itself.
+  // A call that runs looks at the ranks itself.
   if (!executor_->idle()) return;
   executor_->submit(std::make_shared<Errand>(Deadline::never(),
                                              [this, call] {
@@ -316,7 +319,7 @@ void TransportCommunicator::run_call(const Call& call, Staging* staging) {
   recorder().mark(call.flight_entry, flight::State::finished);
 }
 
-// Alone there is nobody to send to: what comes out is what went in.
+// A group of one sends nothing: each output is a copy of its input.
 void TransportCommunicator::run_alone(const Call& call, Staging& staging) {
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
     const at::Tensor& input = call.inputs[i];
@@ -327,7 +330,7 @@ void TransportCommunicator::run_alone(const Call& call, Staging& staging) {
   staging.finish();
 }
 
-// The same call on host copies of its tensors.
+// Runs the call on host copies of its tensors.
 void TransportCommunicator::run_on_device(const Call& call, Staging& staging) {
   if (size() == 1 && call.transfers.empty()) return run_alone(call, staging);
   Call host;
@@ -397,7 +400,7 @@ void TransportCommunicator::run_algorithm(const Call& call) {
       return;
     case Operation::exchange: return run_exchange(call);
     case Operation::barrier: return comm::barrier(*transport_);
-    case Operation::split: break;  // is made of an all_gather
+    case Operation::split: break;  // an all_gather does its work
   }
   LOCKSTEP_CHECK(false, "a call of {}", comm::name(fingerprint.operation));
 }
@@ -452,7 +455,7 @@ void TransportCommunicator::run_exchange(const Call& call) {
   transport_->end();
 }
 
-// Runs in the thread of the failing call, before anyone hears of the failure.
+// Runs in the thread of the failing call, before any waiter hears of the failure.
 void TransportCommunicator::tell_all(const std::exception_ptr& error) {
   Notice notice;
   notice.found_by = rank();
@@ -514,7 +517,8 @@ std::shared_ptr<Communicator> TransportCommunicator::do_split(const SplitRequest
   std::stable_sort(members.begin(), members.end(), [rows](int a, int b) {
     return rows[kNumbers * a + 1] < rows[kNumbers * b + 1];
   });
-  // Before some of the ranks connect, which others do not take part in.
+  // The lane is split here, where all ranks are: some of them take no part in connecting the new
+  // groups below.
   MakeLane make_lane;
   if (lane_ != nullptr && request.tensors == GroupTensors::on_any_device)
     make_lane = lane_->split(request, static_cast<int>(members.size()), deadline);

@@ -39,14 +39,14 @@ bool all_empty(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& tensor) { return tensor.numel() == 0; });
 }
 
-// Sums of these are NCCL's own, to the last bit of what it adds.
+// NCCL's own sums of these types are used as they are; the others are computed here.
 bool is_summed_as_it_is(DType dtype, ReduceOp op) {
   return (op == ReduceOp::sum || op == ReduceOp::mean) &&
          (dtype == DType::float32 || dtype == DType::float64 || dtype == DType::int32 ||
           dtype == DType::int64);
 }
 
-// A call's way to NCCL.
+// Translates one call into NCCL's functions.
 class Enqueuer {
  public:
   Enqueuer(NcclComm& comm, int num_ranks, const c10::cuda::CUDAStream& stream)
@@ -65,7 +65,7 @@ class Enqueuer {
         if (!all_empty(call.inputs)) reduce_scatter(call);
         return;
       case Operation::all_to_all:
-        // Uneven parts may be empty here and not on another rank.
+        // Uneven parts may be empty on this rank and not on another.
         if (call.inputs.size() > 1 || !all_empty(call.inputs)) all_to_all(call);
         return;
       case Operation::broadcast: return broadcast(call);
@@ -94,7 +94,7 @@ class Enqueuer {
     if (op == ReduceOp::mean) divide(flat, divisor(call));
   }
 
-  // Each where it is, in one call.
+  // Reduces each tensor in place, all in one call of NCCL.
   void reduce_in_place(const Tensors& tensors, BasicOp op) {
     const NcclComm::Use use(comm_);
     NcclGroupCall group;
@@ -128,14 +128,15 @@ class Enqueuer {
       if (op == ReduceOp::mean) divide({to}, divisor(call));
       return;
     }
-    // Every rank gets all versions of its part and reduces them itself, 16-bit numbers in float32.
+    // Every rank receives all ranks' versions of its part and reduces them itself, 16-bit numbers
+    // in float32.
     const at::Tensor parts = at::empty({num_ranks_, output.numel()}, output.options());
     const Tensors to = parts.unbind(0);
     swap_parts(to, parts_of(call.inputs));
     if (output.numel() > 0) reduce_locally(to, op, divisor(call), output);
   }
 
-  // One for each rank: of each tensor, or of equal parts of the only one.
+  // Returns one tensor for each rank: the list as it is, or equal parts of its only tensor.
   Tensors parts_of(const Tensors& tensors) const {
     if (tensors.size() == 1 && num_ranks_ > 1) return flat_alias(tensors.front()).chunk(num_ranks_);
     Tensors parts;

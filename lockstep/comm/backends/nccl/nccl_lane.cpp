@@ -29,22 +29,22 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// How often the lane looks what has ended on the device, and what NCCL reports.
+// How often the lane checks which calls have ended on the device, and what NCCL reports.
 constexpr milliseconds kPollEvery(10);
-// How often it looks at the other ranks while a call takes its time, and when that begins.
+// How often the lane has the other ranks looked at while a call takes long, and when that begins.
 constexpr milliseconds kLookEvery(50);
 constexpr milliseconds kTakesItsTime(100);
-// How much later than its deadline a call ends that all ranks have made. Where one has not, its
-// group knows better what to say, and says it at the deadline.
+// A call that all ranks have made is ended this long after its deadline. If a rank has not made it,
+// the group finds that out at the deadline and has the better message.
 constexpr milliseconds kAfterDeadline(2000);
 
-// How long a lane waits for the others to be looked at, where NCCL itself reports that something is
-// wrong: it names no ranks.
+// How long a lane waits for a look at the other ranks when NCCL itself reports an error: NCCL names
+// no ranks.
 constexpr milliseconds kLookFirst(300);
 // How long the destructor waits for an abort.
 constexpr milliseconds kAborting(5000);
 
-// A lane's calls write down here how they ended.
+// Records how a lane's calls end.
 struct CallLog {
   std::shared_ptr<flight::Recorder> recorder;
   std::shared_ptr<flight::Journal> journal;
@@ -59,20 +59,20 @@ struct CallLog {
   }
 };
 
-// A call on the device: over when its event is, or failed by its lane. Thread-safe; may outlive the
-// lane.
+// A call on the device. It is over when its event is, or when its lane fails it. Thread-safe; may
+// outlive the lane.
 class DeviceCall final : public PendingCall {
  public:
-  // After what the stream has been told so far.
+  // The call runs after the work that the stream has been given so far.
   DeviceCall(Call call, CallLog log, const c10::cuda::CUDAStream& stream)
       : call_(std::move(call)), log_(std::move(log)), made_on_(stream) {
     ready_.record(stream);
   }
 
-  // Its tensors are for who enqueues it.
+  // Only the thread that enqueues the call may use its tensors.
   const Call& call() const { return call_; }
 
-  // By one thread.
+  // Called by one thread.
   void enqueue(NcclComm& comm, int num_ranks, const c10::cuda::CUDAStream& stream) {
     {
       const std::lock_guard lock(mutex_);
@@ -91,7 +91,7 @@ class DeviceCall final : public PendingCall {
     end_enqueuing(/*enqueued=*/true);
   }
 
-  // Streams wait for each other, once it is on one.
+  // Streams can wait for each other as soon as the call is on one.
   bool ready() const override {
     const std::lock_guard lock(mutex_);
     return enqueued_ || done_;
@@ -107,7 +107,8 @@ class DeviceCall final : public PendingCall {
       done_ = true;
       in_flight_.reset();
       let_go();
-    } catch (const std::exception& error) {  // of CUDA: nothing more comes of this device
+      // an error of CUDA: the device will give no more results
+    } catch (const std::exception& error) {
       fail_locked(
           {.fault = Fault::engine,
            .operation = comm::name(call_.fingerprint.operation),
@@ -121,7 +122,7 @@ class DeviceCall final : public PendingCall {
     wait_until_enqueued();
     const auto current = c10::cuda::getCurrentCUDAStream(made_on_.device_index());
     finished_.block(current);
-    // What is allocated on the stream from now on is used after the call.
+    // Memory that is allocated on this stream from now on is used after the call.
     const std::lock_guard lock(mutex_);
     if (current == made_on_ && !fault_) let_go();
   }
@@ -129,7 +130,7 @@ class DeviceCall final : public PendingCall {
   void wait_on_host(Deadline deadline) override {
     if (!done()) {
       const Wait wait(*this, deadline);
-      // Its lane ends it where it does not end by itself.
+      // If the call does not end by itself, its lane ends it.
       for (int polls = 0; !done() && !deadline.passed(); ++polls) {
         if (polls < 1000)
           std::this_thread::yield();
@@ -153,7 +154,7 @@ class DeviceCall final : public PendingCall {
     return fault_;
   }
 
-  // The device may go on with its tensors until the lane has been aborted: then release().
+  // The device may go on using the tensors until the lane has been aborted; then call release().
   void fail(const CommError::Details& fault) {
     {
       const std::lock_guard lock(mutex_);
@@ -169,12 +170,13 @@ class DeviceCall final : public PendingCall {
   }
 
  private:
-  // Says, while it lives, that this thread waits: to whoever looks for ranks that wait for each
-  // other, and to whoever counts how long ranks wait.
+  // While it lives, tells two readers that this thread waits: the search for ranks that wait for
+  // each other, and the count of how long ranks wait.
   class Wait {
    public:
     Wait(DeviceCall& call, const Deadline& deadline) : call_(call), begin_(Clock::now()) {
-      // Who stops waiting before the call must end is not blocked: it may do something else then.
+      // A thread whose own deadline comes before the call's is not blocked by this call: it may do
+      // something else then.
       if (call.call_.flight_entry != 0 && deadline.at() >= call.call_.deadline.at())
         block_.emplace(*call.log_.recorder, call.call_.flight_entry);
     }
@@ -222,7 +224,7 @@ class DeviceCall final : public PendingCall {
     call_.transfers.clear();
   }
 
-  mutable Call call_;  // its tensors go when they are no longer needed
+  mutable Call call_;  // releases its tensors when they are no longer needed
   mutable std::optional<NcclCallInFlight> in_flight_{std::in_place};
   const CallLog log_;
   const c10::cuda::CUDAStream made_on_;
@@ -230,9 +232,9 @@ class DeviceCall final : public PendingCall {
   mutable at::cuda::CUDAEvent finished_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  bool enqueuing_ = false;  // somebody uses the tensors
+  bool enqueuing_ = false;  // a thread uses the tensors
   bool enqueued_ = false;
-  bool released_ = false;  // nobody needs them any more
+  bool released_ = false;  // the tensors are not needed any more
   mutable bool done_ = false;
   mutable std::optional<CommError::Details> fault_;
 };
@@ -243,15 +245,16 @@ void check_gpu() {
                      "shm or tcp, or check nvidia-smi and CUDA_VISIBLE_DEVICES");
 }
 
-// Which connections between two ranks a communicator has made. NCCL makes them in the first call
-// that needs them, and waits there for the other rank to make it, too.
+// The connections between two ranks that a communicator has made. NCCL makes a connection in the
+// first call that needs it, and waits there for the other rank to make it, too.
 class Connections {
  public:
   explicit Connections(int num_ranks)
       : num_ranks_(num_ranks),
         collectives_wait_(environment_variable("NCCL_RUNTIME_CONNECT").value_or("0") != "0") {}
 
-  // Whether NCCL may have to wait for others when the call is enqueued. Asked once of each call.
+  // Whether NCCL may have to wait for other ranks when the call is enqueued. Called once for each
+  // call.
   bool may_wait(const Call& call) {
     switch (call.fingerprint.operation) {
       case Operation::exchange: {
@@ -278,14 +281,14 @@ class Connections {
   std::set<std::pair<int, Transfer::Direction>> made_;
 };
 
-// Puts calls on a lane's stream, in their order: in the caller's thread, or, where NCCL may wait
-// for other ranks in one of them, in a thread of its own.
+// Puts calls on a lane's stream, in their order: in the caller's thread, or in a thread of its own
+// if NCCL may wait for other ranks in one of them.
 //
-// Threading: one thread at a time submits or stops; clear() may come from any. Where NCCL waits for
-// ever, the thread is left behind with all that it needs.
+// Threading: one thread at a time submits or stops; any thread may clear(). If NCCL waits for ever,
+// the thread is left behind with everything that it needs.
 class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
  public:
-  // What has become of a call that NCCL refused; ends the group.
+  // Returns the fault for a call that NCCL refused, and ends the group.
   using Failed = std::function<CommError::Details(const Call& call, const std::string& text)>;
 
   NcclEnqueuer(std::shared_ptr<NcclComm> comm, int num_ranks, const c10::cuda::CUDAStream& stream,
@@ -311,7 +314,7 @@ class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
     if (const auto text = enqueue(*call)) call->fail(failed_(call->call(), *text));
   }
 
-  // Of what has not been enqueued.
+  // Drops the calls that have not been enqueued.
   void clear() {
     const std::lock_guard lock(mutex_);
     queue_.clear();
@@ -330,7 +333,7 @@ class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
  private:
   enum class State : std::uint8_t { idle, in_nccl, telling };
 
-  // What NCCL has against it; nothing where it is on the stream.
+  // Returns NCCL's error, or nothing if the call is on the stream.
   std::optional<std::string> enqueue(DeviceCall& call) {
     try {
       const c10::NoGradGuard no_grad;
@@ -354,7 +357,7 @@ class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
       lock.unlock();
       const auto text = enqueue(*call);
       lock.lock();
-      if (stopping_) return;  // and the group may be gone
+      if (stopping_) return;  // and the group may be gone by now
       if (!text) continue;
       state_ = State::telling;
       lock.unlock();
@@ -371,7 +374,7 @@ class NcclEnqueuer : public std::enable_shared_from_this<NcclEnqueuer> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<DeviceCall>> queue_;
-  State state_ = State::idle;  // of the thread
+  State state_ = State::idle;  // what the thread is doing
   bool stopping_ = false;
   std::thread thread_;
 };
@@ -423,7 +426,7 @@ class NcclLane final : public DeviceLane {
     const bool takes_part = request.color >= 0 && group_size > 1;
     std::shared_ptr<NcclComm> made;
     try {
-      // NCCL wants nothing under way in the communicator that it splits.
+      // NCCL splits a communicator only while no call is under way in it.
       for (const auto& call : outstanding()) call->wait_on_host(deadline);
       made = NcclComm::split(comm_, takes_part ? request.color : -1, request.key, deadline);
     } catch (const NcclError& error) {
@@ -448,7 +451,7 @@ class NcclLane final : public DeviceLane {
     }
     changed_.notify_all();
     enqueuer_->clear();
-    // Before what is on the device ends, with whatever numbers.
+    // The calls fail before the abort makes the device's work end with arbitrary numbers.
     for (const auto& call : calls) call->fail(fault);
     aborted_ = comm_->abort([calls] {
       for (const auto& call : calls) call->release();
@@ -461,7 +464,7 @@ class NcclLane final : public DeviceLane {
   }
 
   void leave() override {
-    // The others must not wait for what this rank will not send.
+    // Tells the others, which would otherwise wait for the calls that this rank will not make.
     if (std::uncaught_exceptions() > 0 && !failed())
       group_.failed({.fault = Fault::aborted,
                      .operation = "a call",
@@ -470,7 +473,8 @@ class NcclLane final : public DeviceLane {
                                                 "its own",
                                                 group_.info.rank)});
     try {
-      // Work on the device that nobody waits for on the host is nothing unusual: it may end.
+      // It is usual that nobody on the host has waited for the last work on the device; that work
+      // may end.
       for (const auto& call : outstanding()) call->wait_on_host(Deadline::never());
     } catch (const CommError&) {
       // The group has failed.
@@ -515,8 +519,8 @@ class NcclLane final : public DeviceLane {
     return outstanding_;
   }
 
-  // Lets go of what has ended on the device, in the order of its stream. The oldest call that has
-  // not, or null.
+  // Releases the calls that have ended on the device, in the order of the stream. Returns the
+  // oldest call that has not ended, or null.
   std::shared_ptr<DeviceCall> poll() {
     while (true) {
       std::shared_ptr<DeviceCall> oldest;
@@ -532,7 +536,7 @@ class NcclLane final : public DeviceLane {
     }
   }
 
-  // A thread without a device of its own would make a context on the first GPU.
+  // Without a device of its own, this thread would make a context on the first GPU.
   void be_on_device() const noexcept {
     try {
       c10::cuda::set_device(device_.index());
@@ -541,7 +545,7 @@ class NcclLane final : public DeviceLane {
     }
   }
 
-  // In a thread of its own: what nobody may be waiting for on the host.
+  // Runs in a thread of its own, and watches calls that nobody on the host may be waiting for.
   void watch() {
     be_on_device();
     std::shared_ptr<DeviceCall> watched;
@@ -622,15 +626,15 @@ class NcclLane final : public DeviceLane {
   std::thread watcher_;
 };
 
-// Connects ranks that have no communicator in common: the first tells them where to meet. Every
-// rank takes part in that, whatever is the matter with it.
+// Connects ranks that have no NCCL communicator in common: the first rank tells the others where to
+// meet. Every rank takes part in that exchange, even if something is wrong with its GPU.
 std::unique_ptr<DeviceLane> connect_anew(LaneGroup group, c10::Device device) {
   ncclUniqueId id{};
   std::exception_ptr fault;
   try {
     check_gpu();
     const c10::cuda::CUDAGuard on_device(device);
-    (void)at::empty({1}, at::device(device));  // whether the device takes anything
+    (void)at::empty({1}, at::device(device));  // fails if the device cannot be used
     const NcclLibrary& nccl = NcclLibrary::get();
     if (group.info.rank == 0) nccl.check(nccl.get_unique_id(&id), "ncclGetUniqueId");
   } catch (...) {

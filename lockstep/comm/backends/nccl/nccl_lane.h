@@ -1,4 +1,4 @@
-// NCCL, called directly, as the lane of the tensors on GPUs of a group over our own transports.
+// Carries the tensors on GPUs of a group over our own transports: a lane that calls NCCL directly.
 //
 // Calls run on a stream of the lane's own, in their order, exchanges included: ranks must not rely
 // on an exchange overtaking a collective. wait() orders the current stream and never blocks the
@@ -9,9 +9,8 @@
 //     float32, because NCCL would round after each hop.
 //   - Calls are compared beside them: kernels of a mismatched call may have run, on wrong data,
 //     before it is found.
-//   - Connections between two ranks are made in the first call that needs them, where NCCL waits
-//     for the other rank. So a thread of the lane's makes such calls, and Work::wait() waits for
-//     it.
+//   - NCCL connects two ranks in the first call that needs it, and waits for the other rank there.
+//     So a thread of the lane makes such calls, and Work::wait() waits for that thread.
 #pragma once
 
 #include <string>
@@ -23,14 +22,15 @@
 
 namespace lockstep::comm::backends {
 
-// Lanes on that GPU. UsageError where this process has no NCCL, or one older than 2.19.
+// Makes lanes on that GPU. UsageError if this process has no NCCL, or one older than 2.19.
 MakeLane nccl_lanes(c10::Device device);
 
-// Connects NCCL on the current device, alone, and adds something up; throws what is wrong with it.
+// Connects NCCL on the current device, as a group of one, and adds something up. Throws NCCL's or
+// CUDA's error.
 void try_nccl(const Deadline& deadline);
 
-// A GPU's host and its place there, by which NCCL tells it apart from every other GPU of the job.
-// The text is empty where the device is no GPU, or where NCCL cannot be used.
+// Identifies a GPU among all GPUs of the job by its host and its place there. Empty if the device
+// is no GPU, or if NCCL cannot be used.
 std::string gpu_identity(c10::Device device);
 
 }  // namespace lockstep::comm::backends

@@ -18,7 +18,8 @@ namespace lockstep::comm::backends {
 
 namespace {
 
-// How long a process that ends waits for NCCL to close its communicators, and how long a call does.
+// How long a process waits for NCCL to close its communicators when it ends, and how long a call
+// waits.
 constexpr milliseconds kClosingAtExit{5000};
 constexpr milliseconds kClosingBeforeCall{1500};
 
@@ -30,7 +31,7 @@ void find(Function& function, const char* name, void* library) {
 NcclLibrary find_library() {
   void* library = RTLD_DEFAULT;
   if (::dlsym(library, "ncclGetVersion") == nullptr) {
-    // Never closed: it is used until the process ends.
+    // Never closed, because it is used until the process ends.
     library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr)
       throw UsageError(
@@ -38,8 +39,8 @@ NcclLibrary find_library() {
           "(Debian: libnccl2), or use the backend shm or tcp",
           ::dlerror());
   }
-  // A communicator connects its ranks when it is made, not when they first call something, each at
-  // another time.
+  // Makes a communicator connect its ranks when it is made, instead of in each rank's first call,
+  // which the ranks make at different times.
   ::setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
   NcclLibrary nccl{};
   find(nccl.get_version, "ncclGetVersion", library);
@@ -68,7 +69,8 @@ NcclLibrary find_library() {
   return nccl;
 }
 
-// What `task` gives; where it takes longer than that, it goes on in a thread that nobody waits for.
+// Runs `task` in a thread and returns its future at `until` at the latest; if the task is not over
+// by then, the thread goes on and nobody waits for it.
 template <typename Task>
 auto run_until(const Clock::time_point& until, Task task) {
   std::packaged_task<std::invoke_result_t<Task>()> run(std::move(task));
@@ -82,15 +84,15 @@ bool is_there(const auto& future) {
   return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-// Communicators that are to be closed, and what they must not meet (NcclCallInFlight). NCCL takes
-// half a second to close one, since a thread of its own looks no more often whether it is to end:
-// those of a moment are closed at once.
+// Closes communicators, but never while a call is in flight (see NcclCallInFlight). NCCL takes half
+// a second to close one, because its own thread checks no more often whether it is to end; so all
+// communicators that are due are closed at the same time.
 class Closings {
  public:
-  // It stays until the process is gone: threads may be left behind with it.
+  // Never destroyed: threads that were left behind may use it until the process is gone.
   static Closings& get() {
     static Closings& all = *new Closings;
-    // NCCL must be done before CUDA is unloaded.
+    // NCCL must be closed before CUDA is unloaded.
     static const struct AtExit {
       ~AtExit() { all.end(); }
     } at_exit;
@@ -140,10 +142,11 @@ class Closings {
   std::vector<std::function<void()>> due_;
   int num_calls_ = 0;
   int num_closing_ = 0;
-  Clock::time_point since_;  // those that are being closed
+  Clock::time_point since_;  // when the closing communicators began to close
 };
 
-// NCCL waits for ranks that never come, and cannot be told to stop.
+// Runs `task` in another thread, because NCCL waits for ranks that never come and cannot be told to
+// stop.
 template <typename Task>
 std::shared_ptr<NcclComm> make_by(const Deadline& deadline, Task task) {
   auto made = run_until(deadline.at(), std::move(task));
@@ -260,8 +263,8 @@ NcclGroupCall::NcclGroupCall() {
   nccl.check(nccl.group_start(), "ncclGroupStart");
 }
 
-// NCCL counts the beginnings of each thread: one that was not ended would hold back all later
-// calls.
+// NCCL counts the groups that each thread has begun: one that was not ended would hold back all
+// later calls.
 NcclGroupCall::~NcclGroupCall() {
   if (open_) (void)NcclLibrary::get().group_end();
 }

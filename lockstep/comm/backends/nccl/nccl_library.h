@@ -1,4 +1,4 @@
-// NCCL's own functions: those of the library that LibTorch has brought into this process.
+// NCCL's own functions, taken from the library that LibTorch has brought into this process.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@
 
 namespace lockstep::comm::backends {
 
-// Found by name when they are needed first. LibTorch's NCCL may be a library of its own or a part
-// of LibTorch's; a second one beside it, linked by us, might be of another version.
+// The functions are looked up by name on first use. LibTorch's NCCL may be a library of its own or
+// a part of LibTorch's; if we linked a second one beside it, that might be of another version.
 struct NcclLibrary {
   decltype(&::ncclGetVersion) get_version;
   decltype(&::ncclGetUniqueId) get_unique_id;
@@ -39,13 +39,13 @@ struct NcclLibrary {
   decltype(&::ncclSend) send;
   decltype(&::ncclRecv) receive;
 
-  // UsageError where this process has none, or one older than 2.19.
+  // UsageError if this process has no NCCL, or one older than 2.19.
   static const NcclLibrary& get();
-  // "2.28.9".
+  // Such as "2.28.9".
   std::string version() const;
-  // What NCCL says of a result, and of what came before it.
+  // NCCL's text for a result, and for the error before it.
   std::string text(ncclResult_t result) const;
-  // NcclError where it is a failure.
+  // Throws NcclError if the result is a failure.
   void check(ncclResult_t result, const char* function) const;
 };
 
@@ -55,28 +55,28 @@ class NcclError : public Error {
   using Error::Error;
 };
 
-// A communicator of NCCL's.
+// Owns a communicator of NCCL's.
 //
 // Threading: one thread at a time uses it; abort() and problem() may come from any.
 class NcclComm : public std::enable_shared_from_this<NcclComm> {
  public:
-  // Connects `size` ranks that have the same id, each with its current device. CommError (timeout)
-  // where NCCL has not done it by the deadline; NcclError.
+  // Connects `size` ranks that have the same id, each with its current device. Throws CommError
+  // (timeout) if NCCL has not connected them by the deadline, and NcclError.
   static std::shared_ptr<NcclComm> connect(const ncclUniqueId& id, int rank, int size,
                                            const Deadline& deadline);
-  // One of those ranks of `parent` that give the same color, in the order of their keys; null for a
-  // negative color. All ranks of the parent call it, with nothing of theirs under way in it.
-  // Failure: as connect().
+  // Makes one communicator of those ranks of `parent` that give the same color, in the order of
+  // their keys; null for a negative color. All ranks of the parent call it, with no call of theirs
+  // under way in it. Fails as connect() does.
   static std::shared_ptr<NcclComm> split(const std::shared_ptr<NcclComm>& parent, int color,
                                          int key, const Deadline& deadline);
 
-  // Aborts it, unless it was closed.
+  // Aborts the communicator, unless it was closed.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  // Held while something is enqueued: nobody aborts the communicator meanwhile. NcclError where it
-  // was aborted.
+  // Held while something is enqueued: the communicator is not aborted meanwhile. NcclError if it
+  // was aborted before.
   class Use {
    public:
     explicit Use(NcclComm& comm);
@@ -87,21 +87,22 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
     std::unique_lock<std::mutex> lock_;
   };
 
-  // Ends it in good order, once what was enqueued has ended: in a thread of its own, while no call
-  // is in flight (NcclCallInFlight). The process waits for that when it ends, for some seconds.
+  // Closes the communicator in good order, in a thread of its own, once the enqueued work has ended
+  // and no call is in flight (NcclCallInFlight). The process waits some seconds for that when it
+  // ends.
   void close();
 
-  // Ends what is on the device: in a thread of its own, as NCCL may take its time for that, and as
-  // somebody may be inside of NCCL, who has to come out first. `then` runs when it has ended; where
-  // it had ended before, at once.
+  // Aborts the work on the device, in a thread of its own: NCCL may take long for that, and another
+  // thread may still be inside NCCL and has to come out first. `then` runs after the abort; if the
+  // communicator was over already, it runs at once.
   std::future<void> abort(std::function<void()> then);
 
-  // What has gone wrong beside the calls; empty where nothing has.
+  // NCCL's error outside of calls; empty if there is none.
   std::string problem();
 
  private:
   NcclComm(ncclComm_t comm, c10::DeviceIndex device) : comm_(comm), device_(device) {}
-  bool take_over();  // whether it is still to be ended, which the caller does
+  bool take_over();  // true if it was not over yet: the caller then ends it
 
   const ncclComm_t comm_;
   const c10::DeviceIndex device_;
@@ -111,10 +112,10 @@ class NcclComm : public std::enable_shared_from_this<NcclComm> {
 };
 
 // A call of this process in any communicator, from before it is enqueued until it has ended on the
-// device. No communicator is closed meanwhile: that frees memory, for which CUDA waits until every
-// kernel of the process has ended and holds up whoever else calls it; a kernel of NCCL's may wait
-// for another rank, and that one for what is held up here. A new call waits for communicators that
-// are being closed.
+// device. No communicator is closed meanwhile. Closing frees memory; for that CUDA waits until
+// every kernel of the process has ended, and blocks other threads that call it. A kernel of NCCL's
+// may wait for another rank, which may in turn wait for a thread blocked here. A new call waits for
+// communicators that are being closed.
 class NcclCallInFlight {
  public:
   NcclCallInFlight();
@@ -123,7 +124,7 @@ class NcclCallInFlight {
   NcclCallInFlight& operator=(const NcclCallInFlight&) = delete;
 };
 
-// What is enqueued from its making to end() is one call for NCCL, which runs it at once.
+// Calls of NCCL between the constructor and end() become one call, which NCCL runs at end().
 class NcclGroupCall {
  public:
   NcclGroupCall();
@@ -137,8 +138,8 @@ class NcclGroupCall {
   bool open_ = true;
 };
 
-// The operations of a Communicator in terms of NCCL's: puts a call on a stream, which is the
-// current one. Throws NcclError.
+// Puts an operation of a Communicator on a stream, which is the current one, as calls of NCCL.
+// Throws NcclError.
 void enqueue_collective(NcclComm& comm, const Call& call, int num_ranks,
                         const c10::cuda::CUDAStream& stream);
 

@@ -24,8 +24,8 @@ std::vector<Layer> gpt_layers(const ModelConfig& config) {
   using Kind = Layer::Kind;
   using Cut = Layer::Cut;
   const std::int64_t hidden = config.hidden_size, inside = config.intermediate_size;
-  // What is added to the residual stream begins smaller, which keeps the stream's size from growing
-  // with depth.
+  // Layers that add to the residual stream begin with smaller weights, which keeps the stream's
+  // size from growing with depth.
   const double to_stream = 0.02 / std::sqrt(2.0 * static_cast<double>(config.num_layers));
   const auto norm = [&](const char* name) {
     return Layer{.name = name, .kind = Kind::norm, .out = hidden, .has_bias = true};
@@ -110,8 +110,8 @@ void write_gpt(const ModelConfig& config, nlohmann::ordered_json& object) {
        {"attn_pdrop", 0.0}});
 }
 
-// These mirror the modules in gpt2/gpt.cpp: parameters in the order in which those register them,
-// and forward as it is written there.
+// These mirror the modules in gpt2/gpt.cpp: they register parameters in the same order, and run the
+// same forward.
 class GptTapeBlock {
  public:
   GptTapeBlock(plan::Layers& layers, const ModelConfig& config)

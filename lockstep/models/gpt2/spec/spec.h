@@ -1,4 +1,4 @@
-// GPT-2 without LibTorch.
+// The description of GPT-2 that needs no LibTorch.
 #pragma once
 
 #include <lockstep/models/spec/family.h>

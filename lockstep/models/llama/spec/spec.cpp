@@ -31,8 +31,8 @@ void write_llama(const ModelConfig& config, nlohmann::ordered_json& object) {
   object.update({{"attention_bias", false}, {"mlp_bias", false}});
 }
 
-// These mirror the modules in llama/llama.cpp: parameters in the order in which those register
-// them, and forward as it is written there.
+// These mirror the modules in llama/llama.cpp: they register parameters in the same order, and run
+// the same forward.
 class LlamaTapeBlock {
  public:
   LlamaTapeBlock(plan::Layers& layers, const ModelConfig& config, plan::HasBias qkv_bias)
@@ -56,7 +56,8 @@ class LlamaTapeBlock {
   }
 
  private:
-  // One statement after the other: which argument of a call comes first is the compiler's choice.
+  // One statement for each product, because a compiler may evaluate the arguments of a call in any
+  // order.
   Tape::Value attention(const Tape::Value& x) const {
     const Tape::Value q = layers_.rotary(layers_.apply(q_proj_, x));
     const Tape::Value k = layers_.rotary(layers_.apply(k_proj_, x));

@@ -1,4 +1,4 @@
-// Llama without LibTorch, and what its descendants take of it.
+// The description of Llama that needs no LibTorch, and the parts of it that its descendants share.
 #pragma once
 
 #include <lockstep/models/spec/family.h>
@@ -7,13 +7,13 @@ namespace lockstep::models {
 
 Family llama();
 
-// The same model with biases of queries, keys and values, or without any.
+// Llama, with or without biases of queries, keys and values.
 std::vector<Layer> llama_layers(const ModelConfig& config, plan::HasBias qkv_bias);
 plan::Tape::Value llama_loss(plan::Layers& layers, const ModelConfig& config,
                              const LanguageModelStep& step, plan::HasBias qkv_bias);
 
-// Three weights in the MLP where GPT-2 has two: 8/3 of the width makes them as many. The next
-// multiple of 64.
+// The MLP has three weights where GPT-2's has two, so 8/3 of the width gives as many parameters.
+// Rounded up to a multiple of 64.
 std::int64_t swiglu_width(std::int64_t hidden_size);
 
 }  // namespace lockstep::models

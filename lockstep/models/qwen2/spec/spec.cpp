@@ -10,7 +10,8 @@ namespace lockstep::models {
 namespace {
 
 ModelConfig read_qwen2(const ConfigKeys& keys) {
-  // Attention to the last tokens only; the keys that say of how many count where this is on.
+  // With a sliding window, attention would see the last tokens only. The keys that give the
+  // window's size matter only if this is on.
   keys.need("use_sliding_window", false);
   return read_decoder_keys(keys, {.vocab_size = 151936,
                                   .hidden_size = 4096,

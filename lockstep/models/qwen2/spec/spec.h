@@ -1,4 +1,4 @@
-// Qwen2 without LibTorch.
+// The description of Qwen2 that needs no LibTorch.
 #pragma once
 
 #include <lockstep/models/spec/family.h>

@@ -14,8 +14,8 @@ constexpr float kLinear = 1.59576912f;   // 2·sqrt(2/pi)
 constexpr float kCubic = 0.0713548163f;  // 0.044715 times that
 constexpr float kInverseSqrtTwoPi = 0.398942280f;
 
-// Into the range where a derivative has not reached its limit yet (to within 1e-35), and no
-// exponential is 0 or infinite. NaN passes.
+// Clamps x to the range in which a derivative has not reached its limit yet (to within 1e-35) and
+// no exponential is 0 or infinite. A NaN stays a NaN.
 inline float within(float x, float bound) {
   x = x > bound ? bound : x;
   return x < -bound ? -bound : x;
@@ -40,7 +40,7 @@ LOCKSTEP_SIMD void gelu_tanh_backward(const float* __restrict x, const float* __
     const float square = v * v;
     const float e = bounded_exp(-v * (kLinear + kCubic * square));
     const float s = 1.0f / (1.0f + e);
-    const float rest = e * s;  // 1 - s, without the rounding
+    const float rest = e * s;  // 1 - s, without its rounding error
     grad_x[i] = grad[i] * (s + (v * s) * rest * (kLinear + (3.0f * kCubic) * square));
   }
 }

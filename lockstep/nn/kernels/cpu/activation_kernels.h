@@ -1,12 +1,13 @@
-// The loops of GELU and SwiGLU's gate over contiguous float32 values, and their derivatives. An
-// element's result depends on nothing but the element: a caller may cut the range anywhere.
+// Loops over contiguous float32 values for GELU, SwiGLU's gate, and their derivatives. Each result
+// depends on its own element only, so a caller may cut the range anywhere.
 #pragma once
 
 #include <cstdint>
 
 namespace lockstep::nn::internal {
 
-// Elements worth a thread: some 20 µs, well above what waking one costs.
+// The least number of elements for another thread: they take some 20 µs, well above the cost of
+// waking it.
 inline constexpr std::int64_t kActivationGrain = 16384;
 
 // Inputs: `count` values each. `grad` is the gradient of the output.

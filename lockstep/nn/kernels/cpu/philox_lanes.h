@@ -1,4 +1,4 @@
-// Philox for several counters at once, in a form that compilers turn into vector code.
+// Philox for several counters at once, written so that compilers make vector code of it.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,11 @@
 
 namespace lockstep::nn {
 
-// The words of kLanes blocks in a row: words[w][i] is word w of block first + i, the same as
+// The words of kLanes consecutive blocks: words[w][i] is word w of block first + i, equal to
 // Philox::words(key, first + i, counter_high)[w].
 struct PhiloxLanes {
-  // Loops of 16 turns and fewer g++ unrolls before it looks for vectors, and then finds none.
+  // g++ unrolls loops of 16 or fewer turns before it vectorizes, and then makes no vector code of
+  // them.
   static constexpr int kLanes = 32;
   static constexpr int kWords = 4 * kLanes;
 

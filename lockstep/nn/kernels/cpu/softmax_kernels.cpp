@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kLanes = 16;
 
-// Whole numbers that compare as the floats do; NaN is above or below all others.
+// Maps floats to integers of the same order; NaNs come above or below all other numbers.
 inline std::int32_t in_order(float value) {
   const auto bits = std::bit_cast<std::int32_t>(value);
   return bits ^ ((bits >> 31) & 0x7FFFFFFF);
@@ -22,8 +22,8 @@ inline std::int32_t in_order(float value) {
 }  // namespace
 
 LOCKSTEP_SIMD float row_max(const float* __restrict row, std::int64_t count, float factor) {
-  // Compared as whole numbers in the same order: their maximum may be taken in any lanes, which the
-  // compiler does not allow itself with floats.
+  // Compares integers of the same order: the compiler may take their maximum in any lanes, which it
+  // may not do with floats.
   std::int32_t largest = in_order(-std::numeric_limits<float>::infinity());
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int32_t value = in_order(factor * row[i]);
@@ -37,8 +37,8 @@ namespace {
 LOCKSTEP_SIMD float piece_exp(const float* row, float* out, std::int64_t count, float factor,
                               float shift) {
   for (std::int64_t i = 0; i < count; ++i) {
-    // Nothing beside the row's largest, which is 1. Smaller ones would make denormal numbers of
-    // what they are multiplied with later, and those slow a matrix product down a hundredfold.
+    // Values this far below the row's largest, which is 1, count as 0. They would become denormal
+    // numbers in later products, and those slow a matrix product down a hundredfold.
     const float x = factor * row[i] - shift;
     const float value = bounded_exp(x);
     out[i] = x < -64.0f ? 0.0f : value;
@@ -53,8 +53,8 @@ LOCKSTEP_SIMD float piece_exp(const float* row, float* out, std::int64_t count, 
   return lanes[0];
 }
 
-// A row is taken in pieces, whose sums are added in float64: float32 would lose a digit or two over
-// a vocabulary of 50257.
+// A row is summed in pieces, whose sums are added in float64: float32 would lose a digit or two
+// over a vocabulary of 50257.
 constexpr std::int64_t kPiece = 1024;
 
 }  // namespace

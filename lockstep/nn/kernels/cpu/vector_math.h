@@ -1,5 +1,5 @@
-// exp and the normal distribution's tail in float32, without a branch or a call, so that a loop
-// around them becomes vector code on every CPU. Bits are the same in every instruction set.
+// exp and the normal distribution's tail in float32, without a branch or a call, so that loops
+// around them become vector code on every CPU. Every instruction set gives the same bits.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@ inline float bounded_exp(float x) {
   // x = n·ln 2 + r, |r| <= ln(2)/2: adding 1.5·2^23 rounds to a whole number, in the low bits.
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
-  // ln 2 in two parts, the first with few enough bits for n·part to be exact.
+  // ln 2 is split into two parts; the first has few enough bits for n·part to be exact.
   const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
   float p = 0.00138144620f;
   p = p * r + 0.00836878088f;
@@ -21,20 +21,21 @@ inline float bounded_exp(float x) {
   p = p * r + 0.166665201f;
   p = p * r + 0.499999934f;
   p = (p * r) * r + r + 1.0f;
-  // 2^n, made of its exponent's bits. A product, as sums of bits would make numbers of some NaNs.
+  // 2^n is made from the bits of its exponent and multiplied: adding to the bits of p would turn
+  // some NaNs into numbers.
   const auto exponent = (std::bit_cast<std::uint32_t>(shifted) << 23) + (127u << 23);
   return p * std::bit_cast<float>(exponent);
 }
 
-// e^x for any x, 0 and infinity where bounded_exp ends.
+// e^x for any x; 0 and infinity beyond the range of bounded_exp.
 inline float vector_exp(float x) {
   const float result = x > 88.0f ? std::numeric_limits<float>::infinity() : bounded_exp(x);
   return x < -87.0f ? 0.0f : result;
 }
 
-// P(X > a) of the standard normal distribution for a >= 0, given e^(-a²/2): that times a function
-// of a which is a polynomial of 1 / (1 + 0.35·a) to within 3.2e-8 of its value, fitted up to a
-// = 15.
+// P(X > a) of the standard normal distribution for a >= 0, given e^(-a²/2). It is that factor times
+// a polynomial of 1 / (1 + 0.35·a), which was fitted up to a = 15 and is within 3.2e-8 of the true
+// value there.
 inline float normal_tail(float a, float exp_half_square) {
   const float t = 1.0f / (1.0f + 0.35f * a);
   float p = -0.0291641122f;

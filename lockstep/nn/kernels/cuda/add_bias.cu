@@ -12,13 +12,13 @@ namespace lockstep::nn::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-// Enough to keep any GPU busy.
+// Enough thread blocks to keep any GPU busy.
 constexpr std::int64_t kBlocks = 4096;
-// Loads of a thread that are on their way together.
+// Loads that each thread has under way at the same time.
 constexpr int kAtOnce = 4;
 
-// All threads together are a multiple of a row's packs, so that a thread meets the same columns in
-// every row: it reads their bias once.
+// The number of all threads is a multiple of the packs in a row. So a thread has the same columns
+// in every row, and reads their bias once.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     add_bias_to_rows(T* values, std::int64_t packs, std::int64_t packs_of_row, const float* bias) {

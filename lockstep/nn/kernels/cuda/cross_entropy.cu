@@ -16,7 +16,7 @@ namespace {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr unsigned kMostWarps = 16;
 
-// The largest of some numbers, and the sum of their exponentials relative to it.
+// The largest of a set of numbers, and the sum of their exponentials relative to it.
 struct Exponentials {
   float largest = -INFINITY;
   float sum = 0;
@@ -47,7 +47,7 @@ __device__ Exponentials over_warp(Exponentials mine) {
   return mine;
 }
 
-// To all threads of the block.
+// Combines the threads' values; all threads of the block get the result.
 __device__ Exponentials over_block(Exponentials mine) {
   __shared__ float largest_of[kMostWarps];
   __shared__ float sum_of[kMostWarps];
@@ -93,7 +93,7 @@ __device__ Exponentials of_row(const T* row, std::int64_t vocabulary) {
 template <typename T>
 struct RowGradient {
   float largest;
-  float inverse;  // of the sum of exponentials
+  float inverse;  // 1 / the sum of exponentials
   std::int64_t target;
   float factor;
 

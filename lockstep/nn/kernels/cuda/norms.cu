@@ -12,11 +12,11 @@ namespace {
 
 constexpr unsigned kMostThreads = 256;
 constexpr unsigned kMostWarps = kMostThreads / kWarp;
-// Thread blocks that add up the gradients of weights, each over its rows.
+// The most thread blocks that add up the weights' gradients, each over its own rows.
 constexpr std::int64_t kMostPartialSums = 1024;
 
-// A thread has four elements next to each other, once or several times in a row. Calls body(turn,
-// first column) for each four.
+// A thread has four adjacent elements, once or several times in a row. Calls body(turn, first
+// column) for each four.
 template <int kTurns, typename Body>
 __device__ void for_columns(std::int64_t width, const Body& body) {
 #pragma unroll
@@ -27,7 +27,7 @@ __device__ void for_columns(std::int64_t width, const Body& body) {
   }
 }
 
-// A thread block for each row.
+// One thread block computes one row.
 template <int kTurns, NormKind kKind, typename X, typename Y>
 __global__ void __launch_bounds__(kMostThreads)
     forward_rows(std::int64_t width, float eps, const X* x, const Y* update, X* sum,
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kMostThreads)
   });
 }
 
-// Each thread block takes every so many-th row, and keeps sums of what its rows say of the weights.
+// Each thread block takes every n-th row of n blocks, and keeps the sums of its rows' contributions
+// to the weights' gradients.
 template <int kTurns, NormKind kKind, typename X, typename Y>
 __global__ void __launch_bounds__(kMostThreads)
     backward_rows(std::int64_t rows, std::int64_t width, const Y* y_gradient, const X* x,
@@ -127,8 +128,8 @@ __global__ void __launch_bounds__(kMostThreads)
   });
 }
 
-// Columns of so many rows are summed: a warp's lanes have a column each, its warps every so many-th
-// row.
+// Sums the columns of the thread blocks' partial sums: each lane of a warp has a column, and each
+// warp takes every kSumWarps-th row.
 constexpr unsigned kSumWarps = 32;
 __global__ void __launch_bounds__(kSumWarps* kWarp)
     sum_columns(std::int64_t rows, std::int64_t width, const float* partial, float* sums) {

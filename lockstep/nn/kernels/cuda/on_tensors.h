@@ -1,5 +1,5 @@
-// The CUDA kernels and LibTorch's tensors. Only our .cpp files include this, in builds whose
-// LibTorch has CUDA.
+// Connects the CUDA kernels to LibTorch's tensors. Only our .cpp files include this, in builds
+// whose LibTorch has CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace lockstep::nn::cuda {
 
-// Whether a tensor is one that the kernels know.
+// Whether the kernels can work on this tensor.
 inline bool takes(const at::Tensor& tensor) {
   const auto type = tensor.scalar_type();
   return tensor.is_cuda() && (type == at::kFloat || type == at::kHalf || type == at::kBFloat16);
@@ -25,15 +25,15 @@ inline Element element_of(at::ScalarType type) {
   return Element::float32;
 }
 
-// One element after the other, from a multiple of 16 bytes on, as LibTorch's allocators have it;
-// views may begin anywhere.
+// Returns the tensor with its elements one after the other, beginning at a multiple of 16 bytes, as
+// LibTorch's allocators place them; a view may begin anywhere and is then copied.
 inline at::Tensor dense(const at::Tensor& tensor) {
   at::Tensor packed = tensor.contiguous();
   return reinterpret_cast<std::uintptr_t>(packed.data_ptr()) % 16 == 0 ? packed : packed.clone();
 }
 
-// Calls launch(stream) with the tensor's device as the current one. Throws what CUDA says of a
-// kernel that could not be started.
+// Calls launch(stream) with the tensor's device as the current one. Throws CUDA's error if a kernel
+// could not be started.
 template <typename Launch>
 void launch_on(const at::Tensor& tensor, const Launch& launch) {
   const c10::cuda::CUDAGuard on_device(tensor.device());

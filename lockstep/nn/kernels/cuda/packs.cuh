@@ -1,4 +1,4 @@
-// What the kernels share: memory in packs of 16 bytes, and sums over a thread block.
+// Memory in packs of 16 bytes, and sums over a thread block, for all kernels here.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,7 +38,7 @@ using packs::load_pack;
 using packs::Pack;
 using packs::store_pack;
 
-// Four elements next to each other, at a multiple of their size.
+// Four adjacent elements, at a multiple of their size.
 constexpr int kFour = 4;
 
 template <typename T>
@@ -59,13 +59,13 @@ __device__ void store_four(const float (&from)[kFour], T* to) {
   *reinterpret_cast<FourOf<T>*>(to) = four;
 }
 
-// A row of memory as its kernels go through it: single elements up to the first multiple of 16
-// bytes, packs, and single elements again.
+// A row of memory in the order in which kernels go through it: single elements up to the first
+// multiple of 16 bytes, packs, and single elements again.
 template <typename T>
 struct RowParts {
-  std::int64_t head;  // elements
+  std::int64_t head;  // elements before the first pack
   std::int64_t packs;
-  std::int64_t tail;  // where it begins
+  std::int64_t tail;  // where the elements after the packs begin
 
   __device__ RowParts(const T* row, std::int64_t count) {
     const auto over = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(row) % 16);
@@ -89,15 +89,15 @@ __device__ inline float2 sum_over_block(float2 value, float2* shared) {
   const unsigned num_warps = blockDim.x / kWarp;
   value = {sum_over_warp(value.x), sum_over_warp(value.y)};
   if (num_warps == 1) return value;
-  __syncthreads();  // who still reads what was there before
+  __syncthreads();  // other threads may still read the values from before
   if (lane == 0) shared[warp] = value;
   __syncthreads();
   value = lane < num_warps ? shared[lane] : float2{0, 0};
   return {sum_over_warp(value.x), sum_over_warp(value.y)};
 }
 
-// Thread blocks of so many threads for so many pieces of work; loops in the kernels take what is
-// beyond.
+// The number of thread blocks for so many pieces of work; loops in the kernels take the pieces
+// beyond the largest grid.
 inline unsigned blocks_for(std::int64_t pieces, unsigned threads) {
   constexpr std::int64_t kMost = 1 << 20;
   const std::int64_t wanted = (pieces + threads - 1) / threads;
