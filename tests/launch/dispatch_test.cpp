@@ -24,9 +24,11 @@ TEST(Dispatch, HelpAndVersion) {
   Launched run_help({LOCKSTEP_PROGRAM, "run", "--help"});
   EXPECT_EQ(run_help.wait(), 0);
   EXPECT_THAT(run_help.output(), HasSubstr("--nproc-per-node"));
+#ifndef __SANITIZE_THREAD__  // whose build leaves the verb out
   Launched train_help({LOCKSTEP_PROGRAM, "train", "--help"});
   EXPECT_EQ(train_help.wait(), 0);
   EXPECT_THAT(train_help.output(), HasSubstr("--set KEY=VALUE  ")) << "one value, not several";
+#endif
   Launched nothing({LOCKSTEP_PROGRAM});
   EXPECT_EQ(nothing.wait(), 2);
 }

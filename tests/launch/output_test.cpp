@@ -203,7 +203,10 @@ TEST(Output, AFullDiskIsNamedAndFails) {
   const std::string ended = (folder.path() / "ended").string();
   for (const std::string& verb :
        {"run sh -c 'seq 1000; touch " + ended + "'", std::string("--help"),
-        std::string("train --help"), std::string("--version")}) {
+#ifndef __SANITIZE_THREAD__  // whose build leaves the verb out
+        std::string("train --help"),
+#endif
+        std::string("--version")}) {
     Launched job({"sh", "-c", LOCKSTEP_PROGRAM " " + verb + " > /dev/full"});
     EXPECT_EQ(job.wait(), 1) << verb;
     EXPECT_THAT(job.error(), HasSubstr("standard output cannot be written: "));

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -9,6 +10,7 @@
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
 
 #include "reference.h"
+#include "references.h"
 #include "subject.h"
 
 namespace lockstep::parity {
@@ -18,7 +20,7 @@ namespace {
 using ranks::Cells;
 using replicate::DistributedDataParallel;
 
-// How the user zeroes gradients between steps.
+// What the user does to gradients between steps.
 enum class Zeroing { drop, in_place };
 
 struct ReplicatedWay {
@@ -32,7 +34,7 @@ struct ReplicatedWay {
 
 std::vector<ReplicatedWay> ways(Usage usage) {
   const auto four = [](int, std::int64_t, std::int64_t) { return std::int64_t{4}; };
-  // In some passes a rank has no samples.
+  // In some passes a rank has none.
   const auto uneven = [](int rank, std::int64_t step, std::int64_t pass) {
     return (rank + step + 2 * pass) % 3 * 2;
   };
@@ -64,7 +66,7 @@ torch::optim::SGD sgd(const Subject& subject) {
                            torch::optim::SGDOptions(0.05).momentum(0.9));
 }
 
-// Makes one step of this rank. Returns the sum of the losses from which all ranks' passes started.
+// One step of this rank. Returns the losses that all ranks' passes started from, summed.
 double distributed_step(Cells& cells, const Subject& subject, DistributedDataParallel& parallel,
                         const at::Tensor& input, const at::Tensor& target, std::int64_t step,
                         const Spread& spread, Division division) {
@@ -101,36 +103,85 @@ void expect_loss(Cells& cells, double got, double wanted, std::int64_t step) {
                fmt::format("step {}: the loss is {}, one process's is {}", step, got, wanted));
 }
 
-void compare(Cells& cells, const torch::nn::Module& got, const torch::nn::Module& wanted,
-             std::int64_t step) {
-  const auto parameters = got.named_parameters();
-  const auto expected = wanted.named_parameters();
-  for (const auto& item : parameters) {
-    const at::Tensor& reference = expected[item.key()];
-    cells.expect_same(item.value().grad(), reference.grad(),
-                      fmt::format("step {}: the gradient of {}", step, item.key()));
-    cells.expect_same(item.value(), reference, fmt::format("step {}: {}", step, item.key()));
+struct ReplicatedCell {
+  const SubjectKind* kind;
+  ReplicatedWay way;
+  int num_ranks;
+
+  std::string name() const { return fmt::format("data parallel, {}, {}", kind->name, way.name); }
+  Spread spread(std::int64_t step) const {
+    return spread_of(way.samples, way.num_passes, num_ranks, step);
   }
-  const auto buffers = wanted.named_buffers();
-  for (const auto& item : got.named_buffers())
-    cells.expect_same(item.value(), buffers[item.key()],
-                      fmt::format("step {}: the buffer {}", step, item.key()));
+  // All that one process's numbers depend on.
+  std::string reference() const {
+    std::string key = kind->name;
+    key += way.division == Division::by_count ? ", by count" : ", by ranks";
+    for (std::int64_t step = 0; step < kSteps; ++step)
+      for (const auto& passes : spread(step).batches)
+        key += fmt::format(" {}", fmt::join(passes, "+"));
+    return key;
+  }
+  std::pair<at::Tensor, at::Tensor> batch(const Subject& subject, std::int64_t step) const {
+    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
+    return subject.make_batch(spread(step).num_samples());
+  }
+  // Whether the whole batch in one pass has the gradients that come of the ranks' shares.
+  bool is_like_the_whole_batch(std::int64_t step) const {
+    return kind->samples == Samples::independent &&
+           (way.division == Division::by_count || step == 0);
+  }
+};
+
+// Where the values of one process are among its others.
+std::string gradient_of(std::int64_t step, const std::string& name) {
+  return fmt::format("step {}: the gradient of {}", step, name);
+}
+std::string value_of(std::int64_t step, const std::string& name) {
+  return fmt::format("step {}: {}", step, name);
+}
+const std::string kOfTheWholeBatch = "of the whole batch, ";
+
+Values run_in_one_process(const ReplicatedCell& cell) {
+  torch::manual_seed(7);
+  const Subject reference = cell.kind->make();
+  torch::optim::SGD optimizer = sgd(reference);
+  Values values;
+  const auto keep = [&](const std::string& name, const at::Tensor& tensor) {
+    values[name] = tensor.defined() ? tensor.detach().clone() : tensor;
+  };
+  const auto parameters = reference.module->named_parameters();
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto [input, target] = cell.batch(reference, step);
+    if (cell.is_like_the_whole_batch(step)) {
+      whole_batch_step(reference, input, target);
+      for (const auto& item : parameters)
+        keep(kOfTheWholeBatch + gradient_of(step, item.key()), item.value().grad());
+    }
+    const double losses =
+        reference_step(reference, input, target, step, cell.spread(step), cell.way.division);
+    keep(value_of(step, "loss"), at::scalar_tensor(losses, at::kDouble));
+    for (const auto& item : parameters) keep(gradient_of(step, item.key()), item.value().grad());
+    optimizer.step();
+    for (const auto& item : parameters) keep(value_of(step, item.key()), item.value());
+    for (const auto& item : reference.module->named_buffers())
+      keep(value_of(step, item.key()), item.value());
+  }
+  return values;
 }
 
-void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
-  const int num_ranks = cells.num_ranks();
-  // Ranks other than the first start with other weights, which rank 0's replace.
+void run_cell(Cells& cells, const ReplicatedCell& cell, const Values& reference) {
+  const ReplicatedWay& way = cell.way;
+  // Ranks other than the first start from other weights, which rank 0's replace.
   torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
-  const Subject subject = kind.make();
-  torch::manual_seed(7);
-  const Subject reference = kind.make();
+  const Subject subject = cell.kind->make();
   DistributedDataParallel parallel(*subject.module, cells.group(), way.options);
   torch::optim::SGD optimizer = sgd(subject);
-  torch::optim::SGD reference_optimizer = sgd(reference);
+  const auto expect_same = [&](const at::Tensor& got, const std::string& name) {
+    cells.expect_same(got, reference.at(name), name);
+  };
   for (std::int64_t step = 0; step < kSteps; ++step) {
-    const Spread spread = spread_of(way.samples, way.num_passes, num_ranks, step);
-    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
-    const auto [input, target] = reference.make_batch(spread.num_samples());
+    const Spread spread = cell.spread(step);
+    const auto [input, target] = cell.batch(subject, step);
 
     for (at::Tensor& parameter : subject.module->parameters()) {
       at::Tensor& gradient = parameter.mutable_grad();
@@ -141,15 +192,12 @@ void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
     }
     const double sum =
         distributed_step(cells, subject, parallel, input, target, step, spread, way.division);
-    if (kind.samples == Samples::independent) {
-      whole_batch_step(reference, input, target);
-      if (way.division == Division::by_count || step == 0)
-        for (const auto& item : subject.module->named_parameters())
-          cells.expect_close(item.value().grad(),
-                             reference.module->named_parameters()[item.key()].grad(),
-                             fmt::format("step {}: the gradient of {}", step, item.key()));
-    }
-    const double losses = reference_step(reference, input, target, step, spread, way.division);
+    if (cell.is_like_the_whole_batch(step))
+      for (const auto& item : subject.module->named_parameters()) {
+        const std::string name = gradient_of(step, item.key());
+        cells.expect_close(item.value().grad(), reference.at(kOfTheWholeBatch + name), name);
+      }
+    const double losses = reference.at(value_of(step, "loss")).item<double>();
     expect_loss(cells, sum, losses, step);
     if (way.division == Division::by_count) {
       const double count = static_cast<double>(spread.num_samples() * subject.per_sample);
@@ -157,12 +205,16 @@ void run_cell(Cells& cells, const SubjectKind& kind, const ReplicatedWay& way) {
       expect_loss(cells, parallel.totals().mean_loss(), losses / count, step);
     }
     optimizer.step();
-    reference_optimizer.step();
-    compare(cells, *subject.module, *reference.module, step);
+    for (const auto& item : subject.module->named_parameters()) {
+      expect_same(item.value().grad(), gradient_of(step, item.key()));
+      expect_same(item.value(), value_of(step, item.key()));
+    }
+    for (const auto& item : subject.module->named_buffers())
+      expect_same(item.value(), value_of(step, item.key()));
   }
 }
 
-// How the samples of a step are spread if batch norms are synchronised: every rank has some.
+// How the samples of a step are spread where batch norms are synchronised: every rank has some.
 struct NormSpread {
   std::string name;
   std::function<std::int64_t(int rank, int num_ranks, std::int64_t step)> samples;
@@ -186,8 +238,8 @@ at::Tensor exact(const at::Tensor& tensor) {
   return tensor.is_floating_point() ? tensor.to(at::kDouble) : tensor;
 }
 
-// With global statistics, a batch norm gives the result of the whole batch in one piece. The type
-// is float64, because with two samples most of a float32 result would be rounding.
+// With global statistics a batch norm's answer is that of the whole batch in one piece. In float64,
+// since what two samples' statistics leave is mostly rounding.
 void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpread& norm_spread) {
   torch::manual_seed(7);
   const Subject subject = kind.make();
@@ -231,7 +283,7 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpre
       close(item.value(), reference.module->named_buffers()[item.key()],
             "the buffer " + item.key());
   }
-  // In evaluation a rank needs no partners.
+  // Evaluation has no partners.
   subject.module->eval();
   reference.module->eval();
   const c10::NoGradGuard no_grad;
@@ -244,10 +296,18 @@ void check_sync_batch_norm(Cells& cells, const SubjectKind& kind, const NormSpre
 }  // namespace
 
 void check_data_parallel(Cells& cells) {
+  std::vector<ReplicatedCell> all;
+  References references;
   for (const SubjectKind& kind : subject_kinds())
-    for (const ReplicatedWay& way : ways(kind.usage))
-      cells.cell(fmt::format("data parallel, {}, {}", kind.name, way.name),
-                 [&] { run_cell(cells, kind, way); });
+    for (const ReplicatedWay& way : ways(kind.usage)) {
+      const ReplicatedCell cell{&kind, way, cells.num_ranks()};
+      if (!cells.runs(cell.name())) continue;
+      references.add(cell.reference(), [cell] { return run_in_one_process(cell); });
+      all.push_back(cell);
+    }
+  references.compute(*cells.group(), at::kCPU);
+  for (const ReplicatedCell& cell : all)
+    cells.cell(cell.name(), [&] { run_cell(cells, cell, references.of(cell.reference())); });
   for (const SubjectKind& kind : subject_kinds())
     for (const NormSpread& spread : norm_spreads())
       if (kind.num_batch_norms > 0)

@@ -13,6 +13,7 @@
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 
 #include "reference.h"
+#include "references.h"
 #include "share.h"
 #include "subject.h"
 
@@ -24,7 +25,7 @@ using ranks::Cells;
 
 constexpr double kWeightDecay = 0.1;
 
-// A subject under one kind of data parallelism.
+// A subject made parallel, whichever way.
 class Parallel {
  public:
   virtual ~Parallel() = default;
@@ -37,7 +38,7 @@ class Parallel {
   virtual std::vector<NamedTensor> weights() = 0;
 };
 
-// A subject under ZeRO-1.
+// ZeRO-1.
 class Zero1 final : public Parallel {
  public:
   Zero1(torch::nn::Module& module, const std::shared_ptr<comm::Communicator>& group)
@@ -70,7 +71,7 @@ class Zero1 final : public Parallel {
   replicate::DistributedDataParallel replicas_;
 };
 
-// A subject under ZeRO-2 or ZeRO-3.
+// ZeRO-2 and 3.
 class Sharded final : public Parallel {
  public:
   Sharded(torch::nn::Module& module, shard::Groups groups, shard::Options options)
@@ -99,17 +100,16 @@ struct Strategy {
   std::function<std::unique_ptr<Parallel>(Cells& cells, torch::nn::Module& module,
                                           const SubjectKind& kind)>
       wrap;
-  // Whether a rank may skip a pass.
+  // Whether a rank may sit a pass out.
   bool idle_ranks = false;
-  // Whether it differs from another strategy only on GPUs.
+  // Whether it is another strategy on GPUs alone.
   bool offloads = false;
 };
 
 shard::Options options_for(const SubjectKind& kind, shard::Cut cut, std::size_t max_live_units,
                            const shard::CPUOffload& offload = {}) {
   return {.cut = cut,
-          // If ranks take different branches, all ranks have to gather the parameters that any of
-          // them uses.
+          // Where ranks take different branches, whatever one of them uses has to come for all.
           .units = kind.usage == Usage::partial ? shard::one_unit() : shard::UnitPolicy(),
           .cpu_offload = offload,
           .max_live_units = max_live_units,
@@ -128,7 +128,7 @@ Strategy sharded(const std::string& name, shard::Cut cut, std::size_t max_live_u
           .offloads = offload.offload_optimizer};
 }
 
-// Neighbouring ranks share a copy.
+// Neighbours share a copy.
 Strategy hybrid(int ranks_per_copy) {
   return {.name = fmt::format("HYBRID_SHARD, {} to a copy", ranks_per_copy),
           .wrap = [=](Cells& cells, torch::nn::Module& module, const SubjectKind& kind) {
@@ -150,7 +150,7 @@ std::vector<Strategy> strategies(int num_ranks) {
       sharded("SHARD_GRAD_OP", shard::Cut::gradients, 2),
       sharded("FULL_SHARD", shard::Cut::gradients_and_parameters, 2),
       sharded("FULL_SHARD, one unit at a time", shard::Cut::gradients_and_parameters, 1),
-      // On a CPU everything is in the host's memory anyway.
+      // On a CPU all of it is in the host's memory to begin with.
       sharded("SHARD_GRAD_OP, optimizer offloaded", shard::Cut::gradients, 2,
               {.offload_optimizer = true}),
       sharded("FULL_SHARD, all offloaded", shard::Cut::gradients_and_parameters, 2,
@@ -219,15 +219,15 @@ std::vector<optim::ParameterGroup> decaying(const Subject& subject) {
   return optim::decay_groups(data_parallel::trained_parameters(*subject.module), kWeightDecay);
 }
 
-// Makes a batch on a device.
+// A batch on a device.
 std::pair<at::Tensor, at::Tensor> batch_of(const Subject& subject, std::int64_t num_samples,
                                            c10::Device device) {
   const auto [input, target] = subject.make_batch(num_samples);
   return {input.to(device), target.to(device)};
 }
 
-// The tensors on which the reference's optimizer steps: its parameters, or copies of them on the
-// host, where rounding differs.
+// What the reference's optimizer steps on: its parameters, or copies of them on the host, where
+// rounding is another.
 class SteppedOn {
  public:
   SteppedOn(const Subject& reference, bool on_host)
@@ -258,64 +258,124 @@ class SteppedOn {
   std::vector<NamedTensor> tensors_;
 };
 
-void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
-              const ShardedWay& way, const optim::OptimizerOptions& options, c10::Device device) {
-  // Ranks other than the first start with other weights, which rank 0's replace.
-  torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
-  const Subject subject = kind.make();
-  torch::manual_seed(7);
-  const Subject reference = kind.make();
-  subject.module->to(device);
-  reference.module->to(device);
-  if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
-  const auto parallel = strategy.wrap(cells, *subject.module, kind);
-  const auto optimizer = parallel->make_optimizer(options, decaying(subject));
-  SteppedOn stepped_on(reference, strategy.offloads && !device.is_cpu());
-  const auto reference_optimizer =
-      optim::make_optimizer(options, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
-  const auto expected = reference.module->named_parameters();
-  for (std::int64_t step = 0; step < kSteps; ++step) {
-    const Spread spread = spread_of(way.samples, way.num_passes, cells.num_ranks(), step);
-    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
-    const auto [input, target] = batch_of(reference, spread.num_samples(), device);
-    optimizer->zero_grad();
-    const double sum =
-        distributed_step(cells, subject, *parallel, input, target, step, spread, way.division);
-    const double losses = reference_step(reference, input, target, step, spread, way.division);
-    cells.expect(std::abs(sum - losses) <= 1e-12 * std::abs(losses),
-                 fmt::format("step {}: the loss is {}, one process's is {}", step, sum, losses));
-    stepped_on.take_gradients();
-    if (way.max_norm > 0) {
-      const auto got = parallel->clip(way.max_norm);
-      const auto wanted = optim::clip_gradients(stepped_on.tensors(), way.max_norm);
-      cells.expect(
-          got.norm == wanted.norm && got.clipped == wanted.clipped,
-          fmt::format("step {}: the norm is {}, one process's is {}", step, got.norm, wanted.norm));
-      cells.expect(wanted.clipped, "the test's own limit is too high");
-    }
-    for (const auto& [name, parameter] : stepped_on.tensors())
-      cells.expect_same(parallel->gradient(name), parameter.grad(),
-                        fmt::format("step {}: the gradient of {}", step, name));
-    optimizer->step(0.01);
-    reference_optimizer->step(0.01);
-    stepped_on.give_values();
-    const auto buffers = reference.module->named_buffers();
-    for (const auto& [name, tensor] : parallel->weights())
-      cells.expect_same(tensor, expected.contains(name) ? expected[name] : buffers[name],
-                        fmt::format("step {}: {}", step, name));
-  }
-  // Compares an evaluation, whose weights are the same.
-  const c10::NoGradGuard no_grad;
-  subject.module->eval();
-  reference.module->eval();
-  const auto [input, target] = batch_of(reference, 3, device);
-  cells.expect_same(subject.loss_sum(input, target), reference.loss_sum(input, target),
-                    "the loss in evaluation");
+constexpr double kLearningRate = 0.01;
+
+// Where the values of one process are among its others.
+std::string of_step(std::int64_t step, const std::string& what) {
+  return fmt::format("step {}: {}", step, what);
 }
 
-}  // namespace
+struct ShardedCell {
+  const Strategy* strategy;
+  const SubjectKind* kind;
+  const ShardedWay* way;
+  const optim::OptimizerType* optimizer;
+  c10::Device device;
+  int num_ranks;
 
-namespace {
+  std::string name() const {
+    return fmt::format("{}, {}, {}, {}", strategy->name, kind->name, way->name,
+                       optimizer->names.front());
+  }
+  bool steps_on_host() const { return strategy->offloads && !device.is_cpu(); }
+  // All that one process's numbers depend on.
+  std::string reference() const {
+    return fmt::format("{}, {}, {}{}", kind->name, way->name, optimizer->names.front(),
+                       steps_on_host() ? ", stepped on the host" : "");
+  }
+  Spread spread(std::int64_t step) const {
+    return spread_of(way->samples, way->num_passes, num_ranks, step);
+  }
+  // The batch of a step; after the last of them, one to evaluate.
+  std::pair<at::Tensor, at::Tensor> batch(const Subject& subject, std::int64_t step) const {
+    torch::manual_seed(static_cast<std::uint64_t>(100 + step));
+    return batch_of(subject, step < kSteps ? spread(step).num_samples() : 3, device);
+  }
+};
+
+Values run_in_one_process(const ShardedCell& cell) {
+  torch::manual_seed(7);
+  const Subject reference = cell.kind->make();
+  reference.module->to(cell.device);
+  SteppedOn stepped_on(reference, cell.steps_on_host());
+  const auto optimizer = optim::make_optimizer(
+      cell.optimizer->options, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
+  Values values;
+  const auto keep = [&](std::int64_t step, const std::string& what, const at::Tensor& tensor) {
+    values[of_step(step, what)] = tensor.defined() ? tensor.detach().cpu().clone() : tensor;
+  };
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto [input, target] = cell.batch(reference, step);
+    const double losses =
+        reference_step(reference, input, target, step, cell.spread(step), cell.way->division);
+    keep(step, "loss", at::scalar_tensor(losses, at::kDouble));
+    stepped_on.take_gradients();
+    if (cell.way->max_norm > 0) {
+      const auto clip = optim::clip_gradients(stepped_on.tensors(), cell.way->max_norm);
+      keep(step, "norm", at::scalar_tensor(clip.norm, at::kDouble));
+      keep(step, "clipped", at::scalar_tensor(clip.clipped ? 1.0 : 0.0, at::kDouble));
+    }
+    for (const auto& [name, parameter] : stepped_on.tensors())
+      keep(step, "the gradient of " + name, parameter.grad());
+    optimizer->step(kLearningRate);
+    stepped_on.give_values();
+    for (const auto& item : reference.module->named_parameters())
+      keep(step, item.key(), item.value());
+    for (const auto& item : reference.module->named_buffers()) keep(step, item.key(), item.value());
+  }
+  const c10::NoGradGuard no_grad;
+  reference.module->eval();
+  const auto [input, target] = cell.batch(reference, kSteps);
+  keep(kSteps, "evaluation", reference.loss_sum(input, target));
+  return values;
+}
+
+void run_cell(Cells& cells, const ShardedCell& cell, const Values& reference) {
+  // Ranks other than the first start from other weights, which rank 0's replace.
+  torch::manual_seed(static_cast<std::uint64_t>(7 + cells.rank()));
+  const Subject subject = cell.kind->make();
+  const ShardedWay& way = *cell.way;
+  subject.module->to(cell.device);
+  if (way.recomputes) SelectiveGradientCheckpointing(*subject.module, 1);
+  std::vector<std::string> trained;
+  for (const NamedTensor& one : data_parallel::trained_parameters(*subject.module))
+    trained.push_back(one.name);
+  const auto parallel = cell.strategy->wrap(cells, *subject.module, *cell.kind);
+  const auto optimizer = parallel->make_optimizer(cell.optimizer->options, decaying(subject));
+  const auto wanted = [&](std::int64_t step, const std::string& what) {
+    return reference.at(of_step(step, what));
+  };
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+    const auto [input, target] = cell.batch(subject, step);
+    optimizer->zero_grad();
+    const double sum = distributed_step(cells, subject, *parallel, input, target, step,
+                                        cell.spread(step), way.division);
+    const double losses = wanted(step, "loss").item<double>();
+    cells.expect(std::abs(sum - losses) <= 1e-12 * std::abs(losses),
+                 fmt::format("step {}: the loss is {}, one process's is {}", step, sum, losses));
+    if (way.max_norm > 0) {
+      const auto got = parallel->clip(way.max_norm);
+      const double norm = wanted(step, "norm").item<double>();
+      const bool clipped = wanted(step, "clipped").item<double>() != 0;
+      cells.expect(
+          got.norm == norm && got.clipped == clipped,
+          fmt::format("step {}: the norm is {}, one process's is {}", step, got.norm, norm));
+      cells.expect(clipped, "the test's own limit is too high");
+    }
+    for (const std::string& name : trained)
+      cells.expect_same(parallel->gradient(name), wanted(step, "the gradient of " + name),
+                        of_step(step, "the gradient of " + name));
+    optimizer->step(kLearningRate);
+    for (const auto& [name, tensor] : parallel->weights())
+      cells.expect_same(tensor, wanted(step, name), of_step(step, name));
+  }
+  // Evaluation, on weights that are the same.
+  const c10::NoGradGuard no_grad;
+  subject.module->eval();
+  const auto [input, target] = cell.batch(subject, kSteps);
+  cells.expect_same(subject.loss_sum(input, target), wanted(kSteps, "evaluation"),
+                    "the loss in evaluation");
+}
 
 bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
                  c10::Device device) {
@@ -326,22 +386,29 @@ bool is_everyday(const Strategy& strategy, const ShardedWay& way, int num_ranks,
 
 void check_share(Cells& cells, Share share, c10::Device device = at::kCPU) {
   const std::vector<optim::OptimizerType> optimizers = optim::optimizer_types();
+  const std::vector<Strategy> all_strategies = strategies(cells.num_ranks());
+  std::vector<ShardedCell> all;
+  References references;
   int number = 0;
   std::size_t turn = 0;
-  for (const Strategy& strategy : strategies(cells.num_ranks()))
+  for (const Strategy& strategy : all_strategies)
     for (const SubjectKind& kind : subject_kinds())
       for (const ShardedWay& way : ways())
         if ((!way.needs_idle_ranks || strategy.idle_ranks) &&
             (!way.recomputes || kind.recomputable) &&
             (share == Share::whole || is_everyday(strategy, way, cells.num_ranks(), device)) &&
             (share != Share::few || number++ % 3 == 0)) {
-          // The everyday way takes all optimizers in turn; the other ways take the first, AdamW.
+          // All of them in turn where the way is one of the everyday's, otherwise the first, AdamW.
           const bool takes_turns = way.name == "by count, clipping";
           const auto& optimizer = optimizers[takes_turns ? turn++ % optimizers.size() : 0];
-          cells.cell(fmt::format("{}, {}, {}, {}", strategy.name, kind.name, way.name,
-                                 optimizer.names.front()),
-                     [&] { run_cell(cells, strategy, kind, way, optimizer.options, device); });
+          const ShardedCell cell{&strategy, &kind, &way, &optimizer, device, cells.num_ranks()};
+          if (!cells.runs(cell.name())) continue;
+          references.add(cell.reference(), [cell] { return run_in_one_process(cell); });
+          all.push_back(cell);
         }
+  references.compute(*cells.group(), device);
+  for (const ShardedCell& cell : all)
+    cells.cell(cell.name(), [&] { run_cell(cells, cell, references.of(cell.reference())); });
 }
 
 }  // namespace
@@ -350,7 +417,7 @@ void check_sharded(Cells& cells) { check_share(cells, Share::whole); }
 void check_some_sharded(Cells& cells) { check_share(cells, Share::everyday); }
 void check_few_sharded(Cells& cells) { check_share(cells, Share::few); }
 void check_sharded_on_gpu(Cells& cells) {
-  // All ranks use the same GPU, because there may be only one.
+  // Every rank the same one: there may be no other.
   check_share(cells, Share::everyday, c10::Device(at::kCUDA, 0));
 }
 

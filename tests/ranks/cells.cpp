@@ -12,7 +12,7 @@
 namespace lockstep::ranks {
 
 void Cells::cell(const std::string& name, const std::function<void()>& body) {
-  if (name.find(only_) == std::string::npos) return;
+  if (!runs(name)) return;
   current_ = name;
   ++num_cells_;
   const auto start = std::chrono::steady_clock::now();

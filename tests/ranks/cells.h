@@ -24,6 +24,8 @@ class Cells {
   int rank() const { return group_->rank(); }
   int num_ranks() const { return group_->size(); }
 
+  // Whether a cell of this name runs.
+  bool runs(const std::string& name) const { return name.find(only_) != std::string::npos; }
   // The first rank says how long it took.
   void cell(const std::string& name, const std::function<void()>& body);
 

@@ -57,7 +57,7 @@ std::map<int, Outcome> disagree(const JobStore& job, const Act& most, const Act&
       // In `beside` mode a wrong call may return; then a later call throws.
       Work work = rank == 2 ? other(*group) : most(*group);
       work.wait();
-      for (int i = 0; i < 100; ++i) {
+      for (int i = 0; i < 1000; ++i) {
         std::this_thread::sleep_for(milliseconds(10));
         group->barrier().wait();
       }

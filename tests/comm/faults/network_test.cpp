@@ -149,7 +149,7 @@ TEST(BadNetwork, AWireThatStaysSilentIsNamedAtTheDeadline) {
   }
   const Outcome alone = wired.job->outcome(2, milliseconds(15'000));
   EXPECT_TRUE(alone.failed) << alone.text;
-  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(12));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(25)) << "the work would go on for 30";
 }
 
 // Ranks on hosts of their own, joined by a bridge.
