@@ -1,4 +1,4 @@
-// What programs do to models, with every strategy: it must mean the same, or be refused.
+// What programs do to models, under every strategy: it must have the same effect, or be refused.
 #pragma once
 
 #include <tests/ranks/cells.h>
