@@ -1,4 +1,4 @@
-// Which rank writes what: every element is written once, and each rank writes about as much.
+// The shares that ranks write: every element is written once, and each rank writes about as much.
 #include <numeric>
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What a Construction guarantees besides the values: errors, lifetimes, threads.
+// The guarantees of a Construction besides the values: errors, lifetimes, threads.
 #include <lockstep/deferred/construction.h>
 
 #include <thread>

@@ -1,5 +1,5 @@
-// What a Construction guarantees about pointers: a constructor that uses values which are not there
-// is refused, whatever becomes of the tensor; any other constructor is not.
+// A constructor that uses values through a pointer which are not there is refused, whatever becomes
+// of the tensor; any other constructor is not.
 #include <array>
 #include <cstring>
 #include <functional>
@@ -92,7 +92,7 @@ TEST(Pointers, ToTensorsThatAreGoneWereNotWrittenTo) {
 }
 
 TEST(Pointers, ToOneByteOfALargeTensorAreNoticed) {
-  // Of 200 MB, one page is used.
+  // One page of 200 MB is used.
   EXPECT_THAT(refusal([] {
                 const at::Tensor tensor = torch::ones({50'000'000});
                 return torch::full({200, 200}, tensor.data_ptr<float>()[49'999'999]);

@@ -1,4 +1,5 @@
-// What programs do to models, under every strategy: it must have the same effect, or be refused.
+// Programs do these things to models, under every strategy: they must have the same effect, or be
+// refused.
 #pragma once
 
 #include <tests/ranks/cells.h>

@@ -32,7 +32,7 @@ TORCH_MODULE(WaitingNet);
 struct Difference {
   std::string name;
   ShardingStrategy strategy;
-  // What the ranks do in a step; the last rank does something else than the others.
+  // A step of the ranks, in which the last rank does something else than the others.
   std::function<void(DistributedManager&, WaitingNet&, bool last)> step;
 };
 

@@ -1,7 +1,7 @@
 // Runs a target over its corpus and over mutations of it, with any compiler. This is no search like
 // libFuzzer's, but it keeps the targets and their findings working.
 //
-//   driver <corpus> <mutations>           so many, the same ones each time
+//   driver <corpus> <mutations>           this many, the same ones each time
 //   driver <corpus> --seconds <seconds>   others each time; an input that fails is kept as ./crash
 #include <fcntl.h>
 #include <signal.h>

@@ -30,7 +30,7 @@ std::map<int, int> pids_of(const std::string& output, int generation) {
   return pids;
 }
 
-// Of four ranks, all but rank 2 keep their processes.
+// All but rank 2 of the four ranks keep their processes.
 void expect_three_stay(const std::string& way) {
   Launched job = Launched::run({"--nproc-per-node", "4", "--max-restarts", "1", KEPT_RANK, way});
   EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();

@@ -1,4 +1,4 @@
-// Which rank keeps the copy of which other rank.
+// The choice of the rank that keeps another rank's copy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

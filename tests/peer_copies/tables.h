@@ -1,4 +1,4 @@
-// What a rank in a job of four does, by the arguments of the test program.
+// The behaviour of a rank in a job of four, by the arguments of the test program.
 #pragma once
 
 #include <algorithm>

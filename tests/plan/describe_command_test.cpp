@@ -133,7 +133,7 @@ TEST_F(DescribeCommand, ShowsPositionsStagesAndSharedHeads) {
                     HasSubstr("  2      1         192–287")));
 }
 
-// Of four stages, those in the middle have neither embedding nor head.
+// With four stages, those in the middle have neither embedding nor head.
 TEST_F(DescribeCommand, NamesRowsOfTheVocabularyWhereThereAreSome) {
   EXPECT_THAT(ask({"parallel.tensor=2", "parallel.pipeline=4", "gradient_accumulation_steps=4"},
                   {"--nproc-per-node", "8"})

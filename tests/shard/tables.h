@@ -27,7 +27,7 @@ void check_gpu(ranks::Cells& cells);
 void check_zero_plus_plus(ranks::Cells& cells);
 // How much memory is held, and when.
 void check_memory(ranks::Cells& cells);
-// Which units are gathered, and when.
+// The units that are gathered, and the moments at which they are.
 void check_gathers(ranks::Cells& cells);
 
 // Ranks that run different programs. Each table ends its group, which has a short deadline.

@@ -4,7 +4,7 @@
 //   q     = x · (1 / scale), rounded to the nearest whole number, halfway to the even one
 //   x'    = q · scale
 //
-// What it promises:
+// It promises:
 // - x' is within half a scale of x, up to the roundings of a float. The block's largest is ±127 or
 //   ±7 times the scale: it comes back to the last bit or the one beside it.
 // - Encoding what was decoded, as floats, gives the same message again.

@@ -17,7 +17,7 @@
 
 namespace lockstep::comm {
 
-// What a process tells the others about how to reach it.
+// The addresses at which other processes reach a process. Each process tells the others its own.
 struct EndpointAddress {
   std::string host;  // identifies the host, its boot and its network: equal means shared memory
   std::string unix_name;  // name of its abstract Unix socket

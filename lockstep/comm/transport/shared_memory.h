@@ -76,7 +76,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // UsageError if the machine has no more.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Where peers find these bytes; nothing if they are ordinary memory.
+  // The place at which peers find these bytes; nothing if they are ordinary memory.
   std::optional<Place> find(const std::byte* data, std::size_t bytes) const;
 
  private:

@@ -73,7 +73,7 @@ struct ShmRing {
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  // Which side pays for the fences between a rank that falls asleep and the peers that ring it.
+  // The side that pays for the fences between a rank that falls asleep and the peers that ring it.
   // Ringing comes after every message; falling asleep is rare if ranks spin first, but a fence by
   // the sleeper interrupts every core that runs a rank.
   enum class FencePayer { ringer, sleeper };
