@@ -1,6 +1,6 @@
 // The training that the fault suite disturbs: Trainer trains a small net with dropout on samples
-// that are numbers. Each rank logs which samples it took in which step, and when. In the job's first
-// generation one rank can be told to fail at some point of a step:
+// that are numbers. Each rank logs which samples it took in which step, and when. In the first
+// generation of the job, one rank can be told to fail at some point of a step:
 //
 //   fault_rank --output RUN --log FOLDER [--epochs 2] [--batch 12] [--interval 4] [--pace 10]
 //       [--pace-until FILE] [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--again 0]
