@@ -1,6 +1,7 @@
-// Flags as torchrun takes them.
+// Flags as torchrun takes them, and those that several programs of ours read alike.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@
 
 namespace lockstep::cli {
 
-// What --help says after the program's name: "[FLAGS] PROGRAM [ARGUMENTS]".
+// Sets what --help prints after the program's name: "[FLAGS] PROGRAM [ARGUMENTS]".
 void show_usage(CLI::App& app, const std::string& what_follows);
 
 struct SplitArguments {
@@ -40,5 +41,34 @@ int parse_integer(const std::string& text, const std::string& flag, int lowest, 
 
 // "30" or "0.5". UsageError names the flag and the text.
 milliseconds parse_seconds(const std::string& text, const std::string& flag);
+
+inline constexpr int kMostRanks = 1 << 16;
+
+// How many ranks --nproc-per-node asks for: a number, auto, cpu, gpu, or gpu:N. UsageError
+// otherwise, and where there are not so many GPUs.
+int num_local_ranks(const std::string& text);
+
+// The exit code of a `lockstep train` that gave up and said why: a loss that is no number, a disk
+// that is full.
+inline constexpr int kTrainingStopped = 3;
+
+// The flags of `lockstep train`, which the launching program and its ranks read alike. Numbers are
+// texts as the user wrote them.
+struct TrainFlags {
+  std::string config;
+  std::vector<std::string> overrides;  // --set
+  std::string num_ranks;               // --nproc-per-node
+  std::string max_restarts;
+  std::string spares;
+  std::string stuck_after;
+  bool describe = false;  // show who holds what, and train nothing
+  std::string svg;        // --describe draws its picture into this file
+  std::string num_hosts;  // --nnodes: --describe shows so many hosts
+  std::string output;     // the main rank writes its lines here; empty: to standard output
+};
+
+// Nothing where help or the schema was asked for, which was printed. UsageError where the flags
+// make no sense.
+std::optional<TrainFlags> parse_train_flags(Arguments arguments);
 
 }  // namespace lockstep::cli

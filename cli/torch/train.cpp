@@ -17,7 +17,7 @@
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/train_language_model.h>
 
-#include <cli/train_flags.h>
+#include <cli/flags.h>
 
 namespace lockstep::cli {
 

@@ -7,6 +7,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+
+#include <spdlog/fmt/fmt.h>
 
 #include <lockstep/base/error.h>
 
@@ -253,6 +256,14 @@ LaunchEnvironment read_launch_environment() {
   }
   check(env);
   return env;
+}
+
+std::string host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network {};
+  ::stat("/proc/self/ns/net", &network);
+  return fmt::format("{}/{}", boot, network.st_ino);
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Environment variables: this is the one place where they are read and set.
+// What a process finds around it. Environment variables are read and set here and nowhere else.
 #pragma once
 
 #include <optional>
@@ -70,5 +70,9 @@ struct LaunchEnvironment {
 // that order. A process that nobody launched is rank 0 of 1. A set of variables that is incomplete
 // or contradicts itself is a UsageError that names the variable.
 LaunchEnvironment read_launch_environment();
+
+// A text that names the host, its boot and its network: processes with equal ones can share memory
+// and reach each other's abstract sockets.
+std::string host_identity();
 
 }  // namespace lockstep

@@ -36,7 +36,7 @@ class FolderLock {
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
 
-  // To be called before each write. Throws a CommError (aborted) where a later generation has taken
+  // Call this before each write. Throws a CommError (aborted) where a later generation has taken
   // the folder over. A folder that cannot be looked at counts as still held.
   void check() const;
 

@@ -167,8 +167,8 @@ LOCKSTEP_WIDE_TARGET inline __m512i wide(const Forward& by) {
   return _mm512_set_epi64(high, low, high, low, high, low, high, low);
 }
 
-// Four vectors at a time are moved onto the next four; what is left of them at the end is as long
-// as one instruction takes.
+// Folds four vectors at a time onto the next four, until what is left is as long as one instruction
+// takes.
 LOCKSTEP_WIDE_TARGET std::uint32_t crc_wide(const std::byte* at, std::size_t size,
                                             std::uint32_t crc) {
   constexpr std::size_t kVector = 64;

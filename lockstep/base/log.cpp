@@ -21,7 +21,7 @@ std::optional<spdlog::level::level_enum> level_or(spdlog::level::level_enum othe
   const auto wanted = environment_variable("LOCKSTEP_LOG");
   if (!wanted) return otherwise;
   const auto level = spdlog::level::from_str(*wanted);
-  // from_str answers "off" for what it does not know, and silence is the worst of answers.
+  // from_str answers "off" for a name that it does not know, which would silence the log.
   if (level == spdlog::level::off && *wanted != "off") return std::nullopt;
   return level;
 }

@@ -24,7 +24,7 @@ void write(Level level, std::string_view text) noexcept;
 struct Speaker {
   Level level;
 
-  // A line for which there is no memory is lost; what it was about goes on.
+  // A line for which there is no memory is lost; the caller goes on.
   template <typename... Args>
   void operator()(fmt::format_string<Args...> format, Args&&... args) const noexcept {
     if (!enabled(level)) return;
@@ -50,7 +50,8 @@ inline constexpr internal::Speaker error{Level::error};
 // UsageError where LOCKSTEP_LOG names no level.
 void set_rank(int rank, int world_size);
 
-// For programs that are no rank (the launcher, `lockstep check`): `name` stands in the prefix.
+// Puts `name` in the prefix of lines, for programs that are no rank (the launcher, `lockstep
+// check`).
 void set_name(const std::string& name);
 
 }  // namespace lockstep::log

@@ -1,6 +1,5 @@
-// Random numbers that are a function of where they are used, not of what was drawn before: Philox
-// 4x32-10 (Salmon et al., 2011). The same (key, counter) gives the same four words on every
-// machine.
+// Random numbers that depend on where they are used, not on numbers drawn before: Philox 4x32-10
+// (Salmon et al., 2011). The same (key, counter) gives the same four words on every machine.
 #pragma once
 
 #include <array>
@@ -30,7 +29,7 @@ struct Philox {
     return c;
   }
 
-  // In [0, 1), with 24 random bits: every value is a float.
+  // A number in [0, 1) with 24 random bits, which a float holds exactly.
   static constexpr float uniform(std::uint32_t word) {
     return static_cast<float>(word >> 8) * 0x1p-24f;
   }

@@ -148,7 +148,7 @@ std::optional<Batch> DataLoader::take() {
   return prefetcher_->take();
 }
 
-// A GPU may still be computing on the batch before.
+// A GPU may still be busy with earlier work.
 bool DataLoader::device_is_idle() const {
   if (!options_.device || !options_.device->is_cuda()) return true;
   return c10::impl::VirtualGuardImpl(at::kCUDA).getStream(*options_.device).query();

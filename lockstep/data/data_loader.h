@@ -18,7 +18,6 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/sampling/distributed_sampler.h>
 #include <lockstep/data/sampling/prefetcher.h>
-#include <lockstep/data/sampling/step_cut.h>
 
 namespace lockstep::data {
 
@@ -26,8 +25,8 @@ struct DataLoaderOptions {
   std::int64_t batch_size = 1;  // samples of each rank's batch, at most
   int num_workers = 1;          // threads that load; 0 loads in next()
   int prefetch = 2;             // batches that each worker loads ahead
-  // Samples, of all ranks together, whose batches are accumulated in one step: as many full batches
-  // as fit, and one with the rest. 0: one full batch.
+  // Samples of all ranks in one step. A step has as many full batches as fit into it, and one batch
+  // with the rest. 0: one full batch.
   std::int64_t samples_per_step = 0;
   // Leaves out the last step if it has fewer samples than the others.
   bool drop_last = false;

@@ -1,4 +1,4 @@
-// Datasets: samples by number. torch_dataset.h adapts those of torch::data.
+// Datasets: samples by number. torch_dataset.h wraps datasets of torch::data.
 #pragma once
 
 #include <cstdint>

@@ -13,6 +13,109 @@ namespace lockstep::flight {
 
 namespace {
 
+double seconds_between(std::int64_t from, std::int64_t to) {
+  return to <= from ? 0 : (static_cast<double>(to) - static_cast<double>(from)) * 1e-9;
+}
+
+Position position_of(const Dump& dump) {
+  Position position{.dump = &dump};
+  for (const Entry& entry : dump.entries) {
+    if (entry.sequence == 0) {
+      if (entry.state != State::finished && position.transfer == nullptr)
+        position.transfer = &entry;
+      continue;
+    }
+    if (position.in_call) continue;
+    position.call = &entry;
+    position.sequence = entry.sequence;
+    position.in_call = entry.state != State::finished;
+  }
+  if (!position.in_call && position.sequence < dump.last_sequence) {
+    position.call = nullptr;
+    position.sequence = dump.last_sequence;
+  }
+  return position;
+}
+
+}  // namespace
+
+std::vector<int> Group::missing_from(std::uint64_t sequence) const {
+  std::vector<int> missing;
+  for (const int member : members) {
+    const auto found = positions.find(member);
+    if (found == positions.end() || found->second.sequence < sequence) missing.push_back(member);
+  }
+  std::sort(missing.begin(), missing.end());
+  return missing;
+}
+
+bool Group::in_trouble() const {
+  if (positions.size() < members.size()) return true;
+  return std::any_of(positions.begin(), positions.end(), [&](const auto& each) {
+    const Position& position = each.second;
+    return position.in_call || position.transfer != nullptr || position.sequence != furthest;
+  });
+}
+
+Standing standing_of(const std::vector<Dump>& dumps) {
+  std::uint32_t newest = 0;
+  for (const Dump& dump : dumps) newest = std::max(newest, dump.generation);
+
+  using Key = std::tuple<std::string, std::vector<int>>;
+  std::map<Key, Group> groups;
+  for (const Dump& dump : dumps) {
+    if (dump.generation != newest) continue;
+    Group& group = groups[Key(dump.group, dump.members)];
+    group.name = dump.group;
+    group.generation = dump.generation;
+    group.members = dump.members;
+    // Where a rank has two dumps, as only a hand-made set has, the one with the later call counts.
+    Position& mine = group.positions[dump.global_rank()];
+    if (mine.dump == nullptr || mine.dump->last_sequence <= dump.last_sequence)
+      mine = position_of(dump);
+  }
+  Standing standing;
+  std::set<int> heard;
+  for (auto& [key, group] : groups) {
+    for (const auto& [rank, position] : group.positions) {
+      group.furthest = std::max(group.furthest, position.sequence);
+      heard.insert(rank);
+    }
+    standing.silent.insert(group.members.begin(), group.members.end());
+    standing.groups.push_back(std::move(group));
+  }
+  for (const int rank : heard) standing.silent.erase(rank);
+  return standing;
+}
+
+double seconds_of(const Entry& entry, const Dump& dump) {
+  switch (entry.state) {
+    case State::queued: return seconds_between(entry.queued_ns, dump.now_ns);
+    case State::started: return seconds_between(entry.started_ns, dump.now_ns);
+    case State::failed: return seconds_between(entry.queued_ns, entry.finished_ns);
+    case State::finished: return seconds_between(entry.finished_ns, dump.now_ns);
+  }
+  return 0;
+}
+
+std::vector<int> peers_of(const Entry& entry, const Group& group) {
+  std::vector<int> peers;
+  for (const int peer : entry.peers)
+    if (peer >= 0 && static_cast<std::size_t>(peer) < group.members.size())
+      peers.push_back(group.members[static_cast<std::size_t>(peer)]);
+  std::sort(peers.begin(), peers.end());
+  return peers;
+}
+
+std::string short_name(const Entry& entry, const Group& group) {
+  if (entry.sequence != 0) return fmt::format("{} #{}", entry.operation, entry.sequence);
+  const std::vector<int> peers = peers_of(entry, group);
+  if (peers.empty()) return entry.operation;
+  return fmt::format("{} with {}", entry.operation, list_ranks(peers));
+}
+
+namespace {
+
 // A rank that came this much later than another was not just slower to start.
 constexpr double kLateSeconds = 0.5;
 
@@ -22,7 +125,7 @@ bool gave_up(const Entry& call, const Dump& dump) {
          (call.state != State::finished && !dump.cause.fault.empty());
 }
 
-// The first call that ranks made differently: what comes after it follows from it.
+// Finds the first call that ranks made differently; later differences follow from it.
 std::optional<Finding> find_mismatch(const Group& group) {
   std::map<std::uint64_t, std::map<std::string, Finding::Variant>> calls;
   for (const auto& [rank, position] : group.positions) {
@@ -47,7 +150,7 @@ std::optional<Finding> find_mismatch(const Group& group) {
   return std::nullopt;
 }
 
-// Those who were in the call that all have failed in only after others had given up.
+// Finds ranks that came to a call only after the others had given up on it; all failed in it.
 std::optional<Finding> find_late(const Group& group) {
   if (!group.missing_from(group.furthest).empty()) return std::nullopt;
   std::map<int, double> seconds;
@@ -105,7 +208,7 @@ class Search {
   }
 
  private:
-  // Whoever is in a call of this group: the finding says why.
+  // Marks the ranks in a call of this group as explained: the finding says why they wait.
   void explain(const Group& group) {
     for (const auto& [rank, position] : group.positions)
       if (position.in_call) explained_.insert(rank);
@@ -186,7 +289,7 @@ class Search {
     return longest;
   }
 
-  // Where waiting ends: ranks that others wait for and that wait for nobody.
+  // Finds where waiting ends: ranks that others wait for and that wait for nobody.
   void find_ends() {
     using Key = std::tuple<Finding::Kind, const Group*, std::uint64_t>;
     std::map<Key, Finding> ends;
@@ -213,7 +316,7 @@ class Search {
     }
   }
 
-  // Who waits for a finding's ranks, and the longest way there.
+  // Finds the ranks that wait for a finding's ranks, and the longest chain of waits to them.
   void follow(Finding& finding) {
     std::map<int, int> next;  // towards the finding's ranks
     std::deque<int> queue(finding.ranks.begin(), finding.ranks.end());
@@ -306,8 +409,8 @@ class Search {
   }
 
   const Standing& standing_;
-  std::map<int, std::vector<Wait>> waits_;  // by who waits
-  std::map<int, std::set<int>> waiters_;    // by who is waited for
+  std::map<int, std::vector<Wait>> waits_;  // by the rank that waits
+  std::map<int, std::set<int>> waiters_;    // by the rank that they wait for
   std::set<int> explained_;                 // in a call that a finding says all of
   std::set<int> reached_;                   // wait for a finding's ranks
   std::vector<Finding> findings_;

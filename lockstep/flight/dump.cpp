@@ -1,22 +1,23 @@
 #include <lockstep/flight/dump.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <system_error>
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include <spdlog/fmt/fmt.h>
 #include <nlohmann/json.hpp>
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
-#include <lockstep/flight/demand.h>
 
 namespace lockstep::flight {
 
@@ -176,8 +177,8 @@ std::string read_file(const std::filesystem::path& path) {
   return text;
 }
 
-// What is nested deeper than a dump is would take many times the file's size in memory, and as much
-// stack to print.
+// Refuses JSON that is nested deeper than a dump: it would take many times the file's size in
+// memory, and as much stack to print.
 json parse_json(std::string_view text, const std::filesystem::path& path) {
   const auto check_depth = [&](int depth, json::parse_event_t, const json&) {
     if (depth > kDeepest)
@@ -343,6 +344,57 @@ std::vector<std::filesystem::path> list_dumps(const std::filesystem::path& direc
   }
   std::sort(result.begin(), result.end());
   return result;
+}
+
+namespace {
+
+constexpr std::size_t kLongestDemand = 256;
+constexpr std::int64_t kOneTimeNs = 10'000'000'000;
+
+const char* word_for(Demand::Why why) { return why == Demand::Why::failed ? "failed" : "asked"; }
+
+}  // namespace
+
+std::int64_t wall_clock_ns() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
+}
+
+bool is_old(std::int64_t then, std::int64_t now) { return now - then > kOneTimeNs; }
+
+std::int64_t demand_dumps(const std::filesystem::path& directory, Demand::Why why,
+                          std::uint32_t generation) noexcept {
+  try {
+    const std::int64_t round = wall_clock_ns();
+    const auto temporary = directory / fmt::format(".{}.{}", kDemandFile, syscall(SYS_gettid));
+    std::ofstream out(temporary, std::ios::trunc);
+    out << fmt::format("{} {} {}\n", word_for(why), generation, round);
+    out.close();
+    std::error_code error;
+    if (out) std::filesystem::rename(temporary, directory / kDemandFile, error);
+    if (out && !error) return round;
+    std::filesystem::remove(temporary, error);
+  } catch (...) {
+    // Others' dumps would have been good to have; what failed is reported without them.
+  }
+  return 0;
+}
+
+std::optional<Demand> current_demand(const std::filesystem::path& directory) {
+  std::ifstream in(directory / kDemandFile, std::ios::binary);
+  std::string text(kLongestDemand, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  std::istringstream words(text);
+  std::string why;
+  Demand demand;
+  if (!(words >> why >> demand.generation >> demand.round) || demand.round <= 0)
+    return std::nullopt;
+  if (why == word_for(Demand::Why::failed))
+    demand.why = Demand::Why::failed;
+  else if (why != word_for(Demand::Why::asked))
+    return std::nullopt;
+  return demand;
 }
 
 }  // namespace lockstep::flight

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include <lockstep/base/error.h>
-#include <lockstep/flight/demand.h>
+#include <lockstep/flight/dump.h>
 #include <lockstep/flight/report.h>
 
 namespace lockstep::flight {

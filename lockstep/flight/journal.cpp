@@ -12,15 +12,15 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
-#include <lockstep/flight/demand.h>
+#include <lockstep/flight/dump.h>
 #include <lockstep/launch/rank_side/launcher_line.h>
 
 namespace lockstep::flight {
 
 namespace {
 
-// Where the kernel cannot tell of new files: it lets a user have few watches, and knows nothing of
-// what other hosts write.
+// How often to look for new files where the kernel cannot tell of them: it lets a user have few
+// watches, and does not see files that other hosts write.
 constexpr int kLookIntervalMs = 250;
 
 // Ranks that find a failure at once each demand dumps; one for all of them is enough.
@@ -44,9 +44,9 @@ void read_away(int descriptor) {
 
 Journal::Journal(std::filesystem::path directory) : directory_(std::move(directory)) {
   if (directory_.empty()) return;
-  std::error_code ignored;  // write_dump() says what is wrong, where it comes to that
+  std::error_code ignored;  // write_dump() reports what is wrong when it writes
   std::filesystem::create_directories(directory_, ignored);
-  // Before the first look: what comes after that is told of.
+  // Open this before the first look, so that the kernel tells of every file that comes after it.
   files_ = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
   told_ = files_ >= 0 && ::inotify_add_watch(files_, directory_.c_str(), IN_MOVED_TO) >= 0;
   if (const auto demand = current_demand(directory_)) round_before_ = demand->round;
@@ -94,8 +94,7 @@ void Journal::group_failed(const Recorder& group, const Cause& cause, FoundBy fo
     const std::lock_guard lock(mutex_);
     auto& failure = recorders_[&group].failure;
     if (!failure) failure = cause;
-    // The first failure is the one that others follow from: what ranks did then is what a report
-    // needs, not what is left of them at a later one.
+    // Later failures follow from the first one: a report needs the state of the ranks at that time.
     const auto demand = current_demand(directory_);
     const bool demanded = demand && demand->round != round_before_ &&
                           demand->why == Demand::Why::failed &&

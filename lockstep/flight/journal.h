@@ -1,5 +1,4 @@
-// The recorders of all groups of one process, and what is written of them when something goes
-// wrong.
+// The recorders of all groups of one process, which writes their dumps when something goes wrong.
 #pragma once
 
 #include <atomic>
@@ -16,10 +15,10 @@
 
 namespace lockstep::flight {
 
-// Shared by the communicators of a process; any thread may call anything. Where a group fails,
-// what all groups were doing is written, here and by the other processes of the host that have the
-// same directory, also by those that compute at the moment: a thread of the journal's waits for
-// demands (demand.h). Nothing here throws but the constructor.
+// Shared by the communicators of a process; any thread may call anything. Where a group fails, this
+// process writes the calls of all its groups, and so do the host's other processes with the same
+// directory, even while they compute: a thread of the journal waits for demands (dump.h). Nothing
+// here throws but the constructor.
 class Journal {
  public:
   // An empty directory: nothing is ever written, and there is no thread.
@@ -43,11 +42,11 @@ class Journal {
   }
   void add_waited(std::int64_t ns) noexcept { waited_ns_.fetch_add(ns, std::memory_order_relaxed); }
 
-  // Who found that a group has failed: one rank does, and asks the others for their dumps.
+  // Which rank found that a group has failed. The one that did asks the others for their dumps.
   enum class FoundBy : std::uint8_t { this_rank, another };
 
-  // Writes the dumps of this process, the failed group's first. Its cause stays with it. Also tells
-  // the launcher whom it blames (base/launcher_line.h), also without a directory.
+  // Writes the dumps of this process, the failed group's first. Its cause stays with it. Tells the
+  // launcher which ranks it blames (launch/rank_side/launcher_line.h), even without a directory.
   void group_failed(const Recorder& group, const Cause& cause, FoundBy found_by) noexcept;
 
  private:

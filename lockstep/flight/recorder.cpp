@@ -127,7 +127,7 @@ std::uint64_t Recorder::record(const Record& record) {
                                             std::memory_order_relaxed))
     return number;
 
-  // Release, so that a reader who sees any of these also sees that the slot is being written.
+  // Release, so that a reader that sees any of these also sees that the slot is being written.
   constexpr auto order = std::memory_order_release;
   const std::uint64_t empty = stamp(lap_of(number));
   slot.started.store(empty, order);

@@ -35,8 +35,8 @@ struct Entry {
   std::int64_t finished_ns = 0;  // or failed
 };
 
-// What the recorder is told of a call: plain data, no allocation. `summarize` makes the text only
-// when a dump is asked for.
+// A call, as the recorder is told of it: plain data, no allocation. `summarize` makes the text only
+// when somebody asks for a dump.
 struct Record {
   std::uint64_t sequence = 0;
   const char* operation = "";              // static lifetime
@@ -45,7 +45,7 @@ struct Record {
   std::uint32_t line = 0;
   std::uint64_t peers = 0;  // of a call that is not numbered: add_peer() for each
   std::uint64_t receives[4] = {0, 0, 0, 0};
-  // Of a numbered call: which rank has to make it too before it can end on this one.
+  // The rank that has to make a numbered call too before it can end on this one.
   static constexpr std::int32_t kEveryone = -1;
   static constexpr std::int32_t kNobody = -2;
   std::int32_t needs = kNobody;

@@ -5,8 +5,10 @@
 #include <numeric>
 #include <tuple>
 
+#include <nlohmann/json.hpp>
+
 #include <lockstep/base/error.h>
-#include <lockstep/flight/verdict.h>
+#include <lockstep/flight/diagnosis.h>
 
 namespace lockstep::flight {
 
@@ -19,7 +21,7 @@ std::string call_text(const Entry& entry, const Group& group) {
   return entry.call_site.empty() ? text : fmt::format("{} called at {}", text, entry.call_site);
 }
 
-// Ranks of which the same is to be said, apart from their times.
+// Ranks that share a sentence of the report, apart from their times.
 struct Crowd {
   const Group* group = nullptr;
   const Entry* call = nullptr;
@@ -43,7 +45,7 @@ struct Crowd {
     return low == high ? low : fmt::format("{} to {}", low, high);
   }
 
-  // What the ranks are doing, for how long by their own clocks.
+  // Says what the ranks are doing, and for how long by their own clocks.
   std::string doing() const {
     const char* is = single() ? "is" : "are";
     switch (call->state) {
@@ -61,7 +63,7 @@ struct Crowd {
   }
 };
 
-// What makes the same sentence.
+// Ranks with equal values share a sentence.
 using Sameness = std::tuple<State, std::string, std::string, std::uint64_t>;
 
 Sameness sameness_of(const Entry& entry, std::uint64_t last_sequence = 0) {
@@ -99,7 +101,7 @@ class GroupReport {
     return text + "):\n";
   }
 
-  // Those who are as far as anyone.
+  // Says where the ranks are that are furthest.
   void say_positions() {
     std::map<Sameness, Crowd> crowds;
     std::vector<int> pushed_out;
@@ -248,6 +250,99 @@ bool hangs(const std::vector<Dump>& dumps) {
   const Standing standing = standing_of(dumps);
   const Longest longest = longest_wait(standing);
   return longest.failed || longest.seconds > 1;
+}
+
+namespace {
+
+using nlohmann::json;
+
+json call_json(const Entry& entry, const Dump& dump) {
+  return {{"operation", entry.operation}, {"sequence", entry.sequence},
+          {"summary", entry.summary},     {"call_site", entry.call_site},
+          {"state", name(entry.state)},   {"seconds", seconds_of(entry, dump)}};
+}
+
+json wait_json(const Wait& wait) {
+  return {{"rank", wait.rank},
+          {"group", wait.group->name},
+          {"call", call_json(*wait.call, *wait.dump)},
+          {"for_ranks", wait.for_ranks}};
+}
+
+json finding_json(const Finding& finding) {
+  json result = {{"kind", name(finding.kind)},
+                 {"ranks", finding.ranks},
+                 {"group", finding.group->name},
+                 {"members", finding.group->members},
+                 {"operation", finding.call->operation},
+                 {"sequence", finding.call->sequence},
+                 {"call_site", finding.call->call_site},
+                 {"waiting", finding.waiting},
+                 {"seconds", finding.seconds},
+                 {"given_up", finding.given_up},
+                 {"chain", json::array()}};
+  for (const Wait& wait : finding.chain) result["chain"].push_back(wait_json(wait));
+  if (finding.kind == Finding::Kind::mismatch) {
+    result["variants"] = json::array();
+    for (const auto& [call, ranks] : finding.variants)
+      result["variants"].push_back(
+          {{"ranks", ranks}, {"summary", call->summary}, {"call_site", call->call_site}});
+  }
+  return result;
+}
+
+json group_json(const Group& group) {
+  json ranks = json::array();
+  for (const auto& [rank, position] : group.positions) {
+    json one = {{"rank", rank},
+                {"host", position.dump->host},
+                {"pid", position.dump->pid},
+                {"wall_clock", position.dump->wall_clock},
+                {"last_sequence", position.dump->last_sequence},
+                {"in_call", position.in_call || position.transfer != nullptr},
+                {"reason", position.dump->cause.reason}};
+    if (position.call != nullptr) one["call"] = call_json(*position.call, *position.dump);
+    if (position.transfer != nullptr)
+      one["transfer"] = call_json(*position.transfer, *position.dump);
+    if (const auto& progress = position.dump->progress)
+      one["progress"] = {{"step", progress->step}, {"phase", progress->phase}};
+    ranks.push_back(std::move(one));
+  }
+  std::vector<int> missing;
+  for (const int member : group.members)
+    if (!group.positions.contains(member)) missing.push_back(member);
+  return {{"name", group.name},       {"generation", group.generation},
+          {"members", group.members}, {"ranks", std::move(ranks)},
+          {"no_dump", missing},       {"in_trouble", group.in_trouble()}};
+}
+
+json report_json(const std::vector<Dump>& dumps) {
+  const Standing standing = standing_of(dumps);
+  json result = {{"hangs", hangs(dumps)},
+                 {"verdict", dumps.empty() ? "" : verdict(standing)},
+                 {"silent", standing.silent},
+                 {"findings", json::array()},
+                 {"groups", json::array()}};
+  for (const Finding& finding : diagnose(standing))
+    result["findings"].push_back(finding_json(finding));
+  for (const Group& group : standing.groups) result["groups"].push_back(group_json(group));
+  return result;
+}
+
+std::string text_of(const json& value) {
+  return value.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+std::string merged_report_json(const std::vector<Dump>& dumps) {
+  return text_of(report_json(dumps));
+}
+
+std::string merged_report_json(const Evidence& evidence) {
+  json result = report_json(evidence.dumps);
+  result["left_out"] = evidence.left_out;
+  return text_of(result);
 }
 
 }  // namespace lockstep::flight

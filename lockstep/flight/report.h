@@ -10,11 +10,12 @@
 
 namespace lockstep::flight {
 
-// First the answer: whom the others wait for, followed from group to group to where it ends. Then,
-// for each group that has something in flight, who is in which call since when, who is behind,
-// whose calls do not match, who left no dump. Ranks are the job's. They are compared by the numbers
-// of their calls; times are differences on one rank's own clock, so clocks that differ between
-// hosts change nothing. Ends in a newline; empty where there are no dumps.
+// The answer comes first: which rank the others wait for, followed from group to group to the end
+// of the chain. Then, for each group with calls in flight, which ranks are in which call since
+// when, which are behind, which made other calls, and which left no dump. Ranks are the job's. They
+// are compared by the numbers of their calls; times are differences on one rank's own clock, so
+// clocks that differ between hosts change nothing. Ends in a newline; empty where there are no
+// dumps.
 //
 //   rank 2 never called all_reduce #7 of group 'world' (train.cpp:42); ranks 0, 1 and 3 wait for
 //   it, for 5.0 s now.
@@ -29,7 +30,7 @@ std::string merged_report(const std::vector<Dump>& dumps);
 // The same for programs: "verdict", "findings", "groups".
 std::string merged_report_json(const std::vector<Dump>& dumps);
 
-// What a directory holds.
+// The dumps of a directory.
 struct Evidence {
   std::vector<Dump> dumps;
   std::vector<std::string> left_out;  // what was not used, and why
@@ -38,11 +39,11 @@ struct Evidence {
 // A file that cannot be read, and a dump from before the newest demand, is left out.
 Evidence read_evidence(const std::filesystem::path& directory);
 
-// Demands dumps of all processes that share the directory (demand.h), and waits until every rank of
+// Demands dumps of all processes that share the directory (dump.h), and waits until every rank of
 // the job has answered, or until `longest`: one that is stopped never does.
 Evidence demand_evidence(const std::filesystem::path& directory, milliseconds longest);
 
-// Of a directory as it is.
+// The same for a directory as it is, and for dumps that were read from one.
 std::string merged_report(const std::filesystem::path& directory);
 std::string merged_report(const Evidence& evidence);
 std::string merged_report_json(const Evidence& evidence);

@@ -1,4 +1,4 @@
-#include <lockstep/flight/verdict.h>
+#include <lockstep/flight/diagnosis.h>
 
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMostFindings = 4;
 constexpr std::size_t kMostRanksDescribed = 3;
 constexpr std::size_t kLongestList = 48;
-// What a job at work may show at any moment.
+// Calls that take no longer than this are seen in a healthy job, too.
 constexpr double kAtWorkSeconds = 1;
 
 bool one(const std::vector<int>& ranks) { return ranks.size() == 1; }

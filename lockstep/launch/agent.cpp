@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <lockstep/base/error.h>
-#include <lockstep/flight/demand.h>
+#include <lockstep/flight/dump.h>
 #include <lockstep/launch/processes/user_signals.h>
 
 namespace lockstep::launch {
@@ -392,9 +392,9 @@ void Agent::find_first_failure() {
   fail(first);
 }
 
-// Whether a failure that comes before `first` may still turn up. A rank that blames nobody may not
-// know whom to blame: one that ends right now, by a signal for instance, comes before it. A rank
-// that blames others has seen them go: they are waited for, on this host and on others.
+// Whether a failure that caused `first` may still turn up. A rank that blames nobody may not know
+// the culprit: a rank that ends at this moment, for instance by a signal, may be the cause. A rank
+// that blames others has seen them go: their failures are waited for, on this host and on others.
 bool Agent::cause_may_turn_up(const Failure& first) {
   if (cause_ends_by_.passed()) return false;
   const auto blames = [](const Failure& one, int rank) {

@@ -16,10 +16,10 @@
 
 namespace lockstep::launch {
 
-// Runs the loop of the launcher: shows output, notices how ranks end, hears from other launchers
-// and from the user (signals), and when something fails brings the generation to an end on this
-// host: ranks that stay are asked to leave it, all others are ended. One thread; borrows what it is
-// given. `signals` is a signalfd.
+// Runs the loop of the launcher. It shows output, notices how ranks end, and listens to other
+// launchers and to the user (signals). When something fails it ends the generation on this host: it
+// asks ranks that stay to leave it, and ends all others. One thread; borrows its arguments.
+// `signals` is a signalfd.
 class Agent {
  public:
   struct Options {

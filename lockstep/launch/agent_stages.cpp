@@ -10,9 +10,9 @@ namespace lockstep::launch {
 
 namespace {
 
-// After a wait this long, the user is told what it is for.
+// After a wait this long, the log tells the user what it is for.
 constexpr milliseconds kSilentWait(1000);
-// The same where the user was told that ranks save what they have.
+// The same where the log has told the user that ranks save their state.
 constexpr milliseconds kSilentSave(10'000);
 
 }  // namespace
@@ -55,19 +55,19 @@ void Agent::signal_ranks_to_end(int signal) {
   for (int slot = 0; slot < processes_.num_slots(); ++slot) {
     RankProcess& process = processes_[slot];
     if (!process.is_rank() || !has_to_end(process)) continue;
-    read_line(process);  // what it has said until now counts, and later words need not
+    read_line(process);  // messages that it has sent by now count; later ones need not
     process.to_end = true;
     guardian_.signal(slot, signal);
   }
 }
 
-// Gives ranks time to save what they have.
+// Gives ranks time to save their state.
 void Agent::end_politely() {
   signal_ranks_to_end(SIGTERM);
   enter(Stage::terminated, options_.interrupt_grace);
 }
 
-// Stops this host's ranks because of what other launchers have seen or decided.
+// Stops this host's ranks because another launcher has seen a failure, or has decided to stop them.
 void Agent::stop_as_decided() {
   const bool end = num_to_end() > 0;
   if (peers_->failure()) {
@@ -147,7 +147,7 @@ void Agent::advance() {
   }
 }
 
-// To be called when the stage's time is over.
+// Called when the stage's time is over.
 void Agent::advance_stage() {
   switch (stage_) {
     case Stage::interrupted: end_politely(); break;

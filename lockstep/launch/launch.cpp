@@ -53,7 +53,7 @@ net::Secret job_secret(const LaunchOptions& options) {
       node_range(options.min_nodes, options.max_nodes));
 }
 
-// How long ranks may take to save what they have, or to complete a step, where there is no failure.
+// How long ranks may take to save their state, or to complete a step, where there is no failure.
 milliseconds interrupt_grace(const LaunchOptions& options) {
   return std::max(options.grace, options.interrupt_grace);
 }

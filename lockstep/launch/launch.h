@@ -49,8 +49,8 @@ struct LaunchOptions {
   milliseconds interrupt_grace{2000};
   std::string log_directory;
   StreamChoices streams;
-  // Ranks that end with one of these have told their user why: the launcher adds nothing. Where
-  // there are any, ranks also say what came of an interruption.
+  // Ranks that end with one of these have told their user why: the launcher adds nothing. Ranks of
+  // a program with such codes also report the outcome of an interruption.
   std::vector<int> explained_exit_codes;
   // Said when the user's first signal is passed on; empty: nothing.
   std::string interruption_note;

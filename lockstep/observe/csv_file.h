@@ -57,8 +57,8 @@ inline constexpr std::size_t kMostColumns = 1000;
 // file ever needs quotes, and TensorBoard shows the name as it is.
 bool is_metric_name(std::string_view name);
 
-// A metrics file that is on disk, read by a run that resumes and by whoever draws it. A row that
-// cannot be read is left out and counted.
+// A metrics file on disk, which a resumed run and the drawing of curves read. A row that cannot be
+// read is left out and counted.
 //
 // Ownership: keeps the file mapped. Threading: read-only. Failure: UsageError where the file is
 // missing or does not begin like one that CsvFile wrote.

@@ -17,8 +17,8 @@ namespace lockstep::observe {
 // Threading: one thread. Failure: FileError naming the file.
 class TensorBoardFile : public MetricSink {
  public:
-  // With `resume_after`, TensorBoard is told to forget what earlier files of the folder say about
-  // later steps: the run that resumes says it again.
+  // With `resume_after`, TensorBoard forgets later steps in earlier files of the folder, because
+  // the resumed run writes them again.
   explicit TensorBoardFile(const std::filesystem::path& folder,
                            std::optional<std::int64_t> resume_after = std::nullopt);
 

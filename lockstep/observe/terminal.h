@@ -11,7 +11,7 @@ enum class Colour : std::uint8_t { none, basic };
 // Whether this is a terminal that understands escape sequences.
 bool is_live_terminal(int fd);
 
-// Columns of the terminal as it is now; `otherwise` where it does not say.
+// The terminal's columns now; `otherwise` where it does not tell them.
 int terminal_width(int fd, int otherwise = 80);
 
 // Decided by LC_ALL, LC_CTYPE and LANG. Chinese, Japanese and Korean terminals may draw the

@@ -13,7 +13,8 @@ using Value = Tape::Value;
 // A block of scores of nn::attention on one thread.
 constexpr std::int64_t kScores = std::int64_t{64} * 512 * kFloat;
 
-// Logits that nn::linear_cross_entropy has at once, and on a GPU rows by which its blocks differ.
+// The most logits that nn::linear_cross_entropy holds at once; on a GPU its blocks are multiples of
+// kRowsOfAProduct rows.
 constexpr std::int64_t kLogitsCpu = 16 << 20;
 constexpr std::int64_t kLogitsGpu = 1 << 30;
 constexpr std::int64_t kRowsOfAProduct = 256;

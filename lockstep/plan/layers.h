@@ -28,19 +28,19 @@ struct Embedding {
 
 enum class HasBias : std::uint8_t { no, yes };
 
-// Whose kernels run: lockstep::nn's own for floats of the CPU, or for a GPU; LibTorch's for what is
-// neither.
+// The kernels that run: lockstep::nn's own for floats on the CPU, its own for a GPU, or LibTorch's
+// for everything else.
 enum class Kernels : std::uint8_t { cpu, gpu, libtorch };
 
-// Which kernels, and on how much.
+// Which kernels run, and on how many tokens.
 struct LayerTerms {
   std::int64_t num_tokens = 0;
   std::int64_t element_bytes = 4;
   Kernels kernels = Kernels::cpu;
 };
 
-// Each function does to the Tape what the module or function of its name does to memory. Its
-// tensors are [tokens, width].
+// Each function does to the Tape what the module or function of the same name does to memory.
+// Tensors are [tokens, width].
 class Layers {
  public:
   explicit Layers(const LayerTerms& terms) : terms_(terms) {}

@@ -1,15 +1,181 @@
 #include <lockstep/plan/memory_estimate.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <span>
 #include <vector>
 
 #include <lockstep/base/error.h>
 #include <lockstep/parallel/shard/sizes/unit_sizes.h>
-#include <lockstep/plan/pooled_units.h>
+#include <lockstep/plan/model_sizes.h>
 
 namespace lockstep::plan {
 
 namespace {
+
+// Whether a unit is moved between ranks, and its bytes when it is whole on a rank.
+struct MovedUnit {
+  bool moved = false;
+  std::int64_t bytes = 0;
+};
+
+// The first step learns the order in which units are used; the second already follows it.
+constexpr int kSteps = 2;
+
+struct Itself {
+  std::int64_t operator()(std::int64_t bytes) const { return bytes; }
+};
+
+// shard::BufferPool without buffers.
+class Pool {
+ public:
+  explicit Pool(std::int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  // Returns the bytes of the buffer that it gave, which may be larger.
+  std::int64_t take(std::int64_t bytes) {
+    if (const auto found = idle_.take(bytes)) return *found;
+    held_ -= idle_.free(held_ + bytes - limit_bytes_);
+    held_ += bytes;
+    peak_ = std::max(peak_, held_);
+    return bytes;
+  }
+  void give_back(std::int64_t bytes) {
+    idle_.add(bytes);
+    held_ -= idle_.free(held_ - limit_bytes_);
+  }
+
+  std::int64_t peak() const { return peak_; }
+
+ private:
+  std::int64_t limit_bytes_;
+  shard::IdleBuffers<std::int64_t, Itself> idle_;
+  std::int64_t held_ = 0;
+  std::int64_t peak_ = 0;
+};
+
+// How many parameters of each unit get a gradient.
+std::vector<std::size_t> count_gradients(const ModelSizes& model, const StepTrace& trace) {
+  std::vector<std::size_t> counts(model.units.size());
+  for (const StepTrace::Event& event : trace.events)
+    if (event.kind == StepTrace::Kind::gradient) ++counts[model.parameters[event.parameter].unit];
+  return counts;
+}
+
+// Units that are there, least recently used first.
+class LiveUnits {
+ public:
+  LiveUnits(std::span<const MovedUnit> units, std::int64_t most, std::int64_t limit_bytes)
+      : units_(units), most_(static_cast<std::size_t>(most)), pool_(limit_bytes) {}
+
+  void use(std::size_t unit) {
+    gather(unit);
+    const auto place = std::ranges::find(live_, unit, &Live::unit);
+    std::rotate(place, place + 1, live_.end());
+  }
+  // While another one is in use.
+  void prefetch(std::size_t unit) {
+    if (most_ > 1) gather(unit);
+  }
+  void release(std::size_t unit) {
+    const auto place = std::ranges::find(live_, unit, &Live::unit);
+    if (place == live_.end()) return;
+    pool_.give_back(place->bytes);
+    live_.erase(place);
+  }
+  void release_all() {
+    while (!live_.empty()) release(live_.front().unit);
+  }
+
+  std::int64_t peak_bytes() const { return pool_.peak(); }
+
+ private:
+  struct Live {
+    std::size_t unit;
+    std::int64_t bytes;
+  };
+
+  void gather(std::size_t unit) {
+    if (std::ranges::find(live_, unit, &Live::unit) != live_.end()) return;
+    while (live_.size() >= most_) release(live_.front().unit);
+    live_.push_back({unit, pool_.take(units_[unit].bytes)});
+  }
+
+  std::span<const MovedUnit> units_;
+  std::size_t most_;
+  Pool pool_;
+  std::vector<Live> live_;
+};
+
+// The most bytes that shard::ParameterGatherer holds for units that are gathered when they are
+// used.
+std::int64_t peak_of_gathered(const ModelSizes& model, const StepTrace& trace,
+                              std::span<const MovedUnit> units, std::int64_t max_live_units,
+                              std::int64_t limit_bytes) {
+  struct Event {
+    StepTrace::Kind kind;
+    std::size_t unit;
+  };
+  // The events of units that are moved, without a second use in a row of the same unit.
+  std::vector<Event> events;
+  for (const StepTrace::Event& event : trace.events) {
+    const std::size_t unit = model.parameters[event.parameter].unit;
+    const bool again = event.kind == StepTrace::Kind::use && !events.empty() &&
+                       events.back().kind == StepTrace::Kind::use && events.back().unit == unit;
+    if (units[unit].moved && !again) events.push_back({event.kind, unit});
+  }
+  const auto next_use = [&](std::size_t after) {
+    return std::find_if(events.begin() + static_cast<std::ptrdiff_t>(after), events.end(),
+                        [](const Event& event) { return event.kind == StepTrace::Kind::use; });
+  };
+
+  LiveUnits live(units, max_live_units, limit_bytes);
+  for (int step = 0; step < kSteps; ++step) {
+    const bool knows_order = step > 0;
+    std::vector<std::size_t> pending = count_gradients(model, trace);
+    if (const auto first = next_use(0); knows_order && first != events.end())
+      live.prefetch(first->unit);
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      const auto [kind, unit] = events[i];
+      if (kind == StepTrace::Kind::use) {
+        live.use(unit);
+        if (const auto next = next_use(i + 1); knows_order && next != events.end())
+          live.prefetch(next->unit);
+      } else if (--pending[unit] == 0) {
+        live.release(unit);
+      }
+    }
+    live.release_all();
+  }
+  return live.peak_bytes();
+}
+
+// The most bytes that shard::GradientSharder holds for gradients that are collected or on their
+// way.
+std::int64_t peak_of_gradients(const ModelSizes& model, const StepTrace& trace,
+                               std::span<const MovedUnit> units, std::int64_t limit_bytes) {
+  Pool pool(limit_bytes);
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<std::size_t> pending = count_gradients(model, trace);
+    std::vector<std::int64_t> collected(units.size());
+    std::deque<std::size_t> in_flight;
+    const auto settle_oldest = [&] {
+      pool.give_back(collected[in_flight.front()]);
+      in_flight.pop_front();
+    };
+    for (const StepTrace::Event& event : trace.events) {
+      const std::size_t unit = model.parameters[event.parameter].unit;
+      if (event.kind != StepTrace::Kind::gradient || !units[unit].moved) continue;
+      if (collected[unit] == 0) {
+        while (in_flight.size() >= shard::kGradientsInFlight) settle_oldest();
+        collected[unit] = pool.take(units[unit].bytes);
+      }
+      if (--pending[unit] == 0) in_flight.push_back(unit);
+    }
+    while (!in_flight.empty()) settle_oldest();
+  }
+  return pool.peak();
+}
 
 void check(const MemoryOptions& options) {
   if (options.num_ranks < 1)
@@ -73,8 +239,8 @@ class Accountant {
  private:
   using Unit = ModelSizes::Unit;
 
-  // Whether ranks send each other parameters of 16 bits: where they are whole on every rank,
-  // autocast does without.
+  // Whether ranks send each other parameters in 16 bits. Where parameters are whole on every rank,
+  // autocast computes in 16 bits without that.
   bool is_narrow() const { return cuts_gradients_ && options_.precision != Precision::fp32; }
   bool on_gpu() const { return options_.device == Device::gpu; }
   bool uses_autocast() const {
@@ -88,7 +254,7 @@ class Accountant {
   std::int64_t sent_bytes(const Unit& unit) const {
     return is_narrow() ? bytes_of(options_.precision) : unit.element_bytes;
   }
-  // Of a gradient that is summed over ranks or over passes: never in 16 bits.
+  // Bytes of an element of a gradient that is summed over ranks or over passes: never 16 bits.
   std::int64_t summed_bytes(const Unit& unit) const {
     return is_narrow() ? kFloat : unit.element_bytes;
   }
@@ -104,7 +270,7 @@ class Accountant {
     const bool offloads = options_.offload != Offload::none;
     if (resident_[index]) {
       estimate_.weights += padded(unit) * computed_bytes(unit);
-      // What is sent is a part of it, unless that has another type.
+      // A rank sends a part of the weights it computes with, unless the two have different types.
       if (sent_bytes(unit) != computed_bytes(unit))
         estimate_.weights += part(unit) * sent_bytes(unit);
     } else {
@@ -112,7 +278,7 @@ class Accountant {
                                                              : estimate_.weights) +=
           part(unit) * sent_bytes(unit);
     }
-    // The copies that it makes in a pass.
+    // Autocast makes copies of the weights in a pass.
     if (uses_autocast()) estimate_.weights += unit.num_elements * bytes_of(options_.precision);
     if (!unit.trained) return;
     if (cuts_gradients_)
@@ -128,7 +294,8 @@ class Accountant {
       estimate_.host_optimizer += stepped_on * (options_.state_bytes + kFloat);
   }
 
-  // What a checkpoint holds: of weights in 16 bits those that the optimizer steps on.
+  // Bytes of a checkpoint. For weights in 16 bits it holds the fp32 ones that the optimizer steps
+  // on.
   std::int64_t saved_bytes() const {
     std::int64_t bytes = model_.buffer_bytes;
     for (const Unit& unit : model_.units)
@@ -151,7 +318,7 @@ class Accountant {
     if (options_.ranks_per_node > 1)
       for (const MovedUnit& unit : units)
         if (unit.moved) in_node += unit.bytes / options_.ranks_per_node;
-    // On a CPU a unit comes in 16 bits, and is made wider then.
+    // On a CPU a unit arrives in 16 bits, and is then converted to fp32.
     const std::int64_t wider =
         is_narrow() && !on_gpu() ? largest / kFloat * bytes_of(options_.precision) : 0;
     return peak + wider + in_node;
@@ -167,13 +334,13 @@ class Accountant {
     return peak_of_gradients(model_, trace_, units, shard::kGradientBuffers * largest);
   }
 
-  // Walks through a step with what is there all the time, and gradients as they come.
+  // Walks through a step: some memory is there all the time, and gradients are added as they come.
   std::int64_t peak() const {
     std::int64_t whole_gradients = 0;
     for (const Unit& unit : model_.units)
       if (unit.trained) whole_gradients += unit.num_elements * summed_bytes(unit);
     const bool stay_whole = !cuts_gradients_;
-    // Of the micro-batch before, or in buckets.
+    // Gradients of the micro-batch before are there, or buckets hold all gradients.
     const bool there_from_the_start =
         options_.accumulation > 1 || (stay_whole && options_.device == Device::gpu);
     const std::int64_t rest = estimate_.weights + estimate_.optimizer + estimate_.buffers +

@@ -1,50 +1,50 @@
-// What a rank's memory holds while a model trains, for each strategy and any number of ranks.
+// How much memory a rank needs while a model trains, for each strategy and any number of ranks.
 #pragma once
 
 #include <cstdint>
 
 #include <lockstep/parallel/shard/sizes/strategy.h>
-#include <lockstep/plan/device.h>
 #include <lockstep/plan/model_sizes.h>
 #include <lockstep/plan/precision.h>
-#include <lockstep/plan/step_trace.h>
 
 namespace lockstep::plan {
 
-// What is kept in the host's memory in place of the device's.
+// Which data is kept in the host's memory in place of the device's.
 enum class Offload : std::uint8_t {
   none,
   optimizer,                 // its state, with the weights that it steps on and their gradients
   optimizer_and_parameters,  // and the parts of parameters that are cut
 };
 
-// How many shares are copied for a checkpoint that is written while training goes on, and for
-// copies in the ranks' memory: two at a time, of which a rank has its own and a neighbour's.
+// How many copies of a rank's share there are: one for a checkpoint that is written while training
+// goes on; and for copies in the ranks' memory two at a time, each of its own share and a
+// neighbour's.
 inline constexpr int kSharesOfSave = 1;
 constexpr int shares_of_peer_copies(int num_ranks) { return num_ranks == 1 ? 2 : 4; }
 
-// Whether a strategy can: what is offloaded is cut.
+// Whether a strategy can offload this: only data that it cuts can be offloaded.
 bool can_offload(ShardingStrategy strategy, Offload offload);
 
 struct MemoryOptions {
   ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
   int num_ranks = 1;
   int ranks_per_copy = 0;  // of HYBRID_SHARD; 0: all of them
-  // What operators compute in on a GPU, and what ranks send each other of parameters that are cut.
+  // The precision in which operators compute on a GPU, and in which ranks send each other
+  // parameters that are cut.
   Precision precision = Precision::fp32;
   Offload offload = Offload::none;
   std::int64_t state_bytes = 8;     // the optimizer's for each parameter: Adam 8, momentum 4
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
   int ranks_per_node = 0;           // that keep a copy among them (hpZ); 0: none do
-  // Copies in the host's memory of a rank's share of what checkpoints hold: the ranks share all of
-  // it out evenly, whatever the strategy.
+  // How often the host's memory holds a copy of a rank's share of the checkpoint. All ranks have
+  // equal shares of it, whatever the strategy.
   int copied_shares = 0;
   Device device = Device::cpu;
 };
 
-// In bytes, on each rank. Tensors are counted, and nothing else: not LibTorch's libraries, a GPU's
-// context, or what an allocator keeps in reserve.
+// Bytes on each rank. Only tensors are counted: neither LibTorch's libraries, nor a GPU's context,
+// nor an allocator's reserve.
 struct MemoryEstimate {
   // The most that each takes in a step.
   std::int64_t weights = 0;  // with the copies that autocast makes
@@ -59,8 +59,8 @@ struct MemoryEstimate {
   // The most at once: less than their sum where activations go while gradients come.
   std::int64_t peak = 0;
 
-  // Of the host, where the device is another: what is offloaded, and copies of what checkpoints
-  // hold.
+  // Bytes of the host's memory where the device has its own: offloaded data, and copies of shares
+  // of the checkpoint.
   std::int64_t host_weights = 0;
   std::int64_t host_optimizer = 0;
   std::int64_t host_copies = 0;

@@ -60,4 +60,10 @@ ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters) {
   return sizes;
 }
 
+std::int64_t StepTrace::peak_bytes() const {
+  std::int64_t peak = peak_bytes_after;
+  for (const Event& event : events) peak = std::max(peak, event.peak_bytes);
+  return peak;
+}
+
 }  // namespace lockstep::plan

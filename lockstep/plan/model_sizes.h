@@ -1,4 +1,5 @@
-// A model in numbers: how many parameters it has, and which of them are gathered together.
+// A model in numbers: how many parameters it has, which of them are gathered together, and what a
+// step does to memory.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,7 @@
 namespace lockstep::plan {
 
 struct ModelSizes {
-  // What shard::plan_units() makes of a module.
+  // The units that shard::plan_units() cuts a module into.
   struct Unit {
     std::int64_t num_elements = 0;
     std::int64_t element_bytes = 4;
@@ -39,8 +40,36 @@ struct PlacedParameter {
   std::optional<std::size_t> block;  // none: an embedding, a head
 };
 
-// The units that shard::plan_units() makes of such a model by default: its blocks where there are
-// two or more, and what is left, put together.
+// The units that shard::plan_units() cuts such a model into by default: one for each block where
+// there are two or more, and one for all other parameters.
 ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters);
+
+// What the forward and backward pass of one micro-batch do to memory, in order, on one rank that
+// holds the whole model. It is measured on a module, or worked out from a model's sizes. It leaves
+// out parameters and complete gradients: strategies differ in where these lie, and for how long.
+struct StepTrace {
+  enum class Kind : std::uint8_t {
+    use,       // an operator reads a parameter
+    gradient,  // a parameter's gradient is complete
+  };
+  struct Event {
+    Kind kind = Kind::use;
+    std::size_t parameter = 0;  // its number in ModelSizes
+    // The most at once since the event before. It counts a gradient until it is complete.
+    std::int64_t peak_bytes = 0;
+  };
+
+  std::vector<Event> events;
+  std::int64_t peak_bytes_after = 0;  // the last event
+  std::int64_t saved_bytes = 0;       // between forward and backward
+
+  // The most at once in the whole step.
+  std::int64_t peak_bytes() const;
+};
+
+// Where a model computes, as far as memory goes. On the CPU our own kernels compute in fp32, and
+// save less for backward than LibTorch's; and gradients are summed over ranks where autograd put
+// them, whereas on a GPU they lie in buckets.
+enum class Device : std::uint8_t { cpu, gpu };
 
 }  // namespace lockstep::plan

@@ -29,8 +29,9 @@ struct ModelStates {
   double total() const { return weights + gradients + optimizer; }
 };
 
-// Of a model with so many billions of parameters, trained with Adam in fp32, bf16 or fp16. The
-// textbook's numbers: no padding, no units in flight, gradients of 16-bit models in 16 bits.
+// Estimates for a model with so many billions of parameters, trained with Adam in fp32, bf16 or
+// fp16. These are the textbook's numbers: no padding, no units in flight, gradients of 16-bit
+// models in 16 bits.
 //
 //   estimate_memory(7, "bf16").total()                                     // 112e9
 //   estimate_memory(7, "bf16", {.strategy = FULL_SHARD, .num_ranks = 8})   // 14e9

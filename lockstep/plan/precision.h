@@ -8,7 +8,7 @@ namespace lockstep::plan {
 
 enum class Precision : std::uint8_t { fp32, bf16, fp16 };
 
-// Of what is never in 16 bits.
+// Bytes of a float, for data that is never in 16 bits.
 inline constexpr std::int64_t kFloat = 4;
 
 inline constexpr std::int64_t bytes_of(Precision precision) {

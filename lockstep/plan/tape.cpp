@@ -9,7 +9,7 @@ namespace lockstep::plan {
 
 namespace {
 
-// What a region remembers of LibTorch's generator on the CPU.
+// Bytes of the state of LibTorch's CPU generator, which a recomputed region keeps.
 constexpr std::int64_t kGeneratorState = 5056;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Autograd without tensors: what a forward and backward pass keeps in memory, from sizes alone.
+// Autograd without tensors: the memory of a forward and backward pass, from sizes alone.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 #include <memory>
 #include <vector>
 
-#include <lockstep/plan/step_trace.h>
+#include <lockstep/plan/model_sizes.h>
 
 namespace lockstep::plan {
 
-// A model is described as it is written: functions over Values, which are held by variables as
-// tensors are. A result's memory is there for as long as a Value or an operator's backward refers
-// to it; backward goes through the operators last to first, as LibTorch's does.
+// A model is described like a forward pass: functions over Values, which variables hold as they
+// hold tensors. A result's memory lives for as long as a Value or an operator's backward refers to
+// it; backward goes through the operators last to first, as LibTorch's does.
 //
 // Ownership: Values and Memory refer to the Tape, which outlives them. Threading: one thread.
 class Tape {
@@ -29,7 +29,7 @@ class Tape {
     std::size_t output = 0;    // which of its results
   };
 
-  // What an operator does to memory.
+  // How an operator uses memory.
   struct Operator {
     std::vector<Value> inputs;  // those that gradients flow to
     std::int64_t bytes = 0;     // of its result

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensors.h>

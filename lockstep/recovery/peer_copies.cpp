@@ -9,8 +9,8 @@
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
-#include <lockstep/base/host_identity.h>
 #include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/recovery/snapshot.h>

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/recovery/checkpointer.h>
 #include <lockstep/recovery/load_together.h>

@@ -20,8 +20,7 @@ namespace {
 // afterwards.
 constexpr std::size_t kMostIdle = 4;
 
-// How much later than the deadline the server's own "timeout", which names what is missing, may
-// come.
+// How long after the deadline to wait for the server's own "timeout", which names the missing keys.
 constexpr milliseconds kLastWord(1000);
 
 constexpr std::size_t kMostKeysListed = 16;
@@ -90,8 +89,8 @@ class Client::Impl {
     idle_.push_back(connect(deadline, if_refused));
   }
 
-  // Makes one request and returns its reply. CommError names the call and the server; UsageError
-  // for requests that the server refuses.
+  // Sends a request and returns the reply. CommError names the call and the server; UsageError
+  // where the server refuses the request.
   Reply call(Request request, const Deadline& deadline);
 
  private:

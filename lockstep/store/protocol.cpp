@@ -48,8 +48,8 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-// Reads values from the front. After the first value that does not fit, it stays failed and returns
-// empty values.
+// Reads from the front. After the first field that does not fit it stays failed, and returns empty
+// values from then on.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}

@@ -1,7 +1,8 @@
 // The protocol between client and server of the store, once the handshake is done.
 //
 //   server → client   a Greeting: which server this is, and of which generation of the job; a
-//                     client of another generation gets nothing more
+//   client
+//                     of another generation gets nothing more
 //   client → server   a request: its size in 4 bytes, then its body
 //   server → client   the reply to it, likewise; then the next request may follow
 //
@@ -84,7 +85,7 @@ struct Reply {
   bool operator==(const Reply&) const = default;
 };
 
-// Encodes a message, with its size in front.
+// Bytes to send, with their size in front.
 std::vector<std::byte> encode(const Request& request);
 std::vector<std::byte> encode(const Reply& reply);
 

@@ -5,6 +5,7 @@
 
 #include <lockstep/net/address.h>
 #include <lockstep/net/secret.h>
+#include <lockstep/store/client.h>
 #include <lockstep/store/store.h>
 
 namespace lockstep::store {
@@ -30,6 +31,22 @@ class Server {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+// The job's store where no launcher has one and a rank hosts it: that rank's server, and every
+// rank's client. The host does not end the server while other ranks still use it, as one whose
+// group has failed may not have read yet why. Its destructor waits some seconds for them to destroy
+// theirs, and logs a warning where it gives up.
+class RankStore final : public Client {
+ public:
+  // `server` is null on all ranks but the host.
+  RankStore(const net::Address& address, const net::Secret& secret, std::unique_ptr<Server> server,
+            int num_ranks, Deadline deadline);
+  ~RankStore() override;
+
+ private:
+  const std::unique_ptr<Server> server_;
+  const int num_ranks_;
 };
 
 }  // namespace lockstep::store

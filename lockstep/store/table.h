@@ -1,4 +1,4 @@
-// The contents of a store, and the requests that wait for keys: everything but the sockets.
+// The contents of a store, and the requests that wait for a key: everything but the sockets.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +29,18 @@ class Repeats {
 
   enum class Kind : std::uint8_t {
     fresh,     // not seen before: carry it out
-    repeated,  // carried out before; the result is here
-    stale,     // the client has its answer or gave up: the request came late on an old connection
+    repeated,  // carried out before, with this result
+    stale,     // the client has its answer or gave up: this came late on an old connection
   };
   struct Verdict {
     Kind kind = Kind::fresh;
     std::int64_t result = 0;
   };
 
-  // Call this before a change is made. Forgets the client's calls below `answered`.
+  // Call this before making a change. Forgets the client's calls below `answered`.
   Verdict look_up(const std::string& client, std::uint64_t call, std::uint64_t answered);
 
-  // Call this after the change; look_up() was called for the client just before.
+  // Call this after making the change; the client has been looked up just before.
   void remember(const std::string& client, std::uint64_t call, std::int64_t result);
 
  private:
@@ -71,8 +71,8 @@ class Table {
  public:
   explicit Table(std::size_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
 
-  // Appends the answer, unless the request has to wait, and the answers of other requests whose
-  // wait it ends. A stale repeat (Repeats) gets none.
+  // Carries out a request. Appends its answer, unless the request has to wait, and the answers of
+  // requests whose wait it ends. A stale repeat (Repeats) gets none.
   void apply(Ticket ticket, const std::string& client, Request request, Clock::time_point now,
              std::vector<Answer>& answers);
 

@@ -32,12 +32,11 @@
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/make_language_model.h>
-#include <lockstep/train/preflight/begun_batch.h>
-#include <lockstep/train/preflight/data_digest.h>
 #include <lockstep/train/preflight/memory_fit.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_layout.h>
 #include <lockstep/train/preflight/run_plan.h>
+#include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>

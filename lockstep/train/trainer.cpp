@@ -16,8 +16,8 @@
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/train/loss_scaling.h>
-#include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/run_plan.h>
+#include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/stop_request.h>
 
 namespace lockstep::train {

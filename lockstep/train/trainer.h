@@ -11,7 +11,7 @@
 
 #include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/format/folder.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/distributed.h>

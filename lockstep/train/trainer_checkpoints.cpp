@@ -11,7 +11,6 @@
 #include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/checkpoint/generators.h>
 #include <lockstep/train/main_rank.h>
-#include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/run_folder.h>

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/data/tokens/token_file.h>
+#include <lockstep/data/tokens/sequences.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -1,4 +1,4 @@
-#include <lockstep/data/sampling/step_cut.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 
 #include <limits>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/data/tokens/token_file.h>
+#include <lockstep/data/tokens/sequences.h>
 
 namespace lockstep::data {
 

@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/ranges.h>
 
-#include <lockstep/checkpoint/format/compare.h>
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/tensors.h>

@@ -7,7 +7,6 @@
 #include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/net/secret.h>
 #include <lockstep/train/distributed_trainer.h>
-#include <lockstep/train/preflight/begun_batch.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
 

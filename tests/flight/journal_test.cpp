@@ -12,7 +12,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/environment.h>
-#include <lockstep/flight/demand.h>
+#include <lockstep/flight/dump.h>
 #include <lockstep/flight/report.h>
 #include <lockstep/launch/rank_side/launcher_line.h>
 

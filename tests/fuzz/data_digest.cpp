@@ -2,7 +2,7 @@
 #include <string>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/preflight/data_digest.h>
+#include <lockstep/train/preflight/resume_check.h>
 
 #include "target.h"
 

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/launch/rendezvous/connection.h>
-#include <lockstep/launch/rendezvous/listener.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 

@@ -5,8 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/plan/bytes_text.h>
-#include <lockstep/plan/memory_table.h>
+#include <lockstep/plan/text.h>
 
 namespace lockstep::plan {
 namespace {

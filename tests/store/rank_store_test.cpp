@@ -1,4 +1,4 @@
-#include <lockstep/store/rank_store.h>
+#include <lockstep/store/server.h>
 
 #include <future>
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <lockstep/train/config/elasticity.h>
+#include <lockstep/train/config/batch.h>
 #include "tests/train/configs.h"
 
 namespace lockstep::train {

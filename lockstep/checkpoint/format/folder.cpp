@@ -23,7 +23,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a name in a run's folder says. Only what checkpoint_name() can have made is ours.
+// The meaning of a name in a run's folder. Only names that checkpoint_name() can have made are
+// ours.
 struct FolderName {
   enum class Kind {
     complete,  // step-00000500
@@ -107,7 +108,7 @@ struct Found {
   fs::path path;
 };
 
-// Those with a name of ours, in no order.
+// Entries of the folder with a name of ours, in no order.
 std::vector<Found> scan(const fs::path& run_folder) {
   std::vector<Found> found;
   std::error_code error;
@@ -134,7 +135,8 @@ void remove_leftover(const fs::path& run_folder, const FolderName& name, const f
   }
 }
 
-// What stays costs room on the disk, which is no reason to lose a checkpoint.
+// A leftover that cannot be removed takes room on the disk, which is no reason to lose a
+// checkpoint.
 void remove_leftovers(const fs::path& run_folder) {
   for (const auto& [name, path] : scan(run_folder)) {
     if (name.kind == FolderName::Kind::complete || name.kind == FolderName::Kind::aside) continue;
@@ -161,7 +163,7 @@ bool is_checkpoint(const fs::path& folder) {
   if (std::error_code ignored; !fs::is_directory(folder, ignored)) return false;
   if (is_exported(folder)) return false;
   const auto name = parse_name((folder / "").parent_path().filename().string());
-  // What a killed writer left was never complete.
+  // The leftovers of a killed writer were never complete.
   if (name) return name->kind != FolderName::Kind::part && name->kind != FolderName::Kind::gone;
   return is_there(folder / piece_file_name(0));
 }

@@ -7,9 +7,9 @@
 //   remove_old(run_folder, 3);
 //
 // While a checkpoint is written it is called .step-00000500.part-<writer>; one that is being
-// replaced waits as .step-00000500.old-<writer> until its successor has the name. Killed at any
-// moment, a writer leaves every older checkpoint as it was, and what it left half-done is not
-// listed and is removed by the next writer.
+// replaced waits as .step-00000500.old-<writer> until its successor has the name. A writer that is
+// killed leaves every older checkpoint as it was; the next writer removes its half-written folder,
+// which is never listed.
 #pragma once
 
 #include <cstdint>
@@ -34,39 +34,40 @@ struct Checkpoint {
   bool operator==(const Checkpoint&) const = default;
 };
 
-// Whether a folder is a checkpoint, damaged or not: it has a manifest, or has lost it, which its
-// name or the files that are left tell.
+// Whether a folder is a checkpoint, damaged or not: it has a manifest, or its name or other files
+// tell that it had one.
 bool is_checkpoint(const std::filesystem::path& folder);
 
-// Those that got their name, ascending by step; none where the folder does not exist. All were
-// complete then: one that lacks its manifest has lost it since, and is listed as it is, for whoever
-// opens it to say so. UsageError where the folder cannot be read.
+// The checkpoints that were completed, ascending by step; none where the folder does not exist. One
+// that has lost its manifest since is listed too: opening it reports the damage. UsageError where
+// the folder cannot be read.
 std::vector<Checkpoint> list_checkpoints(const std::filesystem::path& run_folder);
 
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& run_folder);
 
-// Gives a damaged one another name, beside those that are listed: "damaged-step-00000500", where it
-// can be looked at. Returns that. FileError where it cannot be renamed.
+// Renames a damaged checkpoint to "damaged-step-00000500", so that it is no longer listed but can
+// still be looked at. Returns the new path. FileError where it cannot be renamed.
 std::filesystem::path set_aside(const Checkpoint& checkpoint);
 
-// Those that were set aside, ascending by step.
+// The checkpoints that were set aside, ascending by step.
 std::vector<Checkpoint> list_set_aside(const std::filesystem::path& run_folder);
 
-// Removes all but the newest `keep_last` with a manifest (0 keeps all) and returns those. For after
-// a commit, when a newer one is safe. FileError where one cannot be removed.
+// Removes all but the newest `keep_last` checkpoints with a manifest (0 keeps all), and returns the
+// removed ones. Call it after a commit, when a newer one is safe. FileError where one cannot be
+// removed.
 std::vector<Checkpoint> remove_old(const std::filesystem::path& run_folder, int keep_last);
 
 // One checkpoint while it is written.
 //
-// Ownership: of a folder that is removed when the writer is dropped without commit(). One writer at
-// a time for a run's folder: a second is a UsageError, as FolderLock has it. Who holds a lock that
-// keeps others out of the folder gives it: then that one counts, and where a later generation has
-// taken it over nothing is touched, which is a FileError. Threading: one thread; others may write
-// files into path(). Failure: FileError for the disk; what was there before stays.
+// Ownership: owns a folder, which it removes when it is dropped without commit(). A run's folder
+// has one writer at a time: a second is a UsageError, as with FolderLock. A caller that already
+// holds the folder's lock passes it; where a later generation has taken that lock over, nothing is
+// touched and commit() throws a FileError. Threading: one thread; others may write files into
+// path(). Failure: FileError for the disk; the folder's earlier checkpoints stay.
 class CheckpointWriter {
  public:
-  // Makes `run_folder` where it does not exist, and removes what killed writers left in it; of what
-  // cannot be removed it warns.
+  // Makes `run_folder` where it does not exist, and removes what killed writers left in it; warns
+  // where something cannot be removed.
   CheckpointWriter(std::filesystem::path run_folder, std::int64_t step,
                    std::shared_ptr<const FolderLock> lock = nullptr);
   ~CheckpointWriter();
@@ -76,9 +77,9 @@ class CheckpointWriter {
   // Where the files go until commit().
   const std::filesystem::path& path() const { return part_; }
 
-  // Puts the names of its files, each of which is on disk already (DurableFile), on disk as well,
-  // and gives the folder its own, in place of a checkpoint of the same step. Returns where it is.
-  // UsageError where it has no manifest.json.
+  // Syncs the folder, whose files are on disk already (DurableFile), and gives it its final name,
+  // in place of a checkpoint of the same step. Returns its path. UsageError where it has no
+  // manifest.json.
   std::filesystem::path commit();
 
  private:

@@ -1,6 +1,6 @@
 // The manifest of a checkpoint lists what it holds, with hashes: manifest.json, written last. Its
-// tensors lie in pieces in safetensors files, each piece as some rank held it. A reader takes what
-// it needs from any of them, in any layout.
+// tensors lie in pieces in safetensors files, each piece as some rank held it. A reader takes the
+// elements that it needs from any of them, in any layout.
 //
 //   step-00000500/
 //     shard-00000.safetensors   pieces that rank 0 wrote
@@ -11,17 +11,51 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <lockstep/base/error.h>
-#include <lockstep/checkpoint/format/training_state.h>
 #include <lockstep/checkpoint/safetensors/content_hash.h>
 #include <lockstep/checkpoint/safetensors/header.h>
 #include <lockstep/mesh/placement/placement.h>
 
 namespace lockstep::checkpoint {
+
+// How far the data has been read: good for any number of ranks and any batch size.
+struct DataPosition {
+  std::int64_t epoch = 0;
+  std::int64_t position = 0;  // samples that all ranks have had of the epoch's order
+  std::int64_t size = 0;      // of the dataset: another one has another order
+
+  bool operator==(const DataPosition&) const = default;
+};
+
+// What a run must know, beside its tensors, to continue as if it had never stopped.
+struct TrainingState {
+  std::int64_t step = 0;  // done so far
+  DataPosition data = {};
+  std::uint64_t seed = 0;
+  std::int64_t samples_seen = 0;  // by all ranks, in all epochs
+  std::optional<double> last_loss = {};
+  // Other numbers that a resumed run needs, such as how many updates were made.
+  std::map<std::string, double> values = {};
+  std::string config = {};  // the run's resolved JSON, as it is
+
+  bool operator==(const TrainingState&) const = default;
+};
+
+// As JSON, in one line. Every double comes back to the bit, also those that are no number.
+// UsageError for texts that are no UTF-8.
+std::string to_text(const TrainingState& state);
+
+// UsageError that names `file` and the key for what is not such a text or lacks a key.
+TrainingState parse_state(std::string_view text, const std::string& file);
+
+// Reads the state from a place within a larger JSON text. UsageError as parse_state.
+class JsonPlace;
+TrainingState state_at(const JsonPlace& place);
 
 // A checkpoint without it is not one.
 inline constexpr const char* kManifestFile = "manifest.json";
@@ -78,11 +112,11 @@ std::uint64_t piece_bytes(DType dtype, const mesh::Placement& placement);
 // How many hashes it has.
 std::uint64_t num_hashes(std::uint64_t bytes);
 
-// Adds the files and tensors of one rank's. UsageError where both have a tensor and differ in what
-// it is, or a file of the same name.
+// Adds the files and tensors of one rank's manifest. UsageError where both have a file of the same
+// name, or a tensor with another shape or type.
 void add(Manifest& to, Manifest part);
 
-// DamagedCheckpoint that names a tensor of which there are not all elements.
+// DamagedCheckpoint that names a tensor of which some elements are missing.
 void check_complete(const Manifest& manifest, const std::string& file);
 
 // Ends in the hash of all before it. Every double comes back to the bit. UsageError for texts that
@@ -92,9 +126,9 @@ std::string to_text(const Manifest& manifest);
 // The text of a manifest, as far as its tensors, with the hash that closes it.
 std::string seal_manifest(std::string_view body);
 
-// DamagedCheckpoint that names `file` where the text is not what was written; UsageError that names
-// the key too for what is of another version or makes no sense. A checkpoint's is read by
-// CheckpointReader.
+// DamagedCheckpoint that names `file` where the text was changed since it was written; UsageError
+// that also names the key where the text has another version or makes no sense. Use
+// CheckpointReader to read a checkpoint.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
 // How many elements of a tensor some piece holds; an element that several hold counts once.

@@ -43,7 +43,7 @@ std::vector<Shared> by_piece(std::span<const std::vector<HeldPiece>> ranks) {
   std::vector<Shared> pieces;
   pieces.reserve(all.size());
   for (auto& [key, shared] : all) pieces.push_back(std::move(shared));
-  // The large ones first: what is left then evens out.
+  // Shares out large pieces first, so that the small ones even out the loads.
   std::ranges::stable_sort(pieces, std::ranges::greater(), &Shared::bytes);
   return pieces;
 }
@@ -74,7 +74,7 @@ std::string to_text(std::span<const HeldPiece> pieces) {
 
 std::vector<HeldPiece> parse_held_pieces(std::string_view text) {
   std::vector<HeldPiece> pieces;
-  // From another rank of the job, over an authenticated connection.
+  // The text comes from another rank of the job, over an authenticated connection.
   for (const json& one : json::parse(text)) {
     const auto dtype = dtype_from_name(one.at(1).get<std::string>());
     LOCKSTEP_CHECK(dtype.has_value(), "a piece of {}", one.at(1).get<std::string>());
@@ -125,7 +125,7 @@ std::vector<HeldPiece> written_pieces(std::span<const HeldPiece> pieces,
 
 namespace {
 
-// In the shape of its box where it has all of one.
+// A piece that is a whole box is declared in the box's shape.
 std::vector<TensorDeclaration> declarations_of(std::span<const PieceInMemory> pieces) {
   std::vector<TensorDeclaration> declarations;
   for (const PieceInMemory& piece : pieces) {

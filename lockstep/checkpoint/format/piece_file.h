@@ -1,4 +1,4 @@
-// What each rank writes of a checkpoint's tensors: every element is written once, ranks that hold
+// Files in which ranks write a checkpoint's tensors. Every element is written once: ranks that hold
 // the same elements share the work, and each writes its share to a file.
 #pragma once
 

@@ -1,7 +1,7 @@
-// Reads a checkpoint: any part of any tensor, whatever pieces it was written in, and nothing that
-// is not what was written. There is no other way to read a file of a checkpoint: a
-// CheckpointReader gives config.json, tensors and the manifest, and compares each byte with the
-// manifest's hashes, and the manifest with its own hash.
+// Reads a checkpoint: any part of any tensor, whatever pieces it was written in, and never a
+// damaged byte. There is no other way to read a file of a checkpoint: a CheckpointReader gives
+// config.json, tensors and the manifest, compares each byte with the manifest's hashes, and the
+// manifest with its own hash.
 //
 //   CheckpointReader reader(folder);
 //   reader.read("model/fc.weight", Placement::full({4, 8}).cut_flat(0, 2), DType::f32, bytes);
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -32,9 +33,9 @@ struct SavedTensor {
 };
 
 // Plans which pieces of a tensor, in files or in memory, fill the wanted part of it. The holders of
-// the reads are the pieces, by index; reads are sorted by holder, so that what lies together is
-// read once. `reader` is that of mesh::ReadOptions. Pieces may overlap, and may have been cut as
-// another shape with as many elements.
+// the reads are the pieces, by index; reads are sorted by holder, so that neighbouring bytes are
+// read once. `reader` is that of mesh::ReadOptions. Pieces may overlap, and may have been cut from
+// another shape with the same number of elements.
 //
 // Throws a UsageError where pieces and `wanted` are cut along dims of different shapes, or where no
 // piece has some of the wanted elements.
@@ -42,11 +43,11 @@ std::vector<mesh::Read> plan_piece_reads(const SavedTensor& tensor,
                                          std::vector<mesh::Placement> pieces,
                                          mesh::Placement wanted, int reader);
 
-// Ownership: keeps files open that it has read from. Threading: one thread, which has the help of
-// others while a call lasts; several readers may read one checkpoint. Failure: DamagedCheckpoint,
-// with the file and the tensor, for what is missing or not as it was written, the manifest of a
-// folder that is_checkpoint() included; UsageError for a path without a checkpoint, and for tensors
-// that the checkpoint does not have or has in another shape or type.
+// Ownership: keeps files open that it has read from. Threading: one thread, which starts others for
+// as long as a call lasts; several readers may read one checkpoint. Failure: DamagedCheckpoint,
+// with the file and the tensor, where something is missing or was changed, also for a folder that
+// is_checkpoint() but has lost its manifest; UsageError for a path without a checkpoint, and for
+// tensors that the checkpoint does not have or has in another shape or type.
 class CheckpointReader {
  public:
   // `reader` is the number of this reader among the ones that read the checkpoint at once. Where
@@ -60,8 +61,8 @@ class CheckpointReader {
   // Nothing where there is none of that name.
   const TensorRecord* find(const std::string& tensor) const;
 
-  // Fills `into` with the elements that the placement names of the tensor, in its order. What it
-  // reads of the files is that, rounded up to the stretches that have a hash.
+  // Fills `into` with the elements of the tensor that the placement names, in its order. It reads
+  // these bytes of the files, rounded up to whole stretches, each of which has a hash.
   void read(const std::string& tensor, const mesh::Placement& placement, std::span<std::byte> into);
 
   // Reads parts of many tensors at once, on all usable cores.
@@ -83,7 +84,7 @@ class CheckpointReader {
   // Bytes read from all files so far.
   std::uint64_t bytes_read() const { return bytes_read_; }
 
-  // Reads everything. What is damaged, a sentence for each; nothing where all is as it was written.
+  // Reads everything and returns a sentence for each damage; none where all is as it was written.
   std::vector<std::string> damages();
 
  private:
@@ -104,7 +105,7 @@ class CheckpointReader {
   Manifest read_manifest();
   // Without its contents. DamagedCheckpoint where there is no such file.
   RegularFile open_unread(const std::string& file) const;
-  // The first bytes, of which the manifest has a hash.
+  // Reads the first bytes, for which the manifest has a hash.
   std::string read_head(const RegularFile& opened, const std::string& file);
   Source source_of(const std::string& tensor, const TensorRecord& record, const Piece& piece);
   void read_bytes(int fd, const std::string& file, std::uint64_t offset, std::span<std::byte> into);
@@ -116,7 +117,7 @@ class CheckpointReader {
   };
   void read_stretch(const Stretch& stretch);
   void read_stretches(const std::vector<Stretch>& stretches);
-  // Reads what is wanted of stretches in part, and adds those that are wanted as a whole.
+  // Reads the stretches that are wanted in part, and adds those that are wanted whole to `whole`.
   void read_parts(const Wanted& wanted, std::vector<Stretch>& whole);
   // The bytes [begin, begin + into.size()) of the piece.
   void read_part(const Source& source, std::uint64_t begin, std::span<std::byte> into,
@@ -135,13 +136,36 @@ class CheckpointReader {
   std::uint64_t stretch_index_ = 0;
 };
 
-// The newest of a run's checkpoints, or of those given, ascending by step, that check_files() has
-// nothing against; what is wrong with those that are newer, newest first.
+// The newest of a run's checkpoints, or of the given ones (ascending by step), that passes
+// check_files(); and what is wrong with newer ones, newest first.
 struct UsableCheckpoint {
   std::optional<Checkpoint> checkpoint;
   std::vector<std::string> damages;
 };
 UsableCheckpoint newest_usable(const std::filesystem::path& run_folder);
 UsableCheckpoint newest_usable(std::vector<Checkpoint> all);
+
+// How a tensor of two checkpoints differs, whatever pieces each lies in.
+struct TensorDifference {
+  enum class Kind {
+    only_in_first,
+    only_in_second,
+    another_form,  // of another shape or type
+    other_values,
+  };
+
+  std::string name;
+  Kind kind = Kind::other_values;
+  // Set for other_values only: how many elements there are, and how many differ by a bit or more.
+  std::int64_t elements = 0;
+  std::int64_t differing = 0;
+  // The largest difference of floating-point numbers; nothing where one of a pair is no number.
+  std::optional<double> largest;
+};
+
+// Calls `visit` for each tensor that differs, in the order of names. Reads a stretch at a time.
+// Failure: as CheckpointReader.
+void compare(CheckpointReader& first, CheckpointReader& second,
+             const std::function<void(const TensorDifference&)>& visit);
 
 }  // namespace lockstep::checkpoint

@@ -1,5 +1,5 @@
-// Reads Hugging Face's safetensors: named arrays in one file behind a JSON header, nothing of which
-// can run. A model is one such file, or several and an index. writer.h writes them.
+// Reads Hugging Face's safetensors: named arrays in one file behind a JSON header, with no code in
+// them. A model is one such file, or several and an index. writer.h writes them.
 #pragma once
 
 #include <cstddef>
@@ -63,8 +63,8 @@ class FolderHashes {
   // Tells whether it has hashes of the tensors in this file.
   bool has_tensors_of(const std::string& file) const { return tensors_.contains(file); }
 
-  // These throw a UsageError, which names the file and the tensor, where the bytes are not those
-  // that were added under that name, or where none were.
+  // These throw a UsageError, which names the file and the tensor, where other bytes were added
+  // under that name, or none.
   void check_text(const std::string& file, std::string_view text) const;
   void check_tensor(const std::string& file, const std::string& tensor,
                     std::span<const std::byte> bytes) const;

@@ -9,7 +9,8 @@
 
 namespace lockstep::checkpoint {
 
-// In quotes; a long one is cut, and what could move a terminal's cursor is spelt out.
+// The text in quotes; a long one is cut, and characters that could move a terminal's cursor are
+// spelt out.
 std::string quote(std::string_view text);
 
 // "[2, 3]"; a long one is cut.

@@ -14,14 +14,15 @@
 
 namespace lockstep::checkpoint {
 
-// UsageError that begins with `file` for what is no JSON, names a key twice in one object, or is
-// nested deeper than `deepest` levels.
+// Throws a UsageError that begins with `file` where the text is no JSON, names a key twice in one
+// object, or is nested deeper than `deepest` levels.
 nlohmann::json parse_strictly(std::string_view text, const std::string& file, int deepest);
 
 // A file's text; UsageError where it is missing, unreadable or larger than `most_bytes`.
 std::string read_text(const std::filesystem::path& path, std::uint64_t most_bytes);
 
-// A value and where it stands. Refers to both of what it is made from.
+// A value and its place in the document, for messages. Refers to the file's name and the value that
+// it is made from.
 class JsonPlace {
  public:
   JsonPlace(const std::string& file, const nlohmann::json& value, std::string place = "")

@@ -52,7 +52,7 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorDeclaration> tensors,
                     const Metadata& metadata = {});
 
-  // In the order in which their bytes are to be written.
+  // The tensors in the order in which their bytes have to be written.
   const std::vector<TensorEntry>& entries() const { return layout_.entries; }
 
   // Writes the next bytes, which may be a part of a tensor or several tensors.

@@ -175,7 +175,8 @@ void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes outp
   transport.end();
 }
 
-// Sends in blocks, so that a block is still in the cache when it is copied to our own output.
+// Works in blocks, so that bytes that have just been read for the peers are still in the cache when
+// they are copied to our own output.
 void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes input) {
   const Bytes own = outputs[index(transport.rank())];
   const std::size_t block = transport.longest_view();

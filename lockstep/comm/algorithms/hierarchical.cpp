@@ -22,8 +22,8 @@ struct Hosts {
   // The number of ranks on the host with the fewest.
   std::size_t fewest() const;
 
-  // Combines the values of this host's ranks (`values`, in the order of local()) for one range of
-  // elements into the host's partial results, which lie `stride` bytes apart.
+  // Combines the values of this host's ranks in one range of elements (`values`, in the order of
+  // local()) into the host's partial results, each `stride` bytes after the one before.
   void combine_local(const Reduction& reduction, const std::vector<const std::byte*>& values,
                      std::byte* out, std::size_t stride, std::size_t count) const;
 
@@ -255,8 +255,8 @@ void all_reduce(Transport& transport, const Reduction& reduction, Bytes data) {
              });
 }
 
-// For every rank on another host, a deputy on this host combines the values that this host's ranks
-// have for it and sends it the partial results. Ranks of the same host send to each other directly.
+// For every rank on another host, this host's deputy combines the inputs that the host's ranks have
+// for it and sends the result; ranks of the same host send directly.
 void reduce_scatter(Transport& transport, const Reduction& reduction, Bytes output,
                     std::span<const ConstBytes> inputs) {
   const Hosts hosts(transport);
@@ -312,8 +312,7 @@ void all_gather(Transport& transport, std::span<const Bytes> outputs, ConstBytes
   for (const int rank : hosts.local())
     if (rank != self) transport.post_send(rank, own);
 
-  // This rank receives from the ranks of its own host, and from the ranks of other hosts whose
-  // deputy it is.
+  // Receive from this host's ranks, and from other hosts the parts that this rank passes on.
   for (const int rank : hosts.local())
     if (rank != self) transport.post_receive(rank, outputs[index(rank)]);
   for (int rank = 0; rank < transport.size(); ++rank)

@@ -138,7 +138,7 @@ std::vector<Block> blocks_of(int n) {
   return blocks;
 }
 
-// The elements that a rank holds after it has swapped halves with all partners in its block.
+// The region that a rank holds after it has swapped halves with all partners in its block.
 Region final_region(std::size_t count, int index, int block_size) {
   Region region{0, count};
   for (int distance = 1; distance < block_size; distance *= 2)
@@ -263,7 +263,7 @@ class AllReduce {
     }
   }
 
-  // The elements that this rank holds after halving with partners at distances below `distance`.
+  // The region that this rank holds after halving with partners at distances below `distance`.
   Region held_after(int distance) const {
     return final_region(count_, index_, std::min(distance, block().size));
   }

@@ -40,8 +40,8 @@ std::size_t encoded_bytes(std::size_t count, const BlockFormat& format);
 
 // Several messages of equally many numbers each, one after the other in memory.
 
-// Parts of numbers, stored row by row, from which messages are made column by column: part (r, c)
-// becomes message c · rows + r. With one row the order stays.
+// Parts of an array, row by row. Messages are made of them column by column: part (r, c) becomes
+// message c · rows + r. With one row the order stays.
 struct PartTable {
   std::size_t rows = 1;
   std::size_t columns = 1;
@@ -64,8 +64,8 @@ struct SumTable {
   std::size_t num_messages() const { return terms * parts; }
 };
 
-// Constants that the codec's loops on the CPU share with its kernels on CUDA, so that both give the
-// same bits. nvcc reads this as C++17.
+// The codec's loops on the CPU and its kernels on CUDA share the rest of this file, so that both
+// give the same bits. It is C++17, as nvcc reads it.
 
 // Magnitudes with these bits or larger ones are inf or nan.
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;

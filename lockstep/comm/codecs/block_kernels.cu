@@ -18,9 +18,8 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr unsigned kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
-// the scale of a block that is not finite, as the CPU writes it
-constexpr std::uint32_t kNaNBits = 0x7fc00000u;
-// The largest grid; loops in the kernels take the blocks beyond it.
+constexpr std::uint32_t kNaNBits = 0x7fc00000u;  // of the scale that the CPU writes
+// Larger arrays take several turns of the loops in the kernels.
 constexpr std::size_t kMostThreadBlocks = 1u << 20;
 // Bits of the largest number of messages in a sum.
 constexpr int kLevels = 16;
@@ -42,7 +41,7 @@ __device__ std::uint32_t quantized(float value, float inverse) {
 // blocks begin at even places, so that two bytes can be moved as one.
 struct Int8 {
   static constexpr int kMost = 127;
-  // Payload bytes of an even number of elements.
+  // Bytes of an even number of elements.
   __device__ static std::size_t bytes_of(std::size_t count) { return count; }
   static constexpr float kLargestScale = largest_scale(kMost);
 
@@ -79,7 +78,7 @@ struct Int4 {
   }
 };
 
-// The layout of one message, as the kernels need it.
+// Where a message's parts lie.
 struct Layout {
   std::size_t count;    // elements
   std::size_t block;    // elements in a block

@@ -1,9 +1,8 @@
 // The codec (block_quantizer.h) on CUDA, for tables of messages, with the same bits. Only builds
 // whose LibTorch has CUDA contain it.
 //
-// Pointers refer to the current device's memory, and messages begin at multiples of 4. The
-// functions put their work on the stream without waiting; cudaGetLastError() says whether it could
-// be started.
+// Pointers are to the current device's memory, messages at multiples of 4. The functions put
+// kernels on the stream and do not wait; cudaGetLastError() says whether these could be started.
 #pragma once
 
 #include <cstddef>

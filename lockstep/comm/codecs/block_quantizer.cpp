@@ -35,7 +35,7 @@ std::size_t encoded_bytes(std::size_t count, const BlockFormat& format) {
 
 namespace {
 
-// Stores a decoded value, or adds it to the sum so far.
+// Ways to store a decoded value.
 struct Set {
   [[gnu::always_inline]] static void apply(float value, float& out) { out = value; }
   [[gnu::always_inline]] static void apply(float value, Float16& out) {

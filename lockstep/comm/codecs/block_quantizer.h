@@ -8,8 +8,8 @@
 // - x' is within half a scale of x, up to the roundings of a float. The block's largest is ±127 or
 //   ±7 times the scale: it comes back to the last bit or the one beside it.
 // - Encoding what was decoded, as floats, gives the same message again.
-// - An inf or a nan never becomes a number: a block that contains one has a nan as its scale and
-//   zeros as payload, so that all of it comes back as nan.
+// - An inf or a nan never becomes a number: a block with one has a nan as its scale and zeros as
+//   payload, so that all of it comes back as nan.
 // - No finite float comes back as inf. A scale is at least the smallest normal float, also in a
 //   block of zeros: magnitudes below half of that come back as 0, and -0 as 0.
 // - The same bits on every CPU, with every instruction set, and on CUDA (block_kernels.h); where a
@@ -42,8 +42,8 @@ struct Messages {
   std::size_t stride = 0;
 };
 
-// Adds the decoded messages as floats in the canonical order (algorithms/reduction.h), divides the
-// sum and rounds it to the type once, all in one pass over the messages.
+// Decodes the messages, adds them as floats in the canonical order (algorithms/reduction.h),
+// divides the sum and rounds it to the type once, in one pass over the messages.
 void decode_sum(const BlockFormat& format, DType dtype, const Messages& messages, std::size_t count,
                 float divisor, std::byte* values);
 

@@ -56,9 +56,9 @@ Algorithm algorithm_from_name(const std::string& text);
 
 std::size_t size_of(DType dtype);
 
-// A rank's description of a call, which is checked before any of the call's data is used: two ranks
-// whose fingerprints differ are not in the same call. It travels in every message, so its layout is
-// fixed, without padding.
+// Identifies a call: two ranks whose fingerprints differ are not in the same call, and find out
+// before they use any of its data. It travels in every message, so its layout is fixed, without
+// padding.
 struct Fingerprint {
   // number of the call in its group; an exchange counts by pair of ranks
   std::uint64_t sequence = 0;

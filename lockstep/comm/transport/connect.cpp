@@ -74,7 +74,7 @@ Endpoint::Answer ask(const Endpoint& endpoint, const EndpointAddress& to,
   }
 }
 
-// Computed from what all ranks know alike, because some ranks may have links of one kind only.
+// Computed from values that are equal on all ranks, as some may have links of one kind only.
 std::size_t longest_view(const Topology& topology, Media media) {
   const int n = static_cast<int>(topology.host_of.size());
   const bool any_shared = media != Media::tcp && topology.num_hosts() < n;

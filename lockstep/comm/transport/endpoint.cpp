@@ -14,12 +14,161 @@
 #include <sstream>
 #include <utility>
 
-#include <lockstep/base/host_identity.h>
+#include <lockstep/base/environment.h>
 #include <lockstep/base/log.h>
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::comm {
+
+Mailbox::Mailbox() : event_(net::make_event()) {}
+
+net::Fd Mailbox::take(int from, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  arrived_.wait_until(lock, deadline.at(), [&] { return waiting_.contains(from); });
+  const auto found = waiting_.find(from);
+  if (found == waiting_.end()) return {};
+  net::Fd connection = std::move(found->second);
+  waiting_.erase(found);
+  lower_event_if_empty();
+  return connection;
+}
+
+void Mailbox::keep_only(const std::vector<int>& ranks) {
+  const std::lock_guard lock(mutex_);
+  kept_.emplace(ranks.begin(), ranks.end());
+  std::erase_if(waiting_, [this](const auto& entry) { return !kept_->contains(entry.first); });
+  lower_event_if_empty();
+}
+
+void Mailbox::put(int from, net::Fd connection) {
+  const std::lock_guard lock(mutex_);
+  if (kept_ && !kept_->contains(from)) return;
+  waiting_[from] = std::move(connection);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(event_.get(), &one, sizeof(one));
+  arrived_.notify_all();
+}
+
+std::size_t Mailbox::num_waiting() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+bool Mailbox::all_hung_up() const {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(waiting_.begin(), waiting_.end(), [](const auto& entry) {
+    pollfd polled{entry.second.get(), POLLRDHUP, 0};
+    return ::poll(&polled, 1, 0) > 0;
+  });
+}
+
+void Mailbox::lower_event_if_empty() {
+  if (!waiting_.empty()) return;
+  std::uint64_t count = 0;
+  [[maybe_unused]] const auto got = ::read(event_.get(), &count, sizeof(count));
+}
+
+namespace {
+
+template <typename List>
+auto find_group(List& list, const std::string& group_id) {
+  return std::find_if(list.begin(), list.end(),
+                      [&](const auto& one) { return one.group_id == group_id; });
+}
+
+}  // namespace
+
+std::shared_ptr<Mailbox> Mailroom::open(const std::string& group_id) {
+  const std::lock_guard lock(mutex_);
+  note_left();
+  LOCKSTEP_CHECK(!is_over(group_id), "group id '{}' is used again", group_id);
+  auto box = mailbox(group_id);
+  if (!box) box = std::make_shared<Mailbox>();
+  opened_[group_id] = box;
+  if (const auto early = find_group(early_, group_id); early != early_.end()) early_.erase(early);
+  return box;
+}
+
+void Mailroom::close(const std::string& group_id, const Notice& notice) {
+  const std::lock_guard lock(mutex_);
+  // The first reason is the one that counts.
+  if (find_group(failed_, group_id) != failed_.end()) return;
+  failed_.push_back({group_id, notice});
+  if (failed_.size() > limits_.most_failed) failed_.pop_front();
+}
+
+GroupState Mailroom::state(const std::string& group_id) const {
+  const std::lock_guard lock(mutex_);
+  GroupState state;
+  const auto box = mailbox(group_id);
+  if (box) state.sequence = box->sequence();
+  const auto failed = find_group(failed_, group_id);
+  if (failed != failed_.end()) state.notice = failed->notice;
+  state.open = box != nullptr && !state.notice;
+  return state;
+}
+
+void Mailroom::deliver(const std::string& group_id, int from, net::Fd connection,
+                       Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  if (is_over(group_id)) return;
+  auto box = mailbox(group_id);
+  if (!opened_.contains(group_id)) {
+    // A peer may be faster than we are: its connection is kept until the group is opened here.
+    if (!box) {
+      box = std::make_shared<Mailbox>();
+      early_.push_back({group_id, box, now});
+    }
+    find_group(early_, group_id)->since = now;
+  }
+  if (!box) return;  // left this very moment
+  box->put(from, std::move(connection));
+  bound_early();
+}
+
+bool Mailroom::sweep(Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(early_, [&](const Early& early) {
+    return now - early.since >= limits_.hung_up_time && early.mailbox->all_hung_up();
+  });
+  return !early_.empty();
+}
+
+bool Mailroom::is_over(const std::string& group_id) const {
+  const auto found = opened_.find(group_id);
+  return (found != opened_.end() && found->second.expired()) ||
+         find_group(failed_, group_id) != failed_.end() ||
+         std::find(left_.begin(), left_.end(), group_id) != left_.end();
+}
+
+// The mailbox of a group that is open or not yet open; null for other groups.
+std::shared_ptr<Mailbox> Mailroom::mailbox(const std::string& group_id) const {
+  if (const auto found = opened_.find(group_id); found != opened_.end())
+    return found->second.lock();
+  const auto early = find_group(early_, group_id);
+  return early == early_.end() ? nullptr : early->mailbox;
+}
+
+// Groups may end at any time, so each is looked at once.
+void Mailroom::note_left() {
+  std::erase_if(opened_, [this](const auto& entry) {
+    const bool left = entry.second.expired();
+    if (left) left_.push_back(entry.first);
+    return left;
+  });
+  while (left_.size() > limits_.most_left) left_.pop_front();
+}
+
+void Mailroom::bound_early() {
+  std::size_t connections = 0;
+  for (const Early& early : early_) connections += early.mailbox->num_waiting();
+  while (early_.size() > limits_.most_early_groups ||
+         (connections > limits_.most_early_connections && !early_.empty())) {
+    connections -= early_.front().mailbox->num_waiting();
+    early_.pop_front();
+  }
+}
 
 namespace {
 
@@ -27,17 +176,17 @@ constexpr milliseconds kGreetingTime(2000);
 // With this many connections being greeted, further ones wait in the kernel's queue.
 constexpr std::size_t kMostGreetings = 512;
 constexpr milliseconds kPauseWithoutDescriptors(100);
-// How often greetings are checked for their deadlines, and connections that wait for their group.
+// Pauses between looks at connections that are being greeted, and at those that wait for a group.
 constexpr milliseconds kLook(100);
 constexpr milliseconds kSweep(60'000);
-// How often a rank whose greeting is cut off tries again; the pauses grow up to the longest.
+// Attempts of a rank whose connection is dropped during the greeting; pauses grow to the longest.
 constexpr int kMostAttempts = 20;
 constexpr milliseconds kLongestPause(100);
 
-// The purposes that a connection can name, each with what follows in its text.
-constexpr std::string_view kJoin = "group ";       // followed by "<from> <group id>"
-constexpr std::string_view kAsk = "ask ";          // followed by "<group id>"
-constexpr std::string_view kInquire = "inquire ";  // followed by the question
+// The purpose that a connection states.
+constexpr std::string_view kJoin = "group ";       // and "<from> <group id>"
+constexpr std::string_view kAsk = "ask ";          // and "<group id>"
+constexpr std::string_view kInquire = "inquire ";  // and the question
 constexpr std::uint32_t kLongestReply = 1u << 20;
 
 struct AnswerHeader {
@@ -75,7 +224,7 @@ std::string EndpointAddress::encode() const {
   return text;
 }
 
-// Rejects a text that would not be written the same way again.
+// Throws where the text is not what encode() makes of the address that was read from it.
 EndpointAddress EndpointAddress::decode(const std::string& text) {
   EndpointAddress address;
   std::istringstream in(text);
@@ -111,7 +260,7 @@ struct Endpoint::Greeting {
   Deadline deadline;
 };
 
-// The state of the endpoint's thread.
+// The state of the thread that accepts connections.
 struct Endpoint::Reception {
   std::list<Greeting> greetings;
   Clock::time_point accepts_from{};
@@ -139,8 +288,7 @@ net::Fd Endpoint::connect(const EndpointAddress& to, const std::string& group_id
                           Medium medium, Deadline deadline) const {
   milliseconds pause(5);
   for (int attempt = 1;; ++attempt) {
-    // A process listens at its address for as long as it lives, so a refused connection means that
-    // it has ended.
+    // A process listens before it tells its address: one that does not listen has ended.
     net::Fd connection = medium == Medium::tcp
                              ? net::connect_tcp(to.tcp, deadline, net::IfRefused::give_up)
                              : net::connect_unix(to.unix_name, deadline);
@@ -199,8 +347,7 @@ void Endpoint::answer_inquiry(const std::string& question, const net::Fd& connec
   }
   const auto bytes = static_cast<std::uint32_t>(reply.size());
   reply.insert(0, reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-  // If the fresh connection's buffer does not take the reply, it is lost, and the asker counts as
-  // unanswered.
+  // An answer that does not fit into the fresh connection's buffer is lost.
   [[maybe_unused]] const auto sent =
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
@@ -214,13 +361,13 @@ void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
   std::vector<std::byte> reply(sizeof(header));
   std::memcpy(reply.data(), &header, sizeof(header));
   reply.insert(reply.end(), text.begin(), text.end());
-  // The reply is small enough for a fresh connection's buffer; an asker without a reply asks again.
+  // Small enough for a fresh connection's buffer; a rank that gets no answer asks again.
   [[maybe_unused]] const auto sent =
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
 
-// Nothing that comes from outside may end the process: on an error (out of memory, most likely) the
-// connections that are being greeted are dropped.
+// No connection from outside may end the process: where serving one fails (most likely out of
+// memory), that connection is closed.
 void Endpoint::serve() {
   Reception reception;
   while (true) {
@@ -271,7 +418,7 @@ void Endpoint::accept_from(const net::Fd& listener, Reception& reception) {
     }
     const int error = errno;
     if (!net::out_of_descriptors(error)) return;
-    // Meanwhile, peers that connect wait in the kernel's queue, for as long as their own deadlines
+    // New connections wait in the kernel's queue, for as long as the deadlines of their ranks
     // allow.
     reception.accepts_from = Clock::now() + kPauseWithoutDescriptors;
     if (!std::exchange(reception.warned, true))

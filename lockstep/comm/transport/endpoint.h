@@ -1,21 +1,140 @@
-// The place where the other processes of a job reach this process, for all groups that it is in.
+// Where a process can be reached by the others of its job, for all groups it is in: a mailroom with
+// a mailbox for each group, where connections wait for it, and the endpoint that fills them.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
-#include <lockstep/comm/transport/mailroom.h>
+#include <lockstep/comm/transport/link.h>
 #include <lockstep/net/address.h>
 #include <lockstep/net/fd.h>
 #include <lockstep/net/secret.h>
 
 namespace lockstep::comm {
+
+// Connections that have arrived for one group, waiting to be picked up. Owns them until they are
+// taken. Thread-safe.
+class Mailbox {
+ public:
+  // UsageError where the process has no descriptor left for it.
+  Mailbox();
+
+  // The newest connection of a rank; waits until the deadline, then returns an empty Fd.
+  net::Fd take(int from, Deadline deadline);
+
+  // From now on only connections of these ranks are kept. Without it somebody's mistake would keep
+  // event() readable for ever, since nobody takes it.
+  void keep_only(const std::vector<int>& ranks);
+
+  // Readable while something waits.
+  int event() const { return event_.get(); }
+
+  // How far this rank has got in the group: the number of its newest call, for others who ask.
+  void set_sequence(std::uint64_t sequence) {
+    sequence_.store(sequence, std::memory_order_relaxed);
+  }
+  std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class Mailroom;
+  void put(int from, net::Fd connection);
+  std::size_t num_waiting() const;
+  bool all_hung_up() const;
+  void lower_event_if_empty();
+
+  mutable std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<int, net::Fd> waiting_;
+  std::optional<std::set<int>> kept_;  // all of them where not given
+  net::Fd event_;
+  std::atomic<std::uint64_t> sequence_{0};
+};
+
+// How a group is doing at one of its ranks.
+struct GroupState {
+  bool open = false;
+  std::uint64_t sequence = 0;    // of its newest call
+  std::optional<Notice> notice;  // why it is over, where it failed
+};
+
+// Sorts connections by group. A group's id is used once: a group that is over stays over, and who
+// connects to it is turned away, while connections of groups that this process has yet to open are
+// kept. Thread-safe. Everything in it is bounded: peers have proven that they are of this job, not
+// that they are free of mistakes.
+class Mailroom {
+ public:
+  struct Limits {
+    // How many failed groups are remembered, for peers that ask, which they do within moments.
+    std::size_t most_failed = 64;
+    // Groups left in good order, remembered so that they are not taken for groups yet to come.
+    std::size_t most_left = 1024;
+    // A rank is late for one group per thread of its own that opens groups, but each group may
+    // have thousands of ranks.
+    std::size_t most_early_groups = 64;
+    std::size_t most_early_connections = 16384;
+    // How long a connection is kept whose other end has hung up: a peer may have done its part and
+    // left before this rank comes. A connection that the other end still holds is kept: that rank
+    // waits for us, with a deadline of its own.
+    milliseconds hung_up_time{600'000};
+  };
+
+  Mailroom() : Mailroom(Limits{}) {}
+  explicit Mailroom(Limits limits) : limits_(limits) {}
+
+  // Opens a group's mailbox; the group is open while the pointer lives.
+  std::shared_ptr<Mailbox> open(const std::string& group_id);
+
+  // The group has failed here.
+  void close(const std::string& group_id, const Notice& notice);
+
+  GroupState state(const std::string& group_id) const;
+
+  // Stores a connection of rank `from`, or closes it at once where the group is over. Beyond the
+  // limits it closes the oldest connections that wait for a group. UsageError where a mailbox
+  // cannot be made.
+  void deliver(const std::string& group_id, int from, net::Fd connection,
+               Clock::time_point now = Clock::now());
+
+  // Closes connections that have waited too long for their group; false where none waits.
+  bool sweep(Clock::time_point now = Clock::now());
+
+ private:
+  struct Early {
+    std::string group_id;
+    std::shared_ptr<Mailbox> mailbox;
+    Clock::time_point since;  // the newest connection came
+  };
+  struct Failed {
+    std::string group_id;
+    Notice notice;
+  };
+
+  bool is_over(const std::string& group_id) const;
+  std::shared_ptr<Mailbox> mailbox(const std::string& group_id) const;
+  void note_left();
+  void bound_early();
+
+  const Limits limits_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<Mailbox>> opened_;  // expired: left in good order, or failed
+  // All of them oldest first.
+  std::deque<std::string> left_;
+  std::deque<Failed> failed_;
+  std::deque<Early> early_;
+};
 
 // The addresses at which other processes reach a process. Each process tells the others its own.
 struct EndpointAddress {
@@ -31,9 +150,9 @@ struct EndpointAddress {
 // The medium of a connection.
 enum class Medium : std::uint8_t { shared_memory, tcp };
 
-// Listens on a Unix socket and, on the address it is given, on TCP. A thread greets the processes
-// that connect and sorts their connections by group. A process that does not prove within two
-// seconds that it knows the secret is dropped. Owned by the job; outlives every group.
+// Listens on a Unix socket and on a TCP address; a thread greets each new connection and sorts it
+// by group. A connection that does not prove within two seconds that it knows the secret is
+// dropped. Owned by the job; outlives every group.
 class Endpoint {
  public:
   // `bind_host` is the TCP address to listen on; the system chooses the port.
@@ -51,20 +170,20 @@ class Endpoint {
   // more.
   net::Fd connect(const EndpointAddress& to, const std::string& group_id, int from, Medium medium,
                   Deadline deadline) const;
-  // Asks another endpoint, over a fresh TCP connection to it, about the state of a group there.
+  // Asks another endpoint, over a fresh TCP connection to it, for the state of a group there.
   using Answer = GroupState;
   Answer ask(const net::Fd& connection, const std::string& group_id, Deadline deadline) const;
 
-  // Asks the rank at another endpoint a question, and returns what its `answers` says. CommError if
-  // it does not answer, or has no `answers`.
+  // Asks another endpoint's rank a question and returns the answer of the function that it has set
+  // with set_answers(). CommError where it does not answer, or has set none.
   std::string inquire(const EndpointAddress& to, const std::string& question,
                       Deadline deadline) const;
-  // Sets the function that answers such questions here. It runs in the endpoint's thread and must
-  // not block. After set_answers(nullptr) has returned, it is not called any more.
+  // Sets the function that answers such questions here. The endpoint's thread calls it, so it must
+  // not block. Null: nobody answers any more once this has returned.
   using Answers = std::function<std::string(const std::string& question)>;
   void set_answers(Answers answers);
 
-  // Notes that the group has failed here: ranks that ask are told why.
+  // The group has failed here: from now on, ranks that ask are told why.
   void close(const std::string& group_id, const Notice& notice) {
     mailroom_.close(group_id, notice);
   }

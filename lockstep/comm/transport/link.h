@@ -36,7 +36,7 @@ struct Notice {
   CommError error(const std::string& group, int rank) const;
 
   std::vector<std::byte> encode() const;
-  // Decodes a peer's bytes; anything malformed becomes a plain "aborted".
+  // Reads a peer's bytes; a malformed notice becomes a plain "aborted".
   static Notice decode(std::span<const std::byte> bytes);
 };
 
@@ -49,8 +49,8 @@ enum class PeerState : std::uint8_t {
   dead,     // the peer's process is gone
 };
 
-// A message in the memory where it arrived. If the message is an exchange, `answer` is the same
-// memory: bytes written there before the view is released go back to the sender.
+// A message at its place in the sender's memory. In an exchange, `answer` is that place: bytes that
+// are written there before the view is given back go to the sender.
 struct View {
   const std::byte* data = nullptr;
   std::byte* answer = nullptr;
@@ -77,8 +77,8 @@ class Link {
     progress();
   }
 
-  // Queues a message of at most longest_view() bytes that the peer views and may answer in place:
-  // once sends_done(), `bytes` hold the answer. Allowed only if can_exchange().
+  // Queues a message of at most longest_view() that the peer views and may answer in place: once
+  // sends_done(), `bytes` hold its answer. Only where can_exchange().
   void post_exchange(const Fingerprint& call, std::span<std::byte> bytes) {
     count_sent(bytes.size());
     sends_.push_back({call, bytes, 0, bytes.data()});
@@ -107,7 +107,7 @@ class Link {
   virtual void release_view() = 0;
   virtual std::size_t longest_view() const = 0;
 
-  // Called when a call begins, to catch up on work that was not urgent.
+  // Called when a call begins, to catch up on work that is not urgent.
   virtual void begin_call() {}
 
   // Called when a connection that was made again has arrived.

@@ -49,7 +49,7 @@ SharedMemory SharedMemory::map(net::Fd descriptor, std::size_t bytes) {
 }
 
 void SharedMemory::forget(std::size_t offset, std::size_t bytes) {
-  // A failure costs only memory, but the pages must still read as zeros.
+  // A failure here only saves no memory, but the memory must still read as zeros.
   if (::fallocate(descriptor_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     std::memset(data_ + offset, 0, bytes);

@@ -19,9 +19,8 @@ namespace {
 
 bool membarrier(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-// One side of a pair of memory fences between processes, for a flag that is set rarely and read
-// often: the process that sets it runs a full fence in every thread that reads it, and readers pay
-// nothing.
+// Half of a pair of memory fences, for a flag that is set rarely and read often, across processes:
+// the writer pays for a full fence in every thread that reads, and the readers pay nothing.
 //
 // Makes heavy_fence() reach this process. False if the kernel cannot do that: then both sides need
 // a full fence of their own.
@@ -325,8 +324,9 @@ std::byte* ShmLink::payload(const ShmSlot& slot) {
   return memory->data() + slot.offset;
 }
 
-// A message in the sender's own memory is invalid once the sender has failed, because the sender's
-// program uses that memory again. The sender publishes the failure before it gives the memory back.
+// A message in the sender's own memory is void once the sender has failed, because the memory
+// belongs to the sender's user again. The sender announces its failure before it gives the memory
+// back.
 void ShmLink::check_still_there(const ShmSlot& slot) const {
   if (slot.segment == 0) return;
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -399,8 +399,8 @@ void ShmLink::ring_peer() {
   } else {
     std::atomic_signal_fence(std::memory_order_seq_cst);  // the compiler keeps the order as well
   }
-  // The bell is rung before the flag is cleared: if this rank is stopped in between, the peer was
-  // rung all the same.
+  // A rank that is stopped between the next two steps has rung already; nobody relies on a ring
+  // that was never sent.
   std::uint32_t sleep = peer_control_.sleeping.load(std::memory_order_relaxed);
   if (sleep == 0) return;
   channel_.wake_peer();

@@ -40,8 +40,8 @@ struct ShmLayout {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  // The number of the owner's current sleep, 0 while it is awake or has been rung. The owner sets
-  // it; the peer that rings clears it.
+  // The number of the owner's sleep; 0 where it is awake or has been rung. The owner sets it, and
+  // the rank that rings clears it.
   alignas(64) std::atomic<std::uint32_t> sleeping;
   std::uint32_t heavy_fences;  // the owner runs one before it sleeps; fixed from the start
   alignas(64) std::atomic<std::uint32_t> announcements;  // signals of heap changes sent so far
@@ -84,8 +84,8 @@ class ShmSegment {
   const SharedMemory& memory() const { return memory_; }
   ShmControl& control() const;
 
-  // Once this has returned, peers ring after everything that they do for this rank; what they did
-  // before is visible.
+  // Once this has returned, a peer that does something for this rank rings; earlier work of peers
+  // is visible already.
   void ask_for_rings();
   void stop_rings();
 
@@ -95,8 +95,8 @@ class ShmSegment {
   std::uint32_t num_sleeps_ = 0;
 };
 
-// The Unix socket beside the rings of two ranks. It wakes a rank that sleeps, passes the segments
-// of the ranks' heaps and, by closing, shows that a process has died.
+// The Unix socket beside the rings of two ranks: it wakes a sleeping peer, hands over the segments
+// of their heaps and, by closing, tells of a death.
 //
 // Owned by its link, and used by one thread at a time except where a comment says otherwise.
 // Nothing here waits. Failure: a peer that is gone is a state (hung_up), not an error; CommError

@@ -142,12 +142,12 @@ void TcpSender::own_half_written() {
 
 namespace {
 
-// Payloads that arrive in the buffer are copied once more, so it is no larger than a small message.
+// Bytes read together with a header are copied once more, so the buffer holds one small message.
 constexpr std::size_t kBuffer = 16u << 10;
 // An acknowledgement is sent by itself when this much has come and nothing went back.
 constexpr std::uint64_t kAcknowledgeFrames = 16;
 constexpr std::size_t kAcknowledgeBytes = 1u << 20;
-// The most that a connection which has ended can still hold: the kernel's buffers are smaller.
+// More than an ended connection can still hold: the kernel's buffers are smaller.
 constexpr std::size_t kMostReadAhead = 64u << 20;
 // Bounds each round of discarding: a peer that writes as fast as we read must not keep us from
 // checking the clock.
@@ -173,7 +173,7 @@ TcpReceiver::TcpReceiver() : buffer_(kBuffer), scratch_(kLargestPayload) {}
 
 void TcpReceiver::forget_connection() {
   begin_ = end_ = 0;
-  // A payload that is held has been received, whatever becomes of its connection.
+  // A held payload counts as received, even when its connection ends.
   if (phase_ != Phase::held) phase_ = Phase::between;
 }
 

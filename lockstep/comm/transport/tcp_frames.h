@@ -1,6 +1,6 @@
-// The wire format of a TCP link (the greeting that opens every connection, and the frames after
-// it), and the sending and receiving halves of a link. Numbers are little-endian, as on every
-// machine this runs on.
+// The bytes that travel over a TCP link, which are the word that opens every connection and frames
+// after it; and the two halves of a link, which write and read them. Numbers are little-endian, as
+// on every machine this runs on.
 #pragma once
 
 #include <array>
@@ -54,7 +54,7 @@ struct FrameHeader {
 
   // Sets the checksum to that of the other fields.
   void seal();
-  // Whether this is a header as a peer writes it. If it is not, none of its fields means anything,
+  // Whether this is a header as a peer writes it. No field of one that is not sound may be used,
   // its size least of all.
   bool sound() const;
   bool fits(std::span<const std::byte> payload) const;
@@ -125,14 +125,13 @@ class TcpSender {
   // again. False if that is impossible: it has frames that were never sent, or lacks some that it
   // acknowledged.
   bool resume(std::uint64_t received);
-  // Notes that the connection is gone, with the part of the current frame that was written.
+  // The connection is gone, and with it the written part of the current frame.
   void forget_connection();
 
   // Copies the payloads of the frames that are kept: nothing refers to a caller's memory
   // afterwards.
   void own_payloads();
-  // Does the same after a call that failed. Its frames will never be sent, except for one that is
-  // half written.
+  // The same for a call that failed: of its frames only one that is partly written is still sent.
   void own_half_written();
 
   // Whether there are frames that the peer may not have yet.
@@ -185,12 +184,11 @@ class TcpReceiver {
   Phase phase() const { return phase_; }
   const FrameHeader& header() const { return header_; }
 
-  // Goes from `between` to `header`. Returns `damaged` if the header is not sound, or not the next
-  // frame's.
+  // Goes from `between` to `header`. Damaged where the header is not sound, or not the next one's.
   Attempt read_header(const net::Fd& socket);
   // Goes from `header` to `payload`. `target` must have room for header().bytes.
   void place(std::byte* target);
-  // Discards the rest of the payload, because its place is about to be taken away.
+  // Discards the rest of the payload, because its memory is about to be taken away.
   void divert();
   // Goes from `payload` back to `between`, once the payload is whole and sound.
   Attempt read_payload(const net::Fd& socket);
@@ -213,12 +211,11 @@ class TcpReceiver {
     FrameKind kind;  // notice or goodbye
     std::span<const std::byte> payload;
   };
-  // For a connection whose peer has ended while one of its frames waits for its place: reads the
-  // rest into the buffer, from where it is taken as before, and looks for a farewell in it.
+  // For a connection whose peer has ended while one of its frames waits for memory: reads the rest
+  // into the buffer, from which frames are taken as before, and looks for a farewell in it.
   std::optional<Farewell> read_to_end(const net::Fd& socket);
 
-  // Discards what comes, for a link that will take no more frames. False at the end of the
-  // connection.
+  // Discards all bytes that arrive, for a link that will take no more frames. False at the end.
   bool discard(const net::Fd& socket);
 
  private:

@@ -167,8 +167,8 @@ bool TcpLink::waits_for_taker() const {
          (in_.phase() == TcpReceiver::Phase::header && receives_.empty() && !view_);
 }
 
-// The peer has ended while one of its frames is unread. A notice may follow that frame, and it must
-// not wait until a call takes the frame.
+// The peer has ended while one of its frames is unread. A notice may follow that frame, and must
+// not wait until somebody takes the frame.
 void TcpLink::read_ahead() {
   const auto farewell = in_.read_to_end(socket_);
   if (!farewell) {
@@ -213,8 +213,7 @@ bool TcpLink::find_frame() {
 Attempt TcpLink::write_frame() {
   if (!out_.inside_frame()) in_.note_acknowledged();
   const Attempt attempt = out_.write(socket_, in_.num_received());
-  // The peer may have written a notice before it went. Reading can still get it, and then finds the
-  // end.
+  // Bytes that the peer wrote before it went, perhaps a notice, can still be read up to the end.
   if (attempt == Attempt::ended) state_ = State::deaf;
   return attempt;
 }
@@ -340,8 +339,8 @@ bool TcpLink::await_greeting(const Deadline& deadline) {
   return state_ == State::open;
 }
 
-// For a link that takes no more frames. Incoming data is discarded: otherwise two peers that only
-// write would wait for each other.
+// For a link that takes no more frames. Discards bytes that arrive: otherwise two ends that both
+// finish a frame, and read nothing, would wait for each other.
 bool TcpLink::finish_frame(const Deadline& deadline) {
   constexpr milliseconds kSlice(5);
   while (true) {
@@ -368,8 +367,8 @@ void TcpLink::hang_up(const Deadline& deadline) {
     in_.discard(socket_);
 }
 
-// The notice is sent on the connection if the stream is between frames or soon will be. Otherwise
-// the peer finds the connection closed and asks our endpoint, as long as this process lives.
+// Sends the notice in band where the stream is between frames or soon will be. Otherwise the peer
+// finds the connection closed and asks our endpoint, as long as this process lives.
 void TcpLink::send_notice(const Notice& notice) {
   last_words_ = notice;
   try {
@@ -402,8 +401,7 @@ void TcpLink::write_last_words(const Deadline& deadline) {
 
 void TcpLink::send_goodbye(Deadline deadline) {
   try {
-    // Frames that the peer may still need are sent first, over a new connection if this one is
-    // broken.
+    // Frames that the peer may still need go out first, over a new connection where this is broken.
     while (!over() && !deadline.passed()) {
       const bool broken = state() == PeerState::broken;
       if (!has_unwritten() && !(broken && out_.keeps_any())) break;

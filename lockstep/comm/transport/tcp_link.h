@@ -36,9 +36,9 @@ struct TcpPeer {
   News ask(int self, Role role, Deadline deadline) const;
 };
 
-// Connects the queues of calls (see Link) with the sender and the receiver of frames, and looks
-// after the connection below them. Threading as in Link. Failure: a peer's mistake is a CommError
-// (mismatch, corrupted); a broken connection is a state, not an error.
+// Joins the queues of calls (Link) with the sender and the receiver of frames, and keeps up the
+// connection below them. Threading as Link says. Failure: a peer's mistake is a CommError
+// (mismatch, corrupted); a broken connection is no error but a state.
 class TcpLink final : public Link {
  public:
   static constexpr std::size_t kFragment = kLargestPayload;
@@ -77,9 +77,9 @@ class TcpLink final : public Link {
     down,      // there is no connection
     greeting,  // there is one; the peer has yet to say how many frames it has
     open,
-    deaf,     // the peer takes nothing more; what it wrote before, perhaps why, can be read
-    lost,     // the peer has ended without a notice; what it wrote before is in our buffer
-    closed,   // the peer has left in good order; what it wrote before may be in our buffer
+    deaf,     // the peer takes nothing more; its last bytes, perhaps why, can be read
+    lost,     // the peer has ended without a word; its last bytes are in our buffer
+    closed,   // the peer has left in good order; its last bytes may be in our buffer
     aborted,  // the group is over, and notice_ says why
     dead,     // the peer's process is gone
   };

@@ -15,7 +15,7 @@ namespace lockstep::comm {
 
 namespace {
 
-// Scratch memory up to this size is kept between calls, because small calls are frequent.
+// Memory up to this size is kept between calls, so that small calls need not ask for it again.
 constexpr std::size_t kMostKept = 64u << 10;
 
 }  // namespace
@@ -45,7 +45,7 @@ constexpr milliseconds kGraceForTheDead(100);
 // How often a broken connection is looked at.
 constexpr milliseconds kRepairInterval(20);
 constexpr milliseconds kLongestSleep(1000);
-// How long repairing a connection may take when no call waits for it.
+// How long it may take to mend a connection that nobody waits for.
 constexpr milliseconds kLookTime(5000);
 // How long a rank that fails tries to tell the others why. A peer that reads takes the notice at
 // once; a peer that has to wait for a core, with half a message written before the notice, may take
@@ -176,9 +176,8 @@ void Transport::wait_until(Ready ready, int peer) {
     if (!spin_until) spin_until = now + settings_.spin;
     if (now >= *spin_until) break;
   }
-  // Peers are checked before each sleep: the event that would wake us may have come, and been read,
-  // while an earlier call waited for something else. Messages that a peer sent before it went still
-  // count.
+  // Looks at peers before each sleep: the bytes that would wake us may have arrived, and been read,
+  // while an earlier call waited for something else. Messages of a peer that has gone still count.
   while (true) {
     if (!look_at_peers()) {
       progress_all();
@@ -277,7 +276,7 @@ void Transport::check_peers(int awaited_peer) {
     }
   }
   if (dead.empty()) return;
-  // The ranks that were found dead first are named, because other ranks may end as a consequence.
+  // Blames the ranks that were seen to end first: others may have ended because of them.
   if (!death_seen_) {
     death_seen_ = Clock::now();
     first_dead_ = dead;
@@ -298,7 +297,7 @@ void Transport::fail(CommError::Details details) {
   throw CommError(std::move(details));
 }
 
-// The peer we wait for may itself wait for another rank. So every rank is asked: one that does not
+// The rank that we wait for may itself wait for another. So every rank is asked: one that does not
 // answer is stopped or cut off, one that has not come to this call is behind.
 void Transport::timed_out(int awaited_peer) {
   std::vector<int> waited_for;
@@ -356,8 +355,7 @@ void Transport::tell(const Notice& notice) {
   failed_ = true;
   for (const auto& link : links_)
     if (link) link->send_notice(notice);
-  // This process may end as soon as this returns, and notices that are still being sent would be
-  // lost.
+  // This process may end as soon as we return, which would lose notices on their way out.
   const Deadline soon = Deadline::after(kNoticeTime);
   for (const auto& link : links_)
     if (link) link->finish_notice(soon);

@@ -28,7 +28,7 @@ class Scratch {
   // Marks all memory as free: the next take() hands out the same memory again.
   void reuse() { num_taken_ = 0; }
 
-  // Does the same, and gives large pieces back to the machine.
+  // The same, and gives large memory back to the machine.
   void shrink();
 
  private:
@@ -126,9 +126,9 @@ class Transport {
   // end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
-  // For use between calls: throws CommError if a peer is gone, or has said that the group is over.
-  // `call` is the call that this rank waits for elsewhere. Call it repeatedly, because a dead peer
-  // gets a moment for the messages that it may have sent before.
+  // Looks at peers between calls: CommError where one is gone, or has told that the group is over.
+  // `call` is the call that this rank waits for elsewhere. Call it again and again, as messages of
+  // a dead peer get a moment to arrive.
   void look(const Fingerprint& call);
 
   // Tells every peer that the group is over.

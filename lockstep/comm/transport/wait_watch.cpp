@@ -27,8 +27,8 @@ constexpr const char* kUsualCauses =
     "dist.backward(model, 0 * loss_sum, 0)); an input or a parameter that requires a gradient on "
     "some ranks only; a sum, mean or barrier in a branch that not all ranks take.";
 
-// A call's text contains the number that its caller gave it (Fingerprint::text()), which means
-// nothing to the reader of the error.
+// A call's text has the number that its caller gave it (Fingerprint::text()), which means nothing
+// to the reader of an error.
 std::string without_tags(std::string text) {
   constexpr std::string_view kTag = ", tag ";
   for (std::size_t at = 0; (at = text.find(kTag, at)) != text.npos;) {

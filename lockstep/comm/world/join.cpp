@@ -12,7 +12,7 @@
 #include <lockstep/comm/world/torchrun_store.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/launcher_line.h>
-#include <lockstep/store/rank_store.h>
+#include <lockstep/store/server.h>
 
 #if defined(LOCKSTEP_HAVE_MPI)
 #include <lockstep/comm/backends/mpi/mpi.h>

@@ -1,16 +1,17 @@
 // The order of an epoch's samples, and which of them each rank works on.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 namespace lockstep::data {
 
-// A pseudo-random permutation of [0, size) as a function of (seed, epoch): any place of it at once
-// and without memory, so that a resumed run starts anywhere. The same on every machine and in every
-// version. A Feistel network over Philox on the next larger power of four, walked along its cycles
-// until it is back inside: at most four steps on average (for sizes under 64 more, but never more
-// than 256 for all places together).
+// A pseudo-random permutation of [0, size) as a function of (seed, epoch). It computes any place at
+// once and without memory, so that a resumed run starts anywhere, and is the same on every machine
+// and in every version. It is a Feistel network over Philox on the next larger power of four,
+// walked along its cycles until it is back inside: at most four steps on average (for sizes under
+// 64 more, but never more than 256 for all places together).
 //
 // A value. Thread-safe.
 class Permutation {
@@ -52,7 +53,7 @@ struct BatchShare {
   std::int64_t global_size = 0;       // samples of all ranks together
 };
 
-// How far a run has come: what a checkpoint keeps. Good for any number of ranks and any batch size.
+// How far a run has come, for checkpoints. It holds for any number of ranks and any batch size.
 struct SamplerState {
   std::int64_t epoch = 0;
   std::int64_t position = 0;  // of the epoch's order: how many samples all ranks have had
@@ -79,8 +80,8 @@ class DistributedSampler {
   std::int64_t epoch() const { return epoch_; }
   void set_epoch(std::int64_t epoch);
 
-  // Positions of an epoch, of all ranks together: the dataset's size but for what drop_last leaves
-  // out and pad_with_repeats adds.
+  // Positions of an epoch on all ranks together: the dataset's size, less the samples that
+  // drop_last leaves out, plus the repeats that pad_with_repeats adds.
   std::int64_t num_positions() const { return num_positions_; }
   // How many of these positions are this rank's.
   std::int64_t num_samples() const;
@@ -113,6 +114,46 @@ class DistributedSampler {
   std::int64_t num_positions_ = 0;
   std::int64_t epoch_ = 0;
   Permutation order_;
+};
+
+// Cuts an epoch into steps, and a step into the batches whose gradients are accumulated. A plan, a
+// loader and a trainer all count steps with this struct, so that they agree.
+struct StepCut {
+  std::int64_t samples_per_step = 1;   // of all ranks together
+  std::int64_t samples_per_batch = 1;  // likewise; the last batch of a step has what is left
+  // Leaves out a last step that has fewer samples than the others.
+  bool drop_last = false;
+
+  std::int64_t batches_per_step() const { return parts(samples_per_step, samples_per_batch); }
+
+  // How many of `num_samples` are used: the samples of an epoch, or those from the start of a step
+  // on.
+  std::int64_t num_used(std::int64_t num_samples) const {
+    return drop_last ? num_samples / samples_per_step * samples_per_step : num_samples;
+  }
+
+  // How many steps and batches `num_used` samples make, all of which are used.
+  std::int64_t num_steps(std::int64_t num_used) const { return parts(num_used, samples_per_step); }
+  std::int64_t num_batches(std::int64_t num_used) const {
+    return num_used / samples_per_step * batches_per_step() +
+           parts(num_used % samples_per_step, samples_per_batch);
+  }
+
+  // Batches are numbered from the start of a step on, where sample 0 is.
+  std::int64_t first_of(std::int64_t batch) const {
+    return batch / batches_per_step() * samples_per_step +
+           batch % batches_per_step() * samples_per_batch;
+  }
+  std::int64_t size_of(std::int64_t batch, std::int64_t num_used) const {
+    const std::int64_t before = batch % batches_per_step() * samples_per_batch;
+    return std::min({samples_per_batch, samples_per_step - before, num_used - first_of(batch)});
+  }
+
+ private:
+  // No sum of the two: one may be as large as numbers get.
+  static std::int64_t parts(std::int64_t whole, std::int64_t part) {
+    return whole / part + (whole % part != 0 ? 1 : 0);
+  }
 };
 
 }  // namespace lockstep::data

@@ -19,12 +19,12 @@
 
 namespace lockstep::data {
 
-// make(0), make(1), … make(count - 1), called in `num_workers` threads, each in one of them, never
-// more than `ahead` beyond what was taken.
+// Calls make(0), make(1), … make(count - 1), each in one of `num_workers` threads, and never more
+// than `ahead` items beyond those that were taken.
 //
-// Threading: one thread takes; `make` must be thread-safe. Failure: what make(k) throws is thrown
-// by the take that asks for k, and again by every later one. Destroyed at any time: what is being
-// made is waited for and dropped, nothing more is begun.
+// Threading: one thread takes; `make` must be thread-safe. Failure: the take of item k throws what
+// make(k) threw, and so does every later one. It can be destroyed at any time: it begins nothing
+// more, and waits for items that are being made and drops them.
 template <typename Item>
 class Prefetcher {
  public:
@@ -44,7 +44,7 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // The next one, as soon as it is made; nothing after the last.
+  // Returns the next item as soon as it is made; nothing after the last.
   std::optional<Item> take() {
     std::unique_lock lock(mutex_);
     if (taken_ == count_) return std::nullopt;

@@ -21,7 +21,8 @@ class FlightDirectory {
   FlightDirectory(const FlightDirectory&) = delete;
   FlightDirectory& operator=(const FlightDirectory&) = delete;
 
-  // For the ranks that come next: the folder, or one within it where there are dumps already.
+  // Chooses the path for the ranks of this generation: the folder, or one within it where there are
+  // dumps already.
   void begin(int generation);
 
   const std::string& path() const { return path_; }

@@ -59,7 +59,7 @@ class Guardian {
   // Hands the descriptors over to the guardian, and once all have started only the ranks hold them.
   void start(const std::vector<RankStart>& ranks);
 
-  // Sends a signal to the process group of what runs in the slot.
+  // Sends a signal to the process group of the rank in the slot.
   void signal(int slot, int signal);
 
   // Ends what the processes that have ended left behind; `swept` follows.
@@ -92,9 +92,9 @@ std::pair<net::Fd, net::Fd> packet_sockets();
 // process group it moved to.
 void adopt_orphans();
 
-// Kills the children of this process with SIGKILL, then those it inherits from them, until only
-// the spared ones are left, with their own descendants. Returns those that are still there at the
-// deadline (stuck inside the kernel).
+// Kills the children of this process with SIGKILL, then the children that it inherits from them,
+// until only the spared ones are left, with their own descendants. Returns the processes that still
+// exist at the deadline (stuck inside the kernel).
 std::vector<pid_t> kill_descendants(const Deadline& deadline,
                                     const std::vector<pid_t>& spared = {});
 

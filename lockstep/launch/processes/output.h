@@ -57,9 +57,9 @@ struct Plumbing {
 std::array<Plumbing, 2> lay_streams(const std::filesystem::path& folder, int local_rank,
                                     const StreamChoices& choices);
 
-// One of the launcher's own streams. Writing never blocks: whoever reads it may be slow or stopped,
-// and the launcher must still watch its ranks. When the stream cannot be written any more, what
-// follows is dropped, and error() says why. Not thread-safe.
+// One of the launcher's own streams. Writing never blocks: its reader may be slow or stopped, and
+// the launcher must still watch its ranks. Once the stream cannot be written any more, later output
+// is dropped, and error() says why. Not thread-safe.
 class Sink {
  public:
   explicit Sink(int fd);
@@ -144,7 +144,7 @@ class RankStream {
 
   int fd() const { return pipe_.get(); }
   bool open() const { return static_cast<bool>(pipe_); }
-  // For the lines from now on.
+  // Sets the prefix of lines from now on.
   void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
   // True where the sink is so far behind that reading more would only fill memory.
@@ -152,7 +152,7 @@ class RankStream {
   // True where another stream is in the middle of a long line.
   bool waits_for_line(Clock::time_point now) const;
 
-  // Shows what has come of an incomplete line, now and then. To be called often.
+  // Shows the beginning of an incomplete line from time to time. Call it often.
   void show_incomplete(Clock::time_point now);
 
   // Reads once. At the end of the stream it completes a partial line and closes the pipe. False

@@ -38,7 +38,7 @@ std::optional<LineMessage> RankProcess::hear() {
   if (!line) return std::nullopt;
   std::array<char, 4096> packet;
   ssize_t got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
-  // The process ended without hearing all that it was told. What it said comes after that error.
+  // The process ended without reading all of our messages. Its own messages come after that error.
   if (got < 0 && errno == ECONNRESET)
     got = ::recv(line.get(), packet.data(), packet.size(), MSG_DONTWAIT);
   if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {

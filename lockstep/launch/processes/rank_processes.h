@@ -45,7 +45,7 @@ struct RankProcess {
   bool is_spare() const { return runs && local_rank == kSpare; }
   bool is_rank() const { return runs && local_rank != kSpare; }
   bool streams_open() const;
-  // Reads what it wrote that is still in the pipes.
+  // Reads its output that is still in the pipes.
   void drain();
 
   // False where the process cannot hear it.
@@ -106,10 +106,10 @@ class RankProcesses {
   // Starts spares that are missing, some time after the ranks that they would slow down.
   void tend_spares(const std::filesystem::path& logs,
                    const std::function<std::vector<std::string>()>& environment);
-  // To be called when a spare says that it waits.
+  // Call this when a spare reports that it waits.
   void spare_waits() { spares_lost_early_ = 0; }
-  // To be called when a spare ended by itself, or could not be started. False where so many of them
-  // never came to wait that no more are started.
+  // Call this when a spare ended by itself, or could not be started. Returns false where too many
+  // spares never came to wait: then no more are started.
   bool lost_spare(const RankProcess& process);
 
  private:

@@ -124,7 +124,7 @@ void set(std::vector<std::string>& variables, const char* name, const Value& val
   variables.push_back(fmt::format("{}={}", name, value));
 }
 
-// Variables that libraries read, but for those that the user has set.
+// Variables that libraries read, without those that the user has set.
 std::vector<std::string> library_variables(const RankEnvironmentOptions& options) {
   std::vector<std::string> all;
   const auto set_default = [&](const char* name, const auto& value) {

@@ -1,4 +1,4 @@
-// Ranks that run but do not get on: stopped, or stuck.
+// Finds ranks that run but make no progress, because they are stopped or stuck.
 #pragma once
 
 #include <sys/types.h>
@@ -50,7 +50,7 @@ class RankWatch {
   // that is furthest behind first.
   std::vector<Finding> look(const std::vector<int>& pids, Clock::time_point now);
 
-  // To be called when ranks that were stopped on purpose go on: none of that time counts.
+  // Call this when ranks that were stopped on purpose go on: none of that time counts.
   void resume(Clock::time_point now);
 
  private:

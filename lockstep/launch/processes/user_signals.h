@@ -8,10 +8,10 @@
 
 namespace lockstep::launch {
 
-// Blocks the signals that end or pause a job in this thread, and so in all that it starts, so that
-// a signalfd can be read instead. Returns which they are: a signal that whoever started the process
-// ignores (nohup) stays ignored. Also has writes to closed pipes fail rather than end the process,
-// and blocks SIGUSR1, which ReportOnSignal waits for.
+// Blocks the signals that end or pause a job in this thread, and so in all threads that it starts,
+// so that a signalfd can be read instead. Returns these signals; one that was ignored when the
+// process started (nohup) stays ignored. It also makes writes to closed pipes fail rather than end
+// the process, and blocks SIGUSR1, which ReportOnSignal waits for.
 sigset_t take_over_signals();
 
 // Does what SIGTSTP does by default: this process stops, and the call returns when its user lets it
@@ -29,9 +29,9 @@ class EndWhileWaiting {
 };
 
 // While it lives, `kill -USR1` of the launcher prints where the ranks of this host are, while the
-// job goes on. Keeps SIGUSR1 from this thread, and from all that it starts later, for a thread of
-// its own, which asks the ranks for dumps and prints the merged report to standard error. Ranks do
-// not get the signal: what they do with it stays their own.
+// job goes on. A thread of its own waits for SIGUSR1, asks the ranks for dumps and prints the
+// merged report to standard error; this thread, and threads that it starts later, do not get the
+// signal. Ranks do not get it either, and may use it for themselves.
 class ReportOnSignal {
  public:
   // `directory` is where ranks leave dumps.

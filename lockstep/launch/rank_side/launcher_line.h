@@ -70,7 +70,7 @@ class LauncherLine {
 // one of them: it knows its own reason. The first call counts until `blame_nobody()`. Thread-safe,
 // never throws.
 void blame(const std::vector<int>& ranks, const std::string& fault, int own_rank) noexcept;
-// For a process that joins its job again.
+// Takes the blame back, for a process that joins its job again.
 void blame_nobody() noexcept;
 
 // Where the launcher started this process as a spare, waits until a rank is lost, and then has the

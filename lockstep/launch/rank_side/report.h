@@ -1,5 +1,5 @@
-// Calls by which a rank's own program tells the launcher how it gets on. Both do nothing where no
-// such launcher started this process; they are thread-safe and never throw.
+// Calls by which a rank's own program reports to the launcher. Both do nothing where no `lockstep
+// run` started this process; they are thread-safe and never throw.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace lockstep {
 // one store to memory.
 void report_progress(std::uint64_t step) noexcept;
 
-// To be called before this process ends with an error that it would only meet again, such as a
-// mistake in what its user asked for. `lockstep run --max-restarts` then makes no restart, however
-// many are left, and ends the job on all hosts, even where other ranks have failed because of this
-// one and were heard of first. It has no effect where the launcher has told this process to end
-// before, or where the process ends well all the same.
+// Call this before the process ends with an error that a restart would meet again, such as a
+// mistake of its user. `lockstep run --max-restarts` then makes no restart, however many are left,
+// and ends the job on all hosts, even where the launcher has heard first of other ranks that failed
+// because of this one. It has no effect where the launcher has told this process to end before, or
+// where the process ends well all the same.
 void report_final_failure() noexcept;
 
 }  // namespace lockstep

@@ -1,15 +1,19 @@
-// Connections between launchers: lines of text over an authenticated socket, and how a launcher
-// connects to the leader of its job.
+// Connections between launchers: lines of text over an authenticated socket, how a launcher
+// connects to the leader of its job, and where it listens for the others.
 #pragma once
 
+#include <list>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/launch/rendezvous/messages.h>
 #include <lockstep/net/address.h>
 #include <lockstep/net/fd.h>
+#include <lockstep/net/handshake.h>
 #include <lockstep/net/secret.h>
 
 namespace lockstep::launch {
@@ -79,8 +83,8 @@ struct Attempt {
 Attempt try_to_join(const net::Address& address, const Introduction& introduction,
                     const net::Secret& secret, const Deadline& deadline);
 
-// The same, and goes where it is redirected to; each of the two attempts may take `longest`, and
-// neither goes on beyond the deadline.
+// The same, but follows a redirection. Each of the two attempts may take `longest`, and neither
+// goes on beyond the deadline.
 Attempt try_to_follow(const net::Address& address, const Introduction& introduction,
                       const net::Secret& secret, milliseconds longest,
                       const Deadline& deadline = Deadline::never());
@@ -89,5 +93,72 @@ Attempt try_to_follow(const net::Address& address, const Introduction& introduct
 // (CommError: timeout).
 Attempt find_leader(const std::vector<net::Address>& addresses, const Introduction& introduction,
                     const net::Secret& secret, const Deadline& deadline);
+
+// A launcher that has connected, proven that it knows the secret, and introduced itself.
+struct Arrival {
+  Connection connection;
+  Introduction introduction;
+};
+
+// Where a launcher listens for the other launchers of its job.
+//
+// Owns its listening socket and a thread, which both end with it. A connection that does not prove
+// within a few seconds that it knows the job's secret, and introduce itself, is dropped; where too
+// many of them are open, the oldest goes first, so that silent strangers hold up nobody. Now and
+// then the log tells of launchers that were dropped because of another secret. Thread-safe.
+class Listener {
+ public:
+  // Listens on exactly `address`; UsageError where that cannot be.
+  Listener(const net::Address& address, const net::Secret& secret);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  // The address that it listens on, with the port that it got.
+  const net::Address& address() const { return address_; }
+
+  // Readable while there are arrivals.
+  int fd() const { return event_.get(); }
+
+  // The launchers that have arrived since the last call, in order.
+  std::vector<Arrival> arrivals();
+
+  // From now on each arrival gets this answer and is dropped.
+  void turn_away(const std::string& word, const std::string& text = "");
+  // From now on arrivals are let in, as they are at first.
+  void let_in() { turn_away(""); }
+
+ private:
+  // A connection whose peer has not introduced itself yet.
+  struct Candidate {
+    net::Fd socket;
+    std::string host;
+    net::Acceptor acceptor;
+    Clock::time_point since = Clock::now();
+    std::optional<Connection> connection;  // once it has proven that it knows the secret
+  };
+  enum class Progress { waits, gone, introduced };
+
+  void run(const std::stop_token& stop);
+  void accept();
+  Progress read_from(Candidate& candidate);
+  void tell_of_wrong_secret(const Candidate& candidate);
+  void admit(Arrival arrival);
+
+  const net::Secret secret_;
+  const net::Fd socket_;
+  const net::Address address_;
+  const net::Fd event_;
+  const net::Fd stop_;
+
+  std::mutex mutex_;  // guards the next three
+  std::vector<Arrival> arrived_;
+  std::string answer_, answer_text_;  // for those to turn away; empty: nobody is
+
+  // Only the thread uses these.
+  std::list<Candidate> candidates_;  // oldest first
+  Clock::time_point quiet_until_;    // no word about wrong secrets before
+  std::jthread thread_;
+};
 
 }  // namespace lockstep::launch

@@ -66,8 +66,8 @@ class Election {
   Election(const Election&) = delete;
   Election& operator=(const Election&) = delete;
 
-  // Forgets what was known before. A launcher that states a wish does not act as the leader; where
-  // it has been elected meanwhile, it gives that up.
+  // Sets the wish, and forgets earlier results. A launcher with a wish does not act as the leader;
+  // if it has been elected meanwhile, it resigns.
   void wish(Wish wish);
 
   Status status() const;
@@ -113,7 +113,7 @@ class Election {
   Clock::time_point ours_until_;
   int to_confirm_ = -1;
   std::optional<int> confirmed_;
-  bool unwanted_ = false;  // the thread has won what is no longer wished for
+  bool unwanted_ = false;  // the thread has won an election that is no longer wished for
   int num_failures_ = 0;   // since etcd last answered
   bool urgent_ = false;    // the thread is not to wait
 

@@ -81,8 +81,8 @@ class Etcd {
   std::size_t first_ = 0;  // the one to ask first
 };
 
-// Parsers of etcd's answers, for tests of what strangers may send. CommError (corrupted) where a
-// text is something else.
+// Parsers of etcd's answers, public so that tests can feed them malformed ones. CommError
+// (corrupted) where a text is no such answer.
 Etcd::Lease parse_granted_lease(const std::string& json);
 milliseconds parse_kept_lease(const std::string& json);
 Etcd::Outcome parse_outcome(const std::string& json, std::size_t num_reads);
@@ -101,8 +101,8 @@ inline constexpr std::size_t kLongestAnswer = 64 << 10;
 HttpAnswer parse_http_answer(std::string_view bytes);
 
 // Sends JSON and reads the answer. CommError: timeout at the deadline, peer_lost where nobody
-// listens or the connection breaks, corrupted where the answer is none. UsageError where the host's
-// name does not resolve.
+// listens or the connection breaks, corrupted where the answer is no HTTP. UsageError where the
+// host's name does not resolve.
 HttpAnswer http_post(const net::Address& server, const std::string& path, const std::string& json,
                      const Deadline& deadline);
 

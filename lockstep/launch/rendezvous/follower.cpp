@@ -8,7 +8,7 @@ namespace lockstep::launch {
 
 namespace {
 
-// The leader knows best who is missing: its message is worth waiting a little longer for.
+// The leader knows best which launchers are missing: wait a little longer for its message.
 constexpr milliseconds kLastMessage(2000);
 
 // How long to look for another leader, or to become it; longer than a leader waits for its quorum.

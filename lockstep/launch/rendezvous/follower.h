@@ -7,7 +7,6 @@
 
 #include <lockstep/launch/rendezvous/connection.h>
 #include <lockstep/launch/rendezvous/election.h>
-#include <lockstep/launch/rendezvous/listener.h>
 #include <lockstep/launch/rendezvous/rendezvous.h>
 
 namespace lockstep::launch {

@@ -156,7 +156,7 @@ std::string Leader::objection(const Introduction& who) const {
                        options_.run_id, who.host, who.run_id);
   if (who.num_ranks < 1 || who.num_ranks > kMostRanksOfAHost)
     return fmt::format("host {} wants to run {} ranks", who.host, who.num_ranks);
-  // Where nodes may join later, those that are too many wait.
+  // Where nodes may join later, surplus ones wait.
   if (!options_.elastic() && static_cast<int>(members_.size()) >= options_.max_nodes)
     return fmt::format("all {} nodes of this job have come already, without host {}",
                        options_.max_nodes, who.host);
@@ -489,7 +489,7 @@ void Leader::number_members() {
 
 void Leader::form() {
   number_members();
-  // With several nodes, node 0 is wherever this launcher is.
+  // With several nodes, this launcher's host is node 0.
   Layout layout{
       .master_addr = options_.max_nodes == 1 ? options_.master_addr : listener_->address().host,
       .generation = next_generation(),

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/launch/rendezvous/connection.h>
 #include <lockstep/launch/rendezvous/election.h>
-#include <lockstep/launch/rendezvous/listener.h>
 #include <lockstep/launch/rendezvous/rendezvous.h>
 #include <lockstep/store/server.h>
 

@@ -124,8 +124,8 @@ struct Failure {
 // somebody, a chain of blame is followed to its end. Ties go to the failure that was heard first.
 std::size_t first_of(const std::vector<Failure>& failures);
 
-// Whether the user already knows why: the rank ended with one of these codes, before which it says
-// what is wrong, or a job with such codes was interrupted.
+// Whether the user already knows why: a rank that ends with one of these codes has explained itself
+// before, and so has an interrupted job with such codes.
 bool explained(const Failure& failure, const std::vector<int>& exit_codes);
 
 // Whether starting the ranks again may help. It does not where a user ended the job, where the

@@ -9,7 +9,6 @@
 #include <lockstep/launch/rendezvous/election.h>
 #include <lockstep/launch/rendezvous/follower.h>
 #include <lockstep/launch/rendezvous/leader.h>
-#include <lockstep/launch/rendezvous/listener.h>
 #include <lockstep/net/socket.h>
 
 namespace lockstep::launch {

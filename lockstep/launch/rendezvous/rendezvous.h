@@ -1,4 +1,4 @@
-// The rendezvous: how the launchers of a job's hosts find each other, and what they tell each other
+// The rendezvous: how the launchers of a job's hosts find each other, and the messages between them
 // from then on.
 #pragma once
 
@@ -68,8 +68,8 @@ class Peers {
   // Descriptors to poll for input.
   virtual void add_to(std::vector<pollfd>& polled) const = 0;
 
-  // Reads what has arrived, tells the others that this launcher is alive, and notices their
-  // silence. To be called at least every kBeat. CommError where the first rendezvous fails.
+  // Reads new messages, tells the others that this launcher is alive, and notices their silence.
+  // Call it at least every kBeat. CommError where the first rendezvous fails.
   virtual void attend() = 0;
 
   // A failure on this host. The first one of a generation wins, with two exceptions: an

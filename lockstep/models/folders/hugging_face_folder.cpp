@@ -144,7 +144,7 @@ void check_tied(const fs::path& folder, const checkpoint::SafetensorsFolder& fil
       folder.string(), embedding->name());
 }
 
-// Of a folder of Hugging Face's.
+// The config of a folder of Hugging Face's, whose tensors are checked.
 ModelConfig checked_config(const fs::path& folder, const checkpoint::SafetensorsFolder& files) {
   ModelConfig config = from_hugging_face(files.text_file(kConfig), (folder / kConfig).string());
   std::vector<FoundTensor> found;

@@ -12,23 +12,23 @@
 
 namespace lockstep::models {
 
-// What the model in a folder is, once its tensors are known to be those that its config.json
-// describes, none missing, none besides. A checkpoint's is compared with its manifest, an exported
-// one's with its lockstep-hashes.json; other folders of Hugging Face's have no hashes. UsageError
-// that names the tensors and their shapes where they do not fit, or for a checkpoint of another
-// model or program; else as CheckpointReader and SafetensorsFolder.
+// The config of the model in a folder, after a check that its tensors are those that its
+// config.json describes, none missing and none besides. The config.json of a checkpoint is compared
+// with the manifest, that of an exported model with lockstep-hashes.json; other folders of Hugging
+// Face's have no hashes. UsageError that names the tensors and their shapes where they do not fit,
+// or for a checkpoint of another model or program; else as CheckpointReader and SafetensorsFolder.
 ModelConfig read_model_config(const std::filesystem::path& folder);
 ModelConfig read_model_config(checkpoint::CheckpointReader& checkpoint);
 
 struct ExportOptions {
-  // A file has at most so many bytes of tensors, or one tensor.
+  // The most bytes of tensors in a file; a larger tensor has a file of its own.
   std::uint64_t largest_file = 5'000'000'000;
 };
 
 // Writes config.json and the weights, in one model.safetensors or several with an index, as the
-// transformers library reads them: its names, its transposes; and lockstep-hashes.json, by which a
-// reader of ours finds damage. A tensor at a time. The folder is made, and must not hold a model.
-// Returns the files. UsageError for a checkpoint of another model or program, and as
+// transformers library reads them: its names, its transposes; and lockstep-hashes.json, by which
+// our readers find damage. Holds one tensor in memory at a time. Makes the folder, which must not
+// hold a model. Returns the files. UsageError for a checkpoint of another model or program, and as
 // CheckpointReader; FileError.
 std::vector<std::string> export_to_hugging_face(checkpoint::CheckpointReader& reader,
                                                 const std::filesystem::path& folder,

@@ -1,4 +1,4 @@
-// What a language model is, in numbers. No LibTorch: planners and launchers read it too.
+// The sizes and settings of a language model. No LibTorch: planners and launchers read them too.
 #pragma once
 
 #include <cstdint>
@@ -37,24 +37,24 @@ void check(const ModelConfig& config);
 // The same with the fields filled in that are 0 for a default. Checks first.
 ModelConfig resolved(const ModelConfig& config);
 
-// UsageError, with the numbers, where the layers of such a model cannot be shared by so many ranks
-// of a tensor axis. Fewer key-value heads than ranks are held by several each.
+// UsageError, with the numbers, where `num_ranks` ranks of a tensor axis cannot share the layers of
+// such a model. Where there are fewer key-value heads than ranks, several ranks hold each.
 void check_tensor_ranks(const ModelConfig& config, std::int64_t num_ranks);
 
 // How many numbers a model learns. Checks first; what passes cannot overflow.
 std::int64_t num_parameters(const ModelConfig& config);
 
-// Floating-point operations that forward and backward of one token take, in sequences of this
-// length: six for each weight that is multiplied (so not the embeddings), and the products of
-// attention with the half of the positions that a token sees on average. What is computed again
-// does not count, as is usual where a share of a GPU's peak is told (MFU).
+// Floating-point operations of forward and backward for one token, in sequences of this length: six
+// for each weight that is multiplied (so not the embeddings), and the products of attention with
+// the half of the positions that a token sees on average. Recomputation does not count, as is usual
+// for the share of a GPU's peak (MFU).
 double training_flops_per_token(const ModelConfig& config, std::int64_t sequence_length);
 
 // Every parameter of such a model by its name, which is that of the transformers library, and its
 // shape. Checks first.
 std::map<std::string, std::vector<std::int64_t>> parameter_shapes(const ModelConfig& config);
 
-// What one rank holds of a model: some of its layers, and of each of these its part.
+// The share of a model that one rank holds: some of its layers, and its part of each of them.
 struct ModelShare {
   std::int64_t num_layers = 0;
   bool has_embedding = false;  // of tokens, and of positions where there is one

@@ -20,8 +20,8 @@ namespace lockstep::models {
 
 struct LanguageModelStep;
 
-// One layer of a model: its parameters, how they begin, how ranks of a tensor axis share them. What
-// a model is in numbers follows from the list of its layers.
+// One layer of a model: its parameters, how they begin, how ranks of a tensor axis share them. The
+// list of layers determines a model's number of parameters, their shapes and names.
 struct Layer {
   enum class Kind : std::uint8_t {
     embedding,  // a weight of [out, in], whose rows are looked up
@@ -35,8 +35,8 @@ struct Layer {
     vocabulary,  // rows, in parts that may differ by one
   };
 
-  // As transformers calls it; "*" stands for the number of a block: "model.layers.*.mlp.up_proj".
-  // The word before the first dot is what files of models without an output layer leave out.
+  // The name in transformers; "*" stands for the number of a block: "model.layers.*.mlp.up_proj".
+  // Files of models without an output layer leave out the word before the first dot.
   std::string name;
   Kind kind = Kind::linear;
   std::int64_t out = 0;
@@ -59,18 +59,18 @@ struct Family {
   bool rotary = false;           // positions are rotary: rope_theta counts, heads have even widths
   bool grouped_queries = false;  // num_kv_heads may be less than num_heads
   bool tied = true;              // tie_embeddings, where a config does not say
-  // Of the MLP's inside, where a config does not say.
+  // The inner width of the MLP, where a config does not give it.
   std::function<std::int64_t(std::int64_t hidden_size)> intermediate_size;
 
-  // What else a config has to be: UsageError, with the numbers. Every default is filled in. May be
-  // empty.
+  // Checks what this family asks of a config beyond the common checks: UsageError, with the
+  // numbers. Every default is filled in. May be empty.
   std::function<void(const ModelConfig&)> check = {};
 
   // In the model's order, embeddings first; the output layer, where it is not the embedding, is
   // added to them as "lm_head".
   std::function<std::vector<Layer>(const ModelConfig&)> layers;
 
-  // A config.json of Hugging Face's: what it says, and what it has to say beside what all have
+  // Read and write a config.json of Hugging Face's, beside the keys that all families have
   // (model_type, vocab_size, tie_word_embeddings). UsageError for a model that would be computed
   // otherwise here.
   std::function<ModelConfig(const ConfigKeys&)> read;
@@ -78,27 +78,27 @@ struct Family {
   // Ends of names of tensors in Hugging Face's files that are no parameters: masks, tables.
   std::vector<std::string> buffers = {};
 
-  // The loss of a step on a tape, as the module computes it: what a step takes in memory follows.
-  // Layers are registered in the order of the module's parameters.
+  // Computes the loss of a step on a tape, as the module does: the memory of a step follows from
+  // it. It registers layers in the order of the module's parameters.
   std::function<plan::Tape::Value(plan::Layers&, const ModelConfig&, const LanguageModelStep&)>
       loss;
 };
 
-// UsageError, with the families that there are, where there is none of that name. What is returned
-// lives as long as the program.
+// The family of this name, which lives as long as the program. UsageError that lists all families
+// where there is none of that name.
 const Family& family_named(std::string_view name);
-// Ours, then those that were added, in that order.
+// All names: our families first, then those that were added, in that order.
 std::vector<std::string> family_names();
-// `"gpt2" or "llama"`: the families of which this holds, for messages.
+// `"gpt2" or "llama"`: the families for which `holds` is true, for messages.
 std::string families_that(const std::function<bool(const Family&)>& holds);
 
-// For models/make_model.h's register_family(), which is what programs call. UsageError where the
-// name is taken, or something is missing. Any thread.
+// Called by register_family() of models/make_model.h, which programs use. UsageError where the name
+// is taken, or something is missing. Any thread.
 void add_family(Family family);
 
 // The layers of such a model, the output layer among them. Checks nothing.
 std::vector<Layer> layers_of(const ModelConfig& config);
-// The one that has this parameter; nothing where none has.
+// The layer that has this parameter; nothing where none has.
 std::optional<Layer> layer_of(const ModelConfig& config, std::string_view parameter);
 
 }  // namespace lockstep::models

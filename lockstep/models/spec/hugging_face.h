@@ -25,7 +25,7 @@ class ConfigKeys {
   double number(const char* key, double fallback) const;
   bool flag(const char* key, bool fallback) const;
   std::string text(const char* key, const char* fallback) const;
-  // A setting of which only one value is supported.
+  // Refuses values of a setting that are not supported.
   void need(const char* key, bool supported) const;
   void need(const char* key, double supported) const;
   [[noreturn]] void refuse(const char* key, const std::string& why) const;
@@ -37,18 +37,18 @@ class ConfigKeys {
   std::string file_;
 };
 
-// What most families after Llama call the sizes of a decoder with rotary positions, RMSNorm and
-// SwiGLU: for their Family::read and write. `by_default` has what the transformers library takes
-// for keys that are left out.
+// Read and write the keys that most families after Llama use for a decoder with rotary positions,
+// RMSNorm and SwiGLU; for their Family::read and write. `by_default` has the values that the
+// transformers library takes for keys that are left out.
 ModelConfig read_decoder_keys(const ConfigKeys& keys, const ModelConfig& by_default);
 void write_decoder_keys(const ModelConfig& config, nlohmann::ordered_json& object);
 
-// What a config.json says. Keys that are left out have the values that the transformers library
-// gives them. `file` is what messages call the text. UsageError, with the key and its value, for
-// what is no config.json, and for models that we would compute otherwise: scaled rotary positions,
+// Reads a config.json. Keys that are left out have the values that the transformers library gives
+// them. `file` is what messages call the text. UsageError, with the key and its value, for a text
+// that is no config.json, and for models that we would compute otherwise: scaled rotary positions,
 // other activations, biases, quantised weights.
 //
-// Dropout is no property of the weights but of a training: it is not read, and is 0.
+// Dropout belongs to a training and not to the weights: it is not read, and is 0.
 ModelConfig from_hugging_face(std::string_view json, std::string_view file);
 
 // The text of a config.json that the transformers library reads. Checks first.
@@ -59,7 +59,7 @@ std::string to_hugging_face(const ModelConfig& config);
 // the first word of each name ("h.0.ln_1.bias" for "transformer.h.0.ln_1.bias").
 std::optional<std::string> parameter_of(const ModelConfig& config, std::string_view file_name);
 
-// What a file of ours calls a parameter: as transformers does for whole models.
+// The name that our files give a parameter, which is that of transformers for whole models.
 std::string file_name_of(std::string_view parameter);
 
 // Whether the file has the transpose of ours, as it has of GPT-2's linear layers.

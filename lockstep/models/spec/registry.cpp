@@ -13,8 +13,8 @@ namespace lockstep::models {
 
 namespace {
 
-// Of the whole process, since a config names a family wherever it is read. Rows are added and never
-// change.
+// One for the whole process, since a config names a family wherever it is read. Rows are added and
+// never change.
 struct Registry {
   std::mutex mutex;
   std::list<Family> families = {gpt2(), llama(), qwen2()};

@@ -52,7 +52,7 @@ DescribedModel describe(const ModelConfig& given, const LanguageModelStep& step)
   plan::Layers layers({.num_tokens = step.micro_batch * step.sequence_length,
                        .element_bytes = plan::bytes_of(step.precision),
                        .kernels = kernels_of(step)});
-  // The tokens, and what is to come after each.
+  // The tokens, and the target after each.
   const plan::Tape::Value batch = layers.tape().input(2 * layers.num_tokens() * 8);
   plan::Tape::Value loss = family.loss(layers, config, step);
   DescribedModel described;

@@ -1,4 +1,4 @@
-// A step of a language model in numbers: what it takes in memory, without making the model.
+// The memory that a training step of a language model takes, without making the model.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +6,9 @@
 #include <vector>
 
 #include <lockstep/models/spec/config.h>
-#include <lockstep/plan/device.h>
 #include <lockstep/plan/layers.h>
 #include <lockstep/plan/model_sizes.h>
 #include <lockstep/plan/precision.h>
-#include <lockstep/plan/step_trace.h>
 
 namespace lockstep::models {
 
@@ -27,14 +25,14 @@ struct DescribedModel {
   plan::StepTrace trace;
 };
 
-// What make_model(config) would be, and do in a step of training. UsageError for a config or a step
-// of no sense.
+// Describes the model that make_model(config) would make, and what it would do to memory in a step
+// of training. UsageError for a config or a step that makes no sense.
 DescribedModel describe(const ModelConfig& config, const LanguageModelStep& step);
 
-// For a family's own description (Family::loss). A block is a function of what the layers before it
-// made; backward calls those again that are recomputed.
+// For a family's own description (Family::loss). A block is a function of the output of the layers
+// before it; backward calls recomputed blocks again.
 using TapeBlock = std::function<plan::Tape::Value(const plan::Tape::Value&)>;
-// Calls `make` for each block, whose parameters are those that it registers.
+// Calls `make` for each block; the parameters that it registers are the block's.
 std::vector<TapeBlock> tape_blocks(plan::Layers& layers, std::int64_t num_layers,
                                    const std::function<TapeBlock()>& make);
 plan::Tape::Value through_blocks(plan::Layers& layers, const std::vector<TapeBlock>& blocks,

@@ -16,9 +16,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
-#include <lockstep/base/host_identity.h>
 #include <lockstep/parallel/pipeline/schedule/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 

@@ -8,7 +8,7 @@
 
 #include <lockstep/plan/measured/module_sizes.h>
 #include <lockstep/plan/memory_estimate.h>
-#include <lockstep/plan/step_trace.h>
+#include <lockstep/plan/model_sizes.h>
 
 namespace lockstep::plan {
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <lockstep/train/config/config.h>
 
@@ -19,7 +20,7 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
-// What a run began with. It goes on with that on another number of ranks.
+// The batch that a run began with. It keeps it on another number of ranks.
 struct BegunBatch {
   std::int64_t global = 0;
   std::int64_t micro = 0;      // what a rank's memory had room for
@@ -33,25 +34,43 @@ struct BegunBatch {
 // rank, all of about the same size.
 Batch divide_batch(std::int64_t global, std::int64_t num_ranks, std::int64_t most_micro);
 
-// Fills in what was not given. Where all three are given they must fit together on so many
-// data-parallel ranks: UsageError with all numbers, and near ones that would do. A run that has
-// begun keeps its batch, by another accumulation than was asked for where it takes that. The ranks
-// are those with samples of their own; each may stand for some that work together, of which
-// messages speak.
+// Fills in the numbers that were not given. Where all three are given they must fit together on so
+// many data-parallel ranks: UsageError with all numbers, and near ones that would do. A run that
+// has begun keeps its batch, if need be with another accumulation than was asked for. `num_ranks`
+// counts ranks with samples of their own; each may stand for `ranks_together` ranks that work on
+// the same samples, and messages count all of them.
 Batch resolve_batch(const BatchSection& asked, std::int64_t num_ranks,
                     const std::optional<BegunBatch>& begun = {}, std::int64_t ranks_together = 1);
 
-// The same with `elasticity`, which says on how many ranks it works.
+// The same for a whole config, whose `elasticity` may choose the batch.
 Batch resolve_batch(const TrainConfig& config, std::int64_t num_ranks,
                     const std::optional<BegunBatch>& begun = {});
 
-// What is wrong on any number of ranks, as a sentence: "" where some number will do.
+// A sentence about what is wrong on every number of ranks; "" where some number will do.
 std::string batch_contradiction(const BatchSection& asked);
 
-// For whoever watches, where ranks or passes have unequal shares, or a run keeps its batch on
+// A note for the log where ranks or passes have unequal shares, or where a run keeps its batch on
 // another number of ranks; "" where there is nothing to say.
 std::string batch_note(const Batch& batch, std::int64_t num_ranks,
                        const std::optional<BegunBatch>& begun = {},
                        std::int64_t ranks_together = 1);
+
+// DeepSpeed's elasticity: a batch that many numbers of ranks divide evenly.
+struct ElasticChoice {
+  std::int64_t global = 0;  // samples of a step
+  // Numbers of data-parallel ranks that divide it evenly with some micro-batch size, rising.
+  std::vector<std::int64_t> even_data_ranks;
+};
+
+// The batch that DeepSpeed chooses. The candidates are each micro-batch size, and the least common
+// multiple of all, times a number with many divisors; the one that the most numbers of ranks divide
+// evenly wins. Groups of `ranks_together` ranks have the same samples.
+ElasticChoice choose_batch(const ElasticitySection& elasticity, std::int64_t ranks_together);
+
+// The batch that `elasticity` gives on so many ranks, with the largest micro-batch size that
+// divides a rank's share. Where the ranks do not divide the batch evenly, shares differ by one
+// sample. UsageError where the ranks are fewer than min_gpus or more than max_gpus.
+Batch elastic_batch(const ElasticitySection& elasticity, std::int64_t num_data_ranks,
+                    std::int64_t ranks_together);
 
 }  // namespace lockstep::train

@@ -7,7 +7,6 @@
 #include <lockstep/base/error.h>
 #include <lockstep/models/spec/family.h>
 #include <lockstep/train/config/batch.h>
-#include <lockstep/train/config/elasticity.h>
 #include <lockstep/train/config/names.h>
 #include <lockstep/train/config/sections.h>
 
@@ -179,7 +178,7 @@ void check_optimizer(JsonSection& top, const TrainConfig& config) {
     params.mistake("amsgrad", "is true: there is no AMSGrad here; remove it");
 }
 
-// DeepSpeed's default is longer than many a run; who has not set it has to hear which key it is.
+// DeepSpeed's default is longer than many runs: a user who has not set it needs to hear its key.
 std::string default_warmup_too_long(JsonSection& params, const TrainConfig& config) {
   if (params.find("warmup_num_steps") != nullptr || !params.sound({"total_num_steps"})) return "";
   const auto steps = config.scheduler.warmup_and_total();
@@ -250,7 +249,8 @@ void check_pipeline(JsonSection& section, const ParallelSection& parallel) {
                                 schedule.num_chunks == 1 ? "" : "s", schedules_of_any_chunks()));
 }
 
-// DeepSpeed's name of an axis of `parallel`, where 0 and 1 are none. Whether it asks for one.
+// Reads DeepSpeed's name of an axis of `parallel`, where 0 and 1 mean no such axis. Returns whether
+// it asks for one.
 bool read_old_axis(JsonSection& there, std::string_view key, JsonSection& parallel,
                    std::string_view axis, std::int64_t& size) {
   std::int64_t asked = 0;
@@ -283,7 +283,7 @@ void check_parallel(JsonSection& top, ParallelSection& parallel) {
 constexpr std::string_view kStrategyKeys[] = {"sharding_strategy", "parallel.sharding_strategy",
                                               "zero_optimization.stage"};
 
-// DeepSpeed had a switch in place of each section once.
+// DeepSpeed once had a switch for each of these sections.
 void read_old_name(JsonSection& zero, std::string_view key, std::string_view section,
                    OffloadDevice& device) {
   bool offloads = false;

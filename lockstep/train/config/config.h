@@ -1,5 +1,5 @@
-// What a training run is, as `lockstep train config.json` reads it. docs/config.md explains every
-// key; the names are DeepSpeed's where it has one.
+// The config of a training run, as `lockstep train config.json` reads it. docs/config.md explains
+// every key; the names are DeepSpeed's where it has one.
 #pragma once
 
 #include <array>
@@ -51,8 +51,9 @@ struct DataSection {
   std::int64_t prefetch = 2;     // batches that wait ready, for each worker
 };
 
-// What was asked for; resolve_batch gives the numbers for a number of ranks. The names are
-// DeepSpeed's train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps.
+// The batch that the user asks for; resolve_batch() works out the rest for a number of ranks. The
+// keys are DeepSpeed's train_batch_size, train_micro_batch_size_per_gpu and
+// gradient_accumulation_steps.
 struct BatchSection {
   std::optional<std::int64_t> global;
   std::optional<std::int64_t> micro;
@@ -61,8 +62,8 @@ struct BatchSection {
   bool operator==(const BatchSection&) const = default;
 };
 
-// In place of the above, by DeepSpeed's names: max_train_batch_size, micro_batch_sizes, min_gpus,
-// max_gpus, prefer_larger_batch.
+// Chooses the batch instead of BatchSection. The keys are DeepSpeed's max_train_batch_size,
+// micro_batch_sizes, min_gpus, max_gpus and prefer_larger_batch.
 struct ElasticitySection {
   std::int64_t max_global = 0;
   std::vector<std::int64_t> micro_batches;  // rising, each once
@@ -139,7 +140,7 @@ struct ShardingSection {
 };
 
 enum class ContextExchange { ring, all_to_all };
-// What stages of a pipeline have as much as each other of.
+// What is shared out evenly over the stages of a pipeline.
 enum class StageBalance {
   layers,
   parameters,  // an embedding's and a head's among them
@@ -162,7 +163,7 @@ struct ParallelSection {
   std::vector<std::int64_t> stage_layers;  // of each stage; where empty, as balanced
   std::int64_t timeline_step = 0;          // whose timeline is drawn; 0: none
 
-  // That work together on the same samples.
+  // How many ranks work together on the same samples.
   std::int64_t ranks_together() const { return tensor * pipeline * context; }
 };
 
@@ -211,7 +212,7 @@ struct TrainConfig {
   DeviceChoice device = DeviceChoice::automatic;
   std::string backend = "auto";  // what ranks talk over: communication.backend
   std::int64_t timeout_seconds = 600;
-  // Steps between comparisons of what ranks hold alike; 0: none.
+  // Steps between checks that ranks hold the same values where they should; 0: none.
   std::int64_t consistency_check_interval = 1000;
   std::int64_t threads_per_rank = 0;  // 0: the cores divided among the ranks of a host
 };
@@ -226,19 +227,19 @@ struct ConfigSource {
 // UsageError naming every mistake, each with its line or flag.
 TrainConfig parse_config(std::string_view text, const ConfigSource& source);
 
-// What is known of the files that a config names.
+// How much is known about the files that a config names.
 enum class NamedFiles {
   checked,  // they can be read, and the output written
   // The same, but for the checkpoint that the run began from, which may have been removed since.
   of_run_under_way,
-  unknown,  // for whoever plans a run whose data is elsewhere
+  unknown,  // for planning a run whose data is elsewhere
 };
 
 class JsonReader;
 
-// A config as it was read, with what is wrong in it so far; where a value is wrong it has the
-// default. Whoever knows the number of ranks and the files adds what does not fit these, so that
-// all of it is told at once. Threading: one thread.
+// A config as it was read, with the mistakes found so far; a wrong value has its default. Code that
+// knows the number of ranks and the files adds mistakes of its own, so that the user sees all of
+// them at once. Threading: one thread.
 class ConfigDraft {
  public:
   // A config that was read before, without mistakes.

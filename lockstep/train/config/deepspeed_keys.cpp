@@ -29,7 +29,7 @@ constexpr std::string_view kRecompute =
     "computes again";
 
 constexpr DeepSpeedKey kDeepSpeedKeys[] = {
-    // Other names of what is here
+    // These are other names of keys that we have.
     {"bfloat16", kRead, "`bf16`"},
     {"data_parallel_size", kRead, "`parallel.data`"},
     {"sequence_parallel_size", kRead, "`parallel.context`, with `\"all_to_all\"` as its algorithm"},
@@ -186,7 +186,7 @@ constexpr DeepSpeedKey kDeepSpeedKeys[] = {
     {"checkpoint.use_node_local_storage", kNotHere, "remove it, as all ranks write to one folder"},
     {"nebula", kNotHere, "remove it, as checkpoints go to the run's folder"},
 
-    // What trains another model, or on other data
+    // These train another model, or on other data.
     {"compression_training", kNotHere, kSwitchOff},
     {"weight_quantization", kNotHere, kSwitchOff},
     {"quantize_training", kNotHere, kSwitchOff},
@@ -255,7 +255,7 @@ void read_deepspeed_keys(JsonSection& top) {
       name.remove_prefix(dot + 1);
     }
     judge(section, name, key);
-    // DeepSpeed takes what it has for stage 3 alone by both names.
+    // DeepSpeed takes keys of stage 3 by both names.
     if (section.path() == "zero_optimization" && key.fate == kNoEffect)
       judge(section, "stage3_" + std::string(name), key);
   }

@@ -152,7 +152,7 @@ void describe_elasticity(Keys& keys, std::optional<ElasticitySection>& elasticit
                            "evenly, as DeepSpeed chooses it",
                 .deepspeed = "same"},
                enabled);
-  // Settings of what is off: their values do not matter.
+  // The section is off: its values do not matter.
   if (!enabled) keys.ignore_values();
   if (!keys.writes(enabled)) return;
   keys.integer({.name = "max_train_batch_size",
@@ -602,7 +602,7 @@ void describe_parallel(Keys& keys, ParallelSection& parallel) {
                .meaning = "or `\"all_to_all\"`, where the heads divide ([context.md](context.md))",
                .deepspeed = "`--cp-comm-type`"},
               parallel.context_algorithm, kContextExchanges);
-  // What only a pipeline has.
+  // Only a pipeline has the keys below.
   if (!keys.writes(parallel.pipeline > 1)) return;
   if (keys.writes(parallel.schedule_file.empty())) describe_schedule(keys, parallel);
   if (keys.writes(!parallel.schedule_file.empty()))

@@ -31,7 +31,7 @@ std::string start_of(const JsonReader& reader, const std::string& key) {
                                                  : "the current folder, as --set gave it";
 }
 
-// What keeps a file from being read, as the end of a sentence about it; "" where nothing does.
+// The reason why a file cannot be read, as the end of a sentence about it; "" where it can be.
 std::string problem_with(const fs::path& file, const std::string& start) {
   struct stat info {};
   if (::stat(file.c_str(), &info) != 0)

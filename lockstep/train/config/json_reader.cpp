@@ -1,6 +1,7 @@
 #include <lockstep/train/config/json_reader.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <spdlog/fmt/ranges.h>
 
@@ -64,7 +65,7 @@ bool JsonReader::has_mistake(std::string_view path) const {
   });
 }
 
-// The same key in another section is what was meant more likely than a similar one here.
+// The same key in another section is a likelier guess than a similar key here.
 JsonReader::Suggestion JsonReader::suggestion(const std::string& path,
                                               const std::string& key) const {
   std::vector<std::string> elsewhere;
@@ -153,6 +154,277 @@ void JsonReader::finish() {
   if (mistakes_.size() > kMostMistakes)
     text += fmt::format("\n  and {} more", mistakes_.size() - kMostMistakes);
   throw UsageError(text);
+}
+
+namespace {
+
+constexpr std::size_t kMostItems = 1000;
+// Beyond it a double does not hold every whole number.
+constexpr double kLargestExact = 9007199254740992.0;
+
+// "'a', 'b' or 'c'"
+std::string alternatives(const std::vector<std::string_view>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text += fmt::format("{}'{}'", i == 0 ? "" : i + 1 == names.size() ? " or " : ", ", names[i]);
+  return text;
+}
+
+// Also 1e6 and 5e8, as people write large whole numbers.
+std::optional<std::int64_t> whole(const JsonNode& node) {
+  if (const auto* integer = std::get_if<std::int64_t>(&node.value)) return *integer;
+  const auto* real = std::get_if<double>(&node.value);
+  if (real == nullptr || std::floor(*real) != *real || std::abs(*real) > kLargestExact)
+    return std::nullopt;
+  return static_cast<std::int64_t>(*real);
+}
+
+bool same_letters(std::string_view a, std::string_view b) {
+  const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [&](char x, char y) { return lower(x) == lower(y); });
+}
+
+std::string range_text(std::int64_t lowest, std::int64_t highest) {
+  return fmt::format("it must be a whole number from {} to {}", lowest, highest);
+}
+
+std::string range_words(const JsonSection::Range& range) {
+  if (std::isinf(range.highest))
+    return fmt::format("{} {}", range.above_lowest ? "above" : "at least", range.lowest);
+  if (range.above_lowest || range.below_highest)
+    return fmt::format("{} {} and {} {}", range.above_lowest ? "above" : "at least", range.lowest,
+                       range.below_highest ? "below" : "at most", range.highest);
+  return fmt::format("from {} to {}", range.lowest, range.highest);
+}
+
+std::optional<double> number_of(const JsonNode& node) {
+  if (const auto* real = std::get_if<double>(&node.value)) return *real;
+  if (const auto* integer = std::get_if<std::int64_t>(&node.value))
+    return static_cast<double>(*integer);
+  return std::nullopt;
+}
+
+bool is_inside(double number, const JsonSection::Range& range) {
+  return std::isfinite(number) &&
+         (range.above_lowest ? number > range.lowest : number >= range.lowest) &&
+         (range.below_highest ? number < range.highest : number <= range.highest);
+}
+
+}  // namespace
+
+JsonSection::JsonSection(JsonReader& reader, const JsonNode* node, std::string path)
+    : reader_(&reader), node_(node), path_(std::move(path)) {
+  known();
+}
+
+std::string JsonSection::path(std::string_view key) const { return join_path(path_, key); }
+
+const JsonNode* JsonSection::find(std::string_view key) {
+  auto& keys = known().keys;
+  if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.emplace_back(key);
+  const JsonNode* node = node_ == nullptr ? nullptr : node_->find(key);
+  return node == nullptr || node->is_default() ? nullptr : node;
+}
+
+const JsonNode* JsonSection::foreign(std::string_view key) {
+  known().foreign.emplace_back(key);
+  return node_ == nullptr ? nullptr : node_->find(key);
+}
+
+bool JsonSection::integer(std::string_view key, std::int64_t& value, std::int64_t lowest,
+                          std::int64_t highest) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const auto number = whole(*node);
+  if (!number || *number < lowest || *number > highest) {
+    mistake(key, fmt::format("is {}: {}", node->quoted(), range_text(lowest, highest)));
+    return false;
+  }
+  value = *number;
+  return true;
+}
+
+bool JsonSection::integer(std::string_view key, std::optional<std::int64_t>& value,
+                          std::int64_t lowest, std::int64_t highest) {
+  std::int64_t number = 0;
+  if (!integer(key, number, lowest, highest)) return false;
+  value = number;
+  return true;
+}
+
+bool JsonSection::integers(std::string_view key, std::vector<std::int64_t>& values,
+                           std::int64_t lowest, std::int64_t highest) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  std::vector<std::int64_t> found;
+  bool fits =
+      node->list() != nullptr && !node->list()->empty() && node->list()->size() <= kMostItems;
+  for (std::size_t i = 0; fits && i < node->list()->size(); ++i) {
+    const auto number = whole((*node->list())[i]);
+    fits = number && *number >= lowest && *number <= highest;
+    if (fits) found.push_back(*number);
+  }
+  if (!fits) {
+    mistake(key,
+            fmt::format("is {}: it must be a list of 1 to {} whole numbers, each from {} to {}",
+                        node->quoted(), kMostItems, lowest, highest));
+    return false;
+  }
+  values = std::move(found);
+  return true;
+}
+
+bool JsonSection::number(std::string_view key, double& value, Range range) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const auto number = number_of(*node);
+  if (!number) {
+    mistake(key, fmt::format("is {}: it must be a number", node->quoted()));
+    return false;
+  }
+  if (!is_inside(*number, range)) {
+    mistake(key, fmt::format("is {}: it must be {}", node->quoted(), range_words(range)));
+    return false;
+  }
+  value = *number;
+  return true;
+}
+
+bool JsonSection::boolean(std::string_view key, bool& value) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const bool* flag = std::get_if<bool>(&node->value);
+  if (flag == nullptr) {
+    mistake(key, fmt::format("is {}: it must be true or false", node->quoted()));
+    return false;
+  }
+  value = *flag;
+  return true;
+}
+
+bool JsonSection::text(std::string_view key, std::string& value) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  if (node->text() == nullptr) {
+    mistake(key, fmt::format("is {}: it must be a text in double quotes", node->quoted()));
+    return false;
+  }
+  if (node->text()->find('\0') != std::string::npos) {
+    mistake(key, "has a zero byte in it: remove it");
+    return false;
+  }
+  value = *node->text();
+  return true;
+}
+
+bool JsonSection::texts(std::string_view key, std::vector<std::string>& values) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  std::vector<const JsonNode*> items = {node};
+  if (const JsonList* list = node->list()) {
+    items.clear();
+    for (const JsonNode& item : *list) items.push_back(&item);
+  }
+  const auto plain = [](const JsonNode* item) {
+    return item->text() != nullptr && !item->text()->empty() &&
+           item->text()->find('\0') == std::string::npos;
+  };
+  if (items.empty() || items.size() > kMostItems ||
+      !std::all_of(items.begin(), items.end(), plain)) {
+    mistake(key, fmt::format("is {}: it must be a text, or a list of 1 to {} texts, none of them "
+                             "empty",
+                             node->quoted(), kMostItems));
+    return false;
+  }
+  values.clear();
+  for (const JsonNode* item : items) values.push_back(*item->text());
+  return true;
+}
+
+bool JsonSection::numbers(std::string_view key, std::array<double, 2>& values, Range range) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return false;
+  const JsonList* list = node->list();
+  std::array<double, 2> found{};
+  bool fits = list != nullptr && list->size() == found.size();
+  for (std::size_t i = 0; fits && i < found.size(); ++i) {
+    const auto number = number_of((*list)[i]);
+    fits = number && is_inside(*number, range);
+    if (fits) found[i] = *number;
+  }
+  if (!fits) {
+    mistake(key, fmt::format("is {}: it must be a list of two numbers, each {}", node->quoted(),
+                             range_words(range)));
+    return false;
+  }
+  values = found;
+  return true;
+}
+
+std::vector<std::string> JsonSection::keys_beside(std::string_view key) {
+  std::vector<std::string> others;
+  if (node_ == nullptr) return others;
+  for (const auto& [name, child] : *node_->object()) {
+    if (name == key || is_comment(name, child)) continue;
+    (void)foreign(name);
+    if (!child.is_default()) others.push_back(name);
+  }
+  return others;
+}
+
+std::optional<std::size_t> JsonSection::choice_index(std::string_view key,
+                                                     const std::vector<std::string_view>& names) {
+  const JsonNode* node = find(key);
+  if (node == nullptr) return std::nullopt;
+  if (node->text() != nullptr) {
+    const auto found = std::find_if(names.begin(), names.end(), [&](std::string_view name) {
+      return same_letters(name, *node->text());
+    });
+    if (found != names.end()) return static_cast<std::size_t>(found - names.begin());
+  }
+  mistake(key, fmt::format("is {}: it must be {}", node->quoted(), alternatives(names)));
+  return std::nullopt;
+}
+
+JsonSection JsonSection::section(std::string_view key) {
+  const JsonNode* node = find(key);
+  if (node != nullptr && node->object() == nullptr) {
+    // A section may be asked for by several readers.
+    if (!has_mistake(key))
+      mistake(key, fmt::format("is {}: it must be a section, {{...}}", node->quoted()));
+    node = nullptr;
+  }
+  return JsonSection(*reader_, node, path(key));
+}
+
+void JsonSection::allow(std::span<const std::string_view> keys) {
+  for (const std::string_view key : keys) find(key);
+}
+
+void JsonSection::allow_anything() { known().anything = true; }
+
+void JsonSection::call(std::string_view title) { known().title = title; }
+
+bool JsonSection::sound(std::span<const std::string_view> keys) const {
+  return std::none_of(keys.begin(), keys.end(),
+                      [&](std::string_view key) { return has_mistake(key); });
+}
+
+void JsonSection::mistake(std::string_view key, const std::string& what) {
+  reader_->mistake(path(key), what);
+}
+
+void JsonSection::has_no_effect(std::string_view key) {
+  auto& all = reader_->without_effect_;
+  if (const std::string here = path(key); std::ranges::find(all, here) == all.end())
+    all.push_back(here);
+}
+
+void JsonSection::missing(std::string_view key, const std::string& what_it_is) {
+  // A key that was mistyped is not said to be missing as well.
+  if (reader_->has_mistake(path(key))) return;
+  mistake(key, "is missing: " + what_it_is);
 }
 
 }  // namespace lockstep::train

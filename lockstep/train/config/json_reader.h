@@ -1,6 +1,6 @@
-// Strict reading of a JSON document: every value is asked for by its key, with its type and range;
-// what is wrong is collected, so that one run names all mistakes; what nobody asked for is a
-// mistake, too.
+// Reads a JSON document strictly. The caller asks for every value by its key, with its type and
+// range. Mistakes are collected, so that one run names all of them; a key that nobody asked for is
+// a mistake, too.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace lockstep::train {
 
 class JsonSection;
 
-// Other people's way to put a comment into JSON. What a flag sets is meant.
+// Whether a key is a comment, as some people put them into JSON. A key that a flag sets is none.
 bool is_comment(const std::string& key, const JsonNode& node);
 
 // "a.b"
@@ -43,11 +43,11 @@ class JsonReader {
   void mistake_about(const std::string& path, const std::string& sentence);
   // A mistake in a --set that could not be applied, as apply_override() says it.
   void mistake_of_flag(const std::string& assignment, const std::string& sentence);
-  // The same for a value that is right by itself: what depends on it can still be judged.
+  // The same for a value that is right by itself: keys that depend on it can still be checked.
   void misfit(std::string_view path, const std::string& sentence);
 
-  // Keys that no section has asked for, and keys that are given twice, are the mistakes from here
-  // on: whoever then reads the document once more knows of a slip when it reads what was meant.
+  // Keeps as mistakes only unknown keys and keys that are given twice, and starts over. The next
+  // reading of the document then knows the misspelt keys when it asks for the intended ones.
   void start_over();
 
   // Whether something at this path, or in it, has been found wrong, or is meant by a key that is.
@@ -62,7 +62,7 @@ class JsonReader {
  private:
   friend class JsonSection;
 
-  // What is known of one section.
+  // The keys that are known in one section.
   struct Known {
     std::vector<std::string> keys;
     std::vector<std::string> foreign;  // dealt with, but never proposed
@@ -81,7 +81,7 @@ class JsonReader {
   void find_unknown(const JsonNode& node, const std::string& path);
   void find_repeated(const JsonNode& node, const std::string& path);
   void unknown(const JsonNode& node, const std::string& path, const std::string& key);
-  // What an unknown key of a section may have been meant as.
+  // The key that an unknown key of a section may have been meant as.
   struct Suggestion {
     std::string text;   // the end of a sentence
     std::string meant;  // the path of the key; empty where none is near
@@ -108,9 +108,8 @@ std::string_view name_of(Enum value, const Named<Enum> (&all)[N]) {
   return "";
 }
 
-// An object of the document, or one that is not there and so has defaults only. A reading function
-// leaves `value` as it is where the key is missing, null, "auto" or wrong, and says whether it was
-// set.
+// An object of the document, or a missing one, which has defaults only. A reading function leaves
+// `value` as it is where the key is missing, null, "auto" or wrong, and returns whether it was set.
 class JsonSection {
  public:
   // Whether the file has this section, and it is an object.
@@ -167,7 +166,7 @@ class JsonSection {
   // Keys that are known without being read.
   void allow(std::span<const std::string_view> keys);
   void allow_anything();
-  // What its keys belong to, in messages.
+  // Sets the name that messages give to the section.
   void call(std::string_view title);
 
   bool has_mistake() const { return reader_->has_mistake(path_); }

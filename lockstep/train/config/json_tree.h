@@ -16,7 +16,7 @@ struct JsonMember;
 
 struct JsonNull {};
 using JsonList = std::vector<JsonNode>;
-// In the file's order. A key that was given twice is here twice; find() takes the first.
+// Members in the file's order. A key that was given twice is here twice; find() takes the first.
 using JsonObject = std::vector<JsonMember>;
 
 struct JsonNode {
@@ -30,7 +30,7 @@ struct JsonNode {
 
   // The value of a key; null where this is no object or has no such key.
   const JsonNode* find(std::string_view key) const;
-  // The same along "a.b[2].c": the deepest value on the way that is there.
+  // The deepest value that exists along a path such as "a.b[2].c".
   const JsonNode& nearest(std::string_view path) const;
   // Null, and the word "auto", ask for the default.
   bool is_default() const;
@@ -48,8 +48,8 @@ struct JsonMember {
   JsonNode node;
 };
 
-// What someone wrote, as it can stand in a message: at most so many characters, and a question mark
-// for each that a terminal might not show as it is.
+// Makes a user's text fit for a message: at most so many characters, and a question mark for each
+// that a terminal might not show as it is.
 std::string shorten_quote(std::string_view text, std::size_t longest = 60);
 
 // Reads a JSON object in UTF-8; // and /* */ comments are allowed. UsageError with file, line and
@@ -57,8 +57,8 @@ std::string shorten_quote(std::string_view text, std::size_t longest = 60);
 JsonNode parse_json(std::string_view text, const std::string& file);
 
 // Sets one value of a document by its path, as the flag --set does: "optimizer.params.lr=3e-4".
-// What does not read as JSON is a text. Sections on the way that are not there are made. UsageError
-// naming the flag.
+// A value that is no JSON is taken as a text. Makes missing sections on the way. UsageError naming
+// the flag.
 void apply_override(JsonNode& root, const std::string& assignment);
 
 }  // namespace lockstep::train

@@ -123,7 +123,7 @@ class ReadingKeys final : public Keys {
   bool of_any_kind_ = false;
 };
 
-// The others look at a value as JSON, and at what it may be.
+// The base of walks that do not read: they look at a value as JSON, and at the values it may have.
 class LookingKeys : public Keys {
  public:
   bool integer(const Key& key, std::int64_t& value, WholeRange range) override {
@@ -242,7 +242,7 @@ class TableKeys final : public LookingKeys {
   std::string title_;
 };
 
-// What a text of Markdown says without its marks.
+// A Markdown text without its marks.
 std::string plain(std::string_view markdown) {
   std::string text;
   for (std::size_t i = 0; i < markdown.size(); ++i) {

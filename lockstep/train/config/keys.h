@@ -36,8 +36,9 @@ struct WholeRange {
   std::int64_t highest;
 };
 
-// A walk through the keys of one section. A value is what the walk is of: a reader sets it, the
-// others look at it. Each function says whether a document sets the key; only readers have one.
+// A walk through the keys of one section. Each key comes with the value that it stands for: a
+// reader sets it, other walks look at it. Each function returns whether the document sets the key;
+// only readers have a document.
 class Keys {
  public:
   virtual ~Keys() = default;
@@ -97,24 +98,23 @@ class Keys {
 
   // A heading of the tables.
   virtual void chapter(std::string_view /*title*/) {}
-  // What the section's keys belong to, in messages.
+  // Sets the name that messages give to the section.
   virtual void call(std::string_view /*title*/) {}
-  // Whether keys are there that a config has only where this holds: they are for those who show
-  // all that there is.
+  // Whether to walk through keys that a config has only where `holds`. Walks that show every key
+  // that exists go through them in any case.
   virtual bool has(bool holds) = 0;
-  // Whether they are written: a reader knows them in any case.
+  // Whether the next keys are written; a reader knows them in any case.
   virtual bool writes(bool /*holds*/) { return true; }
-  // From here on values do not matter: they are settings of what is off.
+  // From here on values do not matter, because they belong to something that is off.
   virtual void ignore_values() {}
-  // Reading: whether the key is set to something that cannot be, so that what it decides is not
-  // known.
+  // Reading: whether the key has a wrong value, so that what it decides is not known.
   virtual bool is_wrong(std::string_view /*name*/) { return false; }
-  // From here on which keys belong here is not known: those that are there are judged, each once,
-  // and none is missing.
+  // From here on it is not known which keys belong here. Keys that are set are still checked, each
+  // once, and none counts as missing.
   virtual void of_any_kind() {}
-  // Reading: what follows from the keys above, before the next is read.
+  // Reading: calls `fill` for values that follow from the keys above, before the next key is read.
   virtual void then(const std::function<void()>& /*fill*/) {}
-  // Reading: the key is set to something that cannot be.
+  // Reading: reports that the key has a wrong value.
   virtual void mistake(std::string_view /*name*/, const std::string& /*what*/) {}
 
  protected:

@@ -1,4 +1,4 @@
-// The steps in which a config is read. What is wrong goes to the reader, and the value keeps its
+// The steps in which a config is read. The reader collects mistakes; a wrong value stays at its
 // default.
 #pragma once
 
@@ -9,8 +9,8 @@ namespace lockstep::train {
 
 class Keys;
 
-// No limit of the format, but sizes beyond these are slips of a finger; and products of a few of
-// them cannot overflow.
+// The format has no such limits, but larger sizes are typing errors; and products of a few of these
+// cannot overflow.
 inline constexpr std::int64_t kMostSteps = 1'000'000'000'000;
 inline constexpr std::int64_t kMostSamples = 1 << 24;
 inline constexpr std::int64_t kMostTokens = 1 << 24;
@@ -35,10 +35,11 @@ void describe(Keys& keys, TrainConfig& config);
 
 // Reads what is declared.
 void read_keys(JsonSection& top, const PathReader& paths, TrainConfig& config);
-// What does not fit together, and what follows from other names of the same things.
+// Checks that keys fit together, and fills in values that follow from other names of the same keys.
 void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config);
 
-// A key of DeepSpeed's beside those of describe.cpp. One of a section stands for all that is in it.
+// A key of DeepSpeed's that describe.cpp does not have. The row of a section stands for all its
+// keys.
 struct DeepSpeedKey {
   enum class Fate : std::uint8_t {
     no_effect,  // accepted with any value, and told once
@@ -53,7 +54,8 @@ struct DeepSpeedKey {
 std::span<const DeepSpeedKey> deepspeed_keys();
 void read_deepspeed_keys(JsonSection& top);
 
-// That files to read are there and what is written has a place. Adds to the reader's mistakes.
+// Checks that files to read exist, and that there is a place for those to write. Adds to the
+// reader's mistakes.
 void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files);
 
 }  // namespace lockstep::train

@@ -7,7 +7,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/plan/bytes_text.h>
+#include <lockstep/plan/text.h>
 #include <lockstep/train/config/batch.h>
 
 namespace lockstep::train {
@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kTight = 0.9;
 
-// Bytes of what a rank writes, in the host's memory. What is on another device is copied there for
-// any checkpoint.
+// How many copies of a rank's share of a checkpoint the host's memory holds. Data on another device
+// is copied there for any checkpoint.
 int copied_shares(const CheckpointSection& checkpoint, int num_ranks, plan::Device device) {
   const bool saves_beside = checkpoint.asynchronous && checkpoint.interval > 0;
   int shares = saves_beside || device == plan::Device::gpu ? plan::kSharesOfSave : 0;
@@ -56,7 +56,7 @@ std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice, plan
   return further;
 }
 
-// What is chosen otherwise, in the config's words.
+// The changed choices, in the config's words.
 std::string difference_text(const MemoryPlan::Choice& from, const MemoryPlan::Choice& to) {
   std::vector<std::string> parts;
   if (to.strategy != from.strategy)
@@ -157,7 +157,7 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
                     choice.strategy == ShardingStrategy::HYBRID_SHARD;
   int ranks_per_copy = static_cast<int>(config_.sharding.ranks_per_copy);
   if (ranks_per_copy == 0) ranks_per_copy = choice.ranks_per_host;
-  // Where ranks do not divide into groups of so many, into ones that they do divide into.
+  // Where the ranks do not divide into groups of this size, the size becomes one that divides them.
   if (ranks_per_copy > 0) ranks_per_copy = std::gcd(ranks_per_copy, choice.num_ranks);
   return plan::estimate_memory(
       sizes, trace,

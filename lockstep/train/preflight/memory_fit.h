@@ -19,12 +19,12 @@ namespace lockstep::train {
 plan::Precision precision_of(const TrainConfig& config);
 plan::Offload offload_of(const TrainConfig& config);
 
-// What there is to train in.
+// The memory that training may use.
 struct MemoryThere {
   std::int64_t bytes = 0;
   int num_ranks_sharing = 1;         // ranks of one host share its memory
   std::string what = "this device";  // for messages
-  // For what is offloaded; 0: nobody knows.
+  // The host's memory for offloaded data; 0 where it is not known.
   std::int64_t host_bytes = 0;
   int num_ranks_on_host = 1;
 
@@ -47,7 +47,7 @@ class MemoryPlan {
   MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
              plan::Precision precision, plan::Offload offload);
 
-  // What can be chosen otherwise without another model or another answer.
+  // Settings that can be changed without changing the model or its results.
   struct Choice {
     ShardingStrategy strategy = ShardingStrategy::NO_SHARD;
     int num_ranks = 1;
@@ -59,21 +59,22 @@ class MemoryPlan {
 
     bool operator==(const Choice&) const = default;
   };
-  // As the config says; without offload where its strategy has none. UsageError as resolve_batch()
-  // and where groups of ranks do not divide so many.
+  // The config's own settings; without offload where its strategy has none. UsageError as
+  // resolve_batch(), and where the ranks do not divide into groups of the config's size.
   Choice configured(int num_ranks, int ranks_per_host = 0,
                     const std::optional<BegunBatch>& begun = {}) const;
 
   plan::MemoryEstimate estimate(const Choice& choice);
   const plan::ModelSizes& sizes(const Choice& choice) { return described(choice).sizes; }
 
-  // What would make it fit, the least change first, each in the config's words:
+  // Changes that would make it fit, the least one first, each in the config's words:
   // "sharding_strategy "FULL_SHARD" (3.1 GiB)".
   std::vector<std::string> ways_to_fit(const Choice& choice, const MemoryThere& there);
 
   const models::ModelConfig& model() const { return model_; }
   plan::Precision precision() const { return precision_; }
-  // What was asked for. Always none on CPUs, where there is nothing to take it from.
+  // The offload that was asked for. Always none on CPUs, which have no device memory to offload
+  // from.
   plan::Offload offload() const { return offload_; }
 
  private:
@@ -88,9 +89,9 @@ class MemoryPlan {
   std::map<std::pair<std::int64_t, double>, models::DescribedModel> described_;
 };
 
-// Empty where a run fits well; a line to say where it fits tightly. UsageError where it does not
-// fit, on the device or, where it is offloaded, on the host: what it takes, what there is, and what
-// would fit.
+// Returns "" where a run fits well, and a line for the log where it fits tightly. UsageError where
+// it does not fit on the device or, where it is offloaded, on the host: the memory that it needs,
+// the memory that there is, and changes that would fit.
 std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
                          const MemoryThere& there);
 

@@ -39,7 +39,7 @@ pipeline::Schedule schedule_of(const ParallelSection& parallel, std::int64_t num
                                   .num_chunks = static_cast<int>(parallel.chunks)});
 }
 
-// What to take instead, which can be taken: a pipeline of one rank is none, and has no schedule.
+// Advice with fewer stages that would work: a pipeline of one rank is none, and has no schedule.
 std::string fewer_stages(const ParallelSection& parallel, std::int64_t num_stages,
                          std::int64_t num_layers) {
   if (!parallel.schedule_file.empty())

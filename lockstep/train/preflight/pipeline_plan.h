@@ -17,9 +17,10 @@ struct PipelinePlan {
   std::vector<mesh::Interval> layers;  // of each stage
 };
 
-// A batch is cut into so many micro-batches. Layers that are to be balanced by measured time are
-// balanced by compute. UsageError, with the numbers and the way out, for more stages than layers,
-// layers that do not add up, and a schedule file of other ranks or micro-batches.
+// The pipeline of a run whose batch is cut into `num_micro_batches`. Layers that will be balanced
+// by measured time are balanced by compute here. UsageError, with the numbers and the way out, for
+// more stages than layers, layers that do not add up, and a schedule file for other numbers of
+// ranks or micro-batches.
 PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig& model,
                            std::int64_t num_micro_batches);
 
@@ -27,7 +28,7 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
 // empty elsewhere.
 std::string idle_note(const PipelinePlan& plan);
 
-// What each layer of the model costs in all; the first with the embedding, the last with the head.
+// The number of parameters of each layer; the first with the embedding, the last with the head.
 std::vector<double> parameters_of_layers(const models::ModelConfig& model);
 std::vector<double> compute_of_layers(const models::ModelConfig& model,
                                       std::int64_t sequence_length);

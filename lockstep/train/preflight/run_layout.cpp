@@ -10,9 +10,9 @@ namespace lockstep::train {
 
 namespace {
 
-// What a rank sends along the tensor axis for the layers of a step: of each layer two activations
-// forward and two gradients backward are summed, and with sequence parallelism two are gathered
-// once more in backward. A sum is a scatter and a gather.
+// Bytes that a rank sends along the tensor axis for the layers of a step. Each layer sums two
+// activations in forward and two gradients in backward, and with sequence parallelism gathers two
+// more in backward. A sum is a scatter and a gather.
 std::int64_t bytes_along_tensor_axis(const TrainConfig& config, const RunPlan& plan,
                                      std::int64_t most_layers) {
   const std::int64_t ranks = config.parallel.tensor;

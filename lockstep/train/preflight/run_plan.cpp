@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
-#include <lockstep/data/sampling/step_cut.h>
+#include <lockstep/data/sampling/distributed_sampler.h>
 #include <lockstep/distributed/axes/job_axes.h>
 #include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
@@ -17,8 +17,7 @@ namespace {
 
 std::shared_ptr<const data::TokenStream> open_stream(
     const std::vector<std::filesystem::path>& paths, const DataSection& section) {
-  return std::make_shared<const data::TokenStream>(
-      data::TokenStream::open(paths, section.format));
+  return std::make_shared<const data::TokenStream>(data::TokenStream::open(paths, section.format));
 }
 
 // `data_vocabulary` is that of the data, where the config has none.
@@ -106,7 +105,7 @@ void check_context_heads(const ParallelSection& parallel, const models::ModelCon
         parallel.context, model.num_heads, parallel.tensor, heads);
 }
 
-// With any number of micro-batches, which only a file says of its own.
+// The checks that hold for any number of micro-batches; only a schedule file has its own number.
 void check_pipeline(const TrainConfig& config, const models::ModelConfig& model) {
   if (config.parallel.pipeline > 1 && config.parallel.schedule_file.empty())
     plan_pipeline(config, model, 1);
@@ -121,7 +120,7 @@ void check_parallel(const TrainConfig& config, const models::ModelConfig& model)
   check_pipeline(config, model);
 }
 
-// What could be taken in place of a config's sizes.
+// The nearest sizes that would work in place of the config's.
 ModelParallelSizes possible_sizes(const TrainConfig& config, const models::ModelConfig& model,
                                   int world_size) {
   return nearest_sizes(sizes_of(config.parallel), world_size, [&](const ModelParallelSizes& sizes) {
@@ -238,7 +237,7 @@ class Planner {
     });
   }
 
-  // What no number of ranks would mend.
+  // Finds mistakes that no number of ranks would mend.
   void check_axes() {
     const ParallelSection& parallel = config_.parallel;
     if (parallel.ranks_together() == 1) return;

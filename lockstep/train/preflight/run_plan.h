@@ -1,4 +1,5 @@
-// What a config comes to on so many ranks, found out without LibTorch and before any rank starts.
+// A run's sizes, data and steps on a given number of ranks, worked out without LibTorch before any
+// rank starts.
 #pragma once
 
 #include <algorithm>
@@ -35,8 +36,8 @@ struct RunPlan {
 // has begun keeps its batch.
 RunPlan plan_run(const TrainConfig& config, int world_size,
                  const std::optional<BegunBatch>& begun = {});
-// The same for a config that may have mistakes, which are told together with those found here:
-// checks that do not depend on what is wrong are still made.
+// The same for a config that may have mistakes: it reports them together with those found here, and
+// still makes the checks that do not depend on a wrong value.
 RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun = {});
 
 // The ranks that share a step's samples.
@@ -52,8 +53,8 @@ BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& mo
 // it; UsageError where it is not there either.
 models::ModelConfig plan_model(const TrainConfig& config);
 
-// In nats: the loss of a model that knows how often each token comes, and nothing else. Looks at
-// the first 16 Mi tokens.
+// The loss, in nats, of a model that knows only how often each token occurs. Looks at the first
+// 16 Mi tokens.
 double unigram_entropy(const data::TokenStream& stream);
 
 // How many steps a run has.

@@ -1,13 +1,17 @@
-// That a run has begun in its folder, and how, and that it has saved: for later generations of its
-// job, and for whoever starts it again.
+// Files in a run's folder that say that it has begun, with which batch, and that it has saved.
+// Later generations of its job read them, and so does a run that is started again.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 
 #include <lockstep/base/folder_lock.h>
-#include <lockstep/checkpoint/format/training_state.h>
+#include <lockstep/checkpoint/format/manifest.h>
+#include <lockstep/train/config/batch.h>
+#include <lockstep/train/config/config.h>
 
 namespace lockstep::train {
 
@@ -35,5 +39,17 @@ std::optional<std::int64_t> saved_last(const std::filesystem::path& output);
 // The step of a checkpoint that was saved in the run's folder, whatever has become of it: the
 // latest that is there or was set aside, or else the first. UsageError as above.
 std::optional<std::int64_t> saved_before(const std::filesystem::path& output);
+
+// Writes the batch that a run began with, which it keeps on other numbers of ranks, into the values
+// of a checkpoint::TrainingState.
+void put(const BegunBatch& begun, std::map<std::string, double>& values);
+// Reads it back; nothing where there is none that makes sense.
+std::optional<BegunBatch> begun_in(const std::map<std::string, double>& values);
+
+// The batch with which the config's run began: from the checkpoint that it resumes from or, where a
+// generation of the job before `now` has begun it, from the state that it began in. Nothing where
+// the run begins now or asks for another batch, or where the files cannot be read, which
+// check_resume() reports.
+std::optional<BegunBatch> begun_batch(const TrainConfig& config, const FolderHolder& now);
 
 }  // namespace lockstep::train

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <lockstep/comm/transport/mailroom.h>
+#include <lockstep/comm/transport/endpoint.h>
 #include <lockstep/net/socket.h>
 
 #include "ranks.h"

@@ -16,7 +16,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
 #include <lockstep/comm/backends/engine/host_communicator.h>
-#include <lockstep/store/rank_store.h>
+#include <lockstep/store/server.h>
 
 namespace lockstep::comm::backends {
 

@@ -19,7 +19,6 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <lockstep/base/environment.h>
-#include <lockstep/base/host_identity.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/backends/nccl/nccl_library.h>
 #include <lockstep/device/cuda.h>

@@ -15,7 +15,8 @@ using Cuts = std::vector<int>;
 // block. UsageError for more stages than blocks, and for a cost that is negative or not a number.
 Cuts partition(const std::vector<double>& costs, int num_stages);
 
-// UsageError where `cuts` do not cut so many blocks into so many stages, none of them empty.
+// UsageError where `cuts` do not cut `num_blocks` blocks into `num_stages` stages, none of them
+// empty.
 void check_cuts(const Cuts& cuts, int num_blocks, int num_stages);
 
 }  // namespace lockstep::pipeline

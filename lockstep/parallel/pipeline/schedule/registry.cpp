@@ -44,8 +44,8 @@ std::vector<int> round_sizes(int num_ranks, int num_micro_batches) {
   return sizes;
 }
 
-// The list of a rank of ZB-V. It is made for at least as many micro-batches as fill the pipeline;
-// those that the step does not have are left out.
+// The actions of a rank in ZB-V. The list is made for at least as many micro-batches as fill the
+// pipeline; micro-batches that the step does not have are left out.
 class VShapedRank {
  public:
   VShapedRank(int num_ranks, int rank, int num_micro_batches)

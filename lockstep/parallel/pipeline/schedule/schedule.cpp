@@ -235,7 +235,7 @@ class Checker {
       check_transfer({ActionKind::receive_activation, stage, micro_batch}, forward,
                      {ActionKind::forward, stage - 1, micro_batch});
     if (is_sent(schedule_, stage + 1, stage)) {
-      // That the producer is there is checked when its own stage's turn comes.
+      // Its own stage's turn checks that the producer is in the schedule.
       const Action producer = positions_.input_backward(stage + 1, micro_batch);
       check_transfer({ActionKind::receive_gradient, stage, micro_batch}, backward, producer);
     }

@@ -1,6 +1,6 @@
 // A pipeline schedule is data: the list of actions that each rank does in a step, in order.
 //
-// The rules that whoever runs, simulates or checks a schedule keeps to:
+// The executor, the simulator and the checks of schedules all follow these rules:
 // - A rank takes its list from the front. An action that computes waits for its input and then has
 //   the rank for itself; a transfer is only started, and the rank goes on at once.
 // - Between two ranks there is a channel each way. Messages arrive in the order in which they were

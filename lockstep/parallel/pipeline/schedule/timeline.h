@@ -30,8 +30,8 @@ struct Timeline {
 // The share of the makespan that ranks are idle, over all of them: 1 - busy / (ranks × makespan).
 double bubble(const Timeline& timeline);
 
-// The idle share if ranks start the next step without waiting for each other: in place of the
-// makespan it takes the longest time from a rank's own start to its own end. Later ranks start
+// The idle share if ranks start the next step without waiting for each other. Instead of the
+// makespan it counts the longest time from a rank's own start to its own end: later ranks start
 // later and end later, which costs nothing then. Papers on zero-bubble schedules call this the
 // bubble.
 double bubble_between_own_ends(const Timeline& timeline);

@@ -1,13 +1,21 @@
-// Estimates as a table for people.
+// Texts for people: sizes of memory, and a table of estimates.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <lockstep/plan/memory_estimate.h>
 
 namespace lockstep::plan {
+
+// "13.0 GiB", "912.4 MiB".
+std::string bytes_text(double bytes);
+
+// "80GiB", "80 GB", "512MiB", "1.5T"; a number alone is bytes. UsageError naming `what` for
+// anything else.
+std::int64_t parse_bytes(std::string_view text, std::string_view what);
 
 struct MemoryRow {
   int num_ranks = 1;
