@@ -23,7 +23,7 @@ class SharedMemory {
   // here. UsageError if the machine has no such memory left.
   static SharedMemory create(std::size_t bytes);
 
-  // Maps memory that a peer created, and closes the descriptor. CommError (corrupted) where it is
+  // Maps memory that a peer created, and closes the descriptor. CommError (corrupted) if it is
   // smaller than `bytes` or unsealed.
   static SharedMemory map(net::Fd descriptor, std::size_t bytes);
 

@@ -40,7 +40,7 @@ struct ShmLayout {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  // The number of the owner's sleep; 0 where it is awake or has been rung. The owner sets it, and
+  // The number of the owner's sleep; 0 while it is awake or has been rung. The owner sets it, and
   // the rank that rings clears it.
   alignas(64) std::atomic<std::uint32_t> sleeping;
   std::uint32_t heavy_fences;  // the owner runs one before it sleeps; fixed from the start

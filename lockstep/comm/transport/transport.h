@@ -126,9 +126,9 @@ class Transport {
   // end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
-  // Looks at peers between calls: CommError where one is gone, or has told that the group is over.
-  // `call` is the call that this rank waits for elsewhere. Call it again and again, as messages of
-  // a dead peer get a moment to arrive.
+  // Checks the peers between calls: throws CommError if one is gone, or has said that the group is
+  // over. `call` is the call that this rank waits for elsewhere. Call it again and again, as
+  // messages of a dead peer get a moment to arrive.
   void look(const Fingerprint& call);
 
   // Tells every peer that the group is over.
