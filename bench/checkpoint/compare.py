@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Times checkpoints: ours, plain writes and reads of the same bytes, and PyTorch's, in Markdown.
 
-The state is that of a GPT with AdamW, cut among the ranks. The first program saves and loads it and
-writes and reads as many bytes plainly, in turn; then PyTorch's distributed checkpoint does the same;
-and again, for several rounds. A ratio is the median over the rounds of the ratio within a round, with
+The state is that of a GPT with AdamW, cut among the ranks. The first program saves and loads it, and
+writes and reads as many bytes plainly, in turn. Then PyTorch's distributed checkpoint does the same.
+This repeats for several rounds. A ratio is the median over the rounds of the ratio within a round, with
 the smallest and largest beside it. A plain write is large writes and one fsync of a file for each
 rank, a plain read is large reads of it. "load" finds everything in the page cache, "cold load" nothing.
-On a folder in memory (/dev/shm) the page cache is all there is. CPU time is of all ranks, and what to
-look at where other programs run on the machine.
+A folder in memory (/dev/shm) has no disk behind the page cache. CPU time is that of all ranks; compare
+it if other programs run on the machine.
 
-Then a GPT trains, some steps without a save and some beside one, in turn: what the step takes longer,
-and how long save() holds training up.
+Then a GPT trains, some steps without a save and some beside one, in turn: this shows how much longer a
+step takes, and how long save() holds training up.
 """
 import argparse
 import collections
@@ -39,7 +39,7 @@ def run(launcher, ranks, program, environment=None):
 
 
 def spread(values):
-    """The median, and how far the values lie apart."""
+    """The median, with the smallest and largest value."""
     values = list(values)
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
@@ -153,7 +153,7 @@ def main():
                                    text=True, check=True).stdout.strip() == "tmpfs"
         arguments = [folder, "2", "warm" if in_memory else "cold", str(options.width),
                      str(options.layers)]
-        # As text: a Python in another root cannot open our files.
+        # Passed as text, because a Python in another root cannot open our files.
         programs = [[os.path.join(bench, "checkpoint_files"), *arguments],
                     *([*shlex.split(python), "-W", "ignore", "-c", text, *arguments]
                       for python in pythons)]

@@ -1,8 +1,8 @@
 """PyTorch's distributed checkpoint (torch.distributed.checkpoint, before 2.0 under another name) on
-the state of state.h: saves and loads, each rank its part along the first dim, as FSDP's are.
+the state of state.h. Each rank saves and loads its part along the first dim, as FSDP does.
 
 Arguments: a folder, the rounds, cold or warm, and the model's width and layers. Run under
-`lockstep run` or torchrun. Files are synced, as they are by default and as ours are.
+`lockstep run` or torchrun. Files are synced, as they are by default and in our program.
 """
 import dataclasses
 import json
@@ -107,7 +107,7 @@ def main():
     folder, rounds, cold = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "cold"
     width, layers = (int(number) for number in (sys.argv[4:6] or (512, 8)))
     torch.set_num_threads(1)
-    os.environ.setdefault("USE_LIBUV", "0")  # which Debian's PyTorch has not
+    os.environ.setdefault("USE_LIBUV", "0")  # Debian's PyTorch is built without it
     if "RANK" not in os.environ:
         os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group("gloo")

@@ -2,7 +2,7 @@
 """Runs our collectives and our peers' side by side and prints the ratios, in Markdown.
 
 Each program runs several times in turn, and each figure is the median of its rounds, so that the
-machine's mood weighs on all of them alike. With --link, two network namespaces joined by a link of
+machine's load affects all of them alike. With --link, two network namespaces joined by a link of
 that rate (as tc writes it) stand for two hosts; that needs root.
 """
 import argparse
@@ -147,7 +147,7 @@ def main():
     else:
         title = f"{options.ranks} ranks, " + ("TCP on loopback" if tcp else "shared memory")
         launch = [launcher, "run", "--nproc-per-node", str(options.ranks)]
-        # Gloo works in threads of its own and is several times slower where its ranks are pinned.
+        # Gloo works in threads of its own, and is several times slower if its ranks are pinned.
         commands = [launch + (["--bind-to", "none"] if program[0] == gloo else []) + program
                     for program in programs]
         mpi = os.path.join(bench, "collectives_mpi")

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Kills one of the ranks and times how long it takes until the next step is finished, in Markdown:
-our job, from the last checkpoint, from the ranks' memory, and with a spare that stands by; and
-PyTorch's under torchrun, with as much state, in turn.
+our job goes on from the last checkpoint, from the ranks' memory, or with a spare that stands by;
+PyTorch's goes on under torchrun with as much state. They take turns.
 
-All train the same layers on CPUs and save every few steps. A rank is killed (SIGKILL) at the begin
-of a step, which then cannot end without it.
+All train the same layers on CPUs and save every few steps. A rank is killed (SIGKILL) at the
+beginning of a step, which then cannot end without it.
 """
 import argparse
 import os
@@ -26,7 +26,7 @@ def recoveries(command, folder, spares, options):
     times, lost, steps = [], [], []
     with Job(command, os.path.join(folder, "steps"), spares,
              {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-              "USE_LIBUV": "0"}) as job:  # which Debian's PyTorch has not
+              "USE_LIBUV": "0"}) as job:  # Debian's PyTorch is built without it
         job.wait_for_step(LONG_SECONDS)
         for _ in range(options.kills):
             before = job.wait_for_step(LONG_SECONDS)

@@ -1,8 +1,8 @@
 """A job that is started, watched by the steps it finishes, and disturbed. Linux.
 
-How far it is, the job tells in a file: a line for each finished step, which begins with the step's
-number (a run's metrics.csv is one). Its ranks are found by the variable RANK that every launcher
-sets; a spare of ours has none, and is one of them once it has stepped in.
+The job writes its progress to a file: a line for each finished step, which begins with the step's
+number (a run's metrics.csv is such a file). Its ranks are found by the variable RANK, which every
+launcher sets; a spare of ours has no RANK, and counts as a rank once it has stepped in.
 """
 import os
 import random
@@ -19,7 +19,7 @@ class JobFailed(Exception):
 
 
 def children_of_all():
-    """The ids of processes, by their parents'."""
+    """The ids of processes, by the ids of their parents."""
     children = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -28,13 +28,13 @@ def children_of_all():
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stat:
                 parent = int(stat.read().rsplit(")", 1)[1].split()[1])
         except (OSError, IndexError):
-            continue  # it has ended
+            continue  # the process has ended
         children.setdefault(parent, []).append(int(name))
     return children
 
 
 def started(process):
-    """When, in ticks since the host was."""
+    """When a process was started, in ticks since the host's start."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
             return int(stat.read().rsplit(")", 1)[1].split()[19])
@@ -43,7 +43,7 @@ def started(process):
 
 
 def environment_of(process):
-    """What the process was started with; nothing for one that has ended."""
+    """The environment with which a process was started; empty if it has ended."""
     try:
         with open(f"/proc/{process}/environ", "rb") as file:
             return dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
@@ -55,11 +55,11 @@ class Job:
     """Owns the processes it has started: they end with it."""
 
     def __init__(self, command, progress, spares=0, environment=None):
-        self.spares = spares  # that stand by
+        self.spares = spares  # processes that stand by
         self.progress = progress
         self.read_bytes = os.path.getsize(progress) if os.path.exists(progress) else 0
-        self.last_step = -1   # that a line told
-        self.furthest = -1    # of all of them
+        self.last_step = -1   # the latest in the file
+        self.furthest = -1    # the highest so far
         self.lines = 0
         self.rest = b""
         self.process = subprocess.Popen(command, start_new_session=True,
@@ -84,7 +84,7 @@ class Job:
             self.process.wait()
 
     def processes(self):
-        """The ids of ranks and spares, in the order of their start: not of what they have started."""
+        """The ids of ranks and spares, in the order of their start, without their own children."""
         children = children_of_all()
         found, waiting = [], [self.process.pid]
         while waiting:
@@ -97,19 +97,19 @@ class Job:
         return {child: spare for _, child, spare in sorted(found)}
 
     def ranks(self):
-        """The ids of the processes that are ranks now: the youngest spares stand by."""
+        """The ids of the processes that are ranks now; the youngest ones are spares that stand by."""
         processes = self.processes()
         standing_by = [process for process, spare in processes.items() if spare][-self.spares:]
         return [process for process in processes
                 if self.spares == 0 or process not in standing_by]
 
     def look(self):
-        """Reads what the job told since the last look. Whether that was a finished step."""
+        """Reads the lines written since the last look. Returns whether a step was finished."""
         try:
             size = os.path.getsize(self.progress)
         except FileNotFoundError:
             return False
-        if size < self.read_bytes:  # written anew, as far as the job goes on from
+        if size < self.read_bytes:  # rewritten up to the step from which the job goes on
             self.read_bytes, self.rest = size, b""
         if size == self.read_bytes:
             return False
@@ -127,7 +127,7 @@ class Job:
         return bool(steps)
 
     def wait_for_step(self, seconds):
-        """Until the next step is finished. The time on the monotonic clock."""
+        """Waits until the next step is finished. Returns the time on the monotonic clock."""
         deadline = time.monotonic() + seconds
         while not self.look():
             if self.process.poll() is not None:
@@ -139,7 +139,7 @@ class Job:
         return time.monotonic()
 
     def wait_for_spares(self, ranks, seconds):
-        """Until all stand by."""
+        """Waits until all spares stand by."""
         deadline = time.monotonic() + seconds
         while len(self.processes()) < ranks + self.spares:
             if time.monotonic() > deadline:
@@ -147,7 +147,7 @@ class Job:
             self.wait_for_step(seconds)
 
     def kill_one(self):
-        """kill -9 of any rank. When that was."""
+        """Kills any rank with SIGKILL. Returns the time."""
         ranks = self.ranks()
         if not ranks:
             raise JobFailed("there is no rank to kill")

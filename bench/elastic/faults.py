@@ -3,10 +3,10 @@
 
     bench/elastic/faults.py --progress FILE -- lockstep run --max-restarts 1000 …
 
-FILE is what the job tells its steps in: a line for each that begins with its number (metrics.csv of a
-run of `lockstep train`). The job must be one that takes longer than this. Times in which it is left
-alone and times with kill -9 of one rank every so many seconds take turns, as machines are now faster
-and now slower. Counted are steps that the job is further, not those that it made twice.
+The job writes its progress to FILE: a line for each step, which begins with the step's number (such as
+metrics.csv of `lockstep train`). The job must take longer than this program. Stretches without faults
+and stretches in which one rank is killed at regular intervals take turns, because the machine's speed
+varies. Steps that the job makes twice count once.
 """
 import argparse
 import sys
@@ -16,7 +16,7 @@ from disturbed_job import Job, JobFailed
 
 
 class Stretch:
-    """Steps that the job came further, in how many seconds."""
+    """The steps by which the job advanced, and the seconds that it took."""
 
     def __init__(self):
         self.steps, self.seconds = 0, 0.0
@@ -26,10 +26,10 @@ class Stretch:
 
 
 def go_on(job, stretch, options, minutes, fault_every=None):
-    """Adds to the stretch, and gives how long each fault took."""
+    """Adds to the stretch, and returns how long the recovery from each fault took."""
     recoveries = []
     begin, first = job.wait_for_step(options.longest), job.furthest
-    # The first in the middle, so that a stretch has as many as it is long.
+    # The first fault comes in the middle, so that a stretch has faults in proportion to its length.
     next_fault = begin + fault_every / 2 if fault_every else float("inf")
     end = begin + 60 * minutes
     while (now := time.monotonic()) < end:

@@ -1,5 +1,5 @@
 """The job of lockstep.cpp in PyTorch: DistributedDataParallel, the main rank saves with torch.save,
-synced and renamed, and all ranks load it when torchrun has started them anew. Arguments as there."""
+synced and renamed, and all ranks load it when torchrun has started them anew. The arguments are the same."""
 import os
 import sys
 
@@ -12,7 +12,7 @@ LAYERS, BATCH = 4, 32
 def main():
     folder, steps, interval, width = sys.argv[1], *(int(number) for number in sys.argv[2:5])
     torch.set_num_threads(1)
-    os.environ.setdefault("USE_LIBUV", "0")  # which Debian's PyTorch has not
+    os.environ.setdefault("USE_LIBUV", "0")  # Debian's PyTorch is built without it
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     torch.manual_seed(1)

@@ -3,8 +3,8 @@
 train`, whole and sharded on its one rank, in turns; GPT-2 also in plain torch::nn with our three lines.
 Prints tokens/s and memory, in Markdown.
 
-Each figure is the median over the rounds of a program's median step, its first steps left out.
-Memory is what nvidia-smi shows at most, beyond what was in use before.
+Each figure is the median over the rounds of a program's median step, without its first steps.
+Memory is the most that nvidia-smi shows, minus the memory that was in use before.
 """
 import argparse
 import array
@@ -46,7 +46,7 @@ def memory_in_use():
 
 
 class PeakMemory:
-    """The most that the GPU holds while this is entered, beyond what it held before."""
+    """The most memory that the GPU holds within the with-block, minus what it held before."""
 
     def __enter__(self):
         self.before = self.most = memory_in_use()

@@ -1,4 +1,4 @@
-"""Where the GPU's time of a training step goes: what kernels take, by what they are for."""
+"""Shows how much of a training step's time on the GPU each kind of kernel takes."""
 import collections
 import glob
 import os
@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-# The first that a kernel's name fits.
+# The first row that matches a kernel's name counts.
 KINDS = [
     ("what torch.compile has fused", r"^triton_"),
     ("gradient norm, clipping, optimizer",
@@ -45,8 +45,8 @@ def run(command, library, folder):
 
 
 def of_a_step(command_of, library, folder, tunes=False, few=6, more=16):
-    """The same of one step: what a program with more steps spends beyond one with few. One that
-    `tunes` tries kernels in its first run, and keeps what it found for later ones."""
+    """The same for one step: the difference between a run with many steps and a run with few. A
+    program that `tunes` tries kernels in its first run, and keeps the results for later runs."""
     if tunes:
         run(command_of(few), library, folder)
     before, after = (run(command_of(steps), library, folder) for steps in (few, more))

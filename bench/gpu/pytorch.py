@@ -1,4 +1,4 @@
-"""PyTorch's training step of a language model on one GPU: what `lockstep train` is compared with.
+"""PyTorch's training step of a language model on one GPU, to compare `lockstep train` with.
 
 Arguments: gpt2 or llama, eager or compile, and the number of steps. Weights in float32, the forward
 pass under autocast to bfloat16, fused AdamW, gradients clipped. Prints a JSON object with the

@@ -1,8 +1,8 @@
-// Sharded training on one GPU. Arguments: what to measure, and its own.
-//   overhead [steps]                 a step with FULL_SHARD on one rank, where there is nothing to
-//                                    gather, against the same step without Lockstep, in turn
-//   offload [GiB] [layers] [width]   a GPT that does not fit into so much of the GPU's memory with
-//                                    its optimizer's state, and does with that on the host
+// Measures sharded training on one GPU. Arguments: one of these measurements, with its arguments.
+//   overhead [steps]                 a step with FULL_SHARD on one rank, which has nothing to
+//                                    gather, and the same step without Lockstep, in turn
+//   offload [GiB] [layers] [width]   a GPT that does not fit into this much of the GPU's memory
+//                                    with its optimizer's state, but fits with that on the host
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

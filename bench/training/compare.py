@@ -3,12 +3,12 @@
 
 A GPT of 6 layers and 384 wide, 4 × 256 tokens a rank, AdamW; ranks of one thread on CPUs. Each
 program runs several times in turn, and each figure is the median over its rounds of the median
-step, so that the machine's mood weighs on all of them alike. All are started by `lockstep run`,
-which gives each rank cores of its own and tells OpenBLAS what CPU it is on: the peers have the same
-kernels below them as we do. CPU time is a process's own, its communication threads included: it is
-what to look at where other programs run on the machine. Ranks that wait for each other in every step
-take as long as the slowest of them, which is a matter of the machine: "slowest" is the step of the
-rank that took longest, for ranks on their own what no exchange of gradients could be faster than.
+step, so that the machine's load affects all of them alike. `lockstep run` starts all of them, gives
+each rank cores of its own and tells OpenBLAS which CPU it is on, so the peers use the same kernels as
+we do. CPU time is a process's own, its communication threads included; compare it if other programs
+run on the machine. Ranks that wait for each other in every step take as long as the slowest of them,
+which depends on the machine: "slowest" is the step of the slowest rank. For ranks that do not
+communicate, that is a lower bound for any exchange of gradients.
 """
 import argparse
 import collections
@@ -53,7 +53,7 @@ class Times:
             if start < 0:
                 continue
             row = json.loads(line[start:])
-            # Several versions of PyTorch are several peers.
+            # Each version of PyTorch is a peer of its own.
             who = row["who"], row.get("torch", "")
             self.names[who] = NAMES[row["who"]].format(torch=row.get("torch", "").split("+")[0])
             of_ranks[who].append(row)
@@ -68,7 +68,7 @@ class Times:
         return statistics.median(row[figure] for row in self.rounds[who, ranks])
 
     def ratio(self, who, peer, ranks, figure):
-        """The median of the rounds' own ratios: both ran within one round."""
+        """The median of the ratios within each round, in which both ran."""
         pairs = zip(self.rounds[who, ranks], self.rounds[peer, ranks])
         return statistics.median(ours[figure] / theirs[figure] for ours, theirs in pairs)
 
@@ -112,8 +112,8 @@ def print_steps(times, ranks):
 
 
 def print_scaling(times, counts):
-    """Cores that share caches, memory and clock slow each other down without a word exchanged:
-    the ranks on their own show by how much."""
+    """Cores that share caches, memory and clock slow each other down even without communication:
+    ranks that do not communicate show by how much."""
     print("\nWeak scaling: one rank's step as a part of the step on so many ranks\n")
     alone = times.found("lockstep_plain")
     peers = alone + times.found("lockstep_ddp") + times.found("pytorch_ddp")
@@ -159,7 +159,7 @@ def main():
         return probe.returncode == 0
 
     def pytorch(what):
-        # As text: a Python in another root cannot open our files.
+        # Passed as text, because a Python in another root cannot open our files.
         return [[*shlex.split(python), "-c", text, what, *steps] for python in pythons
                 if what != "fsdp" or can_import(python, "torch.distributed.fsdp as f; f.fully_shard")]
 

@@ -1,9 +1,9 @@
-"""Python's PyTorch: the same GPT and step as job.h has, alone, under DistributedDataParallel, or
-sharded by FSDP2 (fully_shard), a unit for each block, where this PyTorch has that.
+"""The GPT and the step of job.h in Python's PyTorch: alone, under DistributedDataParallel, or sharded by
+FSDP2 (fully_shard) with a unit for each block, if this PyTorch has it.
 
 Arguments: plain, ddp or fsdp, the steps to time, and those of the warm-up. Run under `lockstep run`
-or torchrun. PyTorch gets what it offers to make this fast: gradients as views of buckets, its fused
-attention and its fused AdamW where they exist.
+or torchrun. PyTorch uses all that makes this fast: gradients as views of buckets, and its fused attention
+and fused AdamW if they exist.
 """
 import json
 import math
@@ -26,7 +26,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(WIDTH, WIDTH)
         self.fused = hasattr(F, "scaled_dot_product_attention")
         if not self.fused:
-            # No buffer: DistributedDataParallel would send it with every step.
+            # This is no buffer, because DistributedDataParallel would send a buffer with every step.
             self.hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
 
     def forward(self, x):
@@ -103,7 +103,7 @@ def main():
     torch.manual_seed(1)
     model = Gpt()
     if what != "plain":
-        os.environ.setdefault("USE_LIBUV", "0")  # which Debian's PyTorch has not
+        os.environ.setdefault("USE_LIBUV", "0")  # Debian's PyTorch is built without it
         torch.distributed.init_process_group("gloo")
     if what == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)

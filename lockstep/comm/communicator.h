@@ -28,8 +28,8 @@ struct GroupInfo {
   int rank = 0;                      // this process's place in the group
   std::vector<int> global_ranks{0};  // every member's rank in the job, in the group's order
   std::uint32_t generation = 0;      // grows when an elastic job re-forms the group
-  // Where the process writes what its groups did; null makes a new journal that writes nothing.
-  // Groups made by split() share their parent's.
+  // The journal of the process's groups; null makes a new one that writes nothing. Groups made by
+  // split() share their parent's.
   std::shared_ptr<flight::Journal> journal = nullptr;
   // Why this backend was chosen, as text for a log; empty if there was no choice.
   std::string backend_reason = "";
@@ -65,8 +65,8 @@ struct CallOptions {
 bool has_algorithm(Operation operation, Algorithm algorithm);
 void check_algorithm(Operation operation, Algorithm algorithm);
 
-// Where the tensors of a new group's calls will be. Connecting GPUs takes time and GPU memory, so a
-// group that does not need it can say so.
+// The devices of the tensors in a new group's calls. Connecting GPUs takes time and GPU memory, so
+// a group that does not need it can say so.
 enum class GroupTensors : std::uint8_t {
   on_any_device,
   on_host,

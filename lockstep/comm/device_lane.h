@@ -15,7 +15,7 @@ namespace lockstep::comm {
 
 class DeviceLane;
 
-// What a group gives to its lane, which the group outlives. Any thread may call the functions.
+// A group gives this to its lane, which it outlives. Any thread may call the functions.
 struct LaneGroup {
   GroupInfo info;
   std::shared_ptr<flight::Recorder> recorder;

@@ -1,7 +1,8 @@
-// Batches, loaded while the model works on those before them.
+// Loads batches while the model works on earlier ones.
 //
-//   DataLoader loader(dataset, DistributedSampler({.size = dataset->size(), …}), {.batch_size =
-//   8}); for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
+//   DataLoader loader(dataset, DistributedSampler({.size = dataset->size(), …}),
+//                     {.batch_size = 8});
+//   for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
 //     loader.set_epoch(epoch);
 //     while (auto batch = loader.next()) …
 //   }

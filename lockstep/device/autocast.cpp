@@ -11,7 +11,7 @@ namespace {
 
 namespace autocast = at::autocast;
 
-// LibTorch 2.4 has one function for all devices where there was one for each before.
+// LibTorch 2.4 has one function for all devices; earlier versions have one for each.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
 
 bool is_available(c10::DeviceType device) { return autocast::is_autocast_available(device); }

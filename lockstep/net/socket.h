@@ -27,8 +27,8 @@ Address peer_address(const Fd& socket);
 // does not assign it to outgoing connections.
 int free_port(const std::string& host);
 
-// What a refused connection means: nobody listens there yet (try again), or nobody does any more
-// (give up).
+// The meaning of a refused connection: nobody listens there yet (try again), or nobody does any
+// more (give up).
 enum class IfRefused { try_again, give_up };
 
 // Connects, and tries again until the deadline. CommError names the address and the last reason:

@@ -64,7 +64,7 @@ namespace activations {
 struct Policy {
   // Gets a module and its name in the model.
   std::function<bool(const std::string& name, const torch::nn::Module& module)> is_block;
-  // Of every `every` consecutive blocks, the last one is recomputed.
+  // The last block of every `every` consecutive ones is recomputed.
   std::size_t every = 1;
 };
 

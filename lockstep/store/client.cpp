@@ -90,7 +90,7 @@ class Client::Impl {
   }
 
   // Sends a request and returns the reply. CommError names the call and the server; UsageError
-  // where the server refuses the request.
+  // if the server refuses the request.
   Reply call(Request request, const Deadline& deadline);
 
  private:

@@ -79,7 +79,7 @@ enum class Status : std::uint8_t {
 
 struct Reply {
   Status status = Status::ok;
-  std::int64_t number = 0;  // add: the sum; watch: the version; remove: 1 where the key existed
+  std::int64_t number = 0;  // add: the sum; watch: the version; remove: 1 if the key existed
   std::vector<std::string> values;
 
   bool operator==(const Reply&) const = default;

@@ -33,10 +33,10 @@ class Server {
   std::unique_ptr<Impl> impl_;
 };
 
-// The job's store where no launcher has one and a rank hosts it: that rank's server, and every
-// rank's client. The host does not end the server while other ranks still use it, as one whose
-// group has failed may not have read yet why. Its destructor waits some seconds for them to destroy
-// theirs, and logs a warning where it gives up.
+// The job's store if no launcher has one and a rank hosts it: that rank's server, and every rank's
+// client. The host keeps the server until the other ranks have left the store, because a rank whose
+// group has failed may not have read the reason yet. The host's destructor waits some seconds for
+// the other ranks to destroy theirs, and warns if it gives up.
 class RankStore final : public Client {
  public:
   // `server` is null on all ranks but the host.

@@ -1,4 +1,4 @@
-// Trains a model of one's own, loop included, on any number of ranks:
+// Trains any model, loop included, on any number of ranks:
 //
 //   auto dist = lockstep::setup_distributed();
 //   lockstep::DistributedTrainer trainer(dist, [] { return MyNet(); }, torch::nn::MSELoss(),

@@ -67,7 +67,7 @@ struct TrainerOptions {
   // overflow is skipped on all ranks, which is not a failure.
   std::optional<optim::LossScaleOptions> loss_scale = {};
 
-  // Steps between validations, besides one at the end. 0: at the end of each epoch.
+  // Steps between validations; 0: one at the end of each epoch. The run's end always has one.
   std::int64_t validation_interval = 0;
   std::int64_t validation_batches = 0;  // batches of each validation; 0: the whole set
 

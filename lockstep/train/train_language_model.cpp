@@ -166,7 +166,7 @@ TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
   options.schedule = plan.schedule;
   options.gradient_clipping = config.gradient_clipping;
   options.on_non_finite = config.on_non_finite_loss;
-  // For a run of many epochs, "only at the end" is what an interval that never comes says.
+  // In a run of many epochs, an interval that is never reached means "only at the end".
   options.validation_interval = config.validation.interval > 0
                                     ? config.validation.interval
                                     : std::numeric_limits<std::int64_t>::max();

@@ -1,4 +1,4 @@
-// The tree keeps to ARCHITECTURE.md, and the rules that say so catch what they are for.
+// The tree keeps the rules of ARCHITECTURE.md, and each rule catches its violation.
 #include <fstream>
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ TEST(Architecture, TheTreeKeepsToItsTable) {
   for (const std::string& violation : violations(LOCKSTEP_SOURCE_DIR)) ADD_FAILURE() << violation;
 }
 
-// A small tree that keeps to its table; each test spoils one thing.
+// A small tree that keeps the rules; each test breaks one of them.
 class Rules : public testing::Test {
  protected:
   Rules() {

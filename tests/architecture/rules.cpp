@@ -21,7 +21,7 @@ bool is_source(const fs::path& file) {
   return file.extension() == ".h" || file.extension() == ".cpp" || file.extension() == ".cu";
 }
 
-// Relative to root, sorted, so that a report reads the same each time.
+// Paths are relative to root and sorted, so a report is the same each time.
 std::vector<fs::path> files_under(const fs::path& root, const fs::path& folder) {
   std::vector<fs::path> files;
   if (!fs::is_directory(root / folder)) return files;
@@ -31,7 +31,7 @@ std::vector<fs::path> files_under(const fs::path& root, const fs::path& folder) 
   return files;
 }
 
-// What the table calls a file: without the leading lockstep/.
+// The name of a file in the table: without the leading lockstep/.
 std::string table_path(const fs::path& file) {
   const std::string text = file.generic_string();
   const std::string prefix = "lockstep/";
@@ -60,7 +60,7 @@ std::optional<Include> parse_include(const std::string& line) {
   return Include{rest.substr(open + 1, close - open - 1), quoted};
 }
 
-// A call of getenv, also as std::getenv or secure_getenv.
+// Whether the line calls getenv, std::getenv or secure_getenv.
 bool reads_environment(const std::string& line) {
   const std::string name = "getenv";
   const auto at = line.find(name);
@@ -98,7 +98,7 @@ class Checker {
       }
     for (const auto& entry : fs::directory_iterator(root_ / "lockstep")) {
       const std::string name = entry.path().filename().string();
-      // One that only holds parts needs none.
+      // A folder that only holds other parts needs no row.
       const bool holds_parts =
           std::any_of(table_.parts.begin(), table_.parts.end(), [&](const Part& part) {
             return part.name.starts_with(name + "/") &&
@@ -109,7 +109,7 @@ class Checker {
     }
   }
 
-  // With "*" for any folder, whether there is one such folder.
+  // Whether such a folder exists; "*" stands for any folder.
   static bool is_folder(const std::string& place) {
     const auto star = place.find('*');
     if (star == std::string::npos) return fs::is_directory(place);
@@ -156,7 +156,7 @@ class Checker {
         found_.push_back(where + part.name + " has no LibTorch, but includes " + header);
   }
 
-  // Names that say nothing about what is inside.
+  // These names say nothing about the contents.
   void check_name(const fs::path& file) {
     for (const fs::path& piece : file) {
       std::istringstream words(piece.stem().string());

@@ -1,4 +1,4 @@
-// What the source tree has to keep to.
+// The rules that the source tree has to keep.
 #pragma once
 
 #include <filesystem>

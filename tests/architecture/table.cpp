@@ -8,7 +8,7 @@ namespace lockstep::architecture {
 
 namespace {
 
-// Without the blanks and backticks around it.
+// The text without surrounding blanks and backticks.
 std::string bare(const std::string& text) {
   const char* around = " `\t\r";
   const auto first = text.find_first_not_of(around);
@@ -28,7 +28,7 @@ std::vector<std::string> cells(const std::string& row) {
   return split(row.substr(1, last - 1), '|');
 }
 
-// Whether a file lies in a row's folder, where "*" is the name of any folder.
+// Whether a file is in a row's folder; "*" stands for the name of any folder.
 bool holds(const std::string& path, const std::string& file) {
   const auto star = path.find('*');
   if (star == std::string::npos) return file.starts_with(path + "/");

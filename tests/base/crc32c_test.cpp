@@ -14,7 +14,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// By the definition, a bit at a time.
+// Computes the checksum from its definition, a bit at a time.
 std::uint32_t naive(std::span<const std::byte> bytes) {
   std::uint32_t crc = 0xffffffffu;
   for (const std::byte byte : bytes) {

@@ -46,7 +46,8 @@ TEST(Deadline, PollTimeoutIsRoundedUpAndSliced) {
   EXPECT_EQ(Deadline::after(hours(1)).poll_timeout(milliseconds(50)), 50);
   const Deadline almost(Clock::now() + std::chrono::microseconds(900));
   const int timeout = almost.poll_timeout();
-  // Never a busy loop in the last millisecond: 1, unless the machine was slow and it has passed.
+  // In the last millisecond the timeout is 1, which is no busy loop, unless the machine was slow
+  // and the deadline has passed.
   EXPECT_TRUE(timeout == 1 || almost.passed()) << timeout;
 }
 

@@ -42,7 +42,7 @@ TEST(DurableFile, NamesTheFileAndTheReason) {
   }
 }
 
-// Past the page cache or not, as the file system has it; in memory there is no other place.
+// The data goes past the page cache if the file system can do that; a file system in memory cannot.
 TEST(DurableFile, MuchDataComesWhole) {
   const testing::TemporaryFolder folder;
   const std::string in_memory = "/dev/shm/lockstep-test-" + std::to_string(::getpid());
@@ -81,7 +81,7 @@ TEST(DurableFile, MuchDataOnAFullDiskIsAnErrorToo) {
       FileError);
 }
 
-// A device that is full, as every Linux has one.
+// Every Linux has this device, which is always full.
 TEST(DurableFile, AFullDiskIsAnErrorThatLeavesNothing) {
   const testing::TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder / "file.part");

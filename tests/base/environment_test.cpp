@@ -44,7 +44,7 @@ constexpr const char* kAll[] = {"RANK",
                                 "LOCKSTEP_SECRET_FD",
                                 "LOCKSTEP_FLIGHT_DIR"};
 
-// What a process sees that has these variables and no others of any launcher.
+// The launch environment of a process that has these variables and no others of any launcher.
 LaunchEnvironment read_with(const Settings& settings) {
   Variables variables;
   for (const char* name : kAll) variables.unset(name);
@@ -155,7 +155,7 @@ TEST(LaunchEnvironment, TheLeastThatIsSetByHand) {
   EXPECT_EQ(env.local_rank, 1);
   EXPECT_EQ(env.local_world_size, 2);
   EXPECT_EQ(env.num_nodes, 1);
-  // One rank needs to meet nobody.
+  // A single rank needs no address to meet at.
   EXPECT_EQ(read_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).master_addr, "");
 }
 

@@ -67,7 +67,7 @@ TEST(CommError, SaysNothingOfTheJobWhereTheNumbersAreTheSame) {
       {.group = "world", .ranks = {1}, .explanation = "So.", .global_ranks = {0, 1, 2}});
   EXPECT_STREQ(error.what(), "communication in group 'world' failed: aborted by rank 1. So.");
   EXPECT_THAT(error.global_ranks(), ::testing::ElementsAre(1));
-  // Where nobody said, or a peer's word is wrong, numbers stay as they are.
+  // If nobody gave the mapping, or a peer's is wrong, the numbers stay as they are.
   EXPECT_THAT(CommError({.ranks = {7}}).global_ranks(), ::testing::ElementsAre(7));
   EXPECT_THAT(CommError({.ranks = {-1, 9}, .global_ranks = {3, 4}}).global_ranks(),
               ::testing::ElementsAre(-1, 9));

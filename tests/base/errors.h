@@ -1,4 +1,4 @@
-// What a call throws, for tests that look at it.
+// Returns the error that a call throws, for tests that look at it.
 #pragma once
 
 #include <gtest/gtest.h>

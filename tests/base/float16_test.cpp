@@ -16,7 +16,7 @@ TEST(Float16, RoundsToNearestEvenBothWays) {
       continue;
     }
     EXPECT_EQ(to_float16(wide).bits, half.bits) << bits;
-    // Halfway to the next one goes to the even one.
+    // A number halfway to the next one is rounded to the even one.
     if ((bits & 0x7fff) < 0x7bff) {
       const float next = to_float(Float16{static_cast<std::uint16_t>(bits + 1)});
       const float middle = (wide + next) / 2;

@@ -65,7 +65,7 @@ TEST(FolderLock, NamesTheProcessAndIsGivenUpByOneThatIsKilled) {
   ::close(ready[1]);
 }
 
-// A process that hangs keeps its locks. Here the first one is that.
+// A process that hangs keeps its locks. The first lock here stands for that process.
 TEST(FolderLock, ALaterGenerationOfTheSameJobTakesItOver) {
   const testing::TemporaryFolder folder;
   const FolderLock first(folder.path(), FolderHolder{.job = "a", .generation = 0});
@@ -96,7 +96,7 @@ TEST(FolderLock, NobodyElseTakesItOver) {
   EXPECT_NO_THROW(first.check());
 }
 
-// It was stopped before it came to the folder. Its job goes on without it.
+// The process was stopped before it came to the folder, and its job goes on without it.
 TEST(FolderLock, AnEarlierGenerationOfTheSameJobIsOver) {
   const testing::TemporaryFolder folder;
   const FolderLock second(folder.path(), FolderHolder{.job = "a", .generation = 1});
@@ -104,7 +104,7 @@ TEST(FolderLock, AnEarlierGenerationOfTheSameJobIsOver) {
   EXPECT_NO_THROW(second.check());
 }
 
-// A process that takes the folder and is stopped on its way, when it is about to say so there.
+// A process that takes the folder and is stopped just before it writes its claim there.
 class StoppedOnItsWay {
  public:
   enum Ending { took_it = 0, found_it_taken = 1, failed = 2 };
@@ -123,10 +123,10 @@ class StoppedOnItsWay {
     }
   }
 
-  // False where this process may not trace another.
+  // False if this process may not trace another.
   bool traced() const { return traced_; }
 
-  // Lets it go on; how it ended.
+  // Lets it go on and returns how it ended.
   int ending() const {
     int status = 0;
     ::ptrace(PTRACE_DETACH, process_, nullptr, nullptr);
@@ -167,7 +167,7 @@ TEST(FolderLock, OneThatWasStoppedOnItsWayDoesNotTakeItBack) {
     EXPECT_EQ(entry.path().filename(), ".holder") << "nothing else is left there";
 }
 
-// Whoever is later has it, also where the earlier one came there meanwhile.
+// The later generation gets the folder, even if the earlier one came there in the meantime.
 TEST(FolderLock, OneThatWasStoppedOnItsWayTakesItFromAnEarlierOne) {
   const testing::TemporaryFolder folder;
   const FolderLock hangs(folder.path(), FolderHolder{.job = "a", .generation = 0});
@@ -189,7 +189,7 @@ TEST(FolderLock, OneThatIsNoJobIsNotTakenOver) {
   EXPECT_NO_THROW(plain.check());
 }
 
-// The folder's own lock was the first one's, and is free when that is killed.
+// The folder's own lock belonged to the first process, and is free when that is killed.
 TEST(FolderLock, WhatWasTakenOverIsKeptFromOthersWhenTheFirstIsGone) {
   const testing::TemporaryFolder folder;
   std::optional<FolderLock> first(std::in_place, folder.path(),

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 TEST(HashText, IsTheSameEverywhereAndTellsTextsApart) {
-  // Written down once: ids made of it travel between hosts and versions.
+  // These values must never change: ids made of them travel between hosts and versions.
   EXPECT_EQ(hash_text(""), 0xfdbdf6ac4fc52e7full);
   EXPECT_EQ(hash_text("world"), 0x40d105adb1528efaull);
   std::vector<std::uint64_t> seen;
@@ -33,7 +33,7 @@ TEST(HashMemory, ChangesWithEveryBitAndTheLength) {
   }
 }
 
-// As when a float64 parameter is negated on one rank.
+// This happens when a float64 parameter is negated on one rank.
 TEST(HashMemory, ChangesWithTheHighestBitsOfSeveralWords) {
   std::vector<std::byte> memory(1024, std::byte{0x5a});
   const std::uint64_t hash = hash_memory(memory);

@@ -21,7 +21,7 @@ class LogTest : public ::testing::Test {
  protected:
   void SetUp() override { variables_.unset("LOCKSTEP_LOG"); }
 
-  // One line at each level.
+  // Logs one line at each level.
   static std::string all_levels() {
     ::testing::internal::CaptureStderr();
     log::trace("a {}", "trace");

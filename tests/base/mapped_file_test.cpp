@@ -40,7 +40,7 @@ TEST(MappedFile, SaysWhatIsWrong) {
   EXPECT_THAT(usage_error([&] { MappedFile(folder.path()); }), HasSubstr("is a folder"));
 }
 
-// Opening a FIFO would wait for a writer, and nobody writes here.
+// Opening a FIFO would wait for a writer, and here there is none.
 TEST(RegularFile, NothingElseIsOpened) {
   const testing::TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);

@@ -1,4 +1,4 @@
-// What is in shared memory under a name of ours.
+// The names of ours in shared memory.
 #pragma once
 
 #include <filesystem>
@@ -8,7 +8,7 @@
 
 namespace lockstep::testing {
 
-// Without the files of tests that run at the same time: those are called lockstep-test-….
+// Leaves out the files of tests that run at the same time, which are called lockstep-test-….
 inline std::vector<std::string> shared_memory_names() {
   std::vector<std::string> names;
   std::error_code ignored;

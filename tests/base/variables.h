@@ -13,7 +13,7 @@ class Variables {
  public:
   Variables() = default;
   ~Variables() {
-    // The last one first: what was set twice was saved twice.
+    // The last one comes first, because a variable that was set twice was saved twice.
     while (!saved_.empty()) {
       const auto& [name, value] = saved_.back();
       if (value) {

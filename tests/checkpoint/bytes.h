@@ -1,4 +1,4 @@
-// Safetensors files made by hand, right or wrong.
+// Safetensors files made by hand, correct or damaged.
 #pragma once
 
 #include <cstdint>

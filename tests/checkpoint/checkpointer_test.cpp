@@ -1,4 +1,4 @@
-// Saving and loading of a job; of one rank here, of many in tests/reshard.
+// A job saves and loads checkpoints. Here it has one rank; tests/reshard has jobs of several.
 #include <atomic>
 #include <chrono>
 #include <fstream>
@@ -53,7 +53,7 @@ TEST_F(OneRank, ComesBackWhole) {
   checkpoints.save(contents(5));
   EXPECT_TRUE(checkpoints.under_way());
   const at::Tensor saved = weight.clone();
-  weight.add_(1);  // while it may still be written
+  weight.add_(1);  // the save may still be writing it
   const SaveResult result = checkpoints.finish();
   ASSERT_TRUE(result.ok()) << result.error;
   EXPECT_EQ(result.path, folder / "step-00000005");
@@ -175,21 +175,21 @@ TEST_F(OneRank, AFullDiskIsToldAndLeavesTheOlderOnes) {
   EXPECT_TRUE(checkpoints.save_and_wait(contents(3)).ok()) << "and the next one may have room";
 }
 
-// Its steps go on beside it: neither save() nor any poll() waits for the disk.
+// Steps go on beside the save: neither save() nor any poll() waits for the disk.
 TEST_F(OneRank, TrainingDoesNotWaitForADiskThatStandsStill) {
   const StallingDisk disk;
   if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
   Checkpointer checkpoints(dist, disk / "run", {.keep_last = 1});
   ASSERT_TRUE(checkpoints.save_and_wait(contents(1)).ok());
   std::atomic<bool> waited{false};
-  std::jthread rescuer([&](const std::stop_token& stop) {  // or it would wait for ever
+  std::jthread rescuer([&](const std::stop_token& stop) {  // otherwise the test would wait forever
     for (int tenths = 0; tenths < 200 && !stop.stop_requested(); ++tenths)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     waited = !stop.stop_requested();
     if (waited) disk.go_on();
   });
   std::optional<SaveResult> result;
-  // It stands still when the folder is made, when files are written, and when they are committed.
+  // The disk stalls when the folder is made, when files are written, and when they are committed.
   EXPECT_TRUE(disk.stall());
   checkpoints.save(contents(2));
   for (int phase = 0; phase < 20 && !result && !waited; ++phase) {
@@ -210,7 +210,7 @@ TEST_F(OneRank, TrainingDoesNotWaitForADiskThatStandsStill) {
   EXPECT_EQ(checkpoint::list_checkpoints(disk / "run").size(), 1u);
 }
 
-// Nor for what is removed of a save that failed.
+// Removing the files of a failed save does not hold training up either.
 TEST_F(OneRank, TrainingDoesNotWaitUntilAFailedSaveIsCleanedUp) {
   const StallingDisk disk;
   if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
@@ -226,7 +226,7 @@ TEST_F(OneRank, TrainingDoesNotWaitUntilAFailedSaveIsCleanedUp) {
   ASSERT_TRUE(is_open());
   EXPECT_TRUE(disk.stall());
   std::atomic<bool> waited{false};
-  std::jthread rescuer([&](const std::stop_token& stop) {  // or it would wait for ever
+  std::jthread rescuer([&](const std::stop_token& stop) {  // otherwise the test would wait forever
     for (int tenths = 0; tenths < 100 && !stop.stop_requested(); ++tenths)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     waited = !stop.stop_requested();
@@ -244,7 +244,7 @@ TEST_F(OneRank, TrainingDoesNotWaitUntilAFailedSaveIsCleanedUp) {
   EXPECT_TRUE(std::filesystem::is_empty(disk / "run"));
 }
 
-// Of this process, to any file.
+// The bytes that this process has written to any file.
 std::int64_t bytes_written_so_far() {
   std::ifstream io("/proc/self/io");
   std::string name;
@@ -254,7 +254,8 @@ std::int64_t bytes_written_so_far() {
   return 0;
 }
 
-// Who leaves a generation does not write the rest of what cannot be complete any more.
+// A process that leaves its generation does not write the rest of a checkpoint that cannot be
+// completed any more.
 TEST_F(OneRank, WhatNobodyWaitsForIsNotWrittenToTheEnd) {
   const StallingDisk disk;
   if (!disk.usable()) GTEST_SKIP() << "such a disk needs root, ext4 and a loop device";
@@ -266,7 +267,7 @@ TEST_F(OneRank, WhatNobodyWaitsForIsNotWrittenToTheEnd) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(disk.stall());
   const std::int64_t before = bytes_written_so_far();
-  for (int i = 0; i < 100; ++i) {  // the writing begins, and stands still
+  for (int i = 0; i < 100; ++i) {  // the writing begins, and then stalls
     EXPECT_EQ(checkpoints->poll(), std::nullopt);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

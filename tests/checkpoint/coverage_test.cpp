@@ -21,7 +21,7 @@ TensorRecord held_in(std::vector<std::int64_t> shape, const std::vector<Placemen
   return tensor;
 }
 
-// As many elements as the tensor has, and one of them is nowhere.
+// The pieces have as many elements as the tensor, but one element is in none of them.
 TEST(Coverage, WhatIsHeldTwiceFillsNoHole) {
   const Placement whole = Placement::full({10});
   const auto part = [&](std::int64_t begin, std::int64_t end) {
@@ -82,7 +82,7 @@ TEST(Coverage, ThousandsOfPiecesTakeNoTime) {
   EXPECT_EQ(covered_elements(held_in({kRows, kRows}, placements)),
             kRows * kRows - kRows * kRows / (64 * 128));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  // Nobody cuts a tensor so.
+  // No program cuts a tensor this way.
   const auto odd =
       held_in({kRows, kRows}, {whole.cut_dim(1, 0, 2), whole.cut_dim(1, Interval{1, 9}),
                                whole.cut_dim(1, Interval{2, 9}), whole.cut_dim(1, Interval{3, 9}),

@@ -25,7 +25,7 @@ fs::path write_checkpoint(const fs::path& folder, std::int64_t step, const std::
   return writer.commit();
 }
 
-// As a killed writer, or nobody of ours, may have left it.
+// Makes a folder as a killed writer, or another program, may have left it.
 void make_folder(const fs::path& folder, const std::vector<std::string>& files) {
   create_directories(folder);
   for (const std::string& file : files) write_file(folder / file, "");
@@ -86,7 +86,7 @@ TEST(CheckpointFolder, ListsTheCompleteOnesByStep) {
   EXPECT_EQ(newest_checkpoint(folder.path())->step, 123456789012);
 }
 
-// One that a killed writer left was never complete; one that has its name was.
+// A folder that a killed writer left was never complete; a folder that has its final name was.
 TEST(CheckpointFolder, OneThatLostItsManifestIsListed) {
   const TemporaryFolder folder;
   write_checkpoint(folder.path(), 3, "");
@@ -94,7 +94,7 @@ TEST(CheckpointFolder, OneThatLostItsManifestIsListed) {
   make_folder(folder / ".step-00006000.part-1", {"shard-00000.safetensors"});
   make_folder(folder / "copy", {"shard-00000.safetensors"});
   make_folder(folder / "other", {"data"});
-  make_folder(folder / "step-00007000", {"model.safetensors"});  // Hugging Face's form
+  make_folder(folder / "step-00007000", {"model.safetensors"});  // a model in Hugging Face's form
   EXPECT_THAT(steps_in(folder.path()), ElementsAre(3, 5000));
   for (const char* name : {"step-00000003", "step-00005000", "step-00005000/", "copy"})
     EXPECT_TRUE(is_checkpoint(folder / name)) << name;
@@ -134,7 +134,7 @@ TEST(CheckpointFolder, TheNextWriterRemovesWhatKilledOnesLeft) {
               UnorderedElementsAre("step-00000001", "step-00000004", ".mine", ".step-x.part-1"));
 }
 
-// Killed between the two renames that replace a checkpoint.
+// The writer was killed between the two renames that replace a checkpoint.
 TEST(CheckpointFolder, AReplacementThatWasNotCompletedLosesNothing) {
   const TemporaryFolder folder;
   write_checkpoint(folder.path(), 1, "");
@@ -157,7 +157,7 @@ TEST(CheckpointFolder, OneWriterAtATime) {
   EXPECT_NO_THROW(writer.commit());
 }
 
-// One that was stopped while it wrote, and for good as it seemed.
+// The process was stopped while it wrote, and its generation is over.
 TEST(CheckpointFolder, NothingIsCommittedByAGenerationThatIsOver) {
   const TemporaryFolder folder;
   const fs::path run = folder / "checkpoints";
@@ -205,7 +205,7 @@ TEST(Folder, ADamagedOneIsSetAside) {
   EXPECT_EQ(set_aside(*newest), folder / "damaged-step-00000002");
   EXPECT_EQ(newest_checkpoint(folder.path())->step, 1);
   EXPECT_TRUE(exists(folder / "damaged-step-00000002" / kManifestFile)) << "to be looked at";
-  // Another one of the same step goes beside it.
+  // Another checkpoint of the same step gets a name beside it.
   {
     CheckpointWriter writer(folder.path(), 2);
     write_file(writer.path() / kManifestFile, "{}");

@@ -36,7 +36,7 @@ TEST(FullDisk, LeavesOlderCheckpointsAndNothingHalfWritten) {
   EXPECT_THAT(reason, AllOf(HasSubstr("data': No space left on device")));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(run), {}), 3);
   EXPECT_EQ(list_checkpoints(run).size(), 3u);
-  // Once there is room, it goes on.
+  // Once there is room, saving works again.
   remove_old(run, 1);
   write_checkpoint(4);
   EXPECT_EQ(newest_checkpoint(run)->step, 4);

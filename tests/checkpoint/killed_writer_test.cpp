@@ -43,8 +43,8 @@ void write_checkpoint(const fs::path& run, std::int64_t step) {
   writer.commit();
 }
 
-// Writes checkpoints from the newest on, each twice, says so when one is committed, and keeps two,
-// until it is killed.
+// Writes checkpoints, beginning after the newest, each twice; reports each commit, and keeps two.
+// Goes on until it is killed.
 [[noreturn]] void write_for_ever(const fs::path& run, int commits) {
   const auto newest = newest_checkpoint(run);
   for (std::int64_t step = newest ? newest->step : 1;; ++step)
@@ -55,7 +55,7 @@ void write_checkpoint(const fs::path& run, std::int64_t step) {
     }
 }
 
-// How long one takes here, where it may be a millisecond or a hundred.
+// The time that one checkpoint takes here, which may be a millisecond or a hundred.
 std::chrono::microseconds time_of_one(const fs::path& run) {
   const auto start = std::chrono::steady_clock::now();
   write_checkpoint(run, 1);
@@ -63,7 +63,8 @@ std::chrono::microseconds time_of_one(const fs::path& run) {
                                                                start);
 }
 
-// Every checkpoint that is listed is whole, and so is the newest one of all that were committed.
+// Expects that every listed checkpoint is whole, and that the newest is at least the last one
+// committed.
 void check_all(const fs::path& run, std::int64_t last_committed) {
   const auto all = list_checkpoints(run);
   ASSERT_EQ(last_committed > 0, !all.empty());
@@ -88,7 +89,7 @@ TEST(KilledWriter, LeavesTheNewestCompleteCheckpointAtAnyMoment) {
   int commits = 0;
   const auto longest =
       3 * std::min(time_of_one(folder / "trial"), std::chrono::microseconds(60'000));
-  // On a busy machine some more, until one lived long enough to commit.
+  // On a busy machine there are more rounds, until one writer lived long enough to commit.
   for (int round = 0; round < 40 || (commits == 0 && round < 400); ++round) {
     int ends[2];
     ASSERT_EQ(::pipe(ends), 0);
@@ -116,7 +117,7 @@ TEST(KilledWriter, LeavesTheNewestCompleteCheckpointAtAnyMoment) {
     if (HasFatalFailure()) return;
   }
   EXPECT_GT(commits, 0) << "every writer was killed before its first commit";
-  // What all of them left is removed by the next one that lives.
+  // The next writer that lives removes everything that the killed ones left.
   { const CheckpointWriter next(run, 0); }
   for (const auto& entry : fs::directory_iterator(run))
     EXPECT_EQ(entry.path().filename().string().front(), 's') << entry.path();

@@ -34,7 +34,7 @@ Manifest example_manifest() {
   return manifest;
 }
 
-// With another text inside, sealed anew: someone wrote it so.
+// Changes a part of the text and seals it again, as if it had been written that way.
 std::string error_with(const std::string& from, const std::string& to) {
   std::string text = to_text(example_manifest());
   text = text.substr(0, text.rfind(",\n \"hash\""));

@@ -32,7 +32,7 @@ inline WholeTensor random_tensor(DType dtype, std::vector<std::int64_t> shape,
   return {dtype, std::move(shape), std::move(bytes)};
 }
 
-// The elements that a placement names, in its order.
+// The elements that a placement names, in the placement's order.
 inline std::vector<std::byte> part_of(const WholeTensor& tensor, const Placement& placement) {
   const std::size_t size = checkpoint::bits_of(tensor.dtype) / 8;
   std::vector<std::byte> part;
@@ -44,7 +44,7 @@ inline std::vector<std::byte> part_of(const WholeTensor& tensor, const Placement
   return part;
 }
 
-// All of a tensor, cut along one dim and then in the flat order, each at random.
+// Cuts all of a tensor along one dim and then in the flat order, each at random.
 inline std::vector<Placement> random_cut(const std::vector<std::int64_t>& shape,
                                          std::mt19937& random) {
   std::vector<Placement> parts = {Placement::full(shape)};
@@ -62,7 +62,7 @@ inline std::vector<Placement> random_cut(const std::vector<std::int64_t>& shape,
   return flat;
 }
 
-// Pieces of each tensor, in files by turns.
+// Writes pieces of each tensor to the files in turn.
 inline void write_checkpoint(const std::filesystem::path& folder,
                              const std::map<std::string, WholeTensor>& tensors,
                              const std::map<std::string, std::vector<Placement>>& cuts,
@@ -73,7 +73,7 @@ inline void write_checkpoint(const std::filesystem::path& folder,
   std::size_t next = 0;
   for (const auto& [name, tensor] : tensors)
     for (const Placement& placement : cuts.at(name)) {
-      // Of a tensor without elements one piece says that it is there.
+      // For a tensor without elements, one piece says that it exists.
       if (placement.empty() && !(tensor.bytes.empty() && &placement == &cuts.at(name).front()))
         continue;
       memory.push_back(std::make_unique<std::vector<std::byte>>(part_of(tensor, placement)));

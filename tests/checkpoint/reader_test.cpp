@@ -1,4 +1,4 @@
-// Any part of any tensor, whatever pieces it was written in.
+// Reads any part of any tensor, whatever pieces it was written in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -53,7 +53,8 @@ TEST(CheckpointReader, ReadsAnyPartOfWhateverPieces) {
   }
 }
 
-// [2·n, m] that was cut as [2, n, m], and is read as one again, or in parts of the flat order.
+// A tensor [2·n, m] that was cut as [2, n, m], and is read as one again, or in parts of the flat
+// order.
 TEST(CheckpointReader, ReadsWhatWasCutAsAnotherShape) {
   std::mt19937 random(6);
   const TemporaryFolder folder;
@@ -74,7 +75,7 @@ TEST(CheckpointReader, ReadsWhatWasCutAsAnotherShape) {
 TEST(CheckpointReader, ReadsNoMoreThanItNeeds) {
   std::mt19937 random(7);
   const TemporaryFolder folder;
-  // Three stretches that have a hash, and a bit.
+  // Three stretches with a hash each, and a bit more.
   constexpr auto kElements = static_cast<std::int64_t>(3 * kHashedBytes / 4 + 100);
   const WholeTensor tensor = random_tensor(DType::f32, {kElements}, random);
   const Placement whole = Placement::full({kElements});
@@ -109,7 +110,8 @@ TEST(CheckpointReader, SaysWhatItHasNot) {
               AllOf(HasSubstr("is no checkpoint"), HasSubstr("manifest.json")));
 }
 
-// As many elements as there are, and all of them as they were written, but one is not there.
+// The pieces have as many elements as the tensor, all as they were written, but one element is
+// missing.
 TEST(CheckpointReader, FindsAHoleThatAnotherPieceMakesUpFor) {
   std::mt19937 random(8);
   const TemporaryFolder folder;
@@ -122,8 +124,8 @@ TEST(CheckpointReader, FindsAHoleThatAnotherPieceMakesUpFor) {
   EXPECT_THAT(reader.damages(), ElementsAre(HasSubstr("of the 6 elements of 'w' there are 5")));
 }
 
-// Every bit of every file of a small checkpoint. Those of the manifest in memory: nobody gets past
-// it who opens a checkpoint.
+// Flips every bit of every file of a small checkpoint; the manifest's in memory, because every
+// reader of a checkpoint parses it.
 TEST(DamagedCheckpoint, IsFoundWhereverItIs) {
   std::mt19937 random(9);
   const TemporaryFolder folder;
@@ -151,7 +153,7 @@ TEST(DamagedCheckpoint, IsFoundWhereverItIs) {
         CheckpointReader reader(folder / "c");
         const auto damages = reader.damages();
         if (!damages.empty()) found = damages.front();
-        // Whoever loads finds it as well.
+        // A reader that loads the tensors finds the damage, too.
         if (file.ends_with(".safetensors")) {
           EXPECT_THROW(
               {
@@ -212,7 +214,7 @@ TEST(DamagedCheckpoint, TheOneBeforeIsTaken) {
                                      HasSubstr("step-00000002' has lost its manifest.json")));
 }
 
-// Whatever takes the place of a file, nobody waits for it.
+// Whatever takes a file's place, the reader does not wait for it.
 TEST(DamagedCheckpoint, OnlyRegularFilesAreRead) {
   std::mt19937 random(12);
   const TemporaryFolder folder;

@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A file with one byte for each name.
+// Writes a file with one tensor of one byte for each letter of `names`.
 void write_tensors(const std::filesystem::path& path, const std::string& names) {
   std::vector<TensorDeclaration> tensors;
   for (const char c : names) tensors.push_back({std::string(1, c), DType::u8, {1}});
@@ -114,7 +114,7 @@ TEST(SafetensorsFolder, AFolderWithoutAModelSaysWhatToDo) {
   EXPECT_THAT(error(folder / "none"), HasSubstr("none': No such file"));
 }
 
-// An exported model, with the hashes of its files beside them.
+// An exported model, with its lockstep-hashes.json.
 TEST(SafetensorsFolder, WhatHasAnotherHashIsNotGivenAway) {
   const testing::TemporaryFolder folder;
   write_tensors(folder / "model.safetensors", "ab");

@@ -19,7 +19,7 @@ using ::testing::StartsWith;
 
 SafetensorsHeader parse(const std::string& file) { return parse_header(as_bytes(file), "weights"); }
 
-// What is said about a file with this header and so many bytes of data.
+// The error about a file with this header and so many bytes of data.
 std::string refusal(const std::string& header, std::size_t data_bytes = 0) {
   const std::string file = safetensors_bytes(header, std::string(data_bytes, 'x'));
   const std::string text = usage_error([&] { parse(file); });
@@ -33,7 +33,7 @@ TEST(SafetensorsHeader, ReadsNamesTypesShapesAndPlaces) {
       R"( "a":{"shape":[],"data_offsets":[0,4],"dtype":"F32"}}   )",
       "12345678"));
   EXPECT_EQ(header.metadata, (Metadata{{"format", "pt"}}));
-  // In the order of their bytes, whatever the JSON's.
+  // Entries are in the order of their bytes, whatever the order in the JSON.
   ASSERT_EQ(header.entries.size(), 2u);
   EXPECT_EQ(header.entries[0], (TensorEntry{"a", DType::f32, {}, 0, 4}));
   EXPECT_EQ(header.entries[1], (TensorEntry{"b", DType::i16, {2, 1}, 4, 8}));

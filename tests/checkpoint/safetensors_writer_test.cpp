@@ -41,7 +41,7 @@ TEST(SafetensorsWriter, WhatItWritesIsReadBack) {
   char next = 'a';
   for (const TensorEntry& entry : writer.entries()) {
     contents[entry.name] = std::string(entry.size_bytes(), next++);
-    // In pieces, as a stream gives it.
+    // Writes in pieces, as a stream does.
     for (const char& c : contents[entry.name]) writer.write(std::as_bytes(std::span(&c, 1)));
   }
   writer.commit();

@@ -1,4 +1,4 @@
-// Who writes what: every element once, and about as much on each rank.
+// The shares that ranks write: every element is written once, and each rank writes about as much.
 #include <numeric>
 
 #include <gmock/gmock.h>
@@ -66,7 +66,7 @@ TEST(Shares, PartsAreWrittenByThoseWhoHaveThem) {
   Ranks ranks;
   for (int rank = 0; rank < 4; ++rank)
     ranks.push_back({piece("cut", Placement::full({11}).cut_flat(rank, 4)),
-                     // A hybrid: two have the same half.
+                     // With hybrid sharding, two ranks have the same half.
                      piece("half", Placement::full({6, 2}).cut_dim(0, rank / 2, 2)),
                      piece("empty", Placement::full({0}))});
   EXPECT_THAT(times(ranks, "cut", 11), ::testing::Each(1));

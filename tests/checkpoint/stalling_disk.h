@@ -1,4 +1,4 @@
-// A disk that stands still for a while, for one test: whoever changes anything on it waits.
+// A disk that stalls for a while, for one test: every change on it waits.
 #pragma once
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ namespace lockstep::testing {
 
 class StallingDisk {
  public:
-  // Mounted where only this process sees it; it goes with the process, however that ends.
+  // Only this process sees the mount, and it ends with the process, however that ends.
   StallingDisk() {
     const std::string image = folder_ / "image", disk = folder_ / "disk";
     std::filesystem::create_directory(disk);
@@ -41,7 +41,7 @@ class StallingDisk {
   StallingDisk(const StallingDisk&) = delete;
   StallingDisk& operator=(const StallingDisk&) = delete;
 
-  // Needs the rights of root, ext4 and a loop device.
+  // Mounting needs root's rights, ext4 and a loop device.
   bool usable() const { return mounted_ && stalls_; }
   std::filesystem::path operator/(const std::string& name) const { return folder_ / "disk" / name; }
 

@@ -71,7 +71,7 @@ TEST(Tensors, AnyStridesAndSharedStorage) {
                                             {"offset", base.slice(0, 2)},
                                             {"again", base}};
   save_tensors(folder / "file", tensors);
-  // Into strided targets, too.
+  // Targets may be strided, too.
   at::Tensor storage = at::zeros({6, 8});
   const at::Tensor leaf = at::zeros({4, 6}).requires_grad_(true);
   const std::vector<NamedTensor> targets = {{"base", leaf},

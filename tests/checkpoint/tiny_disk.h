@@ -10,7 +10,7 @@ namespace lockstep::testing {
 
 class TinyDisk {
  public:
-  // Mounted where only this process sees it; it goes with the process, however that ends.
+  // Only this process sees the mount, and it ends with the process, however that ends.
   explicit TinyDisk(const char* size) {
     const std::string options = std::string("size=") + size;
     mounted_ = ::unshare(CLONE_NEWNS) == 0 &&
@@ -23,7 +23,7 @@ class TinyDisk {
   TinyDisk(const TinyDisk&) = delete;
   TinyDisk& operator=(const TinyDisk&) = delete;
 
-  // Needs the rights of root.
+  // Mounting needs root's rights.
   bool mounted() const { return mounted_; }
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
 

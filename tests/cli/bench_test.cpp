@@ -38,7 +38,7 @@ TEST(Bench, AnAlgorithmMeasuresTheOperationsThatHaveIt) {
   for (const json& row : report.at("results")) EXPECT_NE(row.at("operation"), "all_to_all");
 }
 
-// Said once, and before any rank starts.
+// The error is printed once, before any rank starts.
 TEST(Bench, BadCommands) {
   struct Case {
     std::vector<std::string> arguments;

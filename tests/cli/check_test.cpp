@@ -24,7 +24,7 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// No GPUs: what is expected here must not depend on whether ranks would share one.
+// Hides the GPUs: the expected text must not depend on whether ranks would share one.
 Launched check(std::vector<std::string> arguments, std::vector<std::string> variables = {}) {
   arguments.insert(arguments.begin(), {LOCKSTEP_PROGRAM, "check"});
   variables.push_back("CUDA_VISIBLE_DEVICES=");
@@ -56,7 +56,7 @@ TEST(Check, TellsOfTheMachine) {
   EXPECT_THAT(text, HasSubstr("shm       works"));
   EXPECT_THAT(text, HasSubstr("tcp       works"));
   EXPECT_THAT(text, Not(HasSubstr("Between ranks")));
-  EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // no colours where nobody sees them
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));  // no colours without a terminal
   expect_narrow(text);
 }
 

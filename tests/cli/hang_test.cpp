@@ -59,7 +59,7 @@ TEST(CheckHang, NothingHangs) {
   EXPECT_THAT(check.output(), StartsWith("Nothing hangs"));
 }
 
-// This process is both ranks of a job that goes on.
+// This process plays both ranks of a job that is running.
 TEST(CheckHang, AsksARunningJob) {
   const Folder folder;
   flight::Journal first(folder.path());

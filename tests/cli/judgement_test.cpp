@@ -1,4 +1,4 @@
-// What `lockstep check` says about machines and jobs that are not here.
+// The advice of `lockstep check` about machines and jobs that do not exist here.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ using ::testing::IsEmpty;
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
-// Two hosts, two cores and a GPU for each rank, and nothing wrong.
+// Two hosts without any problem, with two cores and a GPU for each rank.
 Report healthy(int num_ranks = 4) {
   Report report;
   report.launcher = "lockstep run";
@@ -74,7 +74,7 @@ TEST(Judgement, HostsAreMergedFromTheirRanks) {
   const Report report = healthy();
   ASSERT_EQ(report.hosts.size(), 2u);
   EXPECT_EQ(report.hosts[1].ranks, (std::vector<int>{2, 3}));
-  EXPECT_EQ(report.hosts[0].num_cores, 4);  // pinned ranks know two each
+  EXPECT_EQ(report.hosts[0].num_cores, 4);  // each pinned rank reports two
   std::vector<Host> limited = {report.hosts[0], report.hosts[0], report.hosts[1], report.hosts[1]};
   limited[0].cpu_quota = 2.5;
   for (Host& host : limited) host.ranks.clear();

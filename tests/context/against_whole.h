@@ -1,5 +1,5 @@
-// A context-parallel attention beside attention() on the whole sequence, which every rank computes
-// for itself in float64.
+// Compares context-parallel attention with attention() on the whole sequence, which every rank
+// computes for itself in float64.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,14 @@ struct AttentionCase {
   std::int64_t head_dim = 8;
 };
 
-// Where tensors lie in memory.
+// The memory layout of the tensors.
 enum class Layout { by_head, by_position };
 
 inline SequencePart part_of_rank(const ranks::Cells& cells, SplitKind kind) {
   return {.rank = cells.rank(), .size = cells.num_ranks(), .kind = kind};
 }
 
-// Largest error as a share of the largest value.
+// The largest error, relative to the largest value.
 inline void expect_within(ranks::Cells& cells, const at::Tensor& got, const at::Tensor& wanted,
                           double tolerance, const std::string& what) {
   if (!got.defined() || got.sizes() != wanted.sizes())
@@ -51,7 +51,7 @@ inline void check_against_whole(ranks::Cells& cells, const AttentionCase& shape,
                                 Layout layout = Layout::by_head) {
   torch::manual_seed(7);
   const auto draw = [&](std::int64_t heads) {
-    // Rounded to the type first: both sides compute on the same numbers.
+    // Values are rounded to the type first, so that both sides compute on the same numbers.
     return at::randn({shape.batch, heads, shape.length, shape.head_dim})
         .to(c10::typeMetaToScalarType(kind.dtype()))
         .to(at::kDouble);

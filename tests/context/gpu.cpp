@@ -2,7 +2,7 @@
 
 namespace lockstep::nn {
 
-// Every rank on the same GPU: there may be no other.
+// All ranks use the same GPU, because there may be only one.
 void check_context_gpu(ranks::Cells& cells) {
   const auto on_gpu = [](at::ScalarType type) {
     return at::TensorOptions(at::Device(at::kCUDA, 0)).dtype(type);

@@ -1,4 +1,4 @@
-// The test program; with the name of a table it is one rank of a job that runs it.
+// The test program. With the name of a table it is one rank of a job that runs it.
 #include <map>
 #include <string>
 

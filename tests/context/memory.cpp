@@ -11,7 +11,7 @@ using ranks::Cells;
 
 constexpr double kAtMost = 0.3;
 
-// The most that forward and backward take beside their inputs.
+// The most memory that forward and backward take besides their inputs.
 template <typename Forward>
 double peak_of(const std::vector<at::Tensor>& inputs, const at::Tensor& grad,
                const Forward& forward) {

@@ -71,11 +71,11 @@ void check_shapes(Cells& cells) {
   });
 }
 
-// Every rank is told, with what it passed itself.
+// Every rank gets an error with its own arguments.
 void check_disagreement(Cells& cells) {
   struct Way {
     std::string name;
-    AttentionCase mine;  // of rank 0
+    AttentionCase mine;  // rank 0's case
     ContextParallelOptions options;
   };
   const AttentionCase usual{.heads = 12, .kv_heads = 12, .length = 4};

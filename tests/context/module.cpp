@@ -17,7 +17,7 @@ struct Pass {
   std::vector<at::Tensor> weight_grads;
 };
 
-enum class Kept { all, nothing };  // for backward
+enum class Kept { all, nothing };  // how much is kept for backward
 
 Pass pass_through(ContextParallelAttention& module, const at::Tensor& x, const at::Tensor& grad,
                   Kept kept = Kept::all) {

@@ -28,7 +28,7 @@ void check_both_types(Cells& cells, const AttentionCase& shape,
 }  // namespace
 
 void check_parity(Cells& cells) {
-  // Heads of keys that divide by the ranks, are fewer than them, or do neither.
+  // The heads of keys are a multiple of the ranks, a divisor of them, or neither.
   const std::vector<AttentionCase> shapes = {
       {},
       {.batch = 3, .kv_heads = 4, .length = 48, .head_dim = 5},
@@ -37,7 +37,7 @@ void check_parity(Cells& cells) {
   };
   const AttentionCase of_no_divisor{
       .batch = 2, .heads = 5, .kv_heads = 5, .length = 24, .head_dim = 7};
-  // So large that it goes round in several pieces, of heads and samples.
+  // Large enough to travel around the ring in several pieces, of heads and samples.
   const AttentionCase large{.batch = 3, .heads = 4, .kv_heads = 2, .length = 768, .head_dim = 64};
   for (const auto split : {SplitKind::contiguous, SplitKind::zigzag})
     for (const bool causal : {true, false}) {
@@ -62,7 +62,7 @@ void check_parity(Cells& cells) {
       y.sum().backward();
     });
   }
-  // attention() itself may have no such products on a CPU.
+  // On a CPU attention() itself may lack such products.
   if (cells.num_ranks() > 1)
     cells.cell("ring in bfloat16", [&] {
       check_against_whole(cells, {.batch = 2, .kv_heads = 4}, {}, at::TensorOptions(at::kBFloat16),

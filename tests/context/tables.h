@@ -1,4 +1,4 @@
-// What the ranks of a job are checked for.
+// The properties that the ranks of a job check.
 #pragma once
 
 #include <tests/ranks/cells.h>

@@ -1,4 +1,4 @@
-// Files that are not what they should be: each message names the file, what was found, what to do.
+// Damaged or wrong token files: each message names the file, what was found, and what to do.
 #include <functional>
 
 #include <gmock/gmock.h>
@@ -70,14 +70,14 @@ TEST(BadTokenFile, LlmC) {
     write_file(folder / "t.bin", bytes);
     EXPECT_THAT(opening(folder / "t.bin", "llm.c"), AllOf(HasSubstr("t.bin"), HasSubstr(says)));
   }
-  // Where the magic number is right, it is not taken for something else.
+  // If the magic number is right, the file is not taken for another format.
   write_file(folder / "t.bin", llm_c_header(20240520, 2, 2) + four);
   EXPECT_THAT(opening(folder / "t.bin"), HasSubstr("says version 2"));
 }
 
 class BadMegatron : public ::testing::Test {
  protected:
-  // What opening says when `spoil` has changed a good index of 3 sequences over 12 bytes.
+  // The error when `spoil` has changed a good index of 3 sequences over 12 bytes.
   std::string spoilt(const std::function<void(IndexFile&)>& spoil) {
     IndexFile index = good();
     spoil(index);
@@ -116,7 +116,7 @@ TEST_F(BadMegatron, SizesThatDoNotAddUp) {
                         "102 (or 105 with modes)"));
   EXPECT_THAT(opened(bytes + "x"), HasSubstr("has 103 bytes"));
   EXPECT_THAT(opened(bytes + "four"), HasSubstr("has 106 bytes"));
-  // Counts as a liar would put them: nothing is allocated for them.
+  // Counts may be anything in a malicious file: no memory is allocated for them.
   for (const std::uint64_t count :
        {std::uint64_t{13}, std::uint64_t{1} << 40, std::uint64_t{1} << 63, ~std::uint64_t{0},
         ~std::uint64_t{0} / 12 + 1}) {

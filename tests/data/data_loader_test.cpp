@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// Everything holds for every number of workers.
+// All properties hold for every number of workers.
 class Loader : public ::testing::TestWithParam<int> {
  protected:
   static int workers() { return GetParam(); }
@@ -66,7 +66,7 @@ TEST_P(Loader, AllRanksMakeEquallyManySteps) {
     ASSERT_TRUE(last);
     EXPECT_EQ(last->size(), rank == 0 ? 1 : 0);
     EXPECT_EQ(last->global_size, 1);
-    // Nothing, but of the right shape and type: a model can run on it.
+    // The batch is empty, but has the right shape and type: a model can run on it.
     EXPECT_EQ(last->input.sizes(), (std::vector<std::int64_t>{last->size(), 2}));
     EXPECT_EQ(last->input.scalar_type(), at::kLong);
     EXPECT_EQ(last->target.sizes(), (std::vector<std::int64_t>{last->size()}));
@@ -80,7 +80,7 @@ TEST_P(Loader, CanLeaveOutASmallLastBatch) {
       make(std::make_shared<Numbers>(9), {.shuffle = false}, {.batch_size = 4, .drop_last = true});
   EXPECT_EQ(loader.num_batches(), 2);
   EXPECT_THAT(remaining(loader), ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(4, 5, 6, 7)));
-  // A state taken there is the end of the epoch, too.
+  // A state taken at the end loads as the end of the epoch, too.
   const SamplerState end = loader.state();
   loader.load_state(end);
   EXPECT_FALSE(loader.next());
@@ -102,7 +102,7 @@ TEST_P(Loader, CanLeaveOutASmallLastStep) {
   EXPECT_EQ(loader.batches_left(), 0);
   EXPECT_FALSE(loader.next());
 
-  // Of what smaller steps left, there are 11: one step.
+  // The smaller steps left 11 samples, which is one step now.
   loader.load_state({.epoch = 1, .position = 4, .size = 15, .seed = loader.state().seed});
   EXPECT_EQ(loader.steps_left(), 1);
   EXPECT_THAT(remaining(loader),
@@ -150,7 +150,7 @@ TEST_P(Loader, GoesThroughEpochAfterEpoch) {
   EXPECT_NE(first, second);
   loader.set_epoch(0);
   loader.next();
-  loader.set_epoch(1);  // in the middle of another
+  loader.set_epoch(1);  // in the middle of another epoch
   EXPECT_EQ(remaining(loader), second);
 }
 
@@ -165,7 +165,7 @@ TEST_P(Loader, ResumesWithExactlyTheRest) {
     EXPECT_EQ(state.epoch, 4);
     EXPECT_EQ(state.position, std::min(taken * 6, 31));
     DataLoader after = make(dataset, options, {.batch_size = 3});
-    after.next();  // wherever it was
+    after.next();  // from wherever it was
     after.load_state(state);
     EXPECT_EQ(after.state(), state);
     const auto rest = remaining(before);
@@ -250,7 +250,7 @@ TEST_P(Loader, SaysWhereADatasetIsWrong) {
               HasSubstr("a target of shape [1]"));
   EXPECT_THAT(loading({.input = at::zeros({})}), HasSubstr("an input of shape []"));
   EXPECT_THAT(loading({.input = at::Tensor(), .target = two}), HasSubstr("an input of no tensor"));
-  // No target is no mistake.
+  // A batch without a target is valid.
   DataLoader loader = make(std::make_shared<Wrong>(Batch{.input = two}), {}, {.batch_size = 2});
   const auto batch = loader.next();
   ASSERT_TRUE(batch);
@@ -270,14 +270,14 @@ TEST(DataLoader, LoadsAheadByAsMuchAsAsked) {
     DataLoader loader(dataset, DistributedSampler({.size = 100}),
                       {.batch_size = 1, .num_workers = 2, .prefetch = 3});
     ASSERT_TRUE(loader.next());
-    for (int i = 0; i < 7; ++i) begun.acquire();  // the one given, and 2 · 3 more
-    // What was loaded ahead is no progress.
+    for (int i = 0; i < 7; ++i) begun.acquire();  // the batch that was returned, and 2 · 3 more
+    // Batches that were loaded ahead are no progress.
     EXPECT_EQ(loader.state().position, 1);
   }
   EXPECT_EQ(batches, 7);
 }
 
-// Destroyed while workers are inside the dataset: they are let out first.
+// The loader is destroyed while workers are inside the dataset: it waits for them.
 TEST(DataLoader, EndsWhileBatchesAreBeingLoaded) {
   std::counting_semaphore<> inside(0);
   std::counting_semaphore<> may_go_on(0);
@@ -292,14 +292,14 @@ TEST(DataLoader, EndsWhileBatchesAreBeingLoaded) {
   ASSERT_TRUE(loader->next());
   for (int i = 0; i < 3; ++i) inside.acquire();
   std::thread destroyer([&] { loader.reset(); });
-  // As many as there are batches: none is ever stuck.
+  // Enough for all batches, so that no worker is ever stuck.
   may_go_on.release(100);
   destroyer.join();
 }
 
 TEST(DataLoader, TellsHowMuchItIsWaitedFor) {
   const auto dataset = std::make_shared<Numbers>(60);
-  // Nothing is done between the calls, so loading in place is all there is.
+  // Nothing is computed between the calls, so loading in place takes nearly all of the time.
   DataLoader busy(dataset, DistributedSampler({.size = 60}), {.num_workers = 0});
   EXPECT_EQ(busy.starvation(), 0);
   remaining(busy);

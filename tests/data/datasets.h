@@ -1,4 +1,4 @@
-// Datasets that do what a test wants.
+// Datasets with special behaviour for the tests.
 #pragma once
 
 #include <functional>
@@ -41,7 +41,7 @@ inline std::vector<std::int64_t> values(const at::Tensor& tensor) {
   return {first, first + flat.numel()};
 }
 
-// The samples of the batches that are left, a list for each.
+// The samples of the remaining batches, one list for each batch.
 inline std::vector<std::vector<std::int64_t>> remaining(DataLoader& loader) {
   std::vector<std::vector<std::int64_t>> batches;
   while (const auto batch = loader.next()) batches.push_back(values(batch->target));

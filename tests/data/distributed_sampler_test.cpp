@@ -40,7 +40,7 @@ std::vector<std::int64_t> global_batch(SamplerOptions options, std::int64_t epoc
   return samples;
 }
 
-// The epoch as all ranks see it together.
+// The order of an epoch as all ranks together see it.
 std::vector<std::int64_t> whole_epoch(const SamplerOptions& options, std::int64_t epoch,
                                       std::int64_t batch_per_rank) {
   std::vector<std::int64_t> samples;
@@ -78,7 +78,7 @@ TEST(DistributedSampler, UsesEachSampleOnce) {
   });
 }
 
-// The first law: the ranks change who does what, not what is done.
+// The number of ranks changes which rank works on a sample, not which samples are worked on.
 TEST(DistributedSampler, GlobalBatchesDoNotDependOnTheRanks) {
   for (const std::int64_t size : {24, 50, 61}) {
     for (const std::int64_t global : {8, 12, 24}) {
@@ -98,7 +98,7 @@ TEST(DistributedSampler, GlobalBatchesDoNotDependOnTheRanks) {
   }
 }
 
-// What PyTorch's DistributedSampler(range(size), ranks, rank, shuffle=False, drop_last) gives.
+// The result of PyTorch's DistributedSampler(range(size), ranks, rank, shuffle=False, drop_last).
 std::vector<std::int64_t> pytorch(std::int64_t size, int ranks, int rank, bool drop_last) {
   std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
   std::iota(indices.begin(), indices.end(), 0);
@@ -171,7 +171,7 @@ TEST(DistributedSampler, GoesOnFromAnyPosition) {
   EXPECT_EQ(position, 12);
   EXPECT_EQ(after.epoch(), 6);
   EXPECT_EQ(after.share_at(position, 3).indices, before.share(2, 3).indices);
-  // Another number of ranks and another batch: the same order from there on.
+  // With another number of ranks and another batch size, the order from there on is the same.
   DistributedSampler alone({.size = 23, .seed = 4});
   alone.load_state(before.state(12));
   EXPECT_EQ(alone.share_at(12, 4).indices[1], before.share_at(12, 2).indices[0]);
@@ -191,7 +191,7 @@ TEST(DistributedSampler, RefusesThePositionOfAnotherOrder) {
   state = sampler.state(0);
   state.epoch = -1;
   EXPECT_THAT(usage_error([&] { sampler.load_state(state); }), HasSubstr("epoch -1"));
-  // Without shuffling the seed says nothing.
+  // Without shuffling the seed does not matter.
   DistributedSampler plain({.size = 10, .shuffle = false, .seed = 2});
   EXPECT_EQ(plain.load_state(sampler.state(4)), 4);
   EXPECT_EQ(plain.load_state(sampler.state(1000)), 10);

@@ -42,13 +42,13 @@ TEST(Permutation, DiffersByEpochAndSeed) {
   EXPECT_EQ(order(100, 7, 2), order(100, 7, 2));
 }
 
-// Runs are resumed on other machines and with later versions.
+// Runs are resumed on other machines and with later versions, so these numbers must never change.
 TEST(Permutation, IsTheSameForEver) {
   EXPECT_THAT(order(10, 0, 0), ::testing::ElementsAre(7, 2, 1, 4, 5, 8, 3, 6, 0, 9));
   EXPECT_EQ(Permutation(std::int64_t{1} << 62, 1, 2)(3), 1639621848615449283);
 }
 
-// Each of the orders of a few things turns up about equally often.
+// Every order of a few things occurs about equally often.
 TEST(Permutation, ReachesEveryOrderOfAFew) {
   for (const std::int64_t size : {2, 3, 4, 5}) {
     std::map<std::vector<std::int64_t>, int> counts;
@@ -59,16 +59,16 @@ TEST(Permutation, ReachesEveryOrderOfAFew) {
     double chi_squared = 0;
     for (const auto& [what, count] : counts)
       chi_squared += std::pow(count - draws / orders, 2) / (draws / orders);
-    // Five standard deviations above what chance gives.
+    // Five standard deviations above the expected value.
     EXPECT_LT(chi_squared, orders - 1 + 5 * std::sqrt(2 * (orders - 1))) << size;
   }
 }
 
-// Where one thing went says nothing about where its neighbour did.
+// The new place of one thing says nothing about the new place of its neighbour.
 TEST(Permutation, LeavesNoTraceOfTheOrderBefore) {
   constexpr std::int64_t size = 100000;
   const auto shuffled = order(size, 5, 0);
-  std::vector<int> distances(10);  // from one to the next, in tenths of the size
+  std::vector<int> distances(10);  // distance from one to the next, in tenths of the size
   for (std::size_t k = 0; k + 1 < size; ++k)
     ++distances[static_cast<std::size_t>((shuffled[k + 1] - shuffled[k] + size) % size * 10 /
                                          size)];

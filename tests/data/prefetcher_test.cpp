@@ -27,7 +27,7 @@ TEST(Prefetcher, OfNothingGivesNothing) {
   EXPECT_EQ(prefetcher.take(), std::nullopt);
 }
 
-// The second is made first; it is handed out second all the same.
+// The second item is made first, but is still handed out second.
 TEST(Prefetcher, WhatIsReadyEarlyWaitsForItsTurn) {
   std::binary_semaphore second_made(0);
   Prefetcher<std::int64_t> prefetcher(
@@ -54,10 +54,10 @@ TEST(Prefetcher, NeverRunsFurtherAheadThanAsked) {
         return k;
       },
       100, 4, 3);
-  // It fills up by itself, before anything is taken.
+  // The queue fills up by itself, before anything is taken.
   for (int i = 0; i < 3; ++i) made.acquire();
   for (std::int64_t k = 0; k < 100; ++k) {
-    // Before it is: the worker it makes room for may be quicker than this thread.
+    // Counted before the take: the worker that gets room may be faster than this thread.
     taken = k + 1;
     ASSERT_EQ(prefetcher.take(), k);
   }
@@ -65,7 +65,7 @@ TEST(Prefetcher, NeverRunsFurtherAheadThanAsked) {
 }
 
 TEST(Prefetcher, WorkersWorkAtOnce) {
-  // Each waits until all four are there.
+  // Each worker waits until all four are inside.
   std::atomic<int> here = 0;
   std::counting_semaphore<> all_here(0);
   Prefetcher<int> prefetcher(
@@ -108,7 +108,8 @@ TEST(Prefetcher, EndsAtAnyPoint) {
       }
 }
 
-// What is being made when it ends is waited for: it may use what its owner destroys next.
+// The destructor waits for items that are being made, because they may use things that its owner
+// destroys next.
 TEST(Prefetcher, WaitsForWhatIsBeingMade) {
   std::binary_semaphore begun(0);
   std::binary_semaphore may_end(0);

@@ -84,7 +84,7 @@ TEST_F(Sequences, ValidationIsTheTail) {
     EXPECT_EQ(input(validation, k), input(set, 7 + k));
     EXPECT_EQ(target(validation, k), target(set, 7 + k));
   }
-  // The last thing trained to be said comes before the first that is judged.
+  // The last target of training is before the first target of validation.
   EXPECT_EQ(target(train, 6).back() + 1, target(validation, 0).front());
   EXPECT_THAT(usage_error([&train = train] { input(train, 7); }), HasSubstr("sequence 7 of 7"));
   // A part can be divided again.

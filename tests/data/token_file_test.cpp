@@ -1,4 +1,4 @@
-// Every format, as its programs write it.
+// Reads every format as its programs write it.
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ TEST(TokenFile, NanoGpt) {
   EXPECT_EQ(file.format().name, "nanogpt");
   EXPECT_EQ(file.max_token(), 65535);
   EXPECT_THAT(all_of(file), ElementsAre(1, 50256, 65535));
-  // Whoever knows better says so.
+  // A user who knows the format can name it.
   EXPECT_THAT(all_of(TokenFile::open(folder / "train.bin", "text")),
               ElementsAre(1, 0, 0x50, 0xc4, 255, 255));
 }
@@ -61,7 +61,7 @@ TEST(TokenFile, LlmCOfBothKinds) {
   EXPECT_THAT(all_of(llama), ElementsAre(128000, 4294967295));
 }
 
-// Every integer type of Megatron's, with its largest and smallest values.
+// Every integer type of Megatron, with its largest and smallest values.
 template <typename T>
 void megatron_round_trip(std::uint8_t type) {
   SCOPED_TRACE(static_cast<int>(type));
@@ -98,7 +98,7 @@ TEST(TokenFile, MegatronByAnyOfItsNames) {
       EXPECT_EQ(file.path(), folder / "corpus.v1_text.bin");
     }
   }
-  // A text beside them is a text.
+  // A text file beside them is read as text.
   write_file(folder / "corpus.txt", "text");
   write_file(folder / "corpus.idx", "no index");
   EXPECT_EQ(TokenFile::open(folder / "corpus.txt").format().name, "text");
@@ -110,7 +110,7 @@ TEST(TokenFile, MegatronSequencesInAnyOrder) {
   index.type = 4;
   index.lengths = {2, 1, 0, 3, 2};
   index.pointers = {16, 24, 4, 0, 8};  // the first two follow each other, the last two overlap
-  index.documents = {0, 2, 4};         // sequence 4 was never ended: a document all the same
+  index.documents = {0, 2, 4};         // sequence 4 is in no document, so it counts as one more
   index.modes = std::string(5, '\1');
   write_file(folder / "c.idx", index.bytes());
   write_file(folder / "c.bin", bytes_of(std::vector<std::int32_t>{10, 11, 12, 13, 14, 15, 16, 17}));
@@ -138,7 +138,7 @@ TEST(TokenFile, RangesThatAreNotThere) {
               HasSubstr("has 4"));
 }
 
-// Where the first bad token stands must not matter: the scan works in blocks.
+// The place of the first bad token must not matter, although the scan works in blocks.
 TEST(TokenFile, VocabularyIsCheckedToTheLastToken) {
   const TemporaryFolder folder;
   for (const std::size_t place : {0u, 1u, 1023u, 1024u, 2047u, 2500u, 2999u}) {
@@ -189,7 +189,7 @@ TEST(TokenFormat, NamesAsConfigsHaveThem) {
                                HasSubstr("auto, text, nanogpt, llm.c, megatron")));
 }
 
-// A format of a program's own: a byte that counts the tokens, then 16-bit tokens.
+// A format that a program adds: a byte with the number of tokens, then 16-bit tokens.
 TokenLayout own_layout(std::span<const TokenBytes> files) {
   const auto& [bytes, path] = files.front();
   check_not_empty(files.front());
@@ -215,7 +215,7 @@ TEST(TokenFormat, OfAProgramsOwnIsReadAsAnyOther) {
         TokenStream::open(std::vector<std::filesystem::path>{folder / "a.own", folder / "a.bin"});
       }),
       HasSubstr("odd number"));
-  // It may not lead out of the file, whatever it says.
+  // The format's layout must not lead out of the file.
   write_file(folder / "a.own", "\3" + bytes_of(std::vector<std::uint16_t>{300, 400}));
   EXPECT_THAT(usage_error([&] { TokenFile::open(folder / "a.own"); }),
               HasSubstr("the format own places tokens outside of the 5 bytes of '"));
@@ -299,7 +299,7 @@ TEST(TokenStream, HasOneFormatAndOneTypeOfTokens) {
   EXPECT_THAT(refused("a.txt", "b.bin"),
               ::testing::StartsWith("'" + path + "/a.txt' is read as text (8-bit tokens) and '" +
                                     path + "/b.bin' as nanogpt (16-bit tokens), and one model"));
-  // A pair whose .idx was forgotten is taken for nanoGPT's.
+  // A pair without its .idx is taken for a nanoGPT file.
   EXPECT_THAT(refused("m.bin", "b.bin"), HasSubstr("m.bin' is read as megatron (16-bit tokens)"));
   EXPECT_THAT(refused("b.bin", "gpt2.bin"), HasSubstr("gpt2.bin' as llm.c (16-bit tokens)"));
   EXPECT_THAT(refused("gpt2.bin", "llama3.bin"), HasSubstr("llama3.bin' as llm.c (32-bit tokens)"));

@@ -1,4 +1,4 @@
-// Token files as others write them, made byte by byte.
+// Token files as other programs write them, made byte by byte.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ std::string bytes_of(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-// llm.c's: 256 words, then the tokens.
+// llm.c's file: 256 words, then the tokens.
 inline std::string llm_c_header(std::int32_t magic, std::int32_t version, std::int32_t count) {
   std::vector<std::int32_t> header(256, 0);
   header[0] = magic;
@@ -29,7 +29,7 @@ inline std::string llm_c_header(std::int32_t magic, std::int32_t version, std::i
   return bytes_of(header);
 }
 
-// Megatron's .idx.
+// Megatron's .idx file.
 struct IndexFile {
   std::string magic = std::string("MMIDIDX\0\0", 9);
   std::uint64_t version = 1;
@@ -39,7 +39,7 @@ struct IndexFile {
   std::vector<std::int64_t> documents = {0};
   std::string modes;
 
-  // One sequence after the other, as Megatron's builder writes them, each a document.
+  // One sequence after the other, as Megatron's builder writes them; each is a document.
   static IndexFile contiguous(std::uint8_t type, int item_bytes,
                               const std::vector<std::int32_t>& lengths) {
     IndexFile index;

@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/utils/variadic.h>  // map.h lacks it in LibTorch 1.13
+#include <torch/csrc/utils/variadic.h>  // map.h does not include it in LibTorch 1.13
 #include <torch/data/datasets/map.h>
 #include <torch/data/transforms/stack.h>
 
@@ -19,11 +19,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using torch::data::Example;
 
-// std::optional or, before LibTorch 2.5, its own.
+// A dataset's size is a std::optional or, before LibTorch 2.5, LibTorch's own optional.
 struct Any;
 using Size = decltype(std::declval<const torch::data::datasets::BatchDataset<Any>&>().size());
 
-// As users write them: a get() and a size(). Sample k is input [k, k] and target k.
+// A dataset as users write it, with get() and size(). Sample k is input [k, k] and target k.
 class Plain : public torch::data::datasets::Dataset<Plain> {
  public:
   Example<> get(std::size_t index) override {
@@ -33,7 +33,7 @@ class Plain : public torch::data::datasets::Dataset<Plain> {
   Size size() const override { return 10; }
 };
 
-// One that stacks by itself.
+// A dataset that stacks its samples itself.
 class Stacked : public torch::data::datasets::BatchDataset<Stacked, Example<>> {
  public:
   Example<> get_batch(at::ArrayRef<std::size_t> request) override {
@@ -77,7 +77,8 @@ TEST(TorchDataset, MustKnowItsSize) {
   EXPECT_THAT(usage_error([] { from_torch(Endless()); }), HasSubstr("does not know its size"));
 }
 
-// Counts how many are inside at once; a dataset of torch::data may keep a file or a generator.
+// Counts the threads that are inside at once: a dataset of torch::data may use one file or
+// generator.
 struct Crowd {
   std::atomic<int> inside = 0;
   std::atomic<bool> met = false;  // two were inside at once
@@ -87,7 +88,7 @@ class Crowded : public torch::data::datasets::Dataset<Crowded> {
  public:
   Crowded(Crowd& crowd, bool until_met) : crowd_(&crowd), until_met_(until_met) {}
 
-  // Stays until there is another, or else long enough for one to come.
+  // Stays until another thread is inside, or else long enough for one to come.
   Example<> get(std::size_t) override {
     if (++crowd_->inside > 1) crowd_->met = true;
     for (int i = 0; !crowd_->met && (until_met_ || i < 1000); ++i) std::this_thread::yield();

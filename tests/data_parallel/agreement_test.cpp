@@ -1,4 +1,4 @@
-// What goes through a group whose messages live on one device, as NCCL's do.
+// The traffic of a group whose messages are on one device, as NCCL's are.
 #include <lockstep/parallel/data_parallel/agreement.h>
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ struct Done : comm::PendingCall {
   void wait() override {}
 };
 
-// Takes tensors of the meta device only, which every machine has, and notes what it was given.
+// Takes only tensors of the meta device, which every machine has, and records its calls.
 class OneDeviceGroup : public comm::Communicator {
  public:
   OneDeviceGroup() : Communicator({}, milliseconds(1000)) {}
@@ -52,7 +52,7 @@ TEST(BroadcastFromFirst, StagesWhatLiesElsewhereThanTheGroupsMessages) {
                                           {"more", at::zeros({2, 2}, meta)},
                                           {"other step", at::zeros({}, at::kLong)}};
   OneDeviceGroup group;
-  // Nothing comes out of a meta tensor: copying back is where this test has to end.
+  // A meta tensor has no values, so the test has to end where they are copied back.
   EXPECT_THROW(broadcast_from_first(state, group, at::kMeta), c10::Error);
   EXPECT_THAT(group.calls, ElementsAre(std::pair(at::kFloat, 2), std::pair(at::kLong, 2)));
 }

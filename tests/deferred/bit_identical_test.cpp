@@ -1,4 +1,4 @@
-// Every parameter and buffer, and the generator, against plain construction.
+// Compares every parameter and buffer, and the generator, with plain construction.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,12 +28,12 @@ std::vector<NamedTensor> tensors_of(const torch::nn::Module& module) {
   return tensors;
 }
 
-// With the usual options, and with all tensors deferred, however small.
+// Runs with the usual options, and with all tensors deferred, however small.
 class BitIdentical : public ::testing::TestWithParam<std::tuple<Model, std::size_t>> {
  protected:
   BitIdentical() {
     torch::manual_seed(11);
-    torch::rand({5});  // not at the start of a block of the generator
+    torch::rand({5});  // leaves the generator in the middle of a block
     torch::randn({1});
     const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
     plain_ = model().make();
@@ -85,7 +85,7 @@ TEST_P(BitIdentical, InOrder) {
 
 TEST_P(BitIdentical, InReverse) {
   for (std::size_t i = num_tensors(); i-- > 0;) materialise_and_compare(i);
-  // And again: nothing was used up.
+  // Repeats it: nothing was used up.
   for (std::size_t i = num_tensors(); i-- > 0;) materialise_and_compare(i);
   EXPECT_TRUE(generator_state() == state_after_);
 }
@@ -104,7 +104,7 @@ TEST_P(BitIdentical, AllAtOnce) {
   }
 }
 
-// What is held is not what others were computed from, where it changed after that.
+// A held value is not the one from which others were computed, if it changed after that.
 TEST_P(BitIdentical, WhileOthersAreHeld) {
   std::vector<Materialised> held;
   const auto hold = [&](std::size_t i) {

@@ -1,4 +1,4 @@
-// What a Construction promises around the values: errors, lifetimes, threads.
+// The guarantees of a Construction besides the values: errors, lifetimes, threads.
 #include <lockstep/deferred/construction.h>
 
 #include <thread>
@@ -65,7 +65,7 @@ TEST(Construction, InsideOfAnotherIsRefused) {
     const auto nested = [&] { return inner->construct([] { return large(); }); };
     EXPECT_THAT(usage_error([&] { outer.construct(nested); }), HasSubstr("inside of another"));
   }
-  // The outer one goes on where the program gets over it.
+  // The outer construction goes on if the program catches the error.
   const at::Tensor tensor = outer.construct([&] {
     EXPECT_THROW(other.construct([] { return 1; }), UsageError);
     return large();
@@ -154,10 +154,10 @@ TEST(Construction, ErrorsComeWhereTheyWouldHaveCome) {
   Construction construction;
   construction.construct([] {
     const torch::nn::Linear linear(200, 200);
-    // A leaf that requires a gradient.
+    // The weight is a leaf that requires a gradient.
     EXPECT_THROW(linear->weight.normal_(), c10::Error);
     const torch::NoGradGuard no_grad;
-    // Shapes that do not go together.
+    // These shapes do not fit together.
     EXPECT_THROW(linear->weight.copy_(torch::ones({3, 7})), c10::Error);
     EXPECT_THROW(linear->weight.add_(torch::ones({201})), c10::Error);
     EXPECT_THROW(linear->weight.matmul(torch::ones({201, 200})), c10::Error);

@@ -1,5 +1,5 @@
-// How much memory a deferred model takes: by our own count, by LibTorch's allocator and by the
-// system's word on each page.
+// The memory that a deferred model takes: by our own count, by LibTorch's allocator, and by the
+// pages that the system reports.
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -50,8 +50,8 @@ struct TenUnits : torch::nn::Module {
   at::Tensor buffer, unregistered;
 };
 
-// What a sharding engine does with a unit: keeps an eighth of each parameter, which lies there from
-// now on.
+// Does what a sharding engine does with a unit: keeps an eighth of each parameter, which owns that
+// memory from now on.
 void shard(const std::vector<at::Tensor>& parameters) {
   const torch::NoGradGuard no_grad;
   for (at::Tensor parameter : parameters)
@@ -69,7 +69,8 @@ TEST(DeferredMemory, NoMoreThanTheLargestUnitAndWhatIsKept) {
   const std::size_t all = bytes_of(model->parameters());
   ASSERT_GT(all, 200 * kMegabyte);
   EXPECT_EQ(construction.peak_bytes(), 0);
-  // Biases and norms, which are made as ever, and measuring random operators.
+  // This memory is for biases and norms, which are made as usual, and for measuring random
+  // operators.
   EXPECT_LT(allocations.peak(), kMegabyte);
 
   std::size_t largest = 0;
@@ -97,7 +98,7 @@ TEST(DeferredMemory, NoMoreThanTheLargestUnitAndWhatIsKept) {
     EXPECT_TRUE(same_bits(model->units[9]->parameters()[i], expected[i]));
 }
 
-// Pages in which there is something.
+// The number of pages that are in memory.
 std::size_t num_resident_pages(const void* address, std::size_t bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> resident((bytes + page - 1) / page);
@@ -140,11 +141,12 @@ TEST(DeferredMemory, WhatIsOnTheWayGoesWhenItIsUsed) {
   Construction construction;
   const at::Tensor tensor = construction.construct([] {
     const at::Tensor first = torch::randn({1000, 1000}) * 0.02;
-    return first.add(1).mul(2).sub(3);  // each is a tensor of its own
+    return first.add(1).mul(2).sub(3);  // each of these is a tensor of its own
   });
   const auto values = construction.materialise(std::array{tensor});
   EXPECT_EQ(construction.bytes(), tensor.nbytes());
-  // Its place was taken before; an operator's argument and result; no two operators' at once.
+  // The tensor's own memory was taken before; beside it there are an operator's argument and
+  // result, and never those of two operators.
   EXPECT_LE(construction.peak_bytes(), 3 * tensor.nbytes());
 }
 
@@ -162,7 +164,7 @@ TEST(DeferredMemory, ValuesReadByTheConstructorAreGivenBack) {
   EXPECT_LE(construction.peak_bytes(), 2 * tensors[0].nbytes());
 }
 
-// While this is there, the process gets no more addresses; what it frees of the heap it can have
+// While this lives, the process gets no new addresses; memory that it frees on the heap it can get
 // again.
 class NoMoreAddresses {
  public:

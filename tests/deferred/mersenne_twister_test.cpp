@@ -9,7 +9,7 @@ bool same(const TwisterState& a, const TwisterState& b) {
   return a.left_ == b.left_ && a.next_ == b.next_ && a.seed_ == b.seed_ && a.state_ == b.state_;
 }
 
-// As LibTorch leaves it after so many draws.
+// LibTorch's state after so many draws.
 TwisterState state_after(std::uint64_t draws) {
   at::mt19937 engine(5);
   for (std::uint64_t i = 0; i < draws; ++i) engine();

@@ -27,8 +27,8 @@ Model custom(const std::string& name, std::function<void(Custom&)> construct) {
   return {name, [=] { return std::make_shared<Custom>(construct); }};
 }
 
-// A tensor that stands for a number, as operators use them among themselves: times integers it
-// gives floats, where a tensor of type double would give doubles.
+// A tensor that stands for a number, as operators use them internally: multiplied with integers it
+// gives floats, where an ordinary tensor of doubles would give doubles.
 at::Tensor number(double value) {
   at::Tensor tensor = torch::scalar_tensor(value, torch::kDouble);
   tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -71,7 +71,7 @@ std::vector<Model> models() {
       stock<nn::MultiheadAttentionImpl>(
           "MultiheadAttention with other keys",
           nn::MultiheadAttentionOptions(160, 4).kdim(150).vdim(140).add_bias_kv(true)),
-      // The layer that it clones is made by its options.
+      // Its options make the layer that it clones.
       {"TransformerEncoder",
        [] {
          const nn::TransformerEncoderLayerOptions layer(132, 4);
@@ -114,7 +114,7 @@ std::vector<Model> models() {
                self.register_buffer("products", torch::randint(0, 9, {200, 100}).mul(number(2.5)));
                self.register_buffer("angles", torch::rand({200, 100}).mul(3).sin());
              }),
-      // Made by one kernel, which takes its memory itself.
+      // One kernel makes them, and allocates their memory itself.
       plain_in_part(custom("ranges",
                            [](Custom& self) {
                              self.register_buffer("range", torch::arange(20000));
@@ -189,7 +189,7 @@ std::vector<Model> models() {
                weight.mul_(weight.detach().clone().abs().add_(1));
                auto other = self.register_parameter("other", torch::empty_like(weight));
                other.copy_(weight);
-               weight.add_(1);  // `other` has what it was before
+               weight.add_(1);  // `other` has the value from before
                self.register_buffer("copy", weight.clone());
              }),
       custom("values that are read",
@@ -217,7 +217,7 @@ std::vector<Model> models() {
                small.fill_(4);
                weight[2].copy_(small);
              }),
-      // Not random numbers by shape: these are drawn at once.
+      // The number of random numbers does not follow from the shape, so these are drawn at once.
       plain_in_part(
           custom("random numbers that depend on a tensor",
                  [](Custom& self) {
@@ -264,7 +264,7 @@ std::vector<Model> models() {
                        "converted",
                        torch::randn({20, 30, 9, 9}).contiguous(torch::MemoryFormat::ChannelsLast));
                  })),
-      // A table filled element by element, as sinusoidal positions often are.
+      // A table is filled element by element, as sinusoidal positions often are.
       plain_in_part(custom("values written through a pointer",
                            [](Custom& self) {
                              auto table = torch::zeros({200, 100});

@@ -1,4 +1,4 @@
-// Models whose construction is compared with a deferred one's.
+// Models whose deferred construction is compared with the usual one.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace lockstep::deferred::testing {
 struct Model {
   std::string name;
   std::function<std::shared_ptr<torch::nn::Module>()> make;
-  bool all_deferred = true;  // every parameter and buffer of 64 KiB and more is
+  bool all_deferred = true;  // every parameter and buffer of 64 KiB and more is deferred
 };
 
 std::vector<Model> models();

@@ -1,5 +1,5 @@
-// What a Construction promises about pointers: a constructor that goes by values which are not
-// there is refused, whatever becomes of the tensor; any other is not.
+// A constructor that uses values through a pointer which are not there is refused, whatever becomes
+// of the tensor; any other constructor is not.
 #include <array>
 #include <cstring>
 #include <functional>
@@ -28,20 +28,20 @@ using ::testing::HasSubstr;
 using testing::large;
 using testing::same_bits;
 
-// Volatile, as a compiler leaves out what nobody needs.
+// The read is volatile, because a compiler leaves out reads that nobody needs.
 float first_of(const at::Tensor& tensor) {
   return *static_cast<const volatile float*>(tensor.data_ptr<float>());
 }
 
 void write_first(const at::Tensor& tensor, float value) { tensor.data_ptr<float>()[0] = value; }
 
-// What construct() says to this constructor.
+// The error of construct() for this constructor.
 std::string refusal(const std::function<at::Tensor()>& make) {
   Construction construction;
   return usage_error([&] { construction.construct(make); });
 }
 
-// The tensors that it makes when they are deferred are those that it makes anyway.
+// Expects that the constructor makes the same tensors deferred as it does otherwise.
 void expect_as_ever(const std::function<at::Tensor()>& make) {
   torch::manual_seed(1);
   const at::Tensor expected = make();
@@ -75,7 +75,7 @@ TEST(Pointers, ToTensorsThatAreGoneWereNotRead) {
                 return torch::full({256, 256}, tensor.accessor<float, 2>()[255][255]);
               }),
               HasSubstr("[256, 256]"));
-  // What an operator was to compute.
+  // An operator had yet to compute this value.
   EXPECT_THAT(refusal([] { return torch::full({200}, first_of(large() + 1)); }),
               HasSubstr("pointer"));
   EXPECT_THAT(refusal([] { return torch::full({200}, first_of(large().t().slice(0, 100))); }),
@@ -92,7 +92,7 @@ TEST(Pointers, ToTensorsThatAreGoneWereNotWrittenTo) {
 }
 
 TEST(Pointers, ToOneByteOfALargeTensorAreNoticed) {
-  // 200 MB, of which one page is used.
+  // One page of 200 MB is used.
   EXPECT_THAT(refusal([] {
                 const at::Tensor tensor = torch::ones({50'000'000});
                 return torch::full({200, 200}, tensor.data_ptr<float>()[49'999'999]);
@@ -175,7 +175,7 @@ TEST(Pointers, ReadInOneOfTwoConstructorsAtOnce) {
       try {
         construction.construct([] { return large(); });
       } catch (const UsageError&) {
-        // Nobody can tell which of the two it was.
+        // It is impossible to tell which of the two constructors it was.
       }
     }).join();
     return torch::full({200, 200}, value);
@@ -216,12 +216,12 @@ TEST(Pointers, MayWriteToWhatIsNewOrAllZeros) {
       return tensor;
     };
     expect_as_ever(write);
-    // Read again, by operators and through the pointer, and gone.
+    // The tensor is read again, by operators and through the pointer, and then gone.
     expect_as_ever([&] { return write() + 1; });
     expect_as_ever([&] { return torch::full({200, 200}, write().data_ptr<float>()[7]); });
     expect_as_ever([&] { return torch::full({200, 200}, write().norm().item()); });
   }
-  // Zeros to an operator, but not to the bit.
+  // These are zeros to an operator, but not to the bit.
   EXPECT_THAT(refusal([] {
                 const at::Tensor tensor = torch::full({200, 200}, -0.0);
                 write_first(tensor, 1);
@@ -260,7 +260,7 @@ TEST(Pointers, ThatNobodyUsesAreNoMistake) {
 }
 
 TEST(Pointers, MayReadWhatIsThere) {
-  // An ordinary tensor.
+  // resize_() makes the tensor an ordinary one.
   expect_as_ever([] { return torch::full({200, 200}, first_of(large().resize_({300, 300}))); });
   Construction construction;
   const at::Tensor expected = torch::full({200, 200}, 3.0F);
@@ -279,7 +279,7 @@ TEST(Pointers, UsedOutsideOfAConstructorAreNotItsMistake) {
   torch::manual_seed(1);
   const at::Tensor tensor = construction.construct([] { return large(); });
   at::Tensor gone = construction.construct([] { return large(); });
-  EXPECT_EQ(first_of(tensor), 0);  // as pickle_save would find it
+  EXPECT_EQ(first_of(tensor), 0);  // pickle_save would find the same
   std::ostringstream stream;
   EXPECT_THROW(torch::save(tensor, stream), UsageError);
   EXPECT_EQ(first_of(gone), 0);

@@ -1,4 +1,5 @@
-// Every random operator that is put off leaves the generator as it would have, for any size.
+// Every deferred random operator leaves the generator in the state that the operator itself would,
+// for any size.
 #include <functional>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ TEST_P(RandomDraw, MovesTheGeneratorOnAsItWouldHave) {
          {1, 15, 16, 17, 319, 320, 321, 335, 383, 384, 1000, 5003, 65553})
       for (const bool after_one : {false, true}) {
         torch::manual_seed(3);
-        if (after_one) at::randn({1});  // keeps the other of a pair of numbers for later
+        if (after_one) at::randn({1});  // leaves the second of a pair of numbers for later
         const at::Tensor plain = at::empty({numel}, type);
         fill(plain);
         const std::string after = generator_state();

@@ -1,4 +1,4 @@
-// Whether tensors are the same to the bit, and generators.
+// Compares tensors to the bit, and generators.
 #pragma once
 
 #include <cstring>

@@ -54,7 +54,7 @@ TEST(Autocast, NestsAndIsPutBack) {
   EXPECT_EQ(product_type(), at::kBFloat16);
 }
 
-// No CUDA device is needed to see what its operators would be told.
+// The setting for CUDA can be read without a CUDA device.
 TEST(Autocast, TheTypeIsPutBackToo) {
   const auto before = Autocast::active(at::kCUDA);
   EXPECT_EQ(before, std::nullopt);
@@ -88,7 +88,7 @@ TEST(Autocast, IsOfOneThread) {
   EXPECT_EQ(elsewhere, at::kFloat);
 }
 
-// A weight that is changed while its cast is kept: products tell which of the two was used.
+// A weight is changed while its cast is kept; products show which of the two was used.
 class CachedWeight : public ::testing::Test {
  protected:
   float product() const { return at::mm(at::ones({1, 1}), weight_).to(at::kFloat).item<float>(); }
@@ -121,7 +121,7 @@ TEST_F(CachedWeight, IsCastAnewWithoutACache) {
     change_to(2);
     EXPECT_EQ(product(), 2);
   }
-  // The cache is back for the next one.
+  // The next object uses the cache again.
   const Autocast cached(at::kCPU, at::kBFloat16);
   EXPECT_EQ(product(), 2);
   change_to(3);

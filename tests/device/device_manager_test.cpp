@@ -17,7 +17,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Tests of what needs a GPU leave themselves out where there is none: ./dev test gpu is to know.
+// Tests that need a GPU skip themselves if there is none; this one fails then if ./dev test gpu
+// needs it.
 TEST(Gpu, IsThereWhereItIsNeeded) {
   if (std::getenv("LOCKSTEP_TEST_NEEDS_GPU") == nullptr) GTEST_SKIP() << "nobody needs one";
   EXPECT_TRUE(at::hasCUDA() && at::ones({2}, at::kCUDA).sum().item<float>() == 2.0f);
@@ -112,7 +113,7 @@ TEST_P(EachDevice, SaysWhatItIs) {
               static_cast<double>(manager.memory().total_bytes) / (1 << 30));
 }
 
-// Whatever the answer is, it comes with a reason, and yes means that the product works.
+// Whatever the answer is, it has a reason, and yes means that the product works.
 TEST_P(EachDevice, AnswersAboutFormatsAreProbed) {
   const auto manager = this->manager();
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
@@ -126,7 +127,7 @@ TEST_P(EachDevice, AnswersAboutFormatsAreProbed) {
   EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()))
       << "the user's random numbers must not depend on a probe";
   EXPECT_EQ(at::get_num_threads(), threads);
-  // Kept, and shared with copies.
+  // The answer is kept, and shared with copies.
   const DeviceManager copy = manager;
   EXPECT_EQ(&manager.supports_bf16(), &copy.supports_bf16());
   if (manager.supports_bf16()) {

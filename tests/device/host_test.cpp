@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A kernel's files, made up.
+// Writes artificial files in place of the kernel's.
 class HostTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -47,7 +47,7 @@ TEST_F(HostTest, MemoryOfCgroupVersion2) {
   write("proc/self/cgroup", "0::/job/step\n");
   write("sys/fs/cgroup/job/step/memory.max", "max\n");
   write("sys/fs/cgroup/job/step/memory.current", "5000\n");
-  // The limit stands one level up, and 1000 bytes of its use are cache.
+  // The limit is set one level up, and 1000 bytes of the use are cache.
   write("sys/fs/cgroup/job/memory.max", "200000\n");
   write("sys/fs/cgroup/job/memory.current", "50000\n");
   write("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 1000\n");
@@ -114,7 +114,7 @@ TEST_F(HostTest, CpuName) {
 }
 
 TEST_F(HostTest, UtilisationIsTheShareBetweenTwoSamples) {
-  // Every core is in it, so that this process's affinity does not matter.
+  // The file lists every core, so this process's affinity does not matter.
   const auto write_stat = [&](int busy, int idle) {
     std::string text = "cpu  1 2 3 4 5 6 7 8 9 10\n";
     for (int core = 0; core < 1024; ++core)

@@ -1,11 +1,11 @@
-// How many threads LibTorch computes with, for a while.
+// Changes LibTorch's number of threads for a while.
 #pragma once
 
 #include <ATen/Parallel.h>
 
 namespace lockstep {
 
-// Puts back how many there were.
+// Restores the former number of threads.
 class Threads {
  public:
   explicit Threads(int count) : before_(at::get_num_threads()) { at::set_num_threads(count); }

@@ -34,7 +34,8 @@ TEST(Axes, WhereNoneAreGivenSpanAllRanks) {
 TEST(Axes, OfHybridShardsAreACopyOnEachHost) {
   EXPECT_EQ(axes_for(sharded(ShardingStrategy::HYBRID_SHARD), kOneHost).axes,
             (Axes{{"dp_replicate", -1}, {"dp_shard", 4}}));
-  // Of the ranks of a host that have samples of their own, whether stages share it or not.
+  // The ranks of a host that have samples of their own share a copy, whether or not stages share
+  // the host.
   DistributedConfig config = sharded(ShardingStrategy::HYBRID_SHARD);
   config.model_parallel = {.tensor = 2, .pipeline = 2};
   EXPECT_EQ(axes_for(config, {.world = 8, .of_host = 8}).axes,
@@ -68,7 +69,7 @@ TEST(Axes, OfSeveralKindsAreHybrid) {
                                           "ParallelMode::HYBRID")));
 }
 
-// "or make it …" names sizes that are possible, and the nearest of them.
+// "or make it …" names the nearest sizes that are possible.
 TEST(Axes, ThatRanksDoNotDivideIntoComeWithTheNearestThatTheyDo) {
   const auto refusal = [](const ModelParallelSizes& sizes, int num_ranks, const char* text) {
     EXPECT_THAT(([&] {

@@ -82,7 +82,7 @@ TEST(Config, TypesAndPlacesThatMakeNoSenseAreRefusedAtOnce) {
       HasSubstr("set offload_optimizer as well"));
 }
 
-// The names that people look for.
+// Users of PyTorch look for these names.
 static_assert(std::is_same_v<MixedPrecision, shard::MixedPrecision>);
 static_assert(std::is_same_v<CPUOffload, shard::CPUOffload>);
 static_assert(std::is_same_v<ZeroPlusPlusConfig, shard::ZeroPlusPlusConfig>);

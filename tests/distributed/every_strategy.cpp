@@ -22,8 +22,8 @@ using ranks::Cells;
 
 constexpr std::int64_t kWidth = 24;
 
-// Weights of one shape, so that one that is taken for another is not noticed by its shape; the head
-// is registered first and used last.
+// All weights have one shape, so a mix-up of two is not noticed by the shape; the head is
+// registered first and used last.
 struct EqualLayersImpl : nn::Module {
   nn::Linear head{nullptr};
   nn::ModuleList layers{nullptr};
@@ -68,7 +68,7 @@ void train(DistributedManager& dist, Model& model, optim::Optimizer& optimizer, 
   }
 }
 
-// The weights of every rank, not only those that the first one hands out.
+// The weights on every rank, not only the ones that the first rank returns.
 template <typename Model>
 std::vector<NamedTensor> own_weights(DistributedManager& dist, Model& model) {
   const auto hold = dist.full_parameters(model);
@@ -88,7 +88,7 @@ void check_state_between(Cells& cells, ShardingStrategy from, ShardingStrategy t
       train(dist, model, *optimizer, 0, 2);
       model_state = dist.full_state_dict(model);
       optimizer_state = dist.full_optimizer_state(model, *optimizer);
-      // What was handed out does not change with the model.
+      // A returned state does not change with the model.
       train(dist, model, *optimizer, 2, 2);
       expected = own_weights(dist, model);
     }
@@ -102,7 +102,7 @@ void check_state_between(Cells& cells, ShardingStrategy from, ShardingStrategy t
   });
 }
 
-// Refused on every rank, though the first one's list is the only one that counts.
+// Every rank refuses it, although only the first rank's list counts.
 void check_other_state(Cells& cells, DistributedManager& dist) {
   cells.cell("state of another model", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
@@ -129,13 +129,13 @@ void check_other_state(Cells& cells, DistributedManager& dist) {
   });
 }
 
-// Each steps on its own parameters and zeroes its own gradients.
+// Each optimizer steps on its own parameters and zeroes its own gradients.
 std::vector<NamedTensor> trained_by_two(DistributedManager& dist) {
   EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
   std::vector<optim::NamedParameter> first, second;
   for (const auto& item : model->named_parameters())
     (item.key().starts_with("head") ? first : second)
-        // Names of one's own.
+        // These names are the caller's own.
         .push_back({"my." + item.key(), item.value()});
   const auto one = dist.make_optimizer(model, optim::AdamWOptions{}, {{.parameters = first}});
   const auto two = dist.make_optimizer(model, optim::SGDOptions{}, {{.parameters = second}});
@@ -152,7 +152,7 @@ std::vector<NamedTensor> trained_by_two(DistributedManager& dist) {
   return result;
 }
 
-// A parameter that has two names, one of them a buffer's, and is read through children().
+// A parameter has two names, one of them a buffer's, and is read through children().
 struct TwiceNamed : nn::Module {
   nn::Linear first = register_module("first", nn::Linear(kWidth, kWidth));
   nn::Linear second = register_module("second", nn::Linear(kWidth, kWidth));
@@ -214,7 +214,7 @@ void check_pointers(Cells& cells, DistributedManager& dist) {
   });
 }
 
-// What would otherwise be trained by itself on each rank, or on nothing.
+// Models of which each rank would otherwise train its own, or nothing.
 void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
   cells.cell("a part of a model that is wrapped", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
@@ -270,11 +270,12 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
     EqualLayers aliased;
     aliased->layers[0]->as<nn::Linear>()->weight.set_data(aliased->head->weight.data());
     accepted(aliased, "lie in the same memory");
-    // On one rank only: refused on all, or they would wait for each other.
+    // Only one rank does it, but all ranks refuse it, because they would wait for each other
+    // otherwise.
     EqualLayers on_one;
     const at::Tensor kept = dist.is_main() ? on_one->head->bias.detach() : at::Tensor();
     accepted(on_one, "'head.bias'");
-    // Side by side.
+    // Two parameters are side by side in one memory.
     EqualLayers packed;
     {
       const c10::NoGradGuard no_grad;
@@ -286,7 +287,7 @@ void check_refused(Cells& cells, DistributedManager& dist, bool moves_memory) {
   });
 }
 
-// A model that its manager does not outlive.
+// Returns a model that outlives its manager.
 EqualLayers made_by_nobody(ShardingStrategy strategy) {
   return setup(strategy).wrap_model(seeded<EqualLayers>());
 }
@@ -299,7 +300,8 @@ void check_without_manager(Cells& cells, ShardingStrategy strategy) {
           model->forward(at::ones({1, kWidth})).sum().backward();
         },
         "by a manager that is gone");
-    // Others have cut the model, or put it into memory that this pass's graph still refers to.
+    // The other strategies have cut the model, or put it into memory to which this pass's graph
+    // still refers.
     if (strategy != ShardingStrategy::NO_SHARD) return;
     DistributedManager dist = setup(strategy);
     dist.wrap_model(model);
@@ -309,7 +311,7 @@ void check_without_manager(Cells& cells, ShardingStrategy strategy) {
   });
 }
 
-// Loaded after it was wrapped, by whichever optimizer it is trained.
+// The model is loaded after it was wrapped, with whichever optimizer it is trained.
 void check_loading(Cells& cells, DistributedManager& dist, ShardingStrategy strategy) {
   cells.cell("a model that is loaded and converted after it was wrapped", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
@@ -329,13 +331,13 @@ void check_loading(Cells& cells, DistributedManager& dist, ShardingStrategy stra
     train(dist, model, *optimizer, 1, 2);
     train(dist, expected, *steps, 1, 2);
     expect_same_state(cells, own_weights(dist, model), own_weights(dist, expected));
-    // Loaded between the pass and the step: what is stepped on is what was loaded.
+    // The model is loaded between the pass and the step: the step changes the loaded weights.
     std::stringstream again;
     torch::save(seeded<EqualLayers>(6), again);
     torch::load(model, again);
     optimizer->step(0);
     cells.expect_same(model->head->weight, seeded<EqualLayers>(6)->head->weight, "the weight");
-    // Its state is of the other type.
+    // The optimizer's state has the former type.
     model->to(at::kDouble);
     if (strategy == ShardingStrategy::SHARD_OPTIMIZER)
       cells.expect_usage_error([&] { dist.make_optimizer(model, optim::AdamWOptions{}); },
@@ -378,7 +380,7 @@ void check_consistency(Cells& cells, ShardingStrategy strategy) {
   });
 }
 
-// Of hybrid shards every copy of the model has a first rank, and one of those is the main one.
+// With hybrid shards every copy of the model has a first rank, and one of those is the main rank.
 void check_copies(Cells& cells) {
   cells.cell("state of several copies is handed to the main rank alone", [&] {
     DistributedManager dist =

@@ -1,4 +1,5 @@
-// What programs do to models, with every strategy: it must mean the same, or be refused.
+// Programs do these things to models, under every strategy: they must have the same effect, or be
+// refused.
 #pragma once
 
 #include <tests/ranks/cells.h>

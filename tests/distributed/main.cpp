@@ -1,7 +1,7 @@
-// The test program; with --rank it is one rank of a job that runs the table of manager.cpp,
-// with --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp,
-// with --tensor that of tensor_manager.cpp, with --stages that of stages_manager.cpp, with --scaled
-// and a strategy that of scaled_loss.cpp, with --waits that of waits.cpp.
+// The test program. With --rank it is one rank of a job that runs the table of manager.cpp, with
+// --sharded that of sharded_manager.cpp, with --every-strategy that of every_strategy.cpp, with
+// --tensor that of tensor_manager.cpp, with --stages that of stages_manager.cpp, with --scaled and
+// a strategy that of scaled_loss.cpp, with --waits that of waits.cpp.
 #include <cstring>
 
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@ namespace {
 namespace nn = torch::nn;
 using ranks::Cells;
 
-// Backward of something whose gradient is rank + 1 for each weight.
+// Backward of a loss whose gradient is rank + 1 for each weight.
 void backward(Cells& cells, nn::Linear& model) {
   (model->weight.sum() * (cells.rank() + 1)).backward();
 }
@@ -25,7 +25,7 @@ at::Tensor mean_gradient(const Cells& cells) {
   return at::full({2, 2}, (cells.num_ranks() + 1) / 2.0f);
 }
 
-// A module that must not move.
+// A module that must not be moved.
 struct KeepsThis : nn::Module {
   explicit KeepsThis(std::int64_t width = 2)
       : layer(register_module("layer", nn::Linear(width, width))),
@@ -143,7 +143,8 @@ void check_wrapping(DistributedManager& dist, Cells& cells) {
       seen = model.ptr();
     }
     cells.expect(seen.expired(), "the manager keeps the model alive");
-    // The next question about any model gives back what it had; its gradients are the rank's own.
+    // Asking about another model makes the manager let go of the first, whose gradients are the
+    // rank's own now.
     nn::Linear next(2, 2);
     cells.expect(!dist.is_wrapped(next), "a new model at the same place is taken for it");
     cells.expect_usage_error([&] { optimizer->step(0.1); }, "the model of this optimizer is gone");
@@ -192,7 +193,7 @@ void check_batch_norms(DistributedManager& dist, Cells& cells) {
     cells.expect(dist.synchronises_batch_norms(norm), "of a converted batch norm");
     cells.expect(!dist.synchronises_batch_norms(other), "of another model");
     cells.expect(dist.convert_sync_batchnorm(nn::Linear(2, 2)) == 0, "of one that has none");
-    // Inside a larger model.
+    // The wrapped model is inside a larger one.
     const auto larger = std::make_shared<nn::Module>("larger");
     larger->register_module("model", model);
     larger->register_module("other", other);

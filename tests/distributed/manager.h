@@ -1,4 +1,4 @@
-// What a program of one's own asks of a DistributedManager.
+// Everything that a program may ask of a DistributedManager.
 #pragma once
 
 #include <lockstep/distributed/distributed.h>

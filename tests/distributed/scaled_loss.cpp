@@ -36,7 +36,7 @@ std::vector<NamedTensor> weights(DistributedManager& dist, const Sequential& mod
   return state;
 }
 
-// The weights after a few steps, and the last step's loss.
+// The weights after a few steps, and the loss of the last step.
 struct Trained {
   std::vector<NamedTensor> weights;
   double loss = 0;
@@ -95,7 +95,7 @@ void check_scaled_loss(DistributedManager dist, Cells& cells) {
     Sequential model = dist.wrap_model(seeded());
     GradScaler scaler({.initial_scale_power = 10, .hysteresis = 1});
     dist.backward(model, scaler.scale(loss_sum(dist, model, 0)), kSamples);
-    if (takes_units(dist.config())) return;  // has no gradients that a caller could write to
+    if (takes_units(dist.config())) return;  // there are no gradients that a caller could write to
     if (dist.rank() == dist.world_size() - 1)
       model->parameters().front().grad().fill_(std::numeric_limits<float>::infinity());
     cells.expect(!dist.unscale_gradients(model, scaler), "ranks do not agree");

@@ -1,4 +1,4 @@
-// Training with a scaled loss, whatever is cut among ranks.
+// Training with a scaled loss, for everything that may be cut among ranks.
 #pragma once
 
 #include <lockstep/distributed/distributed.h>

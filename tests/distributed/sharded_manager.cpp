@@ -16,7 +16,7 @@ namespace {
 namespace nn = torch::nn;
 using ranks::Cells;
 
-// Blocks of 270 kB, which deferred construction does defer, and a buffer.
+// Blocks of 270 kB, which are large enough to be deferred, and a buffer.
 struct NetImpl : nn::Module {
   nn::Sequential blocks{nullptr};
   nn::Linear head{nullptr};
@@ -52,7 +52,7 @@ void check_building(DistributedManager& dist, Cells& cells) {
     Net plain;
     const at::Tensor after = generator_state();
     plain = dist.wrap_model(plain);
-    // Only the first rank's values count.
+    // Only the first rank's values matter.
     torch::manual_seed(static_cast<std::uint64_t>(5 + dist.rank()));
     Net built = dist.build_model([] { return Net(); });
     if (dist.is_main()) cells.expect_same(generator_state(), after, "the generator's state");

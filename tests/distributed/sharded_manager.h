@@ -1,4 +1,4 @@
-// What a program of one's own does with a model that is cut among ranks.
+// A user's program with a model that is cut among ranks.
 #pragma once
 
 #include <lockstep/distributed/distributed.h>

@@ -20,7 +20,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A table that is embedding and head at once, layers in a vector, and a parameter of its own.
+// A table that is both embedding and head, layers in a vector, and a parameter of the model's own.
 struct WordsImpl : torch::nn::Module {
   WordsImpl() {
     for (int i = 0; i < 4; ++i)
@@ -59,7 +59,7 @@ pipeline::ListedModel listed(Words model) {
   return all;
 }
 
-// What one process has after a step that is clipped: the norm, and every parameter.
+// The result of a clipped step in one process: the norm, and every parameter.
 double whole_step(Words model, double max_norm, double rate) {
   const pipeline::ListedModel all = listed(model);
   for (int i = 0; i < kMicroBatches; ++i) {
@@ -73,7 +73,8 @@ double whole_step(Words model, double max_norm, double rate) {
   return norm;
 }
 
-// Its parts are one model for the norm and for what is saved, under the whole's names.
+// The model's parts count as one model for the norm and for saved state, under the names of the
+// whole model.
 void check_listed_model(DistributedManager dist, ranks::Cells& cells) {
   const auto group = dist.mesh().axis("pp");
   const auto schedule =

@@ -14,7 +14,7 @@ namespace {
 
 using ranks::Cells;
 
-// As a user writes it; whole until it is wrapped.
+// A module as a user writes it; it is whole until it is wrapped.
 struct SharedMlp : torch::nn::Module {
   SharedMlp()
       : up(register_module("up", nn::ColumnParallelLinear(6, 8))),
@@ -26,7 +26,7 @@ struct SharedMlp : torch::nn::Module {
   nn::RowParallelLinear down;
 };
 
-// A layer that is not cut, whose name ends as that of one that is; and one with a blank in it.
+// One layer is not cut, and its name ends like that of one that is; another name has a blank in it.
 struct AlikeNames : torch::nn::Module {
   explicit AlikeNames(std::uint64_t seed) {
     torch::manual_seed(seed);
@@ -103,7 +103,7 @@ void check_training(DistributedManager& dist, Cells& cells) {
     adamw->step(0.05);
     adamw->zero_grad();
   }
-  // Whole on the main rank, and back again.
+  // The state is gathered on the main rank and loaded again.
   const auto state = dist.full_state_dict(model);
   const auto moments = dist.full_optimizer_state(model, *adamw);
   if (dist.is_main())

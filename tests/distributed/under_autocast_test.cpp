@@ -17,7 +17,7 @@ bool is_registered(const char* name, const char* overload) {
       .hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
 }
 
-// In one test, as they stay until the process ends.
+// One test for both, because the operators stay registered until the process ends.
 TEST(UnderAutocast, OperatorsAreForGpusAloneAndMayBeLeftOut) {
   const auto none = setup_distributed({.autocast_operators = false});
   EXPECT_FALSE(is_registered("aten::add_", "Tensor"));
@@ -28,7 +28,7 @@ TEST(UnderAutocast, OperatorsAreForGpusAloneAndMayBeLeftOut) {
   EXPECT_EQ(is_registered("aten::cross_entropy_loss", ""), on_gpu);
   if (!on_gpu) return;
 
-  // Whole parameters and parts of them lead to the same, and near what floats lead to.
+  // Whole parameters and parts of them give the same result, which is close to that of floats.
   const auto make = [] {
     torch::manual_seed(1);
     return torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Linear(64, 520));

@@ -32,7 +32,7 @@ TORCH_MODULE(WaitingNet);
 struct Difference {
   std::string name;
   ShardingStrategy strategy;
-  // What the ranks do in a step; the last rank does something else than the others.
+  // A step of the ranks, in which the last rank does something else than the others.
   std::function<void(DistributedManager&, WaitingNet&, bool last)> step;
 };
 
@@ -62,7 +62,7 @@ std::vector<Difference> differences() {
   return all;
 }
 
-// Both calls, with their groups and numbers, and which rank waits in which for whom.
+// Expects both calls in the text, with their groups and numbers, and which rank waits for which.
 void expect_both_calls(Cells& cells, const std::string& text) {
   static const std::regex wait("rank ([0-9]) waits in [a-z_]+ #[0-9]+ \\([^)]*\\) of group '[^']+' "
                                "\\([a-z_]+\\.(cpp|h):[0-9]+\\) for rank ([0-9])");

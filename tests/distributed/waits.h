@@ -1,4 +1,5 @@
-// Ranks that wait for each other in calls of different groups: found while they wait, on all ranks.
+// Ranks that wait for each other in calls of different groups: all of them get an error while they
+// wait.
 #pragma once
 
 #include <tests/ranks/cells.h>

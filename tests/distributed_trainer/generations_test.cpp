@@ -92,7 +92,7 @@ class OverWhenItSaves : public train::ModelTask<Net> {
   mutable std::optional<FolderLock> later_;
 };
 
-// That the last checkpoint cannot be written is no reason to end the job.
+// A last checkpoint that cannot be written is no reason to end the job.
 TEST(Generations, OneThatIsOverWhenItIsDoneIsLostAsAnyOther) {
   const TemporaryFolder folder;
   const DistributedManager dist = setup_distributed();

@@ -1,4 +1,4 @@
-// A convolutional net with batch norms learns to read, on one rank and on two alike.
+// A convolutional net with batch norms learns to read, in the same way on one rank and on two.
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -35,7 +35,7 @@ std::map<int, double> losses_by_step(const std::string& metrics) {
   return found;
 }
 
-// The last line that has it.
+// The accuracy in the last line that has it.
 double accuracy(const std::string& output) {
   const auto at = output.rfind("accuracy ");
   return at == std::string::npos ? -1 : std::atof(output.c_str() + at + 9);
@@ -59,7 +59,7 @@ TEST(ClassifyImages, OneRankAndTwoLearnTheSame) {
   for (const auto& [step, loss] : by_ranks[1])
     EXPECT_NEAR(by_ranks[2][step], loss, 1e-4) << "step " << step;
 
-  // Once more into the same folder: it says that it is done, and leaves everything as it was.
+  // A second run into the same folder says that it is done, and changes nothing.
   const auto output = folder.path() / "2";
   const std::string metrics = text_of(output / "metrics.csv");
   Launched again = run_ranks(2, CLASSIFY_IMAGES, {"--output", output, "--epochs", "2"});

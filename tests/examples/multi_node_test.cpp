@@ -17,7 +17,7 @@ std::string last_loss(const std::string& output) {
 }
 
 TEST(MultiNode, TrainsOnOneHostAsOnTwo) {
-  // As many ranks as are asked for, on any host.
+  // The host runs as many ranks as it is told to.
   const std::vector<std::string> variables = {kOneThread.front(), "CUDA_VISIBLE_DEVICES="};
   Launched one({MULTI_NODE}, variables);
   ASSERT_EQ(one.wait(), 0) << one.error();

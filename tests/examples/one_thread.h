@@ -1,4 +1,4 @@
-// How the examples are run here.
+// The environment in which the examples are run here.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@ namespace lockstep::examples {
 
 using launch::testing::Launched;
 
-// LibTorch's threads wait by spinning, which takes ten times as long where others compute, too.
+// LibTorch's threads wait by spinning, which takes ten times as long if other processes compute,
+// too.
 inline const std::vector<std::string> kOneThread = {"OMP_NUM_THREADS=1"};
 
 inline Launched run_ranks(int num_ranks, const std::string& program,

@@ -1,4 +1,4 @@
-// A loop of one's own learns, and learns the same on any number of ranks.
+// A training loop of the user's own learns, and learns the same on any number of ranks.
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace lockstep::examples {
 namespace {
 
-// The loss of each epoch; a line of a rank that should be silent would count double.
+// The loss of each epoch. A line from a rank that should be silent would count double.
 std::vector<double> losses_by_epoch(const std::string& output) {
   std::vector<double> found;
   for (const std::string& line : launch::testing::lines_of(output))
@@ -39,7 +39,7 @@ TEST(OwnLoop, LearnsTheSameOnAnyNumberOfRanks) {
   ASSERT_EQ(one.size(), 10u) << alone.output();
   EXPECT_LT(one.back(), one.front() / 5);
 
-  // Three cannot have equally many of the 128 samples of a step.
+  // Three ranks cannot have equally many of a step's 128 samples.
   for (const int num_ranks : {2, 3}) {
     Launched several = run_ranks(num_ranks, OWN_LOOP);
     expect_same(losses_of(several), one);

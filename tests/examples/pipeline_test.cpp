@@ -1,5 +1,5 @@
-// A pipeline of one's own learns the same with one pipeline and with two side by side, and is what
-// docs/parallel.md shows.
+// A user's own pipeline learns the same with one pipeline and with two side by side, and
+// docs/parallel.md shows its code.
 #include <cstdlib>
 #include <string>
 #include <vector>

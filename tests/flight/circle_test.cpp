@@ -1,5 +1,4 @@
-// Ranks that wait for each other in different groups: which ones are found, and which are only
-// slow.
+// Ranks that wait for each other in different groups: which are found, and which are only slow.
 #include <lockstep/flight/circle.h>
 
 #include <random>
@@ -13,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Ranks of a job whose threads are made up: a test says which calls they make and wait in.
+// A job with artificial ranks: a test says which calls their threads make and wait in.
 class Job {
  public:
   explicit Job(int num_ranks) {
@@ -50,13 +49,13 @@ class Job {
   Ask ask() {
     return [this](int rank, const Question& question) {
       ++questions;
-      // As they travel.
+      // The answer after encoding and decoding, as it travels.
       return Answer::decode(open_[static_cast<std::size_t>(rank)]
                                 ->answer(*Question::decode(question.encode()))
                                 .encode());
     };
   }
-  // What the ranks that wait find, twice.
+  // The circles that the waiting ranks find, in two searches.
   std::vector<Circle> circles() {
     std::vector<Circle> found;
     for (const auto& open : open_)
@@ -80,7 +79,7 @@ class Waiting {
           const std::function<std::pair<std::string, std::uint64_t>()>& call) {
     std::atomic<bool> there = false;
     thread_ = std::jthread([&, rank, call](const std::stop_token& stop) {
-      // The thread is the one that uses all groups of its rank.
+      // This thread uses all groups of its rank.
       for (const std::string& group : groups) {
         Recorder& recorder = job.of(group, rank);
         recorder.mark(recorder.record({.operation = "exchange"}), State::finished);
@@ -133,7 +132,8 @@ TEST(Circle, OfThreeRanksAndGroups) {
   }
 }
 
-// Ranks 0 and 1 are in one call, rank 2 in another: rank 0 finds the circle for both of them.
+// Ranks 0 and 1 are in one call, and rank 2 is in another: rank 0 finds the circle for both of
+// them.
 TEST(Circle, IsLeftToTheFirstRankOfACall) {
   Job job(4);
   job.add_group("world", {0, 1, 2, 3});
@@ -150,7 +150,7 @@ TEST(Circle, IsLeftToTheFirstRankOfACall) {
   EXPECT_EQ(job.questions, 1);
 }
 
-// A rank waits for a message, whose sender waits for the rank in a collective.
+// A rank waits for a message whose sender waits for that rank in a collective.
 TEST(Circle, GoesThroughExchangesAndBroadcasts) {
   for (const bool exchange : {true, false}) {
     Job job(2);
@@ -175,13 +175,13 @@ TEST(Circle, IsNoneWhereARankMayStillCome) {
   job.add_group("y", {0, 1});
   const Waiting a(job, {"x", "y"}, 0, [&] { return Call("x", job.call("x", 0)); });
   {
-    // A call in flight that nobody waits for: its rank computes.
+    // The call is in flight but nobody waits for it: its rank computes.
     const auto entry = job.call("y", 1);
     EXPECT_TRUE(job.circles().empty());
     job.of("y", 1).mark(entry, State::finished);
   }
   {
-    // What the thread waits in is over, it just has not woken up.
+    // The thread's call is over, but the thread has not woken up yet.
     const Waiting b(job, {"x", "y"}, 1, [&] {
       const auto entry = job.call("y", 1);
       job.of("y", 1).mark(entry, State::finished);
@@ -190,13 +190,13 @@ TEST(Circle, IsNoneWhereARankMayStillCome) {
     EXPECT_TRUE(job.circles().empty());
   }
   {
-    // The root of a broadcast needs nobody.
+    // The root of a broadcast waits for no rank.
     const Waiting b(job, {"x", "y"}, 1,
                     [&] { return Call("y", job.call("y", 1, Record::kNobody)); });
     EXPECT_TRUE(job.circles().empty());
   }
   {
-    // Another thread of the rank makes calls too, and is not blocked.
+    // Another thread of the rank makes calls, too, and is not blocked.
     job.add_group("z", {0, 1});
     const Waiting b(job, {"x", "y"}, 1, [&] { return Call("y", job.call("y", 1)); });
     EXPECT_TRUE(job.circles().empty());
@@ -208,14 +208,14 @@ TEST(Circle, IsNoneWhereARankMayStillCome) {
     EXPECT_TRUE(job.circles().empty());
   }
   {
-    // A rank that has left the group.
+    // The rank has left the group.
     const Waiting b(job, {"x", "y"}, 1, [&] { return Call("y", job.call("y", 1)); });
     job.leave("x", 1);
     EXPECT_TRUE(job.circles().empty());
   }
 }
 
-// A first look may see waits that were never there at the same time; the second one tells.
+// A first look may see waits that were never there at the same time; the second look shows that.
 TEST(Circle, OfWaitsThatFollowedEachOtherDoesNotLast) {
   Job job(2);
   job.add_group("x", {0, 1});
@@ -239,9 +239,9 @@ TEST(Circle, TextsThatAreNoneAreNobodysAnswer) {
     EXPECT_FALSE(Question::decode(text)) << text;
 }
 
-// Four ranks train without a mistake: calls of many groups in flight at once, waited for in
-// another order than they were made in, by ranks that pause at random. A thread looks for circles
-// all the time, and looks a second time only moments after the first, where the watch waits.
+// Four ranks train without a mistake: calls of many groups are in flight at once, waited for in
+// another order than they were made, by ranks that pause at random. A thread looks for circles all
+// the time, and looks again only moments after the first look; the watch would wait longer.
 TEST(Circle, IsNoneInAJobAtWork) {
   constexpr int kRanks = 4;
   constexpr int kSteps = 100;
@@ -255,7 +255,7 @@ TEST(Circle, IsNoneInAJobAtWork) {
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
       std::minstd_rand random(static_cast<unsigned>(rank + 1));
-      std::minstd_rand order(7);  // the same on all ranks
+      std::minstd_rand order(7);  // the same order on all ranks
       const auto pause = [&] {
         if (random() % 8 == 0)
           std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));

@@ -38,7 +38,7 @@ class DumpTest : public testing::Test {
     return "";
   }
 
-  // A good dump with one thing changed.
+  // The error about a good dump with one change.
   std::string error_after(const std::function<void(json&)>& change) {
     Recorder recorder("world", 1, {0, 1}, nullptr);
     recorder.record({.sequence = 1, .operation = "barrier"});
@@ -105,7 +105,7 @@ TEST_F(DumpTest, OneFileForEachGroupAndRank) {
   for (const Recorder* recorder : {&world, &other_rank, &same_name, &odd_name, &world})
     EXPECT_TRUE(write_dump(*recorder, directory_, {.reason = "x"}));
   EXPECT_EQ(list_dumps(directory_).size(), 4u);
-  // Nothing temporary is left, and nothing left the directory.
+  // No temporary file is left, and no file was written outside of the directory.
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_), fs::directory_iterator()), 4);
 }
 

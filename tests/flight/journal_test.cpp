@@ -33,7 +33,7 @@ class JournalTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(directory_); }
 
-  // Dumps of all ranks of `dumps`, once they have answered this demand.
+  // The dumps of all ranks that have answered this demand.
   std::vector<Dump> answers() { return demand_evidence(directory_, kLongest).dumps; }
 
   static std::shared_ptr<Recorder> recorder(const std::string& group, int rank) {
@@ -52,7 +52,7 @@ TEST_F(JournalTest, WithoutADirectoryNothingIsWritten) {
   EXPECT_FALSE(fs::exists("demand"));
 }
 
-// What the launcher needs to tell who came first.
+// The launcher needs this to tell which rank failed first.
 TEST_F(JournalTest, AFailureTellsTheLauncherWhomItBlames) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
@@ -84,7 +84,7 @@ TEST_F(JournalTest, AFailureTellsTheLauncherWhomItBlames) {
 
 TEST_F(JournalTest, AFailureIsWrittenOfEveryGroupByEveryProcess) {
   Journal first(directory_);
-  Journal second(directory_);  // as of a process that computes
+  Journal second(directory_);  // stands for a process that computes
   const auto world = recorder("world", 0);
   const auto tp = recorder("tp", 0);
   const auto others = recorder("world", 1);
@@ -124,7 +124,7 @@ TEST_F(JournalTest, AFailureIsWrittenOfEveryGroupByEveryProcess) {
   }
 }
 
-// What a rank that failed did then is what counts, also where somebody asks later.
+// The dump from the moment of a rank's failure counts, also if dumps are demanded later.
 TEST_F(JournalTest, AFailuresCauseStays) {
   Journal journal(directory_);
   const auto world = std::make_shared<Recorder>("world", 0, std::vector<int>{0}, nullptr);
@@ -166,7 +166,8 @@ TEST_F(JournalTest, AGroupThatIsGoneIsNotWritten) {
   EXPECT_EQ(answers().size(), 1u);
 }
 
-// One that answered an earlier demand and not the newest is stopped: what it wrote then is over.
+// A rank that answered an earlier demand but not the newest is stopped: its old dump is out of
+// date.
 TEST_F(JournalTest, OldDumpsAreLeftOut) {
   Dump old = take_dump(*recorder("world", 1), {.reason = "long ago"});
   old.as_of_ns = wall_clock_ns() - 60'000'000'000;
@@ -183,7 +184,7 @@ TEST_F(JournalTest, OldDumpsAreLeftOut) {
   EXPECT_THAT(merged_report(evidence), testing::StartsWith("Rank 1 left no dump"));
 }
 
-// A demand that an earlier job left is none of this one's.
+// A demand that an earlier job left is not one of this job.
 TEST_F(JournalTest, WhatIsThereBeforeIsNoDemand) {
   ASSERT_NE(demand_dumps(directory_, Demand::Why::failed, 5), 0);
   Journal first(directory_);

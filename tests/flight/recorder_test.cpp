@@ -10,7 +10,7 @@
 #include <lockstep/base/error.h>
 
 namespace {
-// Counts what this thread allocates, so that a test can show a path that does not.
+// Counts this thread's allocations, so that a test can show that a path makes none.
 thread_local std::size_t allocations = 0;
 }  // namespace
 
@@ -30,7 +30,7 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace lockstep::flight {
 namespace {
 
-// detail[i] are functions of the sequence, so that a torn copy shows.
+// detail[i] is a function of the sequence, so that a torn copy shows.
 Record checked_record(std::uint64_t sequence) {
   Record record;
   record.sequence = sequence;
@@ -93,8 +93,8 @@ TEST(Recorder, RingKeepsTheLast) {
   Recorder recorder("world", 0, {0}, checked_summary, 8);
   std::vector<std::uint64_t> numbers;
   for (std::uint64_t i = 1; i <= 21; ++i) numbers.push_back(recorder.record(checked_record(i)));
-  recorder.mark(numbers[4], State::failed);     // long gone
-  recorder.mark(numbers[20], State::finished);  // the last
+  recorder.mark(numbers[4], State::failed);     // overwritten long ago
+  recorder.mark(numbers[20], State::finished);  // the last call
   const auto entries = recorder.entries();
   ASSERT_EQ(entries.size(), 8u);
   for (std::size_t i = 0; i < 8; ++i) {
@@ -136,8 +136,8 @@ TEST(Recorder, RankMustBeAMember) {
   EXPECT_THROW(Recorder("world", -1, {0, 1}, nullptr), UsageError);
 }
 
-// Writers lap a tiny ring, markers are late on purpose, a reader copies all the while: every copy
-// is of one call, and only the call that was marked carries the mark.
+// Writers lap a tiny ring, markers are late on purpose, and a reader copies all the time: every
+// copy is of one call, and only the call that was marked carries the mark.
 TEST(Recorder, ConcurrentUseNeverMixesCalls) {
   constexpr std::uint64_t kCalls = 60000;
   constexpr int kWriters = 3;
@@ -150,7 +150,7 @@ TEST(Recorder, ConcurrentUseNeverMixesCalls) {
     threads.emplace_back([&, writer] {
       while (!go) std::this_thread::yield();
       for (std::uint64_t i = 0; i < kCalls; ++i) {
-        // Even sequences are never marked failed; odd ones always are.
+        // Even sequences are never marked as failed; odd ones always are.
         const std::uint64_t sequence = i * kWriters + static_cast<std::uint64_t>(writer) + 1;
         const auto number = recorder.record(checked_record(sequence));
         if (sequence % 2 == 1) recorder.mark(number, State::failed);
@@ -160,7 +160,7 @@ TEST(Recorder, ConcurrentUseNeverMixesCalls) {
       --running;
     });
   }
-  // Marks a number that the ring is just overwriting, or will soon: it must hit it or nothing.
+  // Marks a number that the ring is just overwriting, or soon will: it must mark that call or none.
   threads.emplace_back([&] {
     while (running > 0) {
       const auto number = late.load(std::memory_order_relaxed);
@@ -194,7 +194,7 @@ TEST(Recorder, ConcurrentUseNeverMixesCalls) {
   EXPECT_EQ(recorder.last_sequence(), kCalls * kWriters);
 }
 
-// A ring of one, so that every mark races with the next call taking the slot.
+// The ring has one slot, so every mark races with the next call taking the slot.
 TEST(Recorder, LateMarksHitNothing) {
   constexpr std::uint64_t kCalls = 300000;
   Recorder recorder("world", 0, {0}, checked_summary, 1);

@@ -18,7 +18,7 @@ using testing::StartsWith;
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-// A rank's dump, in seconds before the dump. Each rank's clock has an origin of its own.
+// Makes a rank's dump; times are in seconds before the dump. Each rank's clock has its own origin.
 class Rank {
  public:
   Rank(int rank, int num_ranks, std::string group = "world") {
@@ -29,7 +29,7 @@ class Rank {
     dump_.now_ns = (1000 + 5000 * rank) * kSecond;
     dump_.cause.reason = "test";
   }
-  // One of a group whose members are these ranks of the job.
+  // A rank of a group whose members are these ranks of the job.
   Rank(int rank, std::vector<int> members, std::string group) : Rank(0, 1, std::move(group)) {
     const auto at = std::find(members.begin(), members.end(), rank);
     dump_.rank = static_cast<int>(at - members.begin());
@@ -117,7 +117,7 @@ TEST(Report, FailedCallsSayHowLongTheyTook) {
   EXPECT_THAT(report, HasSubstr("rank 1 is behind"));
 }
 
-// Calls queued behind the one that is stuck do not make the others look behind.
+// Calls queued behind a stuck call do not make the other ranks look behind.
 TEST(Report, TheFirstUnfinishedCallCounts) {
   Rank eager = Rank(0, 2).in_all_reduce();
   eager.call(8, "barrier #8", "train.cpp:50", State::queued, 1);
@@ -267,7 +267,7 @@ TEST(Report, ChainsAreFollowedAcrossGroups) {
                  "  Rank 0 waits in exchange with rank 2 of group 'pp' (pipe.cpp:9) for "
                  "rank 2, which waits in all_reduce #7 of group 'tp' (train.cpp:42) for "
                  "rank 3.\n"));
-  // Only one thing is wrong.
+  // The report names only one cause.
   EXPECT_EQ(report.find("never called"), report.rfind("Rank 3 never called") + 7);
 }
 

@@ -1,4 +1,4 @@
-// manifest.json of a checkpoint, sealed with the hash that it should have.
+// manifest.json of a checkpoint, sealed with the correct hash.
 #include <string>
 
 #include <lockstep/base/error.h>
@@ -23,7 +23,7 @@ void run(std::span<const std::byte> input) {
   for (const auto& [name, tensor] : manifest.tensors)
     for (const checkpoint::Piece& piece : tensor.pieces)
       require(manifest.files.contains(piece.file), "a piece is in one of the files");
-  // As text, as a NaN does not equal itself.
+  // Compares texts, because a NaN does not equal itself.
   const std::string again = to_text(manifest);
   require(to_text(checkpoint::parse_manifest(again, "again")) == again, "what is read can be kept");
 }

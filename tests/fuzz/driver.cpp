@@ -1,7 +1,7 @@
-// Runs a target over its corpus and mutations of it: what every compiler can do. Not a search as
-// libFuzzer's is, but it keeps the targets and what they found working.
+// Runs a target over its corpus and over mutations of it, with any compiler. This is no search like
+// libFuzzer's, but it keeps the targets and their findings working.
 //
-//   driver <corpus> <mutations>           so many, the same ones each time
+//   driver <corpus> <mutations>           this many, the same ones each time
 //   driver <corpus> --seconds <seconds>   others each time; an input that fails is kept as ./crash
 #include <fcntl.h>
 #include <signal.h>
@@ -25,10 +25,10 @@ namespace {
 
 using Input = std::vector<std::byte>;
 
-// What is being run, so that a failure can be seen and kept in the corpus.
+// The input of the current run, so that a failure can be shown and kept in the corpus.
 Input current;  // NOLINT: read by require() and keep(), which have no other way to it
 
-// Leaves the input that the process dies of.
+// Keeps the input that makes the process die.
 void keep(int signal) {
   const int fd = ::open("crash", O_WRONLY | O_CREAT | O_TRUNC, 0644);
   if (fd >= 0) {
@@ -66,26 +66,26 @@ class Mutator {
   void mutate(Input& input) {
     const std::size_t where = below(input.size());
     switch (below(7)) {
-      case 0:  // a bit
+      case 0:  // flip a bit
         if (!input.empty()) input[where] ^= static_cast<std::byte>(1 << below(8));
         break;
-      case 1:  // a byte
+      case 1:  // change a byte
         if (!input.empty()) input[where] = any_byte();
         break;
-      case 2:  // a size, as a liar would put it
+      case 2:  // write a size, as an attacker would
         for (std::size_t i = 0; i < 4 && where + i < input.size(); ++i)
           input[where + i] = below(2) == 0 ? std::byte{0xff} : std::byte{0};
         break;
-      case 3:  // something more
+      case 3:  // insert something
         input.insert(at(input, where), 1 + below(16), any_byte());
         break;
-      case 4:  // something less
+      case 4:  // remove something
         input.erase(at(input, where), at(input, where + below(input.size() - where + 1)));
         break;
-      case 5:  // the end
+      case 5:  // cut the end off
         input.resize(where);
         break;
-      case 6: {  // another seed after it
+      case 6: {  // append another seed
         const Input& other = seeds_[below(seeds_.size())];
         input.insert(input.end(), other.begin(), other.end());
         break;

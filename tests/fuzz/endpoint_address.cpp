@@ -1,4 +1,4 @@
-// Addresses as ranks leave them in the store.
+// Addresses that ranks leave in the store.
 #include <algorithm>
 
 #include <lockstep/comm/transport/connect.h>

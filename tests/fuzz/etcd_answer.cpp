@@ -1,4 +1,4 @@
-// What may come instead of etcd's answers.
+// Bytes that may come in place of etcd's answers.
 #include <string>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// Dumps of the flight recorder as they are read for a report.
+// Dumps of the flight recorder, read for a report.
 #include <string>
 
 #include <lockstep/base/error.h>

@@ -1,6 +1,6 @@
 // The acceptor's side of the handshake. The input is what a stranger sends, cut into pieces by its
-// own bytes; where its first byte is odd, the stranger is a member who knows the secret, and the
-// proof is put right.
+// own bytes. If its first byte is odd, the stranger is a member who knows the secret, and the proof
+// is corrected.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -20,7 +20,7 @@ using net::Secret;
 
 constexpr std::size_t kChallengeBytes = 48;
 
-// By the handshake's description, not by its code.
+// Computed from the handshake's description, not by its code.
 Secret::Mac true_proof(const Secret& secret, std::span<const std::byte> connector_nonce,
                        std::span<const std::byte> acceptor_nonce, const std::string& purpose) {
   std::vector<std::byte> message{std::byte{'C'}};

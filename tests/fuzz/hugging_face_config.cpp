@@ -1,4 +1,4 @@
-// config.json of a folder of Hugging Face's, and the names of its tensors: after a zero byte, one.
+// config.json of a Hugging Face folder and, after a zero byte, the name of a tensor.
 #include <string>
 
 #include <lockstep/base/error.h>

@@ -1,5 +1,5 @@
-// Lines between launchers as they come over a connection: in pieces, cut off, without an end. The
-// first byte of the input says how long the pieces are.
+// Lines between launchers as a connection delivers them: in pieces, cut off, or without an end. The
+// first byte of the input is the length of the pieces.
 #include <algorithm>
 #include <cstddef>
 

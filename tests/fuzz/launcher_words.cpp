@@ -1,4 +1,4 @@
-// What launchers tell each other.
+// Messages between launchers.
 #include <string>
 
 #include <lockstep/base/error.h>
@@ -27,7 +27,7 @@ void read(const std::string& text) {
 
 void run(std::span<const std::byte> input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
-  if (text.find('\n') != std::string::npos) return;  // which no word can hold
+  if (text.find('\n') != std::string::npos) return;  // no word can contain it
   read<launch::Introduction>(text);
   read<launch::Layout>(text);
   read<launch::Decision>(text);

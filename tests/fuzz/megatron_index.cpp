@@ -16,7 +16,7 @@ void run(std::span<const std::byte> input) {
   if (input.size() < sizeof token_bytes) return;
   std::memcpy(&token_bytes, input.data(), sizeof token_bytes);
   try {
-    // A buffer of just that size, so that the address sanitizer sees a step outside.
+    // The buffer has exactly this size, so that the address sanitizer sees an access outside.
     const std::vector<std::byte> file(token_bytes, std::byte{0x81});
     const std::span<const std::byte> index = input.subspan(sizeof token_bytes);
     const data::TokenFormat& megatron = data::token_format("megatron");

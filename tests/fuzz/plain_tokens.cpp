@@ -17,7 +17,7 @@ void check(const data::TokenLayout& layout, std::span<const std::byte> file) {
   layout.copy(file, 0, tokens);
   for (const std::int64_t token : tokens)
     require(token >= 0 && token <= data::max_token(layout.type()), "a token is of its type");
-  // From the middle to the end, as a reader of sequences does.
+  // Copies from the middle to the end, as a reader of sequences does.
   std::vector<std::int64_t> half(tokens.size() - tokens.size() / 2);
   layout.copy(file, std::ssize(tokens) / 2, half);
   require(half.empty() || half.back() == tokens.back(), "a range is that of the whole");

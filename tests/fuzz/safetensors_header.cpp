@@ -1,6 +1,6 @@
 // Headers of safetensors files, from whole files and from their JSON alone: two bytes that say how
-// much data follows, then the JSON, which gets a length that fits. Mutations would hardly ever
-// leave a length that does.
+// much data follows, then the JSON, which gets a length that fits, because mutations would hardly
+// ever leave a fitting length.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -19,7 +19,7 @@ namespace {
 using checkpoint::SafetensorsHeader;
 using checkpoint::TensorEntry;
 
-// What was read can be written, and read again.
+// A header that was read can be written, and read again.
 void check_round_trip(const SafetensorsHeader& header) {
   std::vector<checkpoint::TensorDeclaration> declarations;
   for (const TensorEntry& entry : header.entries)

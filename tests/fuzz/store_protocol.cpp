@@ -1,4 +1,4 @@
-// The store's parser, and the table behind it: the input is a series of requests, as a connection
+// The store's parser and the table behind it: the input is a series of requests, as a connection
 // carries them.
 #include <algorithm>
 #include <vector>
@@ -48,7 +48,7 @@ void run(std::span<const std::byte> input) {
     check_round_trip(*request, body);
     std::vector<Answer> answers;
     ++num_open;
-    // Two clients in turn; a connection of its own for each request.
+    // Two clients take turns, with a connection of its own for each request.
     const char* client = ticket % 2 == 0 ? "even" : "odd";
     table.apply(++ticket, client, std::move(*request), start, answers);
     if (answers.empty() && table.num_waiting() < num_open) --num_open;  // a stale repeat

@@ -1,6 +1,6 @@
-// What is fuzzed: functions over bytes that must neither crash, nor take much memory or time, nor
-// break the properties they check themselves. libFuzzer runs them (LOCKSTEP_FUZZ), and so does an
-// ordinary test, with the corpus and a fixed number of mutations of it.
+// Fuzz targets: functions over bytes that must not crash, must not take much memory or time, and
+// must keep the properties that they check themselves. libFuzzer runs them (LOCKSTEP_FUZZ), and so
+// does an ordinary test, with the corpus and a fixed number of mutations of it.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace lockstep::fuzz {
 
-// Aborts where a property does not hold.
+// Aborts if a property does not hold.
 void run(std::span<const std::byte> input);
 
-// For targets: aborts with the text.
+// Aborts with the text if the condition is false. Targets call it.
 void require(bool condition, const char* property);
 
 }  // namespace lockstep::fuzz

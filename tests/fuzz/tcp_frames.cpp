@@ -1,7 +1,7 @@
-// What a TCP link makes of the bytes on its connection. The first byte of the input says how they
-// come (in which pieces, and what the link waits for); the rest is what the peer writes. Where the
-// first byte is odd, the peer is one that keeps to the format and lies in what it says: the
-// greeting and the checksums are put right.
+// How a TCP link reads the bytes on its connection. The first byte of the input says how they come
+// (in which pieces, and what the link waits for); the rest is what the peer writes. If the first
+// byte is odd, the peer keeps to the format and only its contents are arbitrary: the greeting and
+// the checksums are corrected.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -22,7 +22,7 @@ namespace {
 using comm::PeerState;
 using comm::TcpLink;
 
-// By the format's description, not by its code.
+// Taken from the format's description, not from its code.
 constexpr std::size_t kGreetingBytes = 16;
 constexpr std::size_t kHeaderBytes = 80;
 constexpr std::size_t kSizeAt = 64;
@@ -57,7 +57,7 @@ std::vector<std::byte> put_right(std::span<const std::byte> input) {
   return wire;
 }
 
-// Whether these bytes stand behind a header that has their size and checksum.
+// Whether these bytes follow a header that has their size and checksum.
 bool was_sent(std::span<const std::byte> wire, std::span<const std::byte> payload) {
   const std::uint32_t checksum = crc32c(payload);
   const auto size = static_cast<std::uint32_t>(payload.size());
@@ -70,7 +70,7 @@ bool was_sent(std::span<const std::byte> wire, std::span<const std::byte> payloa
   return false;
 }
 
-// The rank that reads: messages it has asked for, or looks at where they lie, or neither.
+// The rank that reads: it asks for messages, views them in place, or does neither.
 class Reader {
  public:
   enum class Waits { nowhere, for_messages, for_views, for_both };
@@ -116,7 +116,7 @@ void run(std::span<const std::byte> input) {
   try {
     for (auto rest = std::span(wire); !rest.empty() && link.state() == PeerState::alive;) {
       const std::size_t size = std::min(piece, rest.size());
-      // One that takes no more, because nobody wants what it has, fills up.
+      // A link whose frames nobody takes stops reading, and its connection fills up.
       if (::send(theirs.get(), rest.data(), size, MSG_NOSIGNAL) != static_cast<ssize_t>(size))
         break;
       rest = rest.subspan(size);

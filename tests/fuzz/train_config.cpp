@@ -1,4 +1,4 @@
-// Configs as people write them: the text of a file and, after a zero byte, one --set each.
+// Configs as people write them: the text of a file and, after each zero byte, one --set.
 #include <string>
 
 #include <lockstep/base/error.h>

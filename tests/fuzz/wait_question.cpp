@@ -1,5 +1,4 @@
-// What ranks ask each other about calls that take long, what they answer, and what they tell each
-// other of circles.
+// The messages of ranks about calls that take long: questions, answers, and news of circles.
 #include <string>
 #include <string_view>
 
@@ -31,7 +30,7 @@ void run(std::span<const std::byte> input) {
   require(flight::Answer::decode(again).encode() == again, "an answer can be passed on");
   if (answer.state != flight::Answer::State::blocked) return;
 
-  // All ranks give the same answer for ever.
+  // All ranks always give the same answer.
   int asked = 0;
   const auto circle = flight::find_circle(answer.call, [&](int, const flight::Question&) {
     ++asked;

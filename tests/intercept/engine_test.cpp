@@ -22,7 +22,7 @@ struct Counter : PassListener {
 
 at::Tensor leaf() { return at::ones({2}).requires_grad_(); }
 
-// A backward within the backward.
+// Runs a backward pass within the backward pass.
 struct Twice : torch::autograd::Function<Twice> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& input) {
     return input.clone();
@@ -60,7 +60,7 @@ TEST(PassListener, IsNotKeptAlive) {
   leaf().sum().backward();
 }
 
-// As in Python, whose engine is another than LibTorch's own: passes still run in that one.
+// Python has another engine than LibTorch's own, in which passes still run.
 struct Foreign : torch::autograd::Engine {
   static Engine& instance() {
     static auto* const engine = new Foreign;

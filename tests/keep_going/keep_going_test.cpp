@@ -1,4 +1,4 @@
-// Processes that stay when a rank is lost, whatever they were doing then.
+// Processes stay when a rank is lost, whatever they were doing then.
 #include <cstdio>
 #include <map>
 
@@ -30,7 +30,7 @@ std::map<int, int> pids_of(const std::string& output, int generation) {
   return pids;
 }
 
-// Of four ranks, all but rank 2 keep their processes.
+// All but rank 2 of the four ranks keep their processes.
 void expect_three_stay(const std::string& way) {
   Launched job = Launched::run({"--nproc-per-node", "4", "--max-restarts", "1", KEPT_RANK, way});
   EXPECT_EQ(job.wait(milliseconds(60'000)), 0) << job.error();
@@ -55,7 +55,7 @@ TEST(KeepGoing, WhereOneFailsByItself) { expect_three_stay("failing"); }
 
 TEST(KeepGoing, WhereTheProgramThrowsSomethingElse) { expect_three_stay("wrapping"); }
 
-// The others are still on their way into the generation, or have just come.
+// The others are still on their way into the generation, or have just arrived.
 TEST(KeepGoing, WhereOneIsLostWhileTheJobIsFormedAnew) {
   for (const std::string when : {"early", "late"}) {
     SCOPED_TRACE(when);
@@ -90,7 +90,7 @@ TEST(KeepGoing, WhereAHostComesWhileRanksComeTogether) {
   int before = 0;
   ASSERT_EQ(std::sscanf(first.output().c_str(), "[0] process %d", &before), 1) << first.output();
   Launched second = start(1);
-  // Far less than who does not leave is given before it is ended.
+  // This is much shorter than the time after which a rank that does not leave is ended.
   EXPECT_TRUE(first.says("generation=1", milliseconds(20'000))) << first.error();
   EXPECT_EQ(first.wait(milliseconds(60'000)), 0) << first.error();
   EXPECT_EQ(second.wait(milliseconds(60'000)), 0) << second.error();
@@ -106,7 +106,7 @@ TEST(KeepGoing, EndsAsBeforeWithoutARestart) {
   EXPECT_TRUE(job.all_gone(milliseconds(0)));
 }
 
-// Where no restart is left the launcher has no news of a rank that stands still: the error is out
+// If no restart is left, the launcher will have no news of a stopped rank, so the error is thrown
 // at once.
 TEST(KeepGoing, DoesNotWaitForNewsOfAStoppedRank) {
   Launched job = Launched::run({"--nproc-per-node", "3", KEPT_RANK, "stopped"});

@@ -1,8 +1,8 @@
-// A rank in keep_going(). In each generation it says who it is; in the first it then waits for
+// A rank in keep_going(). In each generation it prints who it is. In the first it then waits for
 // others in the way that its argument names, and rank 2 is lost, or stopped. With a second argument
-// the process that takes its place is lost as well: "early", before it has come to the others, or
-// "late", in its first call with them. With "joining" as its first argument nobody is lost: in the
-// first generation, rank 1 has a lot to load before it says that it stays.
+// the process that takes its place is lost, too: with "early" before it has reached the others,
+// with "late" in its first call with them. With "joining" as the first argument nobody is lost: in
+// the first generation, rank 1 has a lot to load before it says that it stays.
 #include <signal.h>
 #include <unistd.h>
 
@@ -34,20 +34,20 @@ double sum_of(const Group& group) {
   return one.item<double>();
 }
 
-// All ranks in calls that the lost one is in.
+// All ranks are in calls that the lost rank is in.
 void wait_for_the_lost(const Group& world) {
   if (world->rank() == kLost) be_lost();
   sum_of(world);
 }
 
-// Ranks 0 and 1 have nothing to do with the lost one, and notice nothing by themselves.
+// Ranks 0 and 1 do not communicate with the lost rank, and notice nothing by themselves.
 void go_on_without_the_lost(const Group& world) {
   const auto pair = world->split(world->rank() / 2, world->rank(), "pair");
   if (world->rank() == kLost) be_lost();
   while (true) sum_of(pair);
 }
 
-// In no call when it happens.
+// The ranks are in no call when it happens.
 void compute(const Group& world) {
   if (world->rank() == kLost) be_lost();
   if (world->rank() == 0) std::this_thread::sleep_for(milliseconds(700));
@@ -56,7 +56,7 @@ void compute(const Group& world) {
 
 Clock::time_point failed_at;
 
-// Nobody is lost: a rank stands still for longer than the others' deadline.
+// Nobody is lost: a rank is stopped for longer than the others' deadline.
 void wait_for_the_stopped(const Group& world) {
   if (world->rank() == kLost) ::kill(::getpid(), SIGSTOP);
   try {
@@ -67,18 +67,18 @@ void wait_for_the_stopped(const Group& world) {
   }
 }
 
-// A rank throws what has nothing to do with others: it has failed by itself.
+// A rank throws an exception that has nothing to do with others: it has failed by itself.
 void fail_by_itself(const Group& world) {
   if (world->rank() == kLost) throw std::runtime_error("out of ideas");
   sum_of(world);
 }
 
-// An exception of the program's own, for a call that failed.
+// The program throws an exception of its own for a call that failed.
 void wrap_what_is_thrown(const Group& world) {
   try {
     wait_for_the_lost(world);
   } catch (const CommError& error) {
-    std::this_thread::sleep_for(milliseconds(1000));  // by then the launcher has spoken
+    std::this_thread::sleep_for(milliseconds(1000));  // the launcher has told this rank by then
     throw std::runtime_error(std::string("my own words: ") + error.what());
   }
 }
@@ -99,7 +99,7 @@ void body(const std::string& way, const std::string& again) {
   const LaunchEnvironment env = read_launch_environment();
   const bool lost_again = env.generation == 1 && env.rank == kLost;
   if (lost_again && again == "early") {
-    std::this_thread::sleep_for(milliseconds(300));  // the others have come by then
+    std::this_thread::sleep_for(milliseconds(300));  // the others have arrived by then
     be_lost();
   }
   std::printf("process %d joins generation %d \n", ::getpid(), env.generation);

@@ -1,4 +1,4 @@
-// Which bytes are an answer over HTTP, and which are not.
+// Tells answers over HTTP from other bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

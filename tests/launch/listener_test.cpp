@@ -1,4 +1,4 @@
-// Which connections a launcher's listener accepts.
+// A launcher's listener accepts the right connections, and no others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

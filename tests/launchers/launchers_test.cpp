@@ -1,4 +1,4 @@
-// One program, every launcher: what it prints does not depend on who started it.
+// Every launcher runs the same program, whose output does not depend on the launcher.
 #include <sys/wait.h>
 
 #include <array>
@@ -19,10 +19,10 @@ using ::testing::Not;
 
 struct Outcome {
   int exit_code = -1;
-  std::string output;  // both streams
+  std::string output;  // stdout and stderr
 };
 
-// Every wait in the programs has a deadline of its own; this one is the last resort.
+// Every wait in the programs has a deadline; this one is the last resort.
 Outcome run(const std::string& command) {
   Outcome outcome;
   std::FILE* pipe = ::popen(("exec 2>&1; timeout 60 " + command).c_str(), "r");
@@ -57,8 +57,8 @@ TEST(Launchers, LockstepRun) {
 }
 
 TEST(Launchers, Torchrun) {
-  // Debian 12's has a fault of its own: it cannot start any program under Python 3.11. Debian
-  // testing's asks for a store that its PyTorch was built without.
+  // Debian 12's torchrun cannot start any program under Python 3.11. Debian testing's asks for a
+  // store that its PyTorch was built without.
   std::string torchrun;
   for (const std::string python : {"python3 ", "/usr/bin/python3 "}) {
     for (const std::string module : {"-m torch.distributed.run", TORCHRUN_WITHOUT_LIBUV}) {
@@ -70,7 +70,7 @@ TEST(Launchers, Torchrun) {
   const Outcome outcome = run(torchrun + kHello);
   expect_hello(outcome, 2);
   EXPECT_THAT(outcome.output, HasSubstr("has no secret of its own"));
-  // Only once, and only where anyone can read it.
+  // The warning is printed once, and only if anyone could read the store.
   const auto first = outcome.output.find("has no secret of its own");
   EXPECT_EQ(outcome.output.find("has no secret of its own", first + 1), std::string::npos);
 }
@@ -95,7 +95,7 @@ TEST(Launchers, Mpirun) {
 }
 
 TEST(Launchers, Srun) {
-  // Slurm itself is not needed to see that its variables are understood.
+  // The variables can be tested without Slurm.
   std::string command = "sh -c 'umask 077; secret=$(mktemp); head -c 32 /dev/urandom > $secret; "
                         "export LOCKSTEP_SECRET_FILE=$secret SLURM_STEP_ID=0 SLURM_JOB_ID=7 "
                         "SLURM_NTASKS=2 SLURM_NNODES=1 SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 "

@@ -1,4 +1,4 @@
-"""torchrun where PyTorch was built without libuv, which its launcher's store asks for by default."""
+"""Runs torchrun of a PyTorch that was built without libuv, for which the launcher's store asks by default."""
 import functools
 import importlib
 

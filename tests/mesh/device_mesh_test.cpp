@@ -57,7 +57,7 @@ TEST(DeviceMesh, FlattenIsMadeOnceInMeshOrder) {
     EXPECT_EQ(joint->rank(), mesh.coordinate("dp_shard") * 3 + mesh.coordinate("tp"));
     EXPECT_EQ(mesh.flatten({"dp_shard", "tp"}), joint);
     EXPECT_EQ(world->num_splits(), before + 1);
-    // An axis by itself is known already.
+    // An axis by itself has a group already.
     EXPECT_EQ(mesh.flatten({"tp"}), mesh.axis("tp"));
   });
 }
@@ -85,7 +85,7 @@ TEST(DeviceMesh, WhatIsMadeAtOnceNeedsNobodyElse) {
   });
 }
 
-// Only some ask for a group that is not made yet: an error that names the others, no silence.
+// Only some ranks ask for a group that has not been made: they get an error that names the others.
 TEST(DeviceMesh, FlattenBySomeNamesTheOthers) {
   std::atomic<int> named{0};
   run_ranks(4, [&](World world) {

@@ -94,7 +94,7 @@ TEST(MeshShape, GroupsPartitionTheWorld) {
       axes.push_back({"axis" + std::to_string(i), static_cast<int>(1 + random() % 4)});
       world_size *= axes.back().size;
     }
-    // Any one of them may be left to be filled in.
+    // Any one of the sizes may be left open.
     const std::vector<Axis> expected = axes;
     axes[random() % axes.size()].size = -1;
     const MeshShape mesh(axes, world_size);
@@ -119,7 +119,8 @@ TEST(MeshShape, GroupsPartitionTheWorld) {
       group_names.insert(mesh.group_name(rank, shuffled));
       group_numbers.insert(mesh.group_number(rank, shuffled));
       for (int other = 0; other < world_size; ++other) {
-        // In one group exactly where all other coordinates agree; all agree on what the group is.
+        // Two ranks are in one group exactly if all their other coordinates agree; all members
+        // agree on the group.
         bool together = true;
         for (const Axis& axis : axes)
           if (std::find(names.begin(), names.end(), axis.name) == names.end())

@@ -59,7 +59,7 @@ TEST(PartOf, BadNumbers) {
 }
 
 TEST(Placement, Example) {
-  // Columns 2..5 of an 8 x 6 matrix, second half of them in flat order.
+  // Columns 3 to 5 of an 8 x 6 matrix, and the second half of them in flat order.
   const auto columns = Placement::full({8, 6}).cut_dim(1, 1, 2);
   EXPECT_EQ(columns.text(), "[0:8, 3:6] of [8, 6]");
   const auto half = columns.cut_flat(1, 2);
@@ -138,7 +138,7 @@ TEST(Placement, MapsAgreeWithEnumeration) {
   }
 }
 
-// Cutting is a partition, whichever way: every element held before is in exactly one part.
+// Every cut is a partition: each element that was held is in exactly one part.
 TEST(Placement, CutsPartition) {
   Random random(2);
   for (int round = 0; round < 1000; ++round) {
@@ -181,7 +181,7 @@ TEST(Intersect, AgreesWithEnumeration) {
         ASSERT_EQ(logical, held_b.at(static_cast<std::size_t>(run.b_offset + k)));
         found.push_back(logical);
       }
-      // As few runs as possible: the next does not go on where this one ends in both.
+      // There are as few runs as possible: no run continues the one before it in both placements.
       if (i + 1 < runs.size()) {
         ASSERT_FALSE(runs[i + 1].a_offset == run.a_offset + run.count &&
                      runs[i + 1].b_offset == run.b_offset + run.count)
@@ -193,7 +193,8 @@ TEST(Intersect, AgreesWithEnumeration) {
   }
 }
 
-// Runs, not elements: half a trillion elements take no longer than their few runs.
+// The work grows with runs, not elements: half a trillion elements take no longer than their few
+// runs.
 TEST(Intersect, HugeTensors) {
   const auto full = Placement::full({1 << 20, 1 << 20});
   const auto rows = full.cut_dim(0, 1, 2);

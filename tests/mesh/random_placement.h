@@ -1,4 +1,4 @@
-// Random placements, and the obvious way to say what they hold.
+// Random placements, and a simple way to list the elements that they hold.
 #pragma once
 
 #include <random>
@@ -12,7 +12,7 @@ class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
 
-  // In [low, high]. Not std::uniform_int_distribution, which differs between libraries.
+  // A number in [low, high]. std::uniform_int_distribution would differ between libraries.
   int number(int low, int high) {
     return low + static_cast<int>(engine_() % static_cast<unsigned>(high - low + 1));
   }
@@ -28,7 +28,7 @@ class Random {
     return {number(0, end), end};
   }
 
-  // Boxes cut in any of the ways there are, then perhaps the flat order.
+  // Cuts boxes in any of the possible ways, and then perhaps the flat order.
   Placement placement(const Placement::Shape& shape) {
     Placement result = Placement::full(shape);
     const int num_dims = static_cast<int>(shape.size());
@@ -58,8 +58,8 @@ class Random {
   std::mt19937 engine_;
 };
 
-// The logical index of each element held, in local order, found by trying every element of the
-// tensor against the box and counting.
+// The logical index of each held element, in local order, found by testing every element of the
+// tensor.
 inline std::vector<std::int64_t> enumerate(const Placement& placement) {
   const auto& shape = placement.shape();
   std::vector<std::int64_t> held;

@@ -70,7 +70,8 @@ TEST(ReadPlan, LocalIsPreferred) {
   EXPECT_EQ(plan.elements_from[0] + plan.elements_from[1], 1 << 19);
 }
 
-// Runs, not elements, and no blow-up with replicas: a thousand ranks reshard a large matrix.
+// The work grows with runs, not elements, and replicas do not multiply it: a thousand ranks reshard
+// a large matrix.
 TEST(ReadPlan, ManyHolders) {
   const auto full = Placement::full({65536, 8192});
   std::vector<Placement> holders;
@@ -144,7 +145,7 @@ TEST(ReadPlan, CoversEachElementOnceFromSomeoneWhoHasIt) {
   }
 }
 
-// Replicas that hold everything are read evenly, to within a piece.
+// If replicas hold everything, they are read evenly, to within a piece.
 TEST(ReadPlan, BalancesReplicas) {
   Random random(5);
   for (int round = 0; round < 500; ++round) {
@@ -160,7 +161,7 @@ TEST(ReadPlan, BalancesReplicas) {
   }
 }
 
-// What each rank answers for when those before it go first: every element once.
+// The elements of each rank that no earlier rank holds: every element occurs once.
 TEST(HeldByNone, EachElementHasOneOwner) {
   Random random(6);
   for (int round = 0; round < 1000; ++round) {

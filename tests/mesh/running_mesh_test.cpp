@@ -44,7 +44,7 @@ void run_world(int world_size, comm::Media media, const std::function<void(Group
 
 class RunningMesh : public ::testing::TestWithParam<comm::Media> {};
 
-// Every group adds up, and lines up, exactly the ranks that the arithmetic says.
+// Every group sums over, and orders, exactly the ranks that the arithmetic says.
 TEST_P(RunningMesh, GroupsCommunicateAmongTheirRanksOnly) {
   run_world(8, GetParam(), [](Group world) {
     DeviceMesh mesh(world, ParallelSizes{.pp = 2, .tp = 2}.axes());

@@ -31,7 +31,7 @@ std::shared_ptr<comm::Communicator> ThreadGroup::do_split(const comm::SplitReque
                      .ranks = missing,
                      .explanation = "they did not ask for this group"});
   }
-  std::vector<std::tuple<int, int>> members;  // key, rank here
+  std::vector<std::tuple<int, int>> members;  // key, and rank in this group
   for (const auto& [other, theirs] : split.requests)
     if (theirs.color == request.color) members.emplace_back(theirs.key, other);
   std::sort(members.begin(), members.end());

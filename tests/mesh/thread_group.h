@@ -1,5 +1,5 @@
-// A Communicator whose ranks are threads of this process and that can do nothing but split: enough
-// to test who is in which group without a backend.
+// A Communicator whose ranks are threads of this process and that can only split: enough to test
+// which rank is in which group without a backend.
 #pragma once
 
 #include <condition_variable>
@@ -15,15 +15,15 @@ namespace lockstep::mesh::testing {
 
 class ThreadGroup : public comm::Communicator {
  public:
-  // What the members of one group share.
+  // The state that the members of one group share.
   struct Meeting {
     std::mutex mutex;
     std::condition_variable changed;
     struct Split {
-      std::map<int, comm::SplitRequest> requests;                // by rank
+      std::map<int, comm::SplitRequest> requests;                // keyed by rank
       std::map<int, std::shared_ptr<Meeting>> meeting_of_color;  // of the new groups
     };
-    std::map<std::uint64_t, Split> splits;  // by number
+    std::map<std::uint64_t, Split> splits;  // keyed by number
   };
 
   ThreadGroup(comm::GroupInfo info, std::shared_ptr<Meeting> meeting, milliseconds timeout)
@@ -33,7 +33,7 @@ class ThreadGroup : public comm::Communicator {
   bool canonical_order() const override { return false; }
   std::optional<std::vector<std::uint64_t>> sent_bytes() const override { return std::nullopt; }
 
-  // Splits that this rank has asked for so far.
+  // The number of splits for which this rank has asked so far.
   int num_splits() const { return num_splits_; }
 
  private:
@@ -48,7 +48,7 @@ class ThreadGroup : public comm::Communicator {
   int num_splits_ = 0;
 };
 
-// Runs `body` as each rank of a new world, and rethrows what the lowest failing rank threw.
+// Runs `body` as each rank of a new world, and rethrows the exception of the lowest failing rank.
 void run_ranks(int world_size, const std::function<void(std::shared_ptr<ThreadGroup>)>& body,
                milliseconds timeout = milliseconds(20000), std::uint32_t generation = 0);
 

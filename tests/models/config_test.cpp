@@ -19,7 +19,7 @@ TEST(ModelConfig, FillsInWhatIsLeftOut) {
   EXPECT_EQ(gpt.num_kv_heads, 6);
   EXPECT_EQ(gpt.head_dim, 16);
   EXPECT_EQ(gpt.intermediate_size, 384);
-  // 8/3 · 96 is 256; one more of the width makes it the next multiple of 64.
+  // 8/3 · 96 is 256; a width larger by one gives the next multiple of 64.
   EXPECT_EQ(resolved(small("llama")).intermediate_size, 256);
   auto wider = small("llama");
   wider.hidden_size = 120;
@@ -27,8 +27,7 @@ TEST(ModelConfig, FillsInWhatIsLeftOut) {
   EXPECT_EQ(resolved(gpt), gpt);
 }
 
-// The sizes that were published: GPT-2's, the smallest Llama 2's and Llama 3's, whose heads are
-// grouped.
+// The published sizes: GPT-2's, the smallest Llama 2's, and Llama 3's, whose queries are grouped.
 TEST(ModelConfig, CountsParametersOfKnownModels) {
   EXPECT_EQ(num_parameters({.vocab_size = 50257,
                             .hidden_size = 768,
@@ -53,7 +52,7 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
                             .intermediate_size = 14336,
                             .tie_embeddings = false}),
             8'030'261'248);
-  // Qwen2 0.5B, tied, and 7B.
+  // Qwen2 0.5B, which is tied, and Qwen2 7B.
   EXPECT_EQ(num_parameters({.family = "qwen2",
                             .vocab_size = 151936,
                             .hidden_size = 896,
@@ -73,8 +72,8 @@ TEST(ModelConfig, CountsParametersOfKnownModels) {
             7'615'616'512);
 }
 
-// 6 for each of 123.5 million weights that are multiplied and 56.6 million for attention; the same
-// of 887.6 million and 805 million.
+// 6 operations for each of 123.5 million weights that are multiplied, and 56.6 million for
+// attention; for the second model 887.6 million weights and 805 million.
 TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
   EXPECT_NEAR(
       training_flops_per_token(
@@ -91,7 +90,7 @@ TEST(ModelConfig, CountsOperationsOfATokenInTraining) {
       training_flops_per_token(llama, 4096),
       6 * (16 * (4 * 2048.0 * 2048 + 3 * 2048.0 * 5632) + 32000.0 * 2048) + 6 * 16 * 2048.0 * 4096,
       1);
-  // Keys and values of two heads are multiplied by less.
+  // The projections of two heads of keys and values are smaller.
   ModelConfig grouped = llama;
   grouped.num_kv_heads = 2;
   EXPECT_NEAR(training_flops_per_token(llama, 1) - training_flops_per_token(grouped, 1),
@@ -116,7 +115,7 @@ TEST(ModelConfig, CountsTheLargestThatPasses) {
 struct Mistake {
   const char* what;
   void (*change)(ModelConfig&);
-  std::vector<std::string> named;  // words of the message
+  std::vector<std::string> named;  // parts of the message
 };
 
 class BadConfig : public ::testing::TestWithParam<Mistake> {};

@@ -1,4 +1,4 @@
-// Small models for tests, with sizes that differ wherever they may.
+// Small models for tests; their sizes differ wherever they may.
 #pragma once
 
 #include <ostream>
@@ -46,7 +46,7 @@ inline std::vector<ModelConfig> small_models() {
   return {small_gpt(), small_llama(), small_qwen2()};
 }
 
-// For INSTANTIATE_TEST_SUITE_P, and for what it prints of a test that fails.
+// Names the parameters of INSTANTIATE_TEST_SUITE_P, and prints them if a test fails.
 inline std::string family_of(const ModelConfig& config) { return config.family; }
 inline void PrintTo(const ModelConfig& config, std::ostream* out) { *out << family_of(config); }
 

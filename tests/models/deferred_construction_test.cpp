@@ -36,7 +36,7 @@ TEST_P(DeferredModel, BeginsWithTheBitsOfAPlainOne) {
   EXPECT_GT(num_deferred, 8);
 }
 
-// More than any machine has.
+// The model takes more memory than any machine has.
 TEST_P(DeferredModel, TakesNoMemory) {
   const ModelConfig config = sizes(GetParam(), 8192, 80);
   deferred::Construction construction;

@@ -1,4 +1,4 @@
-// The models against their papers' formulas, written out with LibTorch's operators, one head and
+// Compares the models with their papers' formulas, written with LibTorch's operators, one head and
 // one token at a time.
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class Weights {
   at::Tensor operator[](const std::string& name) const {
     return parameters_[name].detach().to(at::kDouble);
   }
-  // x · weightᵀ + bias, where there is one.
+  // Computes x · weightᵀ + bias, if there is a bias.
   at::Tensor linear(const at::Tensor& x, const std::string& name) const {
     const auto y = at::matmul(x, (*this)[name + ".weight"].t());
     return parameters_.contains(name + ".bias") ? y + (*this)[name + ".bias"] : y;
@@ -34,7 +34,8 @@ class Weights {
   torch::OrderedDict<std::string, at::Tensor> parameters_;
 };
 
-// Weights as different from one another as those of a trained model: also biases and norms.
+// A model whose weights differ from each other as those of a trained model do, including biases and
+// norms.
 std::shared_ptr<LanguageModel> lively_model(const ModelConfig& config) {
   auto model = make_model(config, 1);
   for (const auto& item : model->named_parameters()) {
@@ -47,7 +48,8 @@ std::shared_ptr<LanguageModel> lively_model(const ModelConfig& config) {
   return model;
 }
 
-// One head: q [length, d], k and v [length, d], each token sees itself and those before.
+// Attention of one head: q [length, d], k and v [length, d]; each token sees itself and the tokens
+// before it.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   auto y = at::zeros_like(q);
   for (std::int64_t t = 0; t < q.size(0); ++t) {
@@ -63,7 +65,7 @@ at::Tensor columns(const at::Tensor& x, std::int64_t part, std::int64_t width) {
   return x.slice(1, part * width, (part + 1) * width);
 }
 
-// tokens [length] to logits [length, vocab]
+// Computes logits [length, vocab] of tokens [length].
 at::Tensor gpt2_by_formula(const LanguageModel& model, const at::Tensor& tokens) {
   const auto& c = model.config();
   const Weights w(model);
@@ -170,7 +172,7 @@ TEST(Formula, OfLlama) {
   expect_by_formula(config, llama_by_formula);
 }
 
-// Llama's formula adds the biases that there are.
+// Llama's formula adds biases if there are any.
 TEST(Formula, OfQwen2) {
   auto config = small_qwen2();
   EXPECT_TRUE(

@@ -49,7 +49,7 @@ TEST(ChooseToken, KeepsToTheTop) {
   EXPECT_NEAR(found[1], 1 / sum, 0.01);
   EXPECT_NEAR(found[3], 1 / sum, 0.01);
   EXPECT_NEAR(found[2], std::exp(-1.0) / sum, 0.01);
-  // Of the two best, equal as they are, the first.
+  // The two best scores are equal, so the first token is chosen.
   EXPECT_EQ(shares({.top_k = 1}), shares({.temperature = 0}));
   EXPECT_EQ(shares({.top_k = 100}), shares({}));
 }
@@ -77,13 +77,13 @@ TEST(ChooseToken, RefusesWhatMakesNoSense) {
 
 class Generate : public testing::TestWithParam<ModelConfig> {
  protected:
-  // Weights that make the tokens before count.
+  // These weights make earlier tokens matter.
   Generate() : model_(make_model(GetParam(), 1)) {
     for (const auto& item : model_->named_parameters())
       if (item.value().dim() == 2) nn::fill_normal(item.value(), 5, item.key(), 0.3);
   }
 
-  // The likeliest token after a text, without a cache.
+  // The likeliest token after a text, computed without a cache.
   std::int64_t next(const std::vector<std::int64_t>& text) {
     const c10::NoGradGuard no_grad;
     model_->eval();
@@ -107,7 +107,7 @@ TEST_P(Generate, SaysWhatTheWholeForwardWould) {
   }
 }
 
-// 20 positions: after those, the model sees the last 10 tokens, then 11, and so on.
+// There are 20 positions: after those, the model sees the last 10 tokens, then 11, and so on.
 TEST_P(Generate, GoesOnBeyondItsPositions) {
   std::vector<std::int64_t> text(18);
   std::iota(text.begin(), text.end(), 2);
@@ -119,7 +119,7 @@ TEST_P(Generate, GoesOnBeyondItsPositions) {
     seen.push_back(token);
     if (seen.size() > 20) seen.erase(seen.begin(), seen.end() - 10);
   }
-  // A prompt that is too long is read from its end.
+  // If a prompt is too long, only its end is read.
   std::vector<std::int64_t> longer(15, 30);
   longer.insert(longer.end(), text.begin(), text.end());
   const std::vector<std::int64_t> end(longer.end() - 20, longer.end());

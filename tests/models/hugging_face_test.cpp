@@ -101,8 +101,8 @@ TEST(HuggingFace, FillsInWhatTransformersLeavesOut) {
   EXPECT_EQ(llama.rope_theta, 10000.0);
   EXPECT_FALSE(llama.tie_embeddings);
   const auto qwen2 = from_hugging_face(R"({"model_type": "qwen2"})", kFile);
-  // 32 layers of four times 4096 × 4096 with three biases, three times 4096 × 22016 and two norms;
-  // an embedding, a head and a norm.
+  // 32 layers with four weights of 4096 × 4096, three biases, three weights of 4096 × 22016 and two
+  // norms; and an embedding, a head and a norm.
   EXPECT_EQ(num_parameters(qwen2),
             32LL * (4 * 4096 * 4096 + 3 * 4096 + 3 * 4096 * 22016 + 2 * 4096) +
                 2 * 151936 * 4096LL + 4096);
@@ -145,7 +145,7 @@ TEST(HuggingFace, WritesWhatItReads) {
 struct BadText {
   const char* what;
   const char* text;
-  const char* named;  // in the message, besides the file
+  const char* named;  // in the message, beside the file
 };
 
 class BadConfigJson : public ::testing::TestWithParam<BadText> {};
@@ -256,7 +256,8 @@ TEST(HuggingFace, MapsTheNamesOfQwen2) {
   EXPECT_EQ(parameter_of(config, "lm_head.weight"), std::nullopt);
 }
 
-// A model of Hugging Face's whose tensors are zeros, with some changed by `change`.
+// Writes a model in Hugging Face's form whose tensors are zeros, except those that `change`
+// changes.
 void write_model(
     const std::filesystem::path& folder, const ModelConfig& config,
     const std::function<void(std::vector<checkpoint::TensorDeclaration>&)>& change = {}) {
@@ -295,7 +296,7 @@ const ModelConfig kQwen2 = [] {
   return config;
 }();
 
-// What reads the model in a folder says to it; both say the same.
+// The error of both functions that read the model in a folder, which must be the same.
 std::string refused(const std::filesystem::path& folder) {
   const std::string error = usage_error([&] { read_model_config(folder); });
   EXPECT_EQ(usage_error([&] { import_from_hugging_face(folder, folder / "imported"); }), error);
@@ -306,7 +307,7 @@ std::string refused(const std::filesystem::path& folder) {
 TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
   for (const ModelConfig& config : {kGpt, kLlama, kQwen2}) {
     const testing::TemporaryFolder folder;
-    // What files have for other reasons is no mistake.
+    // Tensors that files have for other reasons are no mistake.
     write_model(folder / "model", config, [&](auto& tensors) {
       if (config.tie_embeddings)
         tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {11, 4}});
@@ -325,14 +326,15 @@ TEST(HuggingFaceFolder, WhatFitsIsImportedAndExportedAsItWas) {
   }
 }
 
-// An output layer under its own name is the embedding once more, or a model of another kind.
+// An output layer under its own name either repeats the embedding, or belongs to another kind of
+// model.
 TEST(HuggingFaceFolder, AnOutputLayerOfItsOwnIsNotTakenForTheEmbedding) {
   for (const std::int64_t rows : {11, 12}) {
     const testing::TemporaryFolder folder;
     write_model(folder.path(), kGpt, [&](auto& tensors) {
       tensors.push_back({"lm_head.weight", checkpoint::DType::f32, {rows, 4}});
     });
-    // Its last number is another one; all others are 0.
+    // Changes the last number, which was 0 like all others.
     std::string bytes = testing::read_file(folder / checkpoint::kModelFile);
     bytes.back() = 1;
     testing::write_file(folder / checkpoint::kModelFile, bytes);
@@ -367,7 +369,7 @@ TEST(HuggingFaceFolder, TensorsThatAreNotThoseOfTheConfigAreNamed) {
   EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.num_kv_heads = 2; }),
               HasSubstr("4 of another shape: 'model.layers.0.self_attn.k_proj.weight' is [2, 4] "
                         "and should be [4, 4]"));
-  // A Llama's tensors are no Qwen2's.
+  // A Llama's tensors do not make a Qwen2.
   EXPECT_THAT(told(kLlama, [](ModelConfig& c) { c.family = "qwen2"; }),
               HasSubstr("6 missing: 'model.layers.0.self_attn.k_proj.bias' [2]"));
   const auto changed = [](const auto& change) {

@@ -54,7 +54,7 @@ TEST(LanguageModel, HasHuggingFacesNamesAndShapes) {
   EXPECT_EQ(llama->named_parameters()[l + "self_attn.k_proj.weight"].sizes(),
             (at::IntArrayRef{20, 24}));
 
-  // Llama's, and biases of queries, keys and values.
+  // Llama's parameters, and biases of queries, keys and values.
   config.family = "qwen2";
   const auto qwen2 = make_model(config, 1);
   std::set<std::string> with_biases = names_of(*llama);
@@ -78,7 +78,7 @@ TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
   std::string message = usage_error([&] { make_model(config, 1); });
   has(message, "\"other\"");
   has(message, "self_attn.q_proj.bias");
-  // A name is given once.
+  // A name can be given only once.
   message = usage_error([&] { register_family(other, {}); });
   has(message, "has no module");
   message = usage_error([&] {
@@ -87,7 +87,7 @@ TEST(MakeModel, ChecksThatAFamilysModuleHasTheLayersThatItSays) {
     });
   });
   has(message, "already");
-  // The other way round: layers that the module does not have.
+  // In this family the list has layers that the module lacks.
   Family more = family_named("qwen2");
   more.name = "more";
   register_family(more, [](const ModelConfig& c, std::uint64_t seed) {
@@ -141,7 +141,7 @@ TEST_P(EachFamily, BeginsWithWeightsBySeedAndName) {
     const auto& value = item.value();
     const auto begins = initial_weight(model->config(), item.key());
     if (begins.kind == InitialWeight::Kind::normal) {
-      // The second half alone.
+      // Fills the second half alone.
       auto part = at::empty({value.numel() - value.numel() / 2});
       nn::fill_normal(part, 42, item.key(), begins.std, value.numel() / 2);
       EXPECT_TRUE(part.equal(value.detach().flatten().slice(0, value.numel() / 2))) << item.key();
@@ -251,7 +251,7 @@ TEST_P(EachFamily, DropsAlikeInEveryLayout) {
   EXPECT_EQ(loss_at(3, {0, 1, 2, 3}), loss_at(4, {0, 1, 2, 3}));
 }
 
-// Also with micro-batches under way at a time, each at a random position of its own.
+// This holds with several micro-batches under way, too, each at its own random position.
 TEST_P(EachFamily, RecomputesBlocksToTheSameBits) {
   auto config = GetParam();
   config.dropout = 0.2;
@@ -303,7 +303,8 @@ TEST_P(EachFamily, IsTheSameOnAGpu) {
   EXPECT_NEAR(loss_on(at::kCUDA), loss_on(at::kCPU), 1e-3);
 }
 
-// Two heads of keys and values for four of queries are four, where each is there twice.
+// Two heads of keys and values for four heads of queries are the same as four of which each two are
+// equal.
 TEST(Llama, GroupedQueriesAreRepeatedKeys) {
   const c10::NoGradGuard no_grad;
   const auto grouped = make_model(small_llama(), 1);

@@ -1,5 +1,5 @@
-// The test program; with --job it is a program that starts itself on this host, to do in its ranks
-// what the next word says.
+// The test program. With --job it is a program that starts itself on this host; its ranks do what
+// the next word says.
 #include <signal.h>
 #include <unistd.h>
 

@@ -22,7 +22,8 @@ const std::string kMultiNodeProgram = std::filesystem::read_symlink("/proc/self/
 
 Launched start(const std::string& what, std::vector<std::string> variables = {}) {
   variables.emplace_back("OMP_NUM_THREADS=1");
-  variables.emplace_back("CUDA_VISIBLE_DEVICES=");  // as many ranks as are asked for, on any host
+  // a host without GPUs runs as many ranks as it is told to
+  variables.emplace_back("CUDA_VISIBLE_DEVICES=");
   return Launched({kMultiNodeProgram, "--job", what}, variables);
 }
 
@@ -50,7 +51,7 @@ TEST(MultiNodeTrainingManager, StartsRanksAnewAfterAFailure) {
   EXPECT_THAT(job.output(), HasSubstr("rank 1 of 2, sum 3, generation 1"));
 }
 
-// Also with threads of libraries in it, which no launcher may have.
+// The process has threads of libraries, too, which a launcher must not have.
 TEST(MultiNodeTrainingManager, EndsItsJobWhenItIsTold) {
   Launched job = start("wait");
   ASSERT_TRUE(job.says("sum 3"));
@@ -98,7 +99,7 @@ TEST(MultiNodeTrainingManager, RefusesWhatCannotBe) {
   EXPECT_THAT(usage_error([&] { manager.launch({"true"}); }), HasSubstr("call setup("));
   manager.setup(1, 1);
   EXPECT_THAT(usage_error([&] { manager.join(); }), HasSubstr("this process is none"));
-  // What the launcher itself finds comes back from its process.
+  // An error of the launcher comes back from its process.
   EXPECT_THAT(usage_error([&] { manager.launch({"./no-such-program"}); }),
               HasSubstr("no-such-program"));
 }

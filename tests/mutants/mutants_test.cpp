@@ -1,5 +1,5 @@
-// Each fault of mutants.json can be put into the tree as it is now. Whether the tests find it takes
-// a compiler: the long test mutants_found, or ./dev mutants.
+// Each fault of mutants.json fits the current tree. Finding it takes a compiler: see the long test
+// mutants_found, or ./dev mutants.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -29,7 +29,8 @@ nlohmann::json all_mutants() {
   return nlohmann::json::parse(text_of(kRoot / "tests/mutants/mutants.json"));
 }
 
-// The linker takes a file with a fault in place of a library's: headers are in many of those.
+// The linker takes the file with the fault in place of a library's. That works for source files
+// only, because many of those include a header.
 TEST(Mutants, EachOneFitsTheFileThatItIsFor) {
   for (const auto& mutant : all_mutants()) {
     const auto name = mutant.at("name").get<std::string>();

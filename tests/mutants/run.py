@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Tests the tests: puts one fault at a time into the library, and demands that the parity suite
-finds wrong numbers.
+"""Tests the tests: puts one fault at a time into the library, and expects the parity suite to find
+wrong numbers.
 
-mutants.json has the faults: a file, a piece of its text that is there once, what stands there
-instead, and the cells of tests/parity that have to fail, on so many ranks; of what that suite does
-not run, the program of another test and its arguments. Neither the tree nor its
-build is touched: the file with the fault is compiled as the build compiles it, and linked before the
-libraries, whose own version of it the linker then leaves out. A fault that does not compile, or that
-ends a rank before a number is wrong, shows nothing and counts as one that was not found.
+mutants.json has the faults. Each has a file, a text that occurs in it once, the text to put there
+instead, a number of ranks, and the cells of tests/parity that must fail; code that this suite does
+not run has the program of another test and its arguments. Neither the tree nor its build is touched:
+the file with the fault is compiled as the build compiles it, and linked before the libraries, whose
+own version of the file the linker then leaves out. A fault that does not compile, or that ends a rank
+before a number is wrong, shows nothing and counts as not found.
 """
 import argparse
 import json
@@ -21,13 +21,13 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 PARITY = "tests/parity/parity_test"
-# What the suite says of a number, and not of an exception.
+# The suite's messages about a wrong number; exceptions have others.
 WRONG_NUMBER = re.compile(
     r"FAIL \[.*\] .*(is off by|is wrong by|loss \S+ instead of|the loss of step|the norm of step)")
 
 
 def run(command, folder, seconds=600):
-    """Exit code and all that it wrote."""
+    """Runs a command. Returns its exit code and its output."""
     try:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True,
                               stderr=subprocess.STDOUT, timeout=seconds, check=False)
@@ -54,7 +54,7 @@ class Build:
         return self.link_commands[program]
 
     def compile(self, source, text):
-        """The object of a source file that has this text, or None and what the compiler said."""
+        """The object of a source file with this text, or None and the compiler's output."""
         name = os.path.join(self.scratch, os.path.basename(source))
         with open(name, "w", encoding="utf-8") as file:
             file.write(text)
@@ -66,7 +66,7 @@ class Build:
         return (name + ".o", "") if code == 0 else (None, output)
 
     def link(self, program, objects):
-        """A suite of its own with these objects in place of the libraries', or None and why."""
+        """A suite with these objects in place of the libraries', or None and the linker's output."""
         made = os.path.join(self.scratch, os.path.basename(program))
         command = self.link_command(program).replace(f"-o {program} ",
                                                      shlex.join(["-o", made, *objects]) + " ")
@@ -80,7 +80,7 @@ class Build:
 
 
 def suite_of(mutant):
-    """The program that has to find it, and its arguments."""
+    """The program that has to find the fault, and its arguments."""
     if "cells" in mutant:
         return PARITY, ("--model-parallel", mutant["cells"])
     return mutant["test"]["program"], tuple(mutant["test"]["arguments"])
@@ -95,7 +95,7 @@ def first_wrong_number(output):
 
 
 def try_mutant(build, mutant):
-    """Whether the suite found it, and by what; or why that could not be seen."""
+    """Whether the suite found the fault, and the message; or the reason why that is unknown."""
     source = os.path.join(ROOT, mutant["file"])
     with open(source, encoding="utf-8") as file:
         text = file.read()
@@ -118,7 +118,7 @@ def try_mutant(build, mutant):
 
 
 def check_unchanged(build, mutants):
-    """The cells pass as long as nothing is wrong; without that their failing would say nothing."""
+    """Checks that the cells pass without a fault; otherwise their failing would say nothing."""
     for ranks, (suite, arguments) in sorted({(mutant["ranks"], suite_of(mutant))
                                              for mutant in mutants}):
         code, output = build.run_suite(os.path.join(build.folder, suite), ranks, arguments)

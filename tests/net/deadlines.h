@@ -5,7 +5,7 @@
 
 namespace lockstep::net {
 
-// Long enough for a busy machine: reached only where something hangs.
+// Long enough for a busy machine; it is only reached if something hangs.
 inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 inline Deadline in(int ms) { return Deadline::after(milliseconds(ms)); }
 

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 
 class Handshake : public testing::Test {
  protected:
-  // The acceptor's end of it, in a thread.
+  // Runs the acceptor's side in a thread.
   std::future<std::string> welcoming(const Secret& secret) {
     return std::async(std::launch::async, [this, secret] {
       try {
@@ -51,7 +51,7 @@ TEST_F(Handshake, BothWhoKnowTheSecretMeet) {
     introduce(near_, secret_, purpose, soon());
     EXPECT_EQ(welcomed.get(), purpose);
   }
-  // Nothing of the handshake is left on the connection, nor has it taken what follows.
+  // The handshake leaves no bytes on the connection, and takes none of those that follow.
   auto welcomed = welcoming(secret_);
   introduce(near_, secret_, "again", soon());
   write_all(near_, std::as_bytes(std::span("after", 5)), soon());

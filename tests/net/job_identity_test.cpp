@@ -29,7 +29,7 @@ std::string identity_of(const std::string& name, const std::string& secret_file,
   return job_identity();
 }
 
-// For its owner's eyes, as mkstemp() makes it.
+// Only its owner can read it, as mkstemp() makes it.
 class FileWithSecret {
  public:
   explicit FileWithSecret(char letter) {

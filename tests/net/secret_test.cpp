@@ -98,7 +98,7 @@ TEST(Secret, OtherLengthsAreHashed) {
 }
 
 TEST(Secret, SignsWithHmacSha256) {
-  // HMAC(SHA-256) with the key's 32 bytes 0x0b and "Hi There": checked against another program.
+  // HMAC(SHA-256) with a key of 32 bytes 0x0b and "Hi There", computed with another program.
   const auto secret = Secret::from_bytes(bytes_of(std::string(32, '\x0b')));
   EXPECT_EQ(hex(secret.sign(bytes_of("Hi There"))),
             "198a607eb44bfbc69903a0f1cf2bbdc5ba0aa3f3d9ae3c1c7a3b1696a0b68cf7");
@@ -113,7 +113,7 @@ TEST(Secret, DescriptorsAreReadByEveryoneWhoInheritsThem) {
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(same(Secret::from_descriptor(fd.get()), secret));
   EXPECT_EQ(::write(fd.get(), "x", 1), -1) << "it can be written";
   EXPECT_EQ(::ftruncate(fd.get(), 0), -1) << "it can be cut";
-  // In another program, at the same number.
+  // Another program finds it under the same number.
   const std::string command = fmt::format(
       "test \"$(od -An -v -tx1 /dev/fd/{} | tr -d ' \\n')\" = {}", fd.get(), hex(secret.bytes()));
   EXPECT_EQ(std::system(command.c_str()), 0);

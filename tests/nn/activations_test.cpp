@@ -34,7 +34,7 @@ struct Reference {
   }
 };
 
-// Dense around 0, then to both ends of what a float can be.
+// Dense around 0, and then up to both ends of a float's range.
 at::Tensor whole_range() {
   const auto near = at::linspace(-16.0, 16.0, 200001, at::TensorOptions(at::kFloat));
   const auto magnitudes =
@@ -53,10 +53,10 @@ TEST_P(Gelu, IsAccurateOverTheWholeRange) {
   for (std::int64_t i = 0; i < x.numel(); ++i) {
     const double at = x.data_ptr<float>()[i];
     const double value = reference.value(at);
-    // Relative to the value, down to where it is a hundredth of x: there the rounding of an
-    // exponent's argument is what is left.
+    // The error is relative to the value, down to a hundredth of x: below that, the rounding of an
+    // exponent's argument dominates.
     const double size = std::max(std::abs(value), std::abs(at) / 100.0) + 1e-60;
-    // The smallest float is as near as a float can be.
+    // Allows one smallest float, the closest that a float can be.
     const double error = std::abs(y.data_ptr<float>()[i] - value) - 1.5e-45;
     worst_value = std::max(worst_value, error / size);
     if (std::abs(at) < 1e18)
@@ -91,7 +91,7 @@ TEST_P(Gelu, TakesAnyShapeTypeAndLayout) {
   expect_matches(ours, reference, {at::zeros({0, 4}, at::kFloat)}, 1e-6, "empty");
   expect_matches(ours, reference, {random({6, 4}).t()}, 1e-6, "transposed");
   expect_matches(ours, reference, {random({33}).to(at::kDouble)}, 1e-12, "double");
-  // The gradient of a sum is one number, shown as many.
+  // The gradient of a sum is one number, expanded to the shape.
   auto x = random({5, 5}).requires_grad_();
   gelu(x, kind).sum().backward();
   auto plain = x.detach().requires_grad_();

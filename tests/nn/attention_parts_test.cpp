@@ -13,8 +13,8 @@
 namespace lockstep::nn {
 namespace {
 
-// Keys in three parts: the first seen by all queries, causally aligned at its end; the others by
-// the later queries only.
+// Keys in three parts: all queries see the first, with the causal mask aligned at its end; only the
+// later queries see the others.
 struct ByParts {
   static constexpr std::int64_t kQueries = 70, kKeys = 130, kFrom = 30;
 
@@ -74,7 +74,7 @@ struct ByParts {
 TEST(AttentionParts, MergeToTheWhole) {
   ByParts().expect_exact(at::kFloat, at::kCPU, 2e-6);
   ByParts().expect_exact(at::kDouble, at::kCPU, 1e-12);
-  // The sums are in float; what is multiplied has 8 bits, on both sides.
+  // The sums are in float; both sides multiply numbers of 8 bits.
   ByParts().expect_exact(at::kBFloat16, at::kCPU, 2e-6);
 }
 
@@ -85,7 +85,7 @@ TEST(AttentionParts, MergeOnCuda) {
   ByParts().expect_exact(at::kHalf, at::kCUDA, 1e-4);
 }
 
-// More scores than are there at once.
+// There are more scores than are held in memory at once.
 TEST(AttentionParts, OfManyQueries) {
   const auto type = at::TensorOptions(at::kDouble);
   const Tensors in{at::randn({1, 2, 1100, 4}, type), at::randn({1, 2, 1100, 4}, type),
@@ -104,7 +104,7 @@ TEST(AttentionParts, OfManyQueries) {
   expect_close(found.v, expected[3], 1e-12, "gradient of v");
 }
 
-// Scores so far apart that one part has all the weight, whichever comes first.
+// Scores are so far apart that one part has all the weight, whichever comes first.
 TEST(AttentionParts, MergeWhereOnePartOutweighsTheOther) {
   for (const auto type : {at::kFloat, at::kDouble}) {
     const auto q = at::full({1, 1, 1, 1}, 30.0, type);

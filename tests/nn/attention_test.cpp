@@ -83,11 +83,11 @@ TEST(Attention, IsAlignedAtTheLastKey) {
   expect_exact({.length = 9, .keys = 4}, {.causal = false});
 }
 
-// More keys than a block has: the sums so far are scaled when a larger score turns up.
+// There are more keys than a block has, so the sums are rescaled when a larger score turns up.
 TEST(Attention, MatchesTheDefinitionOverSeveralBlocksOfKeys) {
   expect_exact({.batch = 1, .heads = 1, .kv_heads = 1, .length = 1100, .keys = 1100}, {});
   expect_exact({.batch = 1, .heads = 1, .kv_heads = 1, .length = 70, .keys = 1537}, {});
-  // Scores that grow along the keys, and beyond what e^x can hold.
+  // Scores grow along the keys, beyond what e^x can hold.
   auto inputs = Shape{.batch = 1, .length = 3, .keys = 1537}.inputs();
   inputs[1] *= at::linspace(0.1, 40.0, 1537, at::kFloat).view({1, 1, 1537, 1});
   expect_matches(blocked({.causal = false}), plain({.causal = false}), inputs, 1e-4, "growing");

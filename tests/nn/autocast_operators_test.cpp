@@ -1,5 +1,5 @@
-// The operators that models of plain torch::nn call under autocast on CUDA, against the same in
-// float64 and against LibTorch's own.
+// The operators that models of plain torch::nn call under autocast on CUDA, compared with float64
+// and with LibTorch's own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ struct LogitType {
 constexpr LogitType kLogitTypes[] = {
     {at::kFloat, 1e-5, "float"}, {at::kHalf, 6e-4, "half"}, {at::kBFloat16, 4e-3, "bfloat16"}};
 
-// Relative to the largest value that is expected, however small.
+// The tolerance is relative to the largest expected value, however small.
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                  const std::string& what) {
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
@@ -55,8 +55,7 @@ std::string function_of(const at::Tensor& tensor) {
   return tensor.grad_fn() == nullptr ? "" : tensor.grad_fn()->name();
 }
 
-// ---- values += bias
-// ------------------------------------------------------------------------------
+// ---- values += bias ----
 
 TEST_F(AutocastOperators, BiasesAreLibTorchsToTheBit) {
   for (const auto type : {at::kHalf, at::kBFloat16})
@@ -168,8 +167,7 @@ TEST_F(AutocastOperators, OtherSumsAreLibTorchs) {
   expect_left_alone(values().to(at::kHalf), random({16}).cuda(), 1, "not autocast's type");
 }
 
-// ---- Cross-entropy
-// -------------------------------------------------------------------------------
+// ---- Cross-entropy ----
 
 constexpr std::int64_t kIgnored = -100;
 
@@ -194,7 +192,8 @@ bool is_ours(const at::Tensor& loss) {
   return leads(&*loss.grad_fn());
 }
 
-// Losses and gradients of logits on the GPU. `view` makes of a leaf what the loss is called with.
+// Checks losses and gradients of logits on the GPU. `view` turns a leaf into the argument of the
+// loss.
 void expect_losses(
     const at::Tensor& leaf, const at::Tensor& targets, std::int64_t reduction, double rounding,
     const std::string& what,
@@ -265,7 +264,7 @@ TEST_F(AutocastOperators, AllTargetsMayBeIgnored) {
        {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     const Autocast cast(at::kCUDA, at::kBFloat16);
     const at::Tensor loss = loss_of(logits, targets, reduction);
-    // As LibTorch's: a mean of nothing is no number.
+    // As in LibTorch, a mean of nothing is not a number.
     if (reduction == at::Reduction::Mean)
       EXPECT_TRUE(std::isnan(loss.item<float>()));
     else
@@ -307,7 +306,7 @@ TEST_F(AutocastOperators, LossesThatAreNotRecorded) {
   EXPECT_TRUE(loss_of(logits, targets, at::Reduction::Mean).equal(recorded));
 }
 
-// The gradient of a weighted sum of the gradient.
+// Differentiates a weighted sum of the gradient.
 TEST_F(AutocastOperators, LossesHaveSecondDerivatives) {
   const at::Tensor targets = partly_ignored(6, 700).cuda(), direction = random({6, 700});
   const auto second = [&](const at::Tensor& leaf, std::int64_t reduction) {
@@ -357,14 +356,14 @@ TEST_F(AutocastOperators, OtherLossesAreLibTorchs) {
   expect_left_alone(logits, "one row", [&](const at::Tensor& x) {
     return loss_of(x[0], targets[0], at::Reduction::Mean);
   });
-  // Where autocast is off, its key leads nowhere.
+  // If autocast is off, its key is not used.
   EXPECT_FALSE(is_ours(loss_of(logits, targets, at::Reduction::Mean)));
 }
 
 TEST_F(AutocastOperators, LogitsOfAnyValue) {
   const float inf = std::numeric_limits<float>::infinity();
   at::Tensor logits = at::zeros({3, 600}, at::kFloat);
-  logits.narrow(1, 2, 598).fill_(-inf);  // words that cannot come
+  logits.narrow(1, 2, 598).fill_(-inf);  // words that cannot occur
   logits[2].fill_(std::numeric_limits<float>::quiet_NaN());
   const at::Tensor leaf = logits.cuda().requires_grad_();
   const Autocast cast(at::kCUDA, at::kBFloat16);

@@ -1,4 +1,4 @@
-// How the kernels' tests compare: our float32 against the same in float64, composed of ATen's
+// How the kernels' tests compare: our float32 results with the same in float64, composed of ATen's
 // operators and differentiated by autograd.
 #pragma once
 
@@ -33,7 +33,7 @@ inline at::Tensor random(at::IntArrayRef shape, double scale = 1.0) {
   return at::randn(shape, at::TensorOptions(at::kFloat)) * scale;
 }
 
-// Within `tolerance` of the largest value there is.
+// Compares within `tolerance` of the largest value.
 inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
                          const std::string& what) {
   ASSERT_TRUE(actual.defined()) << what;
@@ -46,7 +46,7 @@ inline void expect_close(const at::Tensor& actual, const at::Tensor& expected, d
   EXPECT_LE(error, tolerance * largest) << what;
 }
 
-// The result, then the gradient of each input, given `grad` for the result.
+// Returns the result, then the gradient of each input, given `grad` for the result.
 inline Tensors differentiate(const Computation& computation, const Tensors& inputs,
                              const at::Tensor& grad) {
   Tensors leaves;
@@ -58,7 +58,7 @@ inline Tensors differentiate(const Computation& computation, const Tensors& inpu
   return results;
 }
 
-// Our computation on `inputs`, against the reference on the same numbers in float64.
+// Compares our computation on `inputs` with the reference on the same numbers in float64.
 inline void expect_matches(const Computation& ours, const Computation& reference,
                            const Tensors& inputs, double tolerance, const std::string& what) {
   Tensors wide;
@@ -77,7 +77,7 @@ inline void expect_same_bits(const Tensors& a, const Tensors& b, const std::stri
     EXPECT_TRUE(at::equal(a[i], b[i])) << what << ", tensor " << i;
 }
 
-// Two runs on one thread and one on two: always the same bits.
+// Compares two runs on one thread and one on two: the bits must be the same.
 inline void expect_repeatable(const Computation& computation, const Tensors& inputs,
                               const at::Tensor& grad, const std::string& what) {
   Tensors first, again, parallel;
@@ -94,7 +94,7 @@ inline void expect_repeatable(const Computation& computation, const Tensors& inp
   expect_same_bits(first, parallel, what + ", two threads");
 }
 
-// What differentiating twice throws.
+// The error from differentiating twice.
 inline std::string double_backward_error(const Computation& computation, const Tensors& inputs) {
   Tensors leaves;
   for (const auto& input : inputs) leaves.push_back(input.detach().requires_grad_());

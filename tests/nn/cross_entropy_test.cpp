@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Some of them to be ignored.
+// Targets, some of which are to be ignored.
 at::Tensor some_targets(std::int64_t rows, std::int64_t vocabulary) {
   auto targets = at::randint(vocabulary, {rows}, at::TensorOptions(at::kLong));
   for (std::int64_t row = 2; row < rows; row += 5) targets[row] = kIgnoredTarget;
@@ -116,7 +116,7 @@ TEST(LinearCrossEntropy, MatchesTheDefinition) {
       const auto targets = some_targets(rows, vocabulary);
       expect_matches(fused_linear(targets), plain_linear(targets),
                      {random({rows, 12}), random({vocabulary, 12})},
-                     // A sum over a vocabulary in float32 is as good as the BLAS makes it.
+                     // A sum over a vocabulary in float32 is as exact as the BLAS makes it.
                      vocabulary > 1000 ? 3e-5 : 2e-6, fmt::format("{} x {}", rows, vocabulary));
     }
 }
@@ -170,7 +170,7 @@ TEST(CrossEntropy, GivesTheSameBitsOnAnyNumberOfThreads) {
   expect_repeatable(fused(targets), {random({300, 2000})}, at::ones({}), "cross_entropy");
 }
 
-// Its products are the BLAS's, which may share a sum among threads in another way.
+// The BLAS computes its products, and may share a sum among threads in another way.
 TEST(LinearCrossEntropy, GivesTheSameBitsAgain) {
   const auto computation = fused_linear(some_targets(300, 2000));
   const Tensors inputs = {random({300, 24}), random({2000, 24})};

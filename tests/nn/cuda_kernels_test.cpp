@@ -1,5 +1,5 @@
-// The CUDA kernels against the same in float64, for sizes that fit them well and badly. Gradients
-// and values of 16 bits are as good as their rounding.
+// Compares the CUDA kernels with float64, for sizes that fit them well and badly. Gradients and
+// values of 16 bits are as exact as their rounding.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -63,7 +63,7 @@ TEST_F(CudaKernels, NormsOfAnyShape) {
       }
 }
 
-// Kernels that read several elements at once must not where memory begins between them.
+// Kernels that read several elements at once must not do so if the memory begins at an odd place.
 TEST_F(CudaKernels, NormsOfMemoryThatBeginsAnywhere) {
   constexpr std::int64_t kRows = 5, kWidth = 768;
   for (const auto& [type, tolerance, name] : kPrecisions)
@@ -91,7 +91,7 @@ TEST_F(CudaKernels, NormsOfMemoryThatBeginsAnywhere) {
     }
 }
 
-// Both results are used, so that gradients come from both.
+// Both results are used, so gradients come from both.
 TEST_F(CudaKernels, NormsOfSums) {
   constexpr double kEps = 1e-5;
   const auto both = [](const SumAndNorm& made) {
@@ -101,7 +101,7 @@ TEST_F(CudaKernels, NormsOfSums) {
     for (const std::int64_t width : {8, 768, 2048, 7})
       for (const std::int64_t rows : {1, 1100}) {
         const std::string what = fmt::format("{} {} x {}", name, rows, width);
-        // The sum in float and the update in 16 bits, as autocast has them.
+        // The sum is float and the update has 16 bits, as under autocast.
         const Tensors inputs = {random({rows, width}).cuda(),
                                 random({rows, width}).to(at::kCUDA, type), random({width}).cuda(),
                                 random({width}).cuda()};
@@ -148,7 +148,8 @@ TEST_F(CudaKernels, CrossEntropyOfAnyVocabulary) {
       }
 }
 
-// More logits than are there at once: rows come out as they do among fewer, weights as their sum.
+// There are more logits than are held at once: rows come out as they do among fewer rows, and the
+// weight's gradient as their sum.
 TEST_F(CudaKernels, CrossEntropyOfSeveralBlocks) {
   constexpr std::int64_t kRows = 4 * 8192, kWidth = 16, kVocabulary = 50257;
   const at::Tensor hidden = random({kRows, kWidth}).to(at::kCUDA, at::kBFloat16).requires_grad_();
@@ -171,7 +172,7 @@ TEST_F(CudaKernels, CrossEntropyOfSeveralBlocks) {
   EXPECT_TRUE(at::allclose(whole.grad(), parts.grad(), 5e-2, 5e-2));
 }
 
-// As a loss scale does, which keeps small gradients from becoming 0.
+// Scales the loss as a loss scale does, which keeps small gradients from becoming 0.
 TEST_F(CudaKernels, CrossEntropyTimesALossScale) {
   const at::Tensor targets = at::randint(1000, {70}, at::kLong);
   expect_matches(
@@ -185,7 +186,7 @@ TEST_F(CudaKernels, CrossEntropyTimesALossScale) {
       there({random({70, 16}), random({1000, 16})}, at::kHalf), 4e-3, "half");
 }
 
-// Autocast reaches a function of our own: float weights, products of 16 bits.
+// Under autocast a function of our own gets float weights and computes products of 16 bits.
 TEST_F(CudaKernels, CrossEntropyUnderAutocast) {
   const at::Tensor targets = at::randint(1000, {70}, at::kLong);
   expect_matches(
@@ -199,7 +200,7 @@ TEST_F(CudaKernels, CrossEntropyUnderAutocast) {
       {random({70, 16}).cuda(), random({1000, 16}).cuda()}, 3e-2, "autocast");
 }
 
-// A logit of -inf is a word that cannot come, one of nan is a mistake to be seen.
+// A logit of -inf is a word that cannot occur; a nan is an error that must show.
 TEST_F(CudaKernels, CrossEntropyOfOddNumbers) {
   const double inf = std::numeric_limits<double>::infinity();
   at::Tensor hidden = at::ones({3, 1}, at::kCUDA).requires_grad_();
@@ -217,7 +218,7 @@ TEST_F(CudaKernels, RotaryPositions) {
       for (const bool apart : {false, true}) {
         const std::int64_t heads = 3, length = 17;
         Rotary here(head_dim, 64, 1e4), rotary(head_dim, 64, 1e4);
-        // Heads of a product for queries and keys, as they lie in memory.
+        // The heads are views of one product for queries and keys.
         const auto split = [&](const at::Tensor& x) {
           const at::Tensor part = apart ? x.narrow(-1, heads * head_dim, heads * head_dim) : x;
           return part.unflatten(-1, {heads, head_dim}).transpose(1, 2);

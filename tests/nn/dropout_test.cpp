@@ -47,11 +47,12 @@ TEST(Dropout, OfHalvesIsHalfOfTheWhole) {
   const auto whole = dropped(x, {8, 9, 10, 11});
   EXPECT_TRUE(dropped(x.slice(0, 0, 2), {8, 9}).equal(whole.slice(0, 0, 2)));
   EXPECT_TRUE(dropped(x.slice(0, 2), {10, 11}).equal(whole.slice(0, 2)));
-  // Ranks that take every second sample.
+  // Ranks take every second sample.
   EXPECT_TRUE(dropped(x.slice(0, 1, 4, 2), {9, 11}).equal(whole.slice(0, 1, 4, 2)));
 }
 
-// Ranks that hold some positions each; widths whose rows begin within a block of random numbers.
+// Each rank holds some of the positions; the widths make rows begin within a block of random
+// numbers.
 TEST(Dropout, OfSomePositionsIsThatPartOfTheWhole) {
   const std::vector<std::int64_t> rows = {3, 1ll << 40, 4};
   for (const std::int64_t width : {1, 7, 33, 64, 129}) {
@@ -89,7 +90,7 @@ TEST(Dropout, KnowsThePositionsOfItsState) {
 }
 
 TEST(Dropout, IsTheSameWithAnyNumberOfThreads) {
-  // Samples that are more than a thread's piece, less than one, and nothing.
+  // Sample sizes larger than a thread's piece, smaller than one, and empty.
   for (const std::int64_t count : {70'001, 1'003, 0}) {
     std::vector<std::int64_t> rows(301);
     std::iota(rows.begin(), rows.end(), 5);
@@ -117,7 +118,7 @@ TEST(Dropout, KeepsTheMean) {
   EXPECT_NEAR(y.to(at::kDouble).mean().item<double>(), 1.0, 0.01);
 }
 
-// What runs on a GPU, here on the CPU: the same bits as the loop's.
+// Compares the computation for GPUs, run on the CPU here, with the loop's bits.
 TEST(Dropout, OfOperatorsIsTheSame) {
   const std::vector<std::int64_t> rows = {0, 5, 1ll << 40};
   for (const std::int64_t count : {1, 4, 63, 64, 65, 1001})

@@ -34,7 +34,7 @@ TEST(PhiloxLanes, AreTheWordsOfEachBlock) {
   }
 }
 
-// Box and Muller with the library's functions, one number at a time.
+// Computes the Box-Muller method with the library's functions, one number at a time.
 TEST(FillNormal, IsBoxMullerOfPhilox) {
   const double std = 0.02;
   const auto found = normals({999}, 0, std);
@@ -50,7 +50,7 @@ TEST(FillNormal, IsBoxMullerOfPhilox) {
   }
 }
 
-// What any machine has to get, to the bit: a model made on one is continued on another.
+// Every machine has to get these bits: a run begun on one may continue on another.
 TEST(FillNormal, GivesTheSameBitsEverywhere) {
   const auto found = normals({100'003}, 0, 0.02);
   std::uint64_t hash = 0xcbf29ce484222325ull;
@@ -70,7 +70,7 @@ TEST(FillNormal, IsTheSameHoweverItIsCut) {
 }
 
 TEST(FillNormal, IsTheSameWithAnyNumberOfThreads) {
-  // From the middle of a block of Philox, too.
+  // One offset is in the middle of a block of Philox.
   for (const std::int64_t offset : {0, 3}) {
     const auto drawn = [&](int threads) {
       const Threads guard(threads);
@@ -87,7 +87,7 @@ TEST(FillNormal, IsNormal) {
   EXPECT_NEAR(x.square().mean().item<double>(), 1, 0.01);
   EXPECT_NEAR(x.pow(4).mean().item<double>(), 3, 0.05);
   EXPECT_NEAR(x.abs().gt(3).to(at::kDouble).mean().item<double>(), 0.0027, 0.0003);
-  // Neighbours share a radius, but are independent.
+  // Neighbouring numbers share a radius, but are independent.
   EXPECT_NEAR((x.slice(0, 0, -1) * x.slice(0, 1)).mean().item<double>(), 0, 0.005);
 }
 

@@ -28,7 +28,7 @@ TEST(Rotary, TurnsPairsByTheirPosition) {
     }
 }
 
-// The point of it: products of queries and keys depend on their distance alone.
+// The purpose of rotary positions: products of queries and keys depend only on their distance.
 TEST(Rotary, ProductsDependOnDistance) {
   Rotary rotary(8, 100, 10000.0);
   const auto q = at::randn({1, 1, 1, 8});
@@ -46,7 +46,7 @@ TEST(Rotary, GradientTurnsBack) {
   const auto y = rotary.apply(x, 3);
   const auto g = at::randn_like(y);
   y.backward(g);
-  // A turn keeps lengths, so turning the gradient forth again gives it back.
+  // A turn keeps lengths, so turning the gradient forward again gives the original.
   EXPECT_TRUE(rotary.apply(x.grad(), 3).allclose(g, 1e-5, 1e-5));
   EXPECT_FALSE(x.grad().allclose(g, 1e-2, 1e-2));
 }

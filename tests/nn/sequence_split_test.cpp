@@ -25,15 +25,15 @@ TEST(SequenceSplit, GivesEachRankItsChunks) {
               ElementsAre(Interval{0, 2}, Interval{10, 12}));
   EXPECT_THAT(positions(12, {.rank = 1, .size = 3, .kind = SplitKind::zigzag}),
               ElementsAre(Interval{2, 4}, Interval{8, 10}));
-  // Chunks that touch are one interval.
+  // Adjacent chunks are one interval.
   EXPECT_THAT(positions(12, {.rank = 2, .size = 3, .kind = SplitKind::zigzag}),
               ElementsAre(Interval{4, 8}));
-  // Of one rank, any length.
+  // With one rank, any length works.
   EXPECT_THAT(positions(7, {.rank = 0, .size = 1, .kind = SplitKind::zigzag}),
               ElementsAre(Interval{0, 7}));
 }
 
-// Pairs of a query and a key that it sees, counted one by one.
+// Counts the pairs of a query and a key that it sees, one by one.
 TEST(SequenceSplit, SharesCausalWorkEvenlyInZigzag) {
   for (const int size : {2, 3, 4, 8}) {
     std::set<std::int64_t> work;
@@ -63,7 +63,7 @@ TEST(SequenceSplit, PartsJoinToTheWhole) {
     }
 }
 
-// What a rank's queries see of a rank's keys, against a comparison of their positions.
+// Compares the sight of a rank's queries with a comparison of positions.
 TEST(SequenceSplit, KnowsWhatSeesWhat) {
   const auto at_positions = [](const SequencePart& part) {
     return take_part(at::arange(24, at::kLong), 0, part);

@@ -27,7 +27,7 @@ void record(CsvFile& file, std::int64_t step, std::vector<Metric> metrics) {
   file.record(step, metrics);
 }
 
-// A run that logs each step, and validates each third.
+// A run that logs each step and validates every third.
 void train(CsvFile& file, std::int64_t from, std::int64_t to) {
   for (std::int64_t step = from; step <= to; ++step) {
     std::vector<Metric> metrics = {{"loss", 1.0 / static_cast<double>(step)}};
@@ -126,7 +126,7 @@ TEST(CsvFile, WithoutResumeItStartsAnewAndOnResumeWithoutAFileToo) {
   EXPECT_EQ(read_file(folder / "empty.csv"), "step,loss\n");
 }
 
-// What a disk takes before it is full is a part of a row.
+// Before a disk is full it takes a part of a row.
 TEST(CsvFile, ADiskThatWasFullForAWhileCostsNoRowAndTearsNone) {
   const lockstep::testing::TinyDisk disk("8k");
   if (!disk.mounted()) GTEST_SKIP() << "mounting a disk needs root";
@@ -148,7 +148,7 @@ TEST(CsvFile, ADiskThatWasFullForAWhileCostsNoRowAndTearsNone) {
     return num_failed;
   };
   EXPECT_EQ(both(20), 0);
-  write_file(disk / "other", std::string(64 << 10, 'x'));  // all that there is room for
+  write_file(disk / "other", std::string(64 << 10, 'x'));  // fills all of the remaining room
   EXPECT_GT(both(200), 0);
   const std::string now = read_file(disk / "m.csv");
   EXPECT_EQ(now.back(), '\n') << "no row is torn";

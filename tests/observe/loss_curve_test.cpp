@@ -27,7 +27,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Picture {
   std::vector<std::string> texts;
-  std::vector<std::vector<std::pair<double, double>>> lines;  // polylines
+  std::vector<std::vector<std::pair<double, double>>> lines;  // the polylines
   std::vector<std::pair<double, double>> dots;
 };
 
@@ -40,8 +40,8 @@ double coordinate(const std::string& text, double largest) {
   return value;
 }
 
-// Draws, checks that the document is well formed and that everything is inside of it, and the data
-// inside of the axes.
+// Draws the curve, and checks that the document is well formed, that everything is inside of it,
+// and that the data is inside of the axes.
 Picture drawn(const LossCurve& curve) {
   Picture picture;
   const auto elements = parse_xml(draw_svg(curve));
@@ -98,7 +98,7 @@ TEST(LossCurve, HasTitleLegendAxesAndBothSeries) {
   EXPECT_THAT(picture.texts, Contains(::testing::StartsWith("validation 1.")));
   ASSERT_EQ(picture.lines.size(), 3u);  // raw, smoothed, validation
   EXPECT_EQ(picture.dots.size(), 11u);  // ten, and the legend's
-  // It falls: on the screen that is down, and it ends at the last step, at the right edge.
+  // The curve falls, which is down on the screen, and ends at the last step, at the right edge.
   const auto& smoothed = picture.lines[1];
   EXPECT_LT(smoothed.front().second, 200);
   EXPECT_GT(smoothed.back().second, 400);
@@ -124,12 +124,12 @@ TEST(LossCurve, AMillionStepsAreFewPointsAndNoSpikeIsLost) {
 TEST(LossCurve, NotANumberAndInfinityAreGaps) {
   LossCurve curve = falling(100);
   for (int i = 40; i < 50; ++i) curve.training[i].value = i % 2 == 0 ? kNaN : kInfinity;
-  curve.training[45].value = 2;  // alone between gaps
+  curve.training[45].value = 2;  // a single point between gaps
   curve.training[99].value = 1e200;
   curve.validation[3].value = kNaN;
   curve.reference = {"nothing", kNaN};
   const auto picture = drawn(curve);
-  EXPECT_EQ(picture.lines.size(), 6u);  // each series in two parts
+  EXPECT_EQ(picture.lines.size(), 6u);  // each series is in two parts
   EXPECT_EQ(picture.dots.size(), 2u + 10u);
   EXPECT_THAT(picture.texts, ::testing::Not(Contains(HasSubstr("nan"))));
   EXPECT_THAT(picture.texts, ::testing::Not(Contains(HasSubstr("nothing"))));
@@ -143,7 +143,7 @@ TEST(LossCurve, IsLogarithmicWhereLossesSpanMuch) {
   EXPECT_THAT(picture.texts, Contains("loss (logarithmic)"));
   for (const std::string text : {"0.01", "0.1", "1", "10", "100"})
     EXPECT_THAT(picture.texts, Contains(text));
-  // A straight line there.
+  // The line is straight there.
   const auto& line = picture.lines[0];
   EXPECT_NEAR(line[50].second, (line.front().second + line.back().second) / 2, 0.2);
 
@@ -230,7 +230,7 @@ TEST(Smooth, KeepsAStraightLineAndHalvesNoise) {
     EXPECT_NEAR(smoothed_line[i].value, line[i].value, 1e-9);
   const auto smoothed = smooth(noise, 10);
   for (std::size_t i = 20; i < 80; ++i) EXPECT_LT(std::abs(smoothed[i].value), 0.05);
-  // Neither end hangs on its last point.
+  // Neither end of the curve depends only on its last point.
   EXPECT_LT(std::abs(smoothed.front().value), 0.2);
   EXPECT_LT(std::abs(smoothed.back().value), 0.2);
   EXPECT_EQ(smooth(noise, 0), noise);

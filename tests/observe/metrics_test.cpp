@@ -88,7 +88,7 @@ TEST(Metrics, GoToEverySinkAndOneThatCannotHoldThemIsDroppedWithOneWarning) {
   EXPECT_EQ(std::ranges::count(warnings, '\n'), 1);
 }
 
-// Takes nothing while its disk is full, and has room to keep one record.
+// Takes nothing while its disk is full, and can keep one record.
 struct OnAFullDisk : MetricSink {
   explicit OnAFullDisk(const bool& is_full) : full(is_full) {}
   void record(std::int64_t, std::span<const Metric>) override {

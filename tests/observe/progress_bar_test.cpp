@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// What has come so far.
+// The output so far.
 std::string read_available(int fd) {
   std::string text;
   char buffer[4096];

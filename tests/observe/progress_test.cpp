@@ -51,7 +51,7 @@ TEST(BarLine, ShowsEverythingWhereThereIsRoom) {
             "left 1:52");
 }
 
-// On a GPU: what it computes of what it could, and the memory it took.
+// On a GPU: the share of its peak, and the memory that was taken.
 TEST(BarLine, ShowsShareOfPeakAndMemoryWhereTheyAreKnown) {
   Progress progress = kProgress;
   progress.share_of_peak = 0.437;
@@ -60,7 +60,7 @@ TEST(BarLine, ShowsShareOfPeakAndMemoryWhereTheyAreKnown) {
             "step 340/1000  34%  loss 1.872  val 1.901  41.2k tok/s  MFU 44%  25.8 GiB  left 1:52");
   EXPECT_THAT(bar_line(progress, kContext, {.width = 110}),
               HasSubstr("41.2k tok/s  MFU 44%  25.8 GiB  left 1:52"));
-  // They are the first to go.
+  // These are the first to be left out.
   EXPECT_EQ(bar_line(progress, kContext, {.width = 82}),
             bar_line(kProgress, kContext, {.width = 82}));
   progress.memory_bytes = 310.4 * (1 << 20);

@@ -1,5 +1,5 @@
-// A terminal's screen, as far as our output uses one: it notes every line that was broken because
-// it was too long, and every sequence it does not know.
+// A terminal's screen, as far as our output uses one. It notes every line that was broken because
+// it was too long, and every sequence that it does not know.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ class Screen {
     for (const char c : bytes) take(c);
   }
 
-  // As terminals do that reflow: lines that are too long now are broken into several. The cursor
-  // stays with the character it was on.
+  // Behaves like terminals that reflow: lines that are too long now are broken into several. The
+  // cursor stays with its character.
   void resize(int width) {
     width_ = width;
     std::vector<Line> lines;
@@ -40,7 +40,7 @@ class Screen {
     column_ = column;
   }
 
-  // Without the blanks at their ends, and without empty lines at the end.
+  // The lines without trailing blanks, and without empty lines at the end.
   std::vector<std::string> lines() const {
     std::vector<std::string> texts;
     for (const auto& line : lines_) {
@@ -59,7 +59,7 @@ class Screen {
   const std::string& unknown() const { return unknown_; }
 
  private:
-  using Line = std::vector<std::string>;  // a character each
+  using Line = std::vector<std::string>;  // one element for each character
 
   void take(char c) {
     if (!sequence_.empty()) {

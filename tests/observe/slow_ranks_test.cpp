@@ -29,7 +29,7 @@ class Noise {
   std::uint64_t state_ = 42;
 };
 
-// Feeds steps of which `seconds(step, index)` tells the times; every news of them.
+// Feeds steps whose times `seconds(step, index)` gives, and returns all news about them.
 std::vector<News> feed(SlowRanks& ranks, int num_ranks, std::uint64_t first, std::uint64_t last,
                        const std::function<double(std::uint64_t, int)>& seconds) {
   std::vector<News> all;
@@ -48,7 +48,7 @@ TEST(SlowRanks, HalfSpeedIsNamedWithinTwentySteps) {
     for (int i = 0; i < num_ranks; ++i) names.push_back(8 * i);
     Noise noise;
     const auto times = [&](std::uint64_t step, int i) {
-      const double whole = step % 7 == 0 ? 0.3 : 0.2;  // steps that differ, for all alike
+      const double whole = step % 7 == 0 ? 0.3 : 0.2;  // steps that differ, but alike on all ranks
       return whole * (i == 1 && step >= 100 ? 2 : 1) * (1 + 0.2 * noise.next());
     };
     SlowRanks ranks(names);
@@ -80,7 +80,7 @@ TEST(SlowRanks, NoiseNamesNobody) {
       IsEmpty());
 }
 
-// Checkpoints, page faults, a neighbour's job: long, but not again and again.
+// Checkpoints, page faults, a neighbour's job: these are long, but do not repeat.
 TEST(SlowRanks, PausesNameNobody) {
   SlowRanks ranks({0, 1, 2});
   EXPECT_THAT(feed(ranks, 3, 0, 500,
@@ -120,7 +120,7 @@ TEST(SlowRanks, RecoveryIsSaidOnceToo) {
   EXPECT_THAT(ranks.slow(), IsEmpty());
 }
 
-// Between the two bounds nothing is said, whichever side it comes from.
+// Between the two bounds nothing is reported, whichever side the time comes from.
 TEST(SlowRanks, DoesNotWaver) {
   SlowRanks ranks({0, 1});
   const auto news = feed(ranks, 2, 0, 400, [](std::uint64_t step, int i) {

@@ -24,8 +24,8 @@ using lockstep::testing::write_file;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-// A reader that shares nothing with the writer: the checksum a bit at a time, the fields by the
-// protobuf specification. It throws where something is not as it should be.
+// A reader that shares no code with the writer: it computes the checksum a bit at a time, and reads
+// fields by the protobuf specification. It throws if something is wrong.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
@@ -76,7 +76,7 @@ class Reader {
 };
 
 struct Field {
-  std::uint64_t number = 0;  // of a varint or a fixed field
+  std::uint64_t number = 0;  // value of a varint or a fixed field
   std::string_view bytes;
 };
 
@@ -205,7 +205,7 @@ TEST(TensorBoardFile, ProtocReadsItToo) {
   const std::string command =
       fmt::format("protoc --decode_raw <'{0}/event' >'{0}/text' 2>&1", folder.path().string());
   ASSERT_EQ(std::system(command.c_str()), 0) << read_file(folder / "text");
-  // 2.5 as a float is 0x40200000.
+  // 0x40200000 is 2.5 as a float.
   EXPECT_THAT(read_file(folder / "text"),
               HasSubstr("2: 300\n5 {\n  1 {\n    1: \"loss\"\n    2: 0x40200000\n  }\n}\n"));
 }

@@ -26,7 +26,7 @@ TEST(Throughput, FollowsAChangeWithinItsMemory) {
   for (int i = 0; i < 600; ++i) rate.add(10, now += milliseconds(100));
   EXPECT_NEAR(rate.per_second(), 100, 1e-9);
   for (int i = 0; i < 300; ++i) rate.add(20, now += milliseconds(100));
-  // exp(-3) of the old rate is left after three times the memory.
+  // After three times the memory, exp(-3) of the old rate is left.
   EXPECT_NEAR(rate.per_second(), 200 - 100 * std::exp(-3), 1);
 }
 

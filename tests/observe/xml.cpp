@@ -42,7 +42,7 @@ class Parser {
     require(!word.empty(), "a name is missing");
     return word;
   }
-  // One character of text, an entity for its own.
+  // Reads one character of text; an entity counts as the character that it stands for.
   std::string character() {
     const char c = next();
     require(static_cast<unsigned char>(c) >= 0x20 || c == '\n', "a control character");

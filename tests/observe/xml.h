@@ -1,4 +1,4 @@
-// Reads XML as far as a picture needs it, strictly: throws where a document is not well formed.
+// Reads XML strictly, as far as a picture needs it: throws if a document is not well formed.
 #pragma once
 
 #include <map>
@@ -12,10 +12,10 @@ namespace lockstep::observe {
 struct Element {
   std::string name;
   std::map<std::string, std::string> attributes;
-  std::string text;  // its own, unescaped
+  std::string text;  // the element's own text, unescaped
 };
 
-// Every element, in the order in which they begin.
+// All elements, in the order in which they begin.
 std::vector<Element> parse_xml(std::string_view document);
 
 }  // namespace lockstep::observe

@@ -38,7 +38,7 @@ TEST(GradientNorm, IsTheRootOfTheSumOfSquares) {
 }
 
 TEST(GradientNorm, IsRightWhereFloatsWouldNotBe) {
-  // A float's sum of squares would overflow, or lose all of the small ones.
+  // A sum of squares in float would overflow, or lose all of the small ones.
   EXPECT_NEAR(norm_of({with_gradient("a", at::full({10000}, 1e30))}) / 1e32, 1, 1e-6);
   at::Tensor uneven = at::full({1 << 20}, 1e-4);
   uneven[0] = 1;
@@ -78,7 +78,7 @@ TEST(GradientNorm, CudaHasTheSameBits) {
   std::vector<NamedParameter> there;
   std::vector<NamedParameter> mixed;
   std::uint64_t key = 1;
-  // Whole blocks, and others that end within one.
+  // Some sizes are whole blocks, others end within one.
   for (const std::int64_t count : {9000001, 4096, 4097, 1, 0, 100000}) {
     const at::Tensor gradient = numbers({count}, key++);
     const std::string name = std::to_string(count);
@@ -90,7 +90,7 @@ TEST(GradientNorm, CudaHasTheSameBits) {
   EXPECT_EQ(norm_of(mixed), norm_of(here));
 }
 
-// What a shard contributes, if it is cut between blocks.
+// The contribution of a shard that is cut between blocks.
 TEST(SumsOfSquares, AreThoseOfTheWhole) {
   const at::Tensor whole = numbers({10, 4096 + 13}, 1);
   const std::int64_t num_blocks = num_norm_blocks(whole);
@@ -108,7 +108,7 @@ TEST(SumsOfSquares, AreThoseOfTheWhole) {
               HasSubstr("Long"));
 }
 
-// Numbers that give another sum in every other order.
+// These numbers have another sum in any other order.
 TEST(AddInOrder, AddsAsOneThreadDoes) {
   const at::Tensor values = numbers({5000}, 3).to(at::kDouble).exp();
   const std::vector<std::vector<mesh::Interval>> sums = {
@@ -153,7 +153,7 @@ TEST(ClipGradients, LeavesTheRestAlone) {
     EXPECT_FALSE(result.clipped) << max_norm;
     EXPECT_TRUE(same_bits(a.tensor.grad(), gradient));
   }
-  // DeepSpeed's 1e-6 counts.
+  // The 1e-6 in DeepSpeed's formula decides here.
   EXPECT_TRUE(clip_gradients({a}, norm + 1e-7).clipped);
 }
 
@@ -173,7 +173,7 @@ TEST(ClipGradients, WhatIsNotFiniteIsSaidAndLeftAlone) {
   }
 }
 
-// The norm is that of all ranks, and this one has nothing, or empty parts.
+// The norm is that of all ranks, and this rank has no gradients, or empty parts.
 TEST(ClipGradients, OfARankThatHasNone) {
   const NormScope scope{.sum = [](const at::Tensor& mine) { return at::full_like(mine, 100.0); }};
   const ClipResult none = clip_gradients({{"a", parameter({3}, 1)}}, 1.0, scope);

@@ -85,7 +85,7 @@ TEST(GradScaler, RefusesWhatIsNoLoss) {
   EXPECT_THAT(usage_error([&] { scaler.scale(at::zeros({2}, at::kLong)); }), HasSubstr("Long [2]"));
 }
 
-// What fp16 does to gradients: too large ones are inf, and the scale halves until they fit.
+// As with fp16 gradients: those that are too large are inf, and the scale halves until they fit.
 TEST(GradScaler, FindsTheScaleThatFits) {
   const at::Tensor weight = at::ones({4}).set_requires_grad(true);
   GradScaler scaler({.hysteresis = 1});
@@ -101,7 +101,7 @@ TEST(GradScaler, FindsTheScaleThatFits) {
     else
       ++skipped;
   }
-  // Half has 10 x 4096, and not 10 x 8192.
+  // Half can hold 10 x 4096, but not 10 x 8192.
   EXPECT_EQ(skipped, 4);
   EXPECT_EQ(scaler.loss_scale(), 4096);
   EXPECT_TRUE(same_bits(weight, at::zeros({4})));
@@ -120,7 +120,7 @@ TEST(GradScaler, AnotherRanksOverflowSkipsTheStepHereToo) {
   EXPECT_EQ(scaler.loss_scale(), 16384);
 }
 
-// A sum over ranks instead of a maximum, or a nan that came from elsewhere.
+// A sum over ranks instead of a maximum, or a nan from elsewhere, counts as an overflow, too.
 TEST(GradScaler, AnythingButZeroIsAnOverflow) {
   GradScaler scaler;
   EXPECT_FALSE(scaler.update(at::full({1}, 3)));

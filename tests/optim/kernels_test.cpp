@@ -1,4 +1,4 @@
-// The loops by themselves: against arithmetic that is written out, and cut in odd places.
+// The loops by themselves, compared with arithmetic that is written out, and cut at odd places.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace lockstep::optim {
 namespace {
 
-// Around 0, in [-scale, scale).
+// Numbers in [-scale, scale).
 template <typename T>
 std::vector<T> values(std::size_t count, std::uint64_t key, T scale = 1) {
   std::vector<T> result(count);
@@ -131,7 +131,7 @@ TYPED_TEST(Kernels, SgdsBitsDoNotDependOnTheCut) {
   EXPECT_EQ(b, cut_b);
 }
 
-// The order of addition is part of the contract: a GPU has to follow it.
+// The order of addition is part of the contract, because a GPU has to follow it.
 TYPED_TEST(Kernels, SumOfSquaresFoldsInHalves) {
   using T = TypeParam;
   for (const std::int64_t count : {0, 1, 2, 1000, 2047, 2048, 2049, 3000, 4095, 4096}) {
@@ -154,7 +154,7 @@ TYPED_TEST(Kernels, SumOfSquaresOfWhatIsNotFiniteIsNotFinite) {
     }
 }
 
-// 1e30 squared is beyond a float.
+// 1e30 squared exceeds a float's range.
 TEST(SumOfSquares, DoesNotOverflowWhereFloatsWould) {
   const std::vector<float> x(4096, 1e30f);
   EXPECT_NEAR(std::sqrt(sum_of_squares(x.data(), 4096)) / (64 * double{1e30f}), 1, 1e-15);

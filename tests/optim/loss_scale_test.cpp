@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The scale after each step of a run: 'o' overflowed, '.' did not.
+// The scale after each step of a run: 'o' is a step that overflowed, '.' one that did not.
 std::vector<double> scales(LossScale& scale, const std::string& steps) {
   std::vector<double> result;
   for (const char step : steps) {
@@ -39,7 +39,7 @@ struct Rule {
   std::vector<double> expected;
 };
 
-// 2^4 = 16 at the start, so that a few steps get far.
+// The initial scale is 2^4 = 16, so that a few steps get far.
 const std::vector<Rule> kRules = {
     {"WindowDoubles",
      {.initial_scale_power = 4, .loss_scale_window = 3},
@@ -85,7 +85,7 @@ TEST(LossScale, Rules) {
     EXPECT_EQ(scales(rule.options, rule.steps), rule.expected) << rule.name;
 }
 
-// A second telling of the rules, as DeepSpeed counts: iterations, and the last that overflowed.
+// Computes the rules as DeepSpeed counts: by iterations, and the last one that overflowed.
 TEST(LossScale, AgreesWithDeepSpeedsCountOnLongRuns) {
   for (const bool consecutive : {false, true})
     for (const std::int64_t hysteresis : {1, 2, 5}) {
@@ -142,7 +142,7 @@ TEST(LossScale, AtTheMinimumItSaysWhatToTry) {
       usage_error([&] { scale.update(true); }),
       AllOf(HasSubstr("min_loss_scale = 1"), HasSubstr("learning rate"), HasSubstr("bf16")));
   EXPECT_EQ(scale.state(), before);
-  // A window of good steps gives it room again.
+  // After a window of good steps the scale has room to halve again.
   EXPECT_EQ(scales(scale, std::string(1000, '.')).back(), 2);
   EXPECT_EQ(scales(scale, "oo"), (std::vector<double>{2, 1}));
 }

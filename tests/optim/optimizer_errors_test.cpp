@@ -54,7 +54,7 @@ TEST(OptimizerErrors, ParametersThatItCannotStepOn) {
               AllOf(HasSubstr("'embedding' and 'head' are one tensor"), HasSubstr("once")));
   EXPECT_THAT(refusal({{"w", parameter({2}, 1)}, {"w", parameter({2}, 2)}}),
               HasSubstr("two parameters are called 'w'"));
-  // Also across groups.
+  // This holds across groups, too.
   EXPECT_THAT(
       refusal(AdamWOptions{}, {{.parameters = {{"a", shared}}}, {.parameters = {{"b", shared}}}}),
       HasSubstr("'a' and 'b' are one tensor"));
@@ -67,7 +67,7 @@ TEST(OptimizerErrors, LearningRatesThatAreNone) {
               HasSubstr("learning rate is nan"));
 }
 
-// The mistake is in the second parameter; the first must not have moved.
+// The mistake is in the second parameter; the first must not have changed.
 TEST(OptimizerErrors, AStepThatFailsChangesNothing) {
   const at::Tensor first = parameter({4}, 1);
   const at::Tensor second = parameter({4, 3}, 2);

@@ -1,4 +1,4 @@
-// What a checkpoint saves of an optimizer, and whether it goes on from there.
+// The state of an optimizer that a checkpoint saves, and training that goes on from it.
 #include <algorithm>
 #include <functional>
 
@@ -26,7 +26,7 @@ std::vector<NamedParameter> model() {
   return {{"w", parameter({6, 5}, 1)}, {"b", parameter({5}, 2)}};
 }
 
-// `b` has no gradient in the first step, so its own count is one behind.
+// `b` has no gradient in the first step, so its own count of steps is one behind.
 void train(Optimizer& optimizer, const std::vector<NamedParameter>& parameters,
            std::uint64_t first_step, std::uint64_t last_step) {
   for (std::uint64_t step = first_step; step < last_step; ++step) {
@@ -86,7 +86,7 @@ TEST(OptimizerState, ARunThatResumesGoesOnToTheBit) {
     const auto second = make_optimizer(options, {{.parameters = resumed, .weight_decay = 0.1}});
     std::reverse(saved.begin(), saved.end());
     second->load_state(saved);
-    // What was loaded is a copy.
+    // Loading makes a copy.
     for (const auto& [name, tensor] : saved) tensor.zero_();
     train(*second, resumed, 2, 5);
     for (std::size_t i = 0; i < straight.size(); ++i)
@@ -126,7 +126,7 @@ TEST(OptimizerState, AnotherOnesIsRefusedWithWhatDiffersAndChangesNothing) {
   EXPECT_THAT(refusal([](auto& state) { state[4].tensor = at::Tensor(); }),
               HasSubstr("'exp_avg.b' is missing"));
   EXPECT_THAT(refusal([](auto& state) { state[3].tensor.fill_(-4); }), HasSubstr("-4 as step.b"));
-  // Long lists are cut short.
+  // Long lists of names are cut short.
   EXPECT_THAT(refusal([](auto& state) {
                 for (auto& [name, tensor] : state) name += "_of_another";
               }),

@@ -1,5 +1,5 @@
-// Steps of our optimizers: beside those of torch::optim or the formula, and whether their bits
-// depend on anything.
+// Steps of our optimizers, compared with torch::optim or with the formula; and the things on which
+// their bits must not depend.
 #include <lockstep/optim/optimizer.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using testing::snapshot;
 constexpr double kLearningRate = 0.02;
 constexpr double kDecay = 0.3;
 
-// Steps on tensors that have their gradients.
+// Makes a step on tensors that have their gradients.
 using Peer = std::function<void()>;
 
 struct Case {
@@ -50,7 +50,7 @@ std::function<Peer(std::vector<at::Tensor>)> torchs(const TorchOptions& options)
   };
 }
 
-// One step of a parameter by a formula; the state is zeros at first.
+// One step of a parameter by a formula; the state begins as zeros.
 struct FormulaStep {
   at::Tensor weight, gradient;
   at::Tensor first, second;  // of the state
@@ -85,7 +85,7 @@ void lion_formula(const FormulaStep& s) {
   s.first.copy_(0.95 * s.first + 0.05 * s.gradient);
 }
 
-// As DeepSpeed's FusedLamb.
+// The formula of DeepSpeed's FusedLamb.
 void lamb_formula(const FormulaStep& s, double min_coeff, double max_coeff, bool inside) {
   s.first.copy_(0.8 * s.first + 0.2 * s.gradient);
   s.second.copy_(0.95 * s.second + 0.05 * s.gradient * s.gradient);
@@ -100,7 +100,7 @@ void lamb_formula(const FormulaStep& s, double min_coeff, double max_coeff, bool
   s.weight.sub_(direction, rate * coeff);
 }
 
-// An epsilon that shows in the result; everything away from its default.
+// Every option differs from its default, and the epsilons are large enough to show in the result.
 std::vector<Case> elementwise_cases() {
   const std::array<double, 2> betas = {0.8, 0.95};
   const auto torch_betas = std::make_tuple(betas[0], betas[1]);
@@ -158,7 +158,7 @@ class EveryOptimizer : public ::testing::TestWithParam<Case> {
                                                 .weight_decay = GetParam().weight_decay}});
   }
 
-  // Six steps, in which the second parameter goes without a gradient twice.
+  // Makes six steps, in two of which the second parameter has no gradient.
   void beside_its_peer(at::ScalarType type, double tolerance) const {
     std::vector<NamedParameter> ours = {{"a", parameter({37, 11}, 1, type)},
                                         {"b", parameter({5}, 2, type)}};
@@ -191,7 +191,8 @@ TEST_P(EveryOptimizer, IsTorchsOrTheFormulaWithinRounding) {
 
 class EveryElementwiseOptimizer : public EveryOptimizer {};
 
-// One parameter, and the same numbers in shards of odd sizes; one thread, and several.
+// Compares one parameter with the same numbers in shards of odd sizes, on one thread and on
+// several.
 TEST_P(EveryElementwiseOptimizer, BitsDependOnNeitherShardsNorThreads) {
   for (const auto type : {at::kFloat, at::kDouble}) {
     const std::int64_t count = 200003;
@@ -257,14 +258,14 @@ TEST_P(EveryOptimizer, CudaAgreesWithTheCpu) {
   EXPECT_LE((here - there.cpu()).abs().max().item<double>(), 1e-6);
 }
 
-// As gradients that were multiplied before, and no step at all where it is 0: which the host may
-// not know when the next step begins.
+// A factor acts as if the gradients had been multiplied before; with 0 there is no step at all,
+// which the host may not know when the next step begins.
 TEST_P(EveryOptimizer, AFactorMultipliesGradientsOrLeavesTheStepOut) {
   for (const c10::DeviceType device : {at::kCPU, at::kCUDA}) {
     if (device == at::kCUDA && !at::hasCUDA()) continue;
     std::vector<NamedParameter> stepped, wanted;
     for (const std::string name : {"always", "at times"}) {
-      // One as kernels like it, and one that they leave to operators.
+      // One tensor has a layout for kernels, the other one that is left to operators.
       const at::Tensor laid_out = numbers({1000, 33}, 1).to(device);
       const at::Tensor values = name == "always" ? laid_out : laid_out.t().contiguous().t();
       stepped.push_back({name, values.clone().set_requires_grad(true)});
@@ -275,7 +276,7 @@ TEST_P(EveryOptimizer, AFactorMultipliesGradientsOrLeavesTheStepOut) {
     for (std::size_t step = 0; step < factors.size(); ++step) {
       optimizer->zero_grad();
       reference->zero_grad();
-      // Every other step is one of a single parameter: what the other was last in, counts for it.
+      // Every other step has a single parameter: the other's state stays that of its last step.
       for (std::size_t i = 0; i < 2 - step % 2; ++i) {
         const at::Tensor gradient = numbers({1000, 33}, step + 2).to(device);
         set_gradient(stepped[i].tensor, gradient.clone());
@@ -293,7 +294,7 @@ TEST_P(EveryOptimizer, AFactorMultipliesGradientsOrLeavesTheStepOut) {
   }
 }
 
-// More tensors than one launch takes, of sizes that fit its pieces well and badly.
+// There are more tensors than one launch takes, of sizes that fit its pieces well and badly.
 TEST(AdamW, CudaHasTheCpusBits) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   for (const auto type : {at::kFloat, at::kDouble}) {
@@ -309,7 +310,8 @@ TEST(AdamW, CudaHasTheCpusBits) {
         make_optimizer(AdamWOptions{}, {{.parameters = there, .weight_decay = 0.1}});
     for (std::uint64_t step = 0; step < 3; ++step) {
       for (std::size_t i = 0; i < here.size(); ++i) {
-        // One without a gradient in the first step, whose count of steps is another from then on.
+        // This parameter has no gradient in the first step, so its count of steps differs from then
+        // on.
         if (step == 0 && i == 7) continue;
         const at::Tensor gradient = numbers(here[i].tensor.sizes(), 1000 * step + i).to(type);
         set_gradient(here[i].tensor, gradient);
@@ -328,7 +330,7 @@ INSTANTIATE_TEST_SUITE_P(Optim, EveryOptimizer, ::testing::ValuesIn(cases()),
 INSTANTIATE_TEST_SUITE_P(Optim, EveryElementwiseOptimizer, ::testing::ValuesIn(elementwise_cases()),
                          [](const auto& info) { return info.param.name; });
 
-// Its norms are known to the host before it steps: nothing moves where there is nothing to move.
+// A norm of 0 has no ratio: the update is taken as it is, and no weight becomes nan.
 TEST(Lamb, ParametersOfZerosMoveByTheLearningRate) {
   const at::Tensor weight = at::zeros({5}, at::kDouble).set_requires_grad(true);
   const auto optimizer = make_optimizer(LambOptions{.bias_correction = false, .max_coeff = 0.5},
@@ -367,7 +369,7 @@ TEST(Optimizer, ZeroGradLeavesGradientsUndefined) {
   EXPECT_FALSE(b.grad().defined());
 }
 
-// A graph from before the step must not be differentiated with the weights from after it.
+// Autograd must not differentiate a graph from before the step with the weights from after it.
 TEST(Optimizer, AutogradNoticesThatWeightsChanged) {
   const at::Tensor a = parameter({3}, 1);
   const at::Tensor loss = (a * a).sum();
@@ -409,7 +411,7 @@ TEST(DecayGroups, MatricesDecayAndVectorsDoNot) {
   EXPECT_TRUE(decay_groups({}, 0.1).empty());
 }
 
-// As DeepSpeed has it with "bias_correction": false.
+// As in DeepSpeed with "bias_correction": false.
 TEST(AdamW, WithoutBiasCorrection) {
   const at::Tensor weight = parameter({37}, 1, at::kDouble);
   at::Tensor expected = snapshot(weight), mean = at::zeros_like(expected), square = mean.clone();

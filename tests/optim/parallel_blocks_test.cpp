@@ -67,7 +67,7 @@ TEST(ParallelBlocks, UsesLibTorchsThreads) {
   }
   const Threads threads(3);
   EXPECT_EQ(run(counts, 4096).threads.size(), 3u);
-  // Too little to share.
+  // This is too little work to share.
   EXPECT_EQ(run({32768}, 4096).threads.size(), 1u);
 }
 

@@ -1,4 +1,4 @@
-// Optimizers by the names that configs have for them, and one of a program's own.
+// Optimizers by their names in configs, and one that a program adds.
 #include <lockstep/optim/registry/registry.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
   EXPECT_EQ(name_of(LambOptions{}), "Lamb");
 }
 
-// What the planner counts for each parameter.
+// The bytes that the planner counts for each parameter.
 TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
   EXPECT_EQ(OptimizerOptions(AdamWOptions{}).state_bytes(), 8);
   EXPECT_EQ(OptimizerOptions(SGDOptions{}).state_bytes(), 0);
@@ -56,7 +56,7 @@ TEST(OptimizerTypes, SayWhatAStepSees) {
   EXPECT_EQ(OptimizerOptions(LambOptions{}).kind(), StepKind::norm_per_parameter);
 }
 
-// Sets every number to another one within its range.
+// Changes every number to another one within its range.
 class Changing final : public OptionKeys {
  public:
   void number(const OptionKey&, double& value, const NumberRange& range) override {
@@ -105,7 +105,8 @@ TEST(OptimizerOptions, AreTexts) {
   EXPECT_THAT(texts_of(LionOptions{}), ElementsAre(OptionText{"betas", "0.9, 0.99"}));
 }
 
-// "AdamW" is decoupled by its name; the same options without a name, or as "Adam", may be coupled.
+// The name "AdamW" means decoupled decay; the same options without a name, or as "Adam", may be
+// coupled.
 TEST(OptimizerOptions, AreJudgedByTheNameThatAConfigHas) {
   const OptimizerOptions coupled = AdamWOptions{.decay = AdamDecay::coupled};
   EXPECT_EQ(coupled.mistakes("AdamW").size(), 1u);

@@ -221,7 +221,7 @@ TEST(ScheduleTypes, TakeAProgramsOwn) {
               HasSubstr("registered as 'oneCYCLE', which another one is called"));
 }
 
-// Steps beyond any training, and sizes whose sum does not fit, are still numbers.
+// Steps beyond any training, and sizes whose sum would overflow, still give numbers.
 TEST(Schedule, NothingOverflows) {
   const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
   const std::vector<ScheduleOptions> all = {

@@ -14,7 +14,7 @@
 
 namespace lockstep::optim::testing {
 
-// In [-1, 1), a function of the key and the place.
+// Numbers in [-1, 1), as a function of the key and the index.
 inline at::Tensor numbers(at::IntArrayRef shape, std::uint64_t key,
                           at::ScalarType type = at::kFloat) {
   at::Tensor tensor = at::empty(shape, at::kFloat);

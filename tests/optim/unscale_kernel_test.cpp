@@ -1,4 +1,4 @@
-// The loop by itself: against a division of each element, with inf and nan in every place.
+// The loop by itself, compared with a division of each element, with inf and nan in every place.
 #include <lockstep/optim/kernels/unscale.h>
 
 #include <bit>

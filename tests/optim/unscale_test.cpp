@@ -24,7 +24,7 @@ using testing::with_gradient;
 
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
 
-// The division as LibTorch does it, rounded once.
+// LibTorch's division, rounded once.
 at::Tensor divided(const at::Tensor& gradient, double scale) {
   const auto type = gradient.scalar_type();
   return (gradient.to(type == at::kDouble ? at::kDouble : at::kFloat) / scale).to(type);
@@ -95,7 +95,8 @@ TEST(UnscaleGradients, AnyStrides) {
   }
 }
 
-// As autograd leaves them where two parameters are added: dividing one must not divide the other.
+// Autograd leaves such gradients if two parameters are added: dividing one must not divide the
+// other.
 TEST(UnscaleGradients, SharedMemoryIsDividedOnce) {
   const at::Tensor memory = numbers({100}, 1);
   const std::vector<NamedParameter> parameters = {

@@ -1,6 +1,6 @@
-# Run as a script: builds and runs `project` in `work`, which takes Lockstep in from `source` by
-# `take_in` and links `part`; with a LibTorch in a folder of CMAKE_PREFIX_PATH, which leads to that of
-# `torch_dir`, unless that is empty.
+# Run as a script: builds and runs `project` in `work`. The project takes Lockstep in from `source` by
+# `take_in` and links `part`. Unless `torch_dir` is empty, it finds that LibTorch through a folder of
+# CMAKE_PREFIX_PATH.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -26,7 +26,7 @@ if(torch_dir)
 endif()
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
-# Nothing but what the project links was built.
+# Checks that nothing was built that the project does not link.
 file(GLOB_RECURSE libraries ${work}/build/*.a)
 foreach(library IN LISTS libraries)
   if(library MATCHES "liblockstep_(train|elastic|launch|cli|models)")

@@ -24,7 +24,7 @@ RankMessages messages(const std::shared_ptr<comm::Communicator>& group) {
   return RankMessages(group);
 }
 
-// Copies of these steps among all ranks, of which some then lose what they held.
+// Takes copies of these steps among all ranks; then some ranks lose theirs.
 Copies taken(const Cells& cells, const std::vector<std::int64_t>& steps,
              const std::vector<int>& lost, const std::string& lost_together = "") {
   Copies copies = fresh(lost_together);
@@ -72,7 +72,7 @@ void check_losses(Cells& cells) {
     const auto copies = taken(cells, {5, 6}, {1, 2});
     const auto world = messages(world_of(cells, all));
     expect_nothing(cells, *copies, world);
-    // And it goes on from there.
+    // The run goes on from there.
     copies->take(world, contents_of(cells.rank(), 4, 2));
     copies->finish();
     expect_restored(cells, *copies, messages(world_of(cells, all)), 2);
@@ -90,7 +90,7 @@ void check_losses(Cells& cells) {
     expect_restored(cells, *copies, world, 4);
     copies->take(world, contents_of(cells.rank(), 4, 4));
     copies->finish();
-    // Who has kept the only copy of what the first one kept.
+    // Rank 1 had the only copy of the state that rank 2 had kept.
     if (cells.rank() == 1) copies = fresh();
     expect_restored(cells, *copies, messages(world_of(cells, all)), 4);
   });
@@ -118,7 +118,7 @@ void check_worlds(Cells& cells) {
       copies->finish();
     }
     const auto world = messages(world_of(cells, {0, 1, 2, 3}));
-    // Two have no tensor of their own there.
+    // Two ranks have no tensor of their own there.
     auto tensors = parts_of(world.rank(), 4, 6, Values::none);
     std::erase_if(tensors, [&](const auto& one) { return one.name.starts_with("own/"); });
     const auto state = copies->restore(world, tensors);
@@ -202,7 +202,7 @@ void check_bytes(Cells& cells) {
     for (const mesh::HeldTensor& one : contents.tensors)
       all += mesh::Placement::full(one.shape).elements() *
              static_cast<std::int64_t>(one.values.element_size());
-    all += 3 * 17;  // the other ranks' own
+    all += 3 * 17;  // the other ranks' own tensors
     for (int time = 1; time <= 5; ++time) copies->take(world, contents);
     copies->finish();
     const auto sent =
@@ -228,7 +228,7 @@ void check_bytes(Cells& cells) {
   });
 }
 
-// Many messages, of which ranks have different numbers for each other, and some none.
+// There are many messages; ranks have different numbers of them for each other, and some have none.
 void check_fetching(Cells& cells) {
   cells.cell("bytes that come in many rounds", [&] {
     const auto world = messages(cells.group());

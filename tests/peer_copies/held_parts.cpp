@@ -8,7 +8,7 @@ namespace {
 
 using mesh::Placement;
 
-// Small enough for every type to hold exactly.
+// Values are small enough for every type to hold them exactly.
 at::Tensor values_at(const mesh::HeldTensor& tensor, std::int64_t step) {
   const Placement& placement = tensor.placement;
   at::Tensor index = at::arange(placement.range().begin, placement.range().end);
@@ -32,7 +32,7 @@ std::vector<mesh::HeldTensor> parts_of(int rank, int num_ranks, std::int64_t ste
       held("model/all", {40, 7}, Placement::full({40, 7}), at::kFloat),
       held("model/columns", {9, 10}, Placement::full({9, 10}).cut_dim(1, rank, num_ranks),
            at::kBFloat16),
-      // Three in one, each cut by itself.
+      // Three matrices in one tensor, each cut by itself.
       held("model/three", {15, 8}, Placement::full({3, 5, 8}).cut_dim(1, rank, num_ranks),
            at::kFloat),
       held("optimizer/flat", {101, 3}, Placement::full({101, 3}).cut_flat(rank, num_ranks),
@@ -43,7 +43,7 @@ std::vector<mesh::HeldTensor> parts_of(int rank, int num_ranks, std::int64_t ste
   if (large_elements > 0)
     all.push_back(held("model/large", {large_elements},
                        Placement::full({large_elements}).cut_flat(rank, num_ranks), at::kFloat));
-  // Strides that are not dense.
+  // These strides are not dense.
   all.front().values = at::zeros({7, 40}).t();
   if (values == Values::of_step)
     for (mesh::HeldTensor& tensor : all) tensor.values.copy_(values_at(tensor, step));

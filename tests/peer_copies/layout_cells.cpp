@@ -1,5 +1,5 @@
-// Copies of a model in one layout, restored in others and by fewer ranks: to the bit what a
-// checkpoint of it has.
+// Copies of a model in one layout are restored in others and by fewer ranks. The result is, to the
+// bit, that of a checkpoint.
 #include <filesystem>
 #include <memory>
 

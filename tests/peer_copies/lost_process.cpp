@@ -21,7 +21,7 @@ using ranks::Cells;
 constexpr int kLost = 2;
 constexpr std::int64_t kLarge = 8 << 20;  // 32 MiB
 
-// Memory that nobody can read: who tries ends.
+// Memory that cannot be read: a process that tries ends.
 at::Tensor deadly(std::int64_t elements) {
   struct sigaction end = {};
   end.sa_handler = [](int) { std::_Exit(0); };
@@ -33,7 +33,7 @@ at::Tensor deadly(std::int64_t elements) {
   return at::from_blob(memory, {elements}, at::kFloat);
 }
 
-// Those who are left, in a group that the lost one is not in, with one of the copies.
+// The remaining ranks go on in a group without the lost one, from one of the copies.
 void go_on(Cells& cells, PeerCopies& copies, const std::shared_ptr<comm::Communicator>& left,
            const std::vector<std::int64_t>& steps, std::int64_t large_elements) {
   const RankMessages world(left);
@@ -93,7 +93,7 @@ void lose_while_sending(Cells& cells, int delay_ms) {
       std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
       std::_Exit(0);
     }
-    // What was on its way may have come.
+    // Messages that were under way may have arrived.
     expect_lost(cells, [&] { copies.take(world, next); });
     go_on(cells, copies, left, {1, 2}, kLarge);
   });

@@ -1,4 +1,4 @@
-// The test program; with an argument of tables.h it is one rank of a job.
+// The test program. With an argument of tables.h it is one rank of a job.
 #include <string>
 
 #include <gtest/gtest.h>

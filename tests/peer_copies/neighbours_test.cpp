@@ -1,4 +1,4 @@
-// Who keeps whose copy.
+// The choice of the rank that keeps another rank's copy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 using Hosts = std::vector<std::string>;
 
-// How many copies stay on their host. Every rank keeps one, of another rank.
+// The number of copies that stay on their host. Every rank keeps one, of another rank.
 int num_staying(const Hosts& hosts) {
   const std::vector<int> keeper = keepers(hosts);
   EXPECT_EQ(keeper.size(), hosts.size());

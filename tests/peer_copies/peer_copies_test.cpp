@@ -28,12 +28,12 @@ TEST(PeerCopies, AreRestoredInAnyLayout) {
   ranks::expect_cells_pass(4, {"--layouts", folder.path().string()});
 }
 
-// Of four processes, the one that is lost says nothing more.
+// There are four processes, and the one that is lost prints nothing more.
 void expect_three_go_on(const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {"--standalone", "--nproc-per-node", "4",
                                     std::filesystem::read_symlink("/proc/self/exe").string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  const testing::TemporaryFolder dumps;  // of the calls that fail
+  const testing::TemporaryFolder dumps;  // the dumps of the calls that fail
   auto job =
       launch::testing::Launched::run(words, {"LOCKSTEP_FLIGHT_DIR=" + dumps.path().string()});
   EXPECT_EQ(job.wait(milliseconds(100'000)), 0) << job.error();

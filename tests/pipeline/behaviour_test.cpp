@@ -1,4 +1,4 @@
-// What either half does, keeps and refuses.
+// The halves of a backward pass: what each computes, keeps and refuses.
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
@@ -42,7 +42,7 @@ TEST(SplitBehaviour, EachHalfComputesItsOwnProducts) {
   auto model = chain(5);
   for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{4, 16}, {2, 4, 16}}) {
     expect_own_products(model, at::randn(sizes).requires_grad_(), 5);
-    expect_own_products(model, at::randn(sizes), 4);  // as of a first stage
+    expect_own_products(model, at::randn(sizes), 4);  // as in a first stage
   }
 }
 
@@ -83,7 +83,7 @@ TEST(SplitBehaviour, HooksOfParametersFireOnceAndInTheSecondHalf) {
   EXPECT_THAT(fired, testing::Each(1));
 }
 
-// Of what is no parameter of the module it is what it would be.
+// A tensor that is no parameter of the module gets the gradient that it would get in a whole pass.
 TEST(SplitBehaviour, OthersGetTheirGradientsInTheFirstHalf) {
   auto model = chain(2);
   const auto input = at::randn({4, 16}).requires_grad_();
@@ -120,7 +120,8 @@ TEST(SplitBehaviour, FirstHalfFreesWhatNoProductNeeds) {
       nn::TransformerEncoderLayerOptions(32, 4).dim_feedforward(64).dropout(0.1), 4));
   const SplitBackward split(*model);
   const auto pass = [&](const device::LiveBytes* memory, std::int64_t* after) {
-    // As many tokens as make activations outweigh weights, and attention's scores activations.
+    // Enough tokens for activations to outweigh weights, and for attention's scores to outweigh
+    // activations.
     const auto input = at::randn({96, 4, 32}).requires_grad_();
     const auto output = model.ptr()->forward(input).sum();
     if (memory != nullptr) after[0] = memory->now();
@@ -129,7 +130,7 @@ TEST(SplitBehaviour, FirstHalfFreesWhatNoProductNeeds) {
     rest.run();
     if (memory != nullptr) after[2] = memory->now();
   };
-  pass(nullptr, nullptr);  // gradients are there, as in a training
+  pass(nullptr, nullptr);  // gradients exist, as in a training
   const device::LiveBytes memory(at::kCPU);
   std::int64_t after[3] = {};
   pass(&memory, after);
@@ -147,7 +148,7 @@ TEST(SplitBehaviour, AnotherPassGoesOnAsIfThereWereNoSplit) {
   }();
   model->forward(at::randn({4, 16})).sum().backward();
   for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.grad().defined());
-  rest = {};  // and is never run
+  rest = {};  // it is never run
 }
 
 TEST(SplitBehaviour, RefusesWhatCannotBeRight) {

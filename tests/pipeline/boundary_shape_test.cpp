@@ -1,4 +1,5 @@
-// What a rank tells the next of shapes, and what no rank can have told.
+// The message in which a rank tells the next one the shapes, and messages that no rank can have
+// sent.
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -64,7 +65,7 @@ TEST(BoundaryShape, OfWrongCountsIsRefused) {
     EXPECT_THAT(with(3, dims), HasSubstr(fmt::format("number of dims is {}", dims)));
   EXPECT_THAT(with(3, 1), HasSubstr("1 numbers are left"));
   EXPECT_THAT(with(4, -1), HasSubstr("a tensor's size is -1"));
-  // Their product has to be one that memory can have.
+  // The product of the sizes has to be one that memory can have.
   EXPECT_THAT(with(4, kLargest / 4), HasSubstr("a tensor's size is 5"));
   EXPECT_THAT(with(4, kLargest), HasSubstr("a tensor's size is"));
   Numbers shorter = good;
@@ -74,7 +75,7 @@ TEST(BoundaryShape, OfWrongCountsIsRefused) {
   }
 }
 
-// Never more than is there, whatever stands in it.
+// Never reads beyond the message, whatever is in it.
 TEST(BoundaryShape, OfAnyNumbersIsReadOrRefused) {
   std::mt19937 random(5);
   int num_read = 0;

@@ -40,8 +40,8 @@ Tensors mixed_start(int micro_batch) {
           at::tensor(micro_batch, at::kShort)};
 }
 
-// Hidden [3, 4], doubles [2], ids [3], mask [3, 1], nothing at all [2, 0, 2], a short [], and two
-// that the next stage does not look at: a number and a vector.
+// Outputs hidden [3, 4], doubles [2], ids [3], mask [3, 1], an empty [2, 0, 2], a short [], and two
+// tensors that the next stage does not use: a number and a vector.
 Stage mixed_stage(int index, int num_stages) {
   nn::Linear linear(4, 4);
   nn::Embedding table(20, 4);
@@ -124,7 +124,7 @@ std::map<int, Stage> stages_of_rank(const std::vector<Stage>& chain, const Sched
 }
 
 void run_whole(const std::vector<Stage>& chain, const Schedule& schedule, ChainResult& result) {
-  // Of each micro-batch, each stage's parameters.
+  // For each micro-batch, the gradients of each stage's parameters.
   std::vector<std::vector<Tensors>> gradients;
   result.loss = 0;
   for (int i = 0; i < schedule.num_micro_batches; ++i) {

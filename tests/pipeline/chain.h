@@ -1,4 +1,4 @@
-// Small models in any number of stages, to be run whole by one process or in parts by several.
+// Small models with any number of stages, which one process runs whole or several run in parts.
 #pragma once
 
 #include <map>
@@ -11,30 +11,30 @@ namespace lockstep::pipeline {
 
 enum class ChainKind {
   mlp,     // widths that differ from stage to stage
-  mixed,   // many tensors: doubles, integers, booleans, halves, none at all, unused ones
+  mixed,   // many tensors: doubles, integers, booleans, halves, empty ones, unused ones
   lstm,    // sequences, and states that go from stage to stage
-  frozen,  // stages that train nothing, the first of them
+  frozen,  // some stages train nothing, the first among them
 };
 inline constexpr ChainKind kChainKinds[] = {ChainKind::mlp, ChainKind::mixed, ChainKind::lstm,
                                             ChainKind::frozen};
 
 const char* name_of(ChainKind kind);
 
-// The same parameters each time.
+// The parameters are the same each time.
 std::vector<Stage> make_chain(ChainKind kind, int num_stages);
 
-// Each rank's own of them.
+// The stages of one rank.
 std::map<int, Stage> stages_of_rank(const std::vector<Stage>& chain, const Schedule& schedule,
                                     int rank);
 
-// What one process has after a step of a pipeline.
+// The result of a pipeline's step in one process.
 struct ChainResult {
   double loss = 0;
-  std::vector<std::vector<at::Tensor>> gradients;  // of each stage's parameters
+  std::vector<std::vector<at::Tensor>> gradients;  // gradients of each stage's parameters
 };
 
-// Each micro-batch through all stages and back. Gradients are added to those of `result` for each
-// stage in the order in which the schedule has its backward passes.
+// Runs each micro-batch through all stages and back. Each stage's gradients are added to those of
+// `result` in the order of its backward passes in the schedule.
 void run_whole(const std::vector<Stage>& chain, const Schedule& schedule, ChainResult& result);
 
 }  // namespace lockstep::pipeline

@@ -22,7 +22,7 @@ Timeline measured(ranks::Cells& cells) {
   return pipeline.timeline();
 }
 
-// How many of the text and the picture do.
+// How many of the text and the picture say it.
 int num_saying_not_aligned(const Timeline& timeline) {
   const bool in_text = draw_text(timeline).find(kNotAligned) != std::string::npos;
   const bool in_picture = draw_svg(timeline).find(kNotAligned) != std::string::npos;
@@ -38,7 +38,7 @@ void check_clocks_of_one_host(ranks::Cells& cells) {
     cells.expect(num_saying_not_aligned(timeline) == 0,
                  "the picture says that ranks are not aligned");
     cells.expect(timeline.start() == 0, "it does not begin with 0");
-    // A stage can begin when the one before it is done, and not sooner.
+    // A stage can begin only when the one before it is done.
     for (std::size_t rank = 1; rank < timeline.ranks.size(); ++rank) {
       const double before = timeline.ranks[rank - 1].front().end;
       cells.expect(timeline.ranks[rank].front().start >= before,

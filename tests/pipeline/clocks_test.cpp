@@ -1,5 +1,4 @@
-// What a measured timeline says of ranks that share a host, whatever carries their data, and of
-// those that do not.
+// A measured timeline of ranks that share a host, with any transport, and of ranks that do not.
 #include <algorithm>
 #include <filesystem>
 

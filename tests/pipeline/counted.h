@@ -1,4 +1,4 @@
-// Which half of a backward pass computes what.
+// Shows which half of a backward pass computes what.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace lockstep::pipeline {
 
-// How often operators of this name run, on this thread.
+// Counts how often operators of this name run on this thread.
 class Counted {
  public:
   explicit Counted(std::string name) {

@@ -1,4 +1,4 @@
-// Backward in two halves of layers that a tensor axis cuts.
+// Backward in two halves, for layers that a tensor axis cuts.
 #include <ATen/ATen.h>
 #include <torch/nn/module.h>
 #include <torch/utils.h>

@@ -54,7 +54,7 @@ at::Tensor tokens_of(const ranks::Cells& cells, int micro_batch) {
   return at::randint(0, 13, {2, 5});
 }
 
-// The gradients of whole passes over the micro-batches, exchanged in the last.
+// Runs whole backward passes over the micro-batches and exchanges gradients in the last one.
 template <typename Parallel>
 void whole_passes(const ranks::Cells& cells, Stack& model, Parallel& parallel) {
   for (int i = 0; i < kMicroBatches; ++i) {
@@ -64,7 +64,7 @@ void whole_passes(const ranks::Cells& cells, Stack& model, Parallel& parallel) {
   }
 }
 
-// B0 B1 W0 B2 W1 W2.
+// Runs the halves in the order B0 B1 W0 B2 W1 W2.
 template <typename Parallel>
 void halved_passes(const ranks::Cells& cells, Stack& model, Parallel& parallel) {
   const SplitBackward split(*model);

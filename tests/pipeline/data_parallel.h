@@ -1,4 +1,4 @@
-// Halves of backward passes of a module that is data parallel: one rank's share of the table.
+// Halves of backward passes of a data-parallel module: one rank's part of the table.
 #pragma once
 
 #include <tests/ranks/cells.h>

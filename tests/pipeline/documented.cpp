@@ -1,5 +1,5 @@
-// The programs of docs/pipeline.md, run by the ranks of a test: what stands between the marks is
-// there, too.
+// The programs of docs/pipeline.md, which the ranks of a test run. The page has the text between
+// the marks.
 #include <map>
 #include <memory>
 

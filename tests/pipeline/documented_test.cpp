@@ -1,4 +1,4 @@
-// docs/pipeline.md shows what documented.cpp runs.
+// docs/pipeline.md shows the code that documented.cpp runs.
 #include <string>
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-// What stands behind a mark, up to the next.
+// The text after a mark, up to the next mark.
 std::string documented(const std::string& name) {
   const std::string text = lockstep::testing::read_file(LOCKSTEP_PIPELINE_TESTS "/documented.cpp");
   const std::string mark = "// documented: ";

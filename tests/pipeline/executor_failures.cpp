@@ -18,8 +18,9 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The rank where it happens throws what says `part`; all others a CommError that says it, too.
-// Nobody waits, and the caller's group and a new pipeline over it are as good as ever.
+// The rank with the failing stage throws the error that contains `part`; all others throw a
+// CommError that contains it, too. No rank waits, and the caller's group and a new pipeline over it
+// still work.
 void expect_end(ranks::Cells& cells, const Schedule& schedule, std::vector<Stage> chain, int stage,
                 const std::string& part) {
   const int where = schedule.rank_of_stage[static_cast<std::size_t>(stage)];
@@ -116,7 +117,7 @@ void check_mistakes(ranks::Cells& cells) {
                         PipelineOptions options = {}) {
     Pipeline(of, std::move(stages), cells.group(), std::move(options)).run_step();
   };
-  // Of one rank that is given something else than the others.
+  // Expects an error when one rank is given something else than the others.
   const auto expect_refusal = [&](const std::function<void()>& body, const std::string& part) {
     cells.expect_usage_error(body, cells.rank() == 1 ? part : "rank 1 of the pipeline");
   };

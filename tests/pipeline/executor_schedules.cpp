@@ -21,7 +21,7 @@ void expect_gradients(ranks::Cells& cells, const std::map<int, Stage>& mine,
     for (std::size_t i = 0; i < stage.parameters.size(); ++i) {
       const at::Tensor& parameter = stage.parameters[i];
       at::Tensor right = wanted.gradients[static_cast<std::size_t>(index)][i];
-      // What the next stage does not look at has none in one process, and zeros here.
+      // A tensor that the next stage does not use has no gradient in one process, and zeros here.
       if (!right.defined() && parameter.grad().defined()) right = at::zeros_like(parameter);
       cells.expect_same(parameter.grad(), right,
                         fmt::format("{} gradient {} of stage {}", when, i, index));
@@ -60,7 +60,7 @@ void check_one(ranks::Cells& cells, ChainKind chain_kind, const Schedule& schedu
                  fmt::format("{} loss {} instead of {}", step, loss, wanted.loss));
     const auto live = live_forwards(schedule)[static_cast<std::size_t>(cells.rank())];
     const double after = pipeline.evaluate();
-    // LibTorch may have other kernels where no gradient is wanted.
+    // LibTorch may use other kernels if no gradient is wanted.
     const double rounding = 1e-5 * std::abs(loss);
     cells.expect(before == after && std::abs(after - loss) <= rounding,
                  fmt::format("{} {} and {} without gradients, {} with", step, before, after, loss));
@@ -77,7 +77,8 @@ void check_one(ranks::Cells& cells, ChainKind chain_kind, const Schedule& schedu
 void check_schedules(ranks::Cells& cells) {
   const int ranks = cells.num_ranks();
   for (const ChainKind chain : kChainKinds) {
-    // On more ranks those that differ most from each other, which takes long enough.
+    // With more ranks only the chains that differ most from each other run, because the others
+    // would take too long.
     if (ranks > 2 && (chain == ChainKind::mlp || chain == ChainKind::frozen)) continue;
     for (const ScheduleKind kind : schedule_kinds())
       for (const int micro_batches : {ranks - 1, ranks, 2 * ranks + 1}) {

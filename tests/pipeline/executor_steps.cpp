@@ -15,10 +15,10 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Whole numbers, so that sums are the same in every order.
+// The numbers are whole, so sums are the same in every order.
 at::Tensor table() { return at::arange(12, at::kFloat).view({4, 3}).requires_grad_(); }
 
-// The first stage looks up what the last multiplies by.
+// The first stage looks up rows of the matrix by which the last one multiplies.
 std::vector<Stage> tied_chain(int num_stages, const at::Tensor& first, const at::Tensor& last) {
   std::vector<Stage> chain;
   for (int index = 0; index < num_stages; ++index) {
@@ -47,7 +47,7 @@ void check_tied(ranks::Cells& cells, const Schedule& schedule) {
   options.tied = {{.stages = {0, stages - 1}, .mine = has_it ? mine : at::Tensor()}};
   Pipeline pipeline(schedule, stages_of_rank(chain, schedule, cells.rank()), cells.group(),
                     options);
-  // Gradients are added to those of the step before, which were summed then.
+  // Gradients are added to those of the step before, which have been summed already.
   for (int step = 0; step < 3; ++step) {
     double wanted = 0;
     for (int i = 0; i < schedule.num_micro_batches; ++i) {
@@ -81,7 +81,7 @@ void check_large(ranks::Cells& cells, const Schedule& schedule) {
   cells.expect_same(weight.grad(), at::full({kNumbers}, 15 * num_stages_here), "the gradient");
 }
 
-// As many as anybody may want between two stages, of shapes that differ.
+// Passes many tensors of different shapes between two stages.
 void check_many(ranks::Cells& cells, const Schedule& schedule) {
   constexpr int kTensors = 200;
   const at::Tensor weight = at::ones({1}).requires_grad_();
@@ -112,7 +112,8 @@ void check_many(ranks::Cells& cells, const Schedule& schedule) {
   }
 }
 
-// The first stage's last backward waits for a word that the last rank gives once its step is over.
+// In the first stage's last backward, rank 0 waits for a message that the last rank sends only
+// after its step is over.
 void check_nobody_waits(ranks::Cells& cells) {
   const int ranks = cells.num_ranks(), last = ranks - 1;
   const Schedule schedule =
@@ -145,7 +146,8 @@ void check_steps(ranks::Cells& cells) {
                  make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = 5}));
     });
   cells.cell("no rank waits for the others at a step's end", [&] { check_nobody_waits(cells); });
-  // More than any buffer between two ranks holds: sends go on while others are received.
+  // The tensors are larger than any buffer between two ranks: sends go on while others are
+  // received.
   for (const ScheduleKind kind : schedule_kinds())
     cells.cell(fmt::format("large tensors, {}", name_of(kind)), [&] {
       check_large(cells,

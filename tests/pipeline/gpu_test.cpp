@@ -1,4 +1,4 @@
-// The two halves with everything on a GPU, where autograd computes on a thread of its own.
+// The two halves with everything on a GPU, for which autograd has a thread of its own.
 #include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -40,7 +40,8 @@ class SplitOnGpu : public ::testing::Test {
 
 TEST_F(SplitOnGpu, HasTheBitsOfAWholePass) { expect_halves_make_a_whole(of_network()); }
 
-// Casts of weights are between the products and the parameters, and one serves several.
+// Casts of weights are between the products and the parameters, and one cast serves several
+// products.
 TEST_F(SplitOnGpu, HasTheBitsOfAWholePassUnderAutocast) {
   auto given = of_network();
   given.loss = [](nn::SequentialImpl& model, const at::Tensor& x) {
@@ -50,7 +51,7 @@ TEST_F(SplitOnGpu, HasTheBitsOfAWholePassUnderAutocast) {
   expect_halves_make_a_whole(given);
 }
 
-// Either half computes where forward did.
+// Each half computes on the stream of forward.
 TEST_F(SplitOnGpu, HasTheBitsOfAWholePassOnAnotherStream) {
   const c10::impl::VirtualGuardImpl cuda(c10::DeviceType::CUDA);
   const auto main = cuda.getStream(c10::Device(at::kCUDA, 0));

@@ -1,4 +1,4 @@
-// A user's own model that lists its blocks, over the ranks of a pipeline.
+// A user's model that lists its blocks, over the ranks of a pipeline.
 #include <cmath>
 #include <memory>
 #include <set>
@@ -44,8 +44,9 @@ struct LayerImpl : nn::Module {
 };
 TORCH_MODULE(Layer);
 
-// A transformer's shape: two tables in front, layers in a list, a norm and the first table's weight
-// behind them; and a parameter of the model itself and a module that every layer looks at.
+// The shape of a transformer: two tables in front, layers in a list, and a norm and the first
+// table's weight behind them; and a parameter of the model itself and a module that every layer
+// uses.
 struct ReaderImpl : nn::Module {
   ReaderImpl()
       : tokens(kWords, kWidth),
@@ -110,7 +111,7 @@ ListedModel listed(Reader model) {
   return listed;
 }
 
-// Every block in turn, in one process.
+// Runs every block in turn, in one process.
 double whole_step_of(const ListedModel& model) {
   double sum = 0;
   for (int i = 0; i < kMicroBatches; ++i) {
@@ -127,8 +128,8 @@ Schedule schedule_for(ranks::Cells& cells, ScheduleKind kind) {
   return make_schedule(kind, {.num_ranks = cells.num_ranks(), .num_micro_batches = kMicroBatches});
 }
 
-// Of the model that is cut against its twin that is not: what each rank has, and together all of
-// it.
+// Compares the model that is cut with its twin that is not: each rank's parameters, and that all
+// ranks together have all of them.
 void expect_parts_of(ranks::Cells& cells, const nn::Module& model, const nn::Module& whole) {
   const auto all = whole.named_parameters();
   at::Tensor found = at::zeros({static_cast<std::int64_t>(all.size())}, at::kLong);
@@ -173,7 +174,8 @@ void check_model(ranks::Cells& cells, ScheduleKind kind, const BlockCut& cut) {
   }
 }
 
-// Neither a front nor a head, and pairs between blocks; of a std::vector of modules.
+// Has neither a front nor a head, passes pairs between blocks, and keeps its modules in a
+// std::vector.
 struct StackImpl : nn::Module {
   StackImpl() {
     for (int i = 0; i < kLayers; ++i)
@@ -205,7 +207,7 @@ Stack stack() {
   return Stack();
 }
 
-// Tables in a module of their own, of which the head has one; and a norm that no block lists.
+// The tables are in a module of their own, and the head uses one of them; no block lists the norm.
 struct NestedImpl : nn::Module {
   struct Front : nn::Module {
     Front() : tokens(kWords, kWidth), positions(6, kWidth) {
@@ -258,7 +260,7 @@ void check_parts_of_modules(ranks::Cells& cells) {
   const std::vector<int> in_turn = schedule_for(cells, ScheduleKind::gpipe).rank_of_stage;
   cells.cell("a part of another block's module", [&] {
     Nested model = nested(), whole = nested();
-    // In these, a batch norm learns in each block's forward: compared are what ranks have.
+    // A batch norm learns in each forward; eval() keeps its statistics alike on all ranks.
     model->norm->eval();
     whole->norm->eval();
     const Schedule schedule = schedule_for(cells, ScheduleKind::gpipe);
@@ -396,7 +398,7 @@ void check_mistakes_of_models(ranks::Cells& cells) {
     bad = good;
     if (other) bad.blocks.pop_back();
     refused(bad, fmt::format("rank {} of", ranks - 1));
-    // Nothing was freed, and it can be cut as it should be.
+    // Nothing was freed, and the model can still be cut correctly.
     cells.expect(model->norm->weight.numel() == kWidth, "something was freed");
     split_model(good, schedule_for(cells, ScheduleKind::gpipe).rank_of_stage, *cells.group());
   });

@@ -1,5 +1,5 @@
-// The test program; with the name of a table it is one rank of a job that runs it, over the backend
-// that may stand behind it.
+// The test program. With the name of a table it is one rank of a job that runs it, over the backend
+// that may follow the name.
 #include <map>
 #include <string>
 

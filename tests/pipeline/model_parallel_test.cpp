@@ -53,7 +53,7 @@ TEST(ModelParallel, HasTheGradientsOfOneDevice) {
 TEST(ModelParallel, MovesActivationsBetweenDevices) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   const c10::Device gpu(at::kCUDA, 0);
-  // Products may be in TF32 there.
+  // Products on that device may be in TF32.
   constexpr double kRounding = 1e-2;
   expect_as_on_one({gpu, at::kCPU}, kRounding);
   expect_as_on_one({at::kCPU, gpu, at::kCPU}, kRounding);

@@ -1,4 +1,4 @@
-// Our own models, whole and recomputed.
+// Our own models, without and with recomputation.
 #include <lockstep/models/make_model.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
 #include <torch/nn/functional/loss.h>
@@ -38,7 +38,7 @@ TEST(SplitModels, EachFamily) {
     for (const bool tied : {true, false}) expect_halves_make_a_whole(trained(small(family, tied)));
 }
 
-// The head is a product like any other, and the embedding's weight.
+// The head is a product like any other, and its weight is the embedding's.
 TEST(SplitModels, LogitsOfATiedHead) {
   auto given = trained(small("gpt2", true));
   given.loss = [](LanguageModel& model, const at::Tensor& tokens) {

@@ -1,4 +1,4 @@
-// Modules of LibTorch's, of any kind.
+// LibTorch's modules of all kinds.
 #include <torch/nn.h>
 
 #include "two_halves.h"
@@ -32,7 +32,7 @@ TEST(SplitModules, Mlp) {
   expect_halves_make_a_whole(sequential(mlp, random_input({12})));
 }
 
-// The first stage of a pipeline.
+// This is the first stage of a pipeline.
 TEST(SplitModules, MlpWhoseInputNeedsNoGradient) {
   expect_halves_make_a_whole(sequential(mlp, random_input({5, 12}, false)));
   expect_halves_make_a_whole(sequential(mlp, random_input({3, 5, 12}, false)));
@@ -94,7 +94,7 @@ TEST(SplitModules, MultiheadAttention) {
   expect_halves_make_a_whole(Case<nn::MultiheadAttentionImpl>{
       [] { return nn::MultiheadAttention(nn::MultiheadAttentionOptions(16, 4)).ptr(); },
       random_input({6, 3, 16}), attend});
-  // Three weights instead of parts of one, and a bias for keys and values.
+  // There are three weights instead of parts of one, and a bias for keys and values.
   expect_halves_make_a_whole(Case<nn::MultiheadAttentionImpl>{
       [] {
         return nn::MultiheadAttention(
@@ -134,7 +134,7 @@ TEST(SplitModules, FrozenParameters) {
   expect_halves_make_a_whole(sequential(freeze({"4.bias"}), random_input({3, 5, 12})));
 }
 
-// A table that is looked up, multiplied with, and something else, so that three sums meet.
+// A table is looked up, multiplied with, and used in another way, so three sums meet.
 struct Tied : nn::Module {
   nn::Embedding table = register_module("table", nn::Embedding(11, 8));
   nn::LayerNorm norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({8})));
@@ -160,7 +160,7 @@ TEST(SplitModules, SharedWeights) {
                  [](Tied& model, const Tensor& tokens) { return model.forward(tokens); }});
 }
 
-// Weights that are computed, cut, joined or cast before they are used.
+// Weights are computed, cut, joined or cast before they are used.
 struct Derived : nn::Module {
   Tensor direction = register_parameter("direction", at::randn({6, 8}));
   Tensor length = register_parameter("length", at::rand({6, 1}));
@@ -186,7 +186,7 @@ TEST(SplitModules, DerivedWeights) {
   const auto make = [] { return std::make_shared<Derived>(); };
   expect_halves_make_a_whole(Case<Derived>{make, random_input({4, 8}), forward});
   expect_halves_make_a_whole(Case<Derived>{make, random_input({4, 8}, false), forward});
-  // The parameter is the output.
+  // The output is the parameter itself.
   expect_halves_make_a_whole(Case<Derived>{
       make, random_input({4, 8}), [](Derived& model, const Tensor&) { return model.wide.t(); }});
 }

@@ -31,7 +31,7 @@ struct MixImpl : nn::Module {
 };
 TORCH_MODULE(Mix);
 
-// Activations that write into their input, norms with statistics, names.
+// Has activations that write into their input, norms with statistics, and names.
 nn::Sequential layers() {
   torch::manual_seed(8);
   nn::Sequential model;
@@ -86,7 +86,7 @@ void check_pipe(ranks::Cells& cells, const PipeOptions& options) {
   for (int step = 0; step < 2; ++step) {
     const double wanted = whole_step(whole);
     const bool first = cells.rank() == 0;
-    // Only who needs it has the batch; of a V the first rank has both ends.
+    // Only ranks that need it have the batch; in a V the first rank has both ends.
     const bool last =
         options.schedule == ScheduleKind::zb_v ? first : cells.rank() + 1 == cells.num_ranks();
     const double loss = pipe.forward_backward(first ? pipe_input() : at::Tensor(),
@@ -214,7 +214,7 @@ void check_pipe_mistakes(ranks::Cells& cells) {
   });
 }
 
-// What a pipe would train in silence, each rank something else.
+// Without these checks, ranks that disagree would train different models without an error.
 void check_ranks_that_disagree(ranks::Cells& cells) {
   const int last = cells.num_ranks() - 1;
   const bool other = cells.rank() == last;
@@ -267,7 +267,7 @@ void check_ranks_that_disagree(ranks::Cells& cells) {
   });
 }
 
-// Norms of batches apart, a batch in parts has the loss and the gradients of the whole.
+// Apart from batch norms, a batch in parts has the loss and the gradients of the whole batch.
 void check_batches_of_other_sizes(ranks::Cells& cells) {
   const auto make = [] {
     torch::manual_seed(6);

@@ -1,4 +1,4 @@
-// A backward pass in two halves beside a whole one.
+// Compares a backward pass in two halves with a whole one.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@
 
 namespace lockstep::pipeline {
 
-// B3 is the first half of micro-batch 3, after its forward; W3 the second.
+// B1 is the first half of micro-batch 1, after its forward; W1 is the second half.
 inline constexpr const char* kOneByOne = "B0 W0 B1 W1 B2 W2";
 inline constexpr const char* kInterleaved = "B0 B1 W0 B2 W1 W2";
 inline constexpr const char* kAllAtTheEnd = "B0 B1 B2 W0 W1 W2";
@@ -25,7 +25,8 @@ template <typename Model>
 struct Case {
   std::function<std::shared_ptr<Model>()> make;
   std::function<at::Tensor()> input;
-  std::function<at::Tensor(Model&, const at::Tensor& input)> loss;  // or an output of any shape
+  // or it returns an output of any shape
+  std::function<at::Tensor(Model&, const at::Tensor& input)> loss;
 };
 
 inline void expect_same_bits(const at::Tensor& got, const at::Tensor& wanted,
@@ -48,7 +49,7 @@ void expect_halves_make_a_whole(const Case<Model>& given, const std::string& ord
     return given.input();
   };
   const auto output_of = [&](Model& model, const at::Tensor& input, int micro_batch) {
-    torch::manual_seed(100 + micro_batch);  // of dropout
+    torch::manual_seed(100 + micro_batch);  // for dropout
     return given.loss(model, input);
   };
   const auto gradient_of = [](const at::Tensor& output, int micro_batch) {

@@ -1,4 +1,4 @@
-// What a schedule must not be.
+// Schedules that the check must refuse.
 #include <algorithm>
 
 #include <gmock/gmock.h>
@@ -66,7 +66,7 @@ TEST_F(CheckSchedule, WhatIsMissing) {
         std::tuple(0u, "RG0.1", "rank 0 has no RG0.1, which rank 0, action")}) {
     Schedule schedule = make(ScheduleKind::gpipe);
     remove(schedule, rank, text);
-    // One too many elsewhere must not make up for it.
+    // An action too many elsewhere must not make up for a missing one.
     EXPECT_THAT(refusal(schedule), HasSubstr(part)) << text;
   }
   Schedule split = make(ScheduleKind::zb_h1);
@@ -118,7 +118,7 @@ TEST_F(CheckSchedule, OrderOnARank) {
 TEST_F(CheckSchedule, OrderOfAChannel) {
   Schedule schedule = make(ScheduleKind::gpipe);
   swap(schedule, 0, "SA0.0", "SA0.1");
-  // Each is still behind its forward.
+  // Each action still comes after its forward.
   std::iter_swap(find(schedule, 0, "SA0.1"), find(schedule, 0, "F0.1"));
   EXPECT_THAT(refusal(schedule),
               AllOf(HasSubstr("rank 1, action 1 (RA1.1): it stands behind RA1.0, but rank 0 sends "
@@ -127,7 +127,7 @@ TEST_F(CheckSchedule, OrderOfAChannel) {
 }
 
 // The last rank wants the second micro-batch forward before the first is back, and the first rank
-// sends it only then: both wait.
+// sends it only after that: both wait.
 TEST_F(CheckSchedule, ADeadlockIsToldAsWhoWaitsForWhom) {
   Schedule schedule = make(ScheduleKind::gpipe);
   schedule.actions[0].clear();
@@ -144,7 +144,7 @@ TEST_F(CheckSchedule, ARankThatWaitsForItself) {
   EXPECT_THAT(refusal(schedule), HasSubstr("rank 0, action 0 (F1.0) waits for F0.0, action 1 of"));
 }
 
-// Whatever is left out, it is missed.
+// Whichever action is left out, the check notices.
 TEST_F(CheckSchedule, NoActionCanBeLeftOut) {
   for (const ScheduleKind kind : testing::own_kinds) {
     const Schedule whole = make(kind, 3, 4);

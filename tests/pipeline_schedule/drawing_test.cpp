@@ -51,7 +51,7 @@ TEST(DrawText, SaysWhereRanksHaveClocksOfTheirOwn) {
   EXPECT_THAT(draw_svg(timeline), Not(HasSubstr("not aligned")));
   timeline.one_clock = false;
   EXPECT_THAT(draw_text(timeline, kAscii), HasSubstr("not aligned: hosts' clocks differ"));
-  // Of what a rank waited before its first action nothing is known.
+  // The time that a rank waited before its first action is unknown.
   EXPECT_THAT(draw_svg(timeline), HasSubstr("not aligned, as their hosts' clocks differ"));
   EXPECT_THAT(draw_svg(timeline), Not(HasSubstr("bubble")));
 }
@@ -91,7 +91,7 @@ TEST(DrawText, ATimelineWithoutSpans) {
   EXPECT_THAT(lines_in(draw_text({.ranks = {{}, {}}}, kAscii)), Contains(HasSubstr("rank 1  ...")));
 }
 
-// What a run would hand in: clocks that begin anywhere.
+// A run would pass such times: each clock begins anywhere.
 TEST(DrawText, AMeasuredTimeline) {
   Timeline timeline;
   timeline.ranks = {
@@ -111,7 +111,7 @@ TEST(DrawSvg, HasABoxForEachAction) {
   const auto elements = observe::parse_xml(
       draw_svg(simulated(ScheduleKind::zb_h1, 3, 4),
                {.title = "A <title>", .subtitle = "3 ranks", .time_unit = "ms"}));
-  // And one in the legend.
+  // One more box is in the legend.
   for (const char* colour : {"#2563eb", "#e4572e", "#0f9482"})
     EXPECT_EQ(count_boxes(elements, colour), 13) << colour;
   EXPECT_EQ(count_boxes(elements, "#eceff3"), 4);
@@ -140,7 +140,7 @@ TEST(DrawSvg, BoxesStandWhereTheirSpansAre) {
     const double left = std::stod(element.attributes.at("x"));
     sides.emplace_back(left, left + std::stod(element.attributes.at("width")));
   }
-  // The first is the legend's.
+  // The first side is the legend's.
   ASSERT_THAT(sides, SizeIs(3));
   EXPECT_NEAR(sides[1].first, 84, 2);
   EXPECT_NEAR(sides[1].second, 84 + 848 / 2.0, 2);

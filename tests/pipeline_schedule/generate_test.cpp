@@ -1,4 +1,5 @@
-// Every schedule that can be asked for, proved to run, and what it holds.
+// Every schedule that can be generated: it runs, and holds as many micro-batches as its formula
+// says.
 #include <algorithm>
 #include <map>
 
@@ -51,8 +52,7 @@ TEST(Generate, EverySizeHoldsWhatItsFormulaSays) {
           ASSERT_EQ(until_weight, std::min(m, p - rank)) << what;
           break;
         case ScheduleKind::interleaved: {
-          // Where p does not divide m, rounds are larger than p by no more than what is left over
-          // comes to for each.
+          // If p does not divide m, rounds are larger than p by their part of the remainder.
           const int rounds = std::max(1, m / p);
           const int round = (m + rounds - 1) / rounds;
           const int chunks = v == 1 ? std::min(m, p - rank)
@@ -78,7 +78,7 @@ TEST(Generate, EverySizeHoldsWhatItsFormulaSays) {
   });
 }
 
-// As their memory is taken when they start.
+// A receive's memory is allocated when it starts.
 TEST(Generate, FewReceivesAreStartedAndNotYetUsed) {
   testing::for_each_size([](ScheduleKind kind, const ScheduleSize& size) {
     if (size.num_micro_batches % 4 == 3) return;
@@ -94,8 +94,8 @@ TEST(Generate, FewReceivesAreStartedAndNotYetUsed) {
             is_sent(schedule, needed_from, stage))
           --started;
       }
-      // Those of the next action that computes and the one after it; one more waits where a channel
-      // carries activations and gradients.
+      // The receives of the next action that computes, and of the one after it; one more waits if a
+      // channel carries both activations and gradients.
       const bool both = size.num_ranks == 2 || kind == ScheduleKind::zb_v;
       ASSERT_LE(most, both ? 3 : 2) << size_text(kind, size);
       ASSERT_EQ(started, 0);

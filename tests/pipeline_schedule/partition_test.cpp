@@ -25,7 +25,7 @@ double dearest_stage(const std::vector<double>& costs, const Cuts& cuts) {
   return dearest;
 }
 
-// Of every way to cut them.
+// The least cost over all ways to cut.
 double least_of_all(const std::vector<double>& costs, Cuts cuts, int stages_left) {
   const int num_blocks = static_cast<int>(costs.size());
   if (stages_left == 1) {

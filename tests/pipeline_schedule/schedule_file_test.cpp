@@ -1,4 +1,4 @@
-// Schedules to files and back, and files that are none.
+// Writing schedules to files and reading them back, and files that are no schedules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Bubbles against the formulas, and against what others measured.
+// Compares bubbles with the formulas, and with published measurements.
 #include <cmath>
 #include <limits>
 
@@ -15,11 +15,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Powers of two and small numbers, so that sums are exact.
+// Powers of two and small numbers, whose sums are exact.
 constexpr StageTimes kEqual = {};
 constexpr StageTimes kUneven = {.forward = 2, .backward_input = 2.5, .backward_weight = 1.5};
 
-// Of a rank's whole share of the model, which its chunks divide.
+// Times are those of a rank's whole share of the model, which its chunks divide.
 Timeline run(ScheduleKind kind, const ScheduleSize& size, const StageTimes& times,
              double transfer = 0) {
   const Schedule schedule = make_schedule(kind, size);
@@ -30,7 +30,7 @@ Timeline run(ScheduleKind kind, const ScheduleSize& size, const StageTimes& time
                              .transfer = transfer});
 }
 
-// Beyond the time that a rank computes.
+// The makespan beyond the time that a rank computes.
 double bubble_time(const Timeline& timeline, int micro_batches, const StageTimes& times) {
   return timeline.makespan() -
          micro_batches * (times.forward + times.backward_input + times.backward_weight);
@@ -47,7 +47,7 @@ TEST(Simulate, BubblesAreThoseOfTheFormulas) {
       const double b = times.backward_input;
       const double w = times.backward_weight;
       double expected = (p - 1) * (f + b + w);
-      // Where there are too few micro-batches to fill the pipeline, more is lost.
+      // With too few micro-batches to fill the pipeline, more time is lost.
       if (kind == ScheduleKind::interleaved) {
         if (m < p) return;
         expected /= v;
@@ -65,8 +65,8 @@ TEST(Simulate, BubblesAreThoseOfTheFormulas) {
     });
 }
 
-// Idle time is the last rank's wait for its first micro-batch; between a rank's own first action
-// and its last there is none.
+// A rank is idle only while the last rank waits for its first micro-batch; between a rank's own
+// first action and its last it is never idle.
 TEST(Simulate, ZeroBubbleOfTheV) {
   for (const int p : testing::kRanks)
     for (const int m : {2 * p - 1, 2 * p, 4 * p}) {
@@ -99,8 +99,8 @@ TEST(Simulate, FewMicroBatchesAreNoWorseThanOneForwardOneBackward) {
       }
 }
 
-// Table of the zero-bubble paper: milliseconds of stages of 1.5 and 6.2 billion parameters on 8
-// ranks with 24 micro-batches, and the bubble rates that its own simulator had.
+// A table of the zero-bubble paper: milliseconds for stages of models with 1.5 and 6.2 billion
+// parameters on 8 ranks with 24 micro-batches, and the bubble rates of the paper's own simulator.
 TEST(Simulate, AgreesWithProfiledModels) {
   struct Profile {
     StageTimes times;
@@ -120,7 +120,7 @@ TEST(Simulate, AgreesWithProfiledModels) {
   }
 }
 
-// Two ranks, one micro-batch: forward 1 and 10, backward 2 + 3 and 20 + 30, transfers 0.5.
+// Two ranks and one micro-batch: forward takes 1 and 10, backward 2 + 3 and 20 + 30, transfers 0.5.
 TEST(Simulate, TimesOfEachStageAndTransfers) {
   const Schedule schedule =
       make_schedule(ScheduleKind::gpipe, {.num_ranks = 2, .num_micro_batches = 1});
@@ -141,7 +141,7 @@ TEST(Simulate, TimesOfEachStageAndTransfers) {
   EXPECT_DOUBLE_EQ(bubble_between_own_ends(timeline), 1 - 66.0 / (2 * 67));
 }
 
-// A channel carries one thing at a time: the second activation waits for the first.
+// A channel carries one message at a time: the second activation waits for the first.
 TEST(Simulate, TransfersOfAChannelFollowEachOther) {
   const Schedule schedule =
       make_schedule(ScheduleKind::gpipe, {.num_ranks = 2, .num_micro_batches = 2});

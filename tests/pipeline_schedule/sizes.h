@@ -1,4 +1,4 @@
-// The schedules that tests go through.
+// The schedules that the tests run through.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ inline const std::vector<int> kMicroBatches = up_to(64);
 // Lockstep's own kinds, without those that tests register.
 inline const std::vector<ScheduleKind> own_kinds = schedule_kinds();
 
-// Each of them, with up to 4 chunks where it has a choice.
+// Visits each of them, with up to 4 chunks if it has a choice.
 inline void for_each_size(const std::function<void(ScheduleKind, const ScheduleSize&)>& look) {
   for (const ScheduleKind kind : own_kinds)
     for (const int ranks : kRanks)

@@ -60,7 +60,7 @@ class PlanCommand : public ::testing::Test {
   Folder folder_;
 };
 
-// 405 billion parameters, whose data is elsewhere.
+// A model of 405 billion parameters, whose data is on another machine.
 TEST_F(PlanCommand, TellsOfAHugeModelInATable) {
   const Answer answer = ask({"memory", config(huge()), "--ranks", "64,1024", "--device-memory",
                              "640GiB", "--device", "gpu", "--precision", "bf16"});
@@ -78,7 +78,7 @@ TEST_F(PlanCommand, TakesNoMemoryOfItsOwn) {
 #ifdef LOCKSTEP_SANITIZED
   GTEST_SKIP() << "sanitizers take memory of their own";
 #endif
-  // Less than a thousandth of a layer of this model.
+  // This is less than a thousandth of a layer of this model.
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_DATA, &before), 0);
   rlimit small = before;
@@ -120,7 +120,7 @@ TEST_F(PlanCommand, TakesANumberOfParameters) {
                              "--ranks", "8", "--offload", "optimizer"});
   ASSERT_EQ(answer.code, 0) << answer.error;
   const auto rows = nlohmann::json::parse(answer.output)["estimates"];
-  // What does not cut gradients has nothing to offload.
+  // A strategy that does not cut gradients has nothing to offload.
   EXPECT_EQ(rows[0]["strategy"], "SHARD_GRAD_OP");
   EXPECT_EQ(rows[1]["strategy"], "FULL_SHARD");
   EXPECT_EQ(rows[1]["weights"], 1'750'000'000);

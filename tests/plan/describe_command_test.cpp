@@ -106,7 +106,7 @@ TEST_F(DescribeCommand, ShowsTheBatchOnEachNumberOfHosts) {
                         "    1      3  cannot be: parallel has "));
   EXPECT_THAT(pairs.output, HasSubstr("    2      6           10 or 11       3           4\n"));
   EXPECT_THAT(pairs.output, HasSubstr("    4     12             5 or 6       2           3\n"));
-  // A batch that the config leaves to the number of ranks is that of the most.
+  // If the config leaves the batch to the number of ranks, the largest number counts.
   EXPECT_THAT(ask({"train_batch_size=auto", "train_micro_batch_size_per_gpu=4"},
                   {"--nnodes", "1:2", "--nproc-per-node", "2"})
                   .output,
@@ -133,7 +133,7 @@ TEST_F(DescribeCommand, ShowsPositionsStagesAndSharedHeads) {
                     HasSubstr("  2      1         192–287")));
 }
 
-// Of four stages those between have neither embedding nor head.
+// With four stages, those in the middle have neither embedding nor head.
 TEST_F(DescribeCommand, NamesRowsOfTheVocabularyWhereThereAreSome) {
   EXPECT_THAT(ask({"parallel.tensor=2", "parallel.pipeline=4", "gradient_accumulation_steps=4"},
                   {"--nproc-per-node", "8"})
@@ -142,7 +142,7 @@ TEST_F(DescribeCommand, NamesRowsOfTheVocabularyWhereThereAreSome) {
                     HasSubstr("  0–287                ")));
 }
 
-// What a CPU sends is of 32 bits in any case.
+// A CPU sends 32 bits in any case.
 TEST_F(DescribeCommand, SaysWhatIsSentOnWhichDevice) {
   const auto sent = [&](std::vector<std::string> settings) {
     settings.insert(settings.end(), {"parallel.tensor=2", "gradient_accumulation_steps=4"});
@@ -183,7 +183,7 @@ TEST_F(DescribeCommand, BalancesStagesAsAsked) {
     return output.substr(at, output.find('\n', at) - at);
   };
   EXPECT_THAT(first_stage("parallel.balance=layers"), HasSubstr("layers 0–3"));
-  // A head of 2.9 M weights, and layers of 0.25 M: it stands alone with one of them.
+  // The head has 2.9 M weights and a layer 0.25 M, so the head shares its stage with one layer.
   EXPECT_THAT(first_stage("parallel.balance=compute"), HasSubstr("layers 0–6"));
   EXPECT_THAT(first_stage("parallel.balance=parameters"), HasSubstr("layers 0–3"));
   EXPECT_THAT(first_stage("parallel.stage_layers=[1,7]"), HasSubstr("layer 0"));
@@ -225,7 +225,8 @@ TEST_F(DescribeCommand, RefusesWhatTrainingWould) {
               HasSubstr("start 3 or 6, or make it tensor 1 × pipeline 2 × context 1"));
 }
 
-// What is wrong by itself, what does not fit other keys, the ranks, and what is in the files.
+// Values that are wrong by themselves, that do not fit other keys or the ranks, and mistakes in the
+// files.
 TEST_F(DescribeCommand, NamesAllMistakesInOneRound) {
   const std::string text = (folder_.path() / "text.txt").string();
   const std::string tokens = (folder_.path() / "tokens.bin").string();
@@ -246,7 +247,7 @@ TEST_F(DescribeCommand, NamesAllMistakesInOneRound) {
         std::string("fsdp.ranks_per_copy is 3, and 4 ranks do not divide"),
         std::string("steps_per_prin is no key of a config: did you mean 'steps_per_print'?")})
     EXPECT_THAT(told.error, HasSubstr(part));
-  // What depends on a key that was mistyped is not judged.
+  // Checks that depend on a mistyped key are not made.
   EXPECT_THAT(ask({"parallel.pipelin=2", "parallel.timeline_step=9999"}, {}).error,
               AllOf(HasSubstr("did you mean 'pipeline'?"), Not(HasSubstr("timeline_step is"))));
 }

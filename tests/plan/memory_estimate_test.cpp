@@ -24,7 +24,7 @@ ModelSizes model() {
   return sizes;
 }
 
-// Activations are most in the middle, where no gradient has come.
+// Activations peak in the middle, when no gradient has come yet.
 StepTrace trace(std::int64_t activations = 100) {
   StepTrace trace;
   for (std::size_t i = 0; i < 8; ++i) trace.events.push_back({Kind::use, i, 0});
@@ -71,7 +71,7 @@ TEST(MemoryEstimate, HoldsAFewUnitsInFlight) {
 }
 
 TEST(MemoryEstimate, IsWhatIsThereAtOnce) {
-  // Gradients come when activations have gone, unless there are some before.
+  // Gradients come when activations have been freed, unless there were some before.
   constexpr std::int64_t kMany = 100 * kPsi;
   EXPECT_EQ(of({}).peak, 16 * kPsi + 1000);
   EXPECT_EQ(of({}, kMany).peak, 12 * kPsi + 1000 + kMany);
@@ -102,7 +102,7 @@ TEST(MemoryEstimate, LeavesFrozenParametersWithoutState) {
 }
 
 TEST(MemoryEstimate, OfSixteenBitsOnAGpu) {
-  // Autocast's copies, beside weights that stay as they are.
+  // Autocast's copies come in addition to the weights.
   const auto whole = of({.precision = Precision::bf16, .device = Device::gpu});
   EXPECT_EQ(whole.weights, (4 + 2) * kPsi);
   EXPECT_EQ(whole.gradients, 4 * kPsi);

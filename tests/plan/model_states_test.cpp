@@ -16,7 +16,7 @@ double total(std::string_view precision, const ModelStateOptions& options = {}) 
   return estimate_memory(1e-9, precision, options).total();
 }
 
-// Bytes for each parameter, as Rajbhandari et al. (2020) have them.
+// Bytes for each parameter, from Rajbhandari et al. (2020).
 TEST(ModelStates, AreTheTextbooks) {
   EXPECT_DOUBLE_EQ(total("fp32"), 16);
   EXPECT_DOUBLE_EQ(total("bf16"), 16);

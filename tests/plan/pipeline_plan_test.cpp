@@ -1,4 +1,4 @@
-// The stages of a run, and what is said where there are more of them than layers.
+// The stages of a run, and the advice if there are more stages than layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ PipelinePlan planned(const json& parallel, std::int64_t num_layers) {
                        /*num_micro_batches=*/4);
 }
 
-// Who does what is said has a run.
+// A user who follows the advice gets a run that works.
 TEST(PipelinePlan, OfMoreStagesThanLayersSaysWhatCanBeTakenInstead) {
   struct Case {
     json parallel;

@@ -1,4 +1,4 @@
-// A config's memory, and what would fit.
+// The memory of a config, and the changes that would make it fit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -84,7 +84,7 @@ TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
   EXPECT_THAT(usage_error([&] { plan_of(odd).configured(4); }), HasSubstr("partition_size is 3"));
 }
 
-// Each way that is offered does fit, and without it the run would not.
+// Each suggested change makes the run fit, and without it the run would not fit.
 TEST(RunMemory, WaysToFit) {
   MemoryPlan plan = plan_of(config());
   const auto choice = plan.configured(2);
@@ -97,7 +97,7 @@ TEST(RunMemory, WaysToFit) {
   EXPECT_THAT(hard, AllOf(Not(IsEmpty()), Each(AllOf(HasSubstr("\"FULL_SHARD\""),
                                                      HasSubstr("activation_checkpointing")))));
 
-  // Where all of that is done, more ranks help, if each has memory of its own.
+  // If all of these are set already, more ranks help, as long as each has memory of its own.
   TrainConfig frugal = config();
   frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
   frugal.sharding.strategy = ShardingStrategy::FULL_SHARD;
@@ -111,7 +111,7 @@ TEST(RunMemory, WaysToFit) {
       IsEmpty());
 }
 
-// On a GPU also what its host can take.
+// On a GPU, moving state to the host is a suggestion, too.
 TEST(RunMemory, OffloadIsAWayToFit) {
   TrainConfig frugal = config();
   frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
@@ -127,7 +127,7 @@ TEST(RunMemory, OffloadIsAWayToFit) {
   EXPECT_THAT(plan_of(frugal).ways_to_fit(choice, {.bytes = peak / 2}),
               Each(Not(HasSubstr("offload"))));
 
-  // What has nothing to offload must cut first.
+  // A strategy with nothing to offload must cut first.
   frugal.sharding.strategy = ShardingStrategy::NO_SHARD;
   plan = plan_of(frugal, plan::Device::gpu);
   EXPECT_THAT(plan.ways_to_fit(plan.configured(1), {.bytes = peak - 1}),
@@ -151,7 +151,7 @@ TEST(RunMemory, OfTheHostIsJudgedWhereItIsUsed) {
               AllOf(HasSubstr("this host's 2 ranks"), HasSubstr("offload_optimizer")));
 }
 
-// What ranks write is shared out among them, whatever the strategy: 12 bytes of each parameter.
+// Ranks share the writing of a checkpoint, whatever the strategy: 12 bytes for each parameter.
 TEST(RunMemory, HasTheCopiesOfWhatIsSaved) {
   TrainConfig saved = config();
   saved.checkpoint = {.interval = 0};
@@ -182,7 +182,8 @@ TEST(RunMemory, HasTheCopiesOfWhatIsSaved) {
 
 TEST(RunMemory, IsJudgedBeforeTraining) {
   TrainConfig unsaved = config();
-  unsaved.checkpoint.interval = 0;  // of which one rank would have more than each of two
+  // a checkpoint would take more on a single rank than on each of two
+  unsaved.checkpoint.interval = 0;
   MemoryPlan plan = plan_of(unsaved);
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;

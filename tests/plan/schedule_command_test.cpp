@@ -66,7 +66,7 @@ TEST(ScheduleCommand, TellsOfChunksAndHalves) {
               HasSubstr("   3  3       11.1 %  4, 1 of them before their input's backward\n"));
 }
 
-// Three chunks of 1/3 of the time each: (p - 1) (F + B + W) / v.
+// Three chunks take 1/3 of the time each: (p - 1) (F + B + W) / v.
 TEST(ScheduleCommand, TakesTimesAndChunks) {
   const Told told =
       ask_schedule({"--kind", "interleaved", "--chunks", "3", "--stages", "4", "--micro-batches",
@@ -126,7 +126,7 @@ TEST(ScheduleCommand, NamesMistakes) {
     EXPECT_THAT(told.error, HasSubstr(part));
     EXPECT_EQ(told.output, "");
   }
-  // A disk's mistake is none of the user's.
+  // A failure of the disk is not the user's mistake.
   EXPECT_EQ(ask_schedule({"--stages", "1", "--micro-batches", "1", "--svg", "/nowhere/a.svg"}).code,
             1);
 }

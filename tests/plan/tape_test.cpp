@@ -9,7 +9,7 @@ namespace {
 using Value = Tape::Value;
 using ::testing::ElementsAre;
 
-// A layer that keeps its input, as a linear one does.
+// A layer that keeps its input, as a linear layer does.
 Value layer(Tape& tape, const Value& x, std::int64_t bytes, std::size_t parameter) {
   return tape.apply({.inputs = {x},
                      .bytes = bytes,
@@ -34,8 +34,9 @@ TEST(Tape, KeepsWhatIsSavedUntilBackwardHasReadIt) {
     order.push_back(event.parameter);
   }
   EXPECT_THAT(order, ElementsAre(first, second, second, second, first, first));
-  // The input; with y; the loss and its gradient; with the gradients of y and the parameter; of y
-  // alone, as the parameter's has come; and the last one's, which needs none of its input.
+  // In order: the input; with y; the loss and its gradient; the gradients of y and the parameter;
+  // the gradient of y alone, because the parameter's has been delivered; and that of the first
+  // layer, which needs no gradient of its input.
   EXPECT_THAT(peaks, ElementsAre(100, 130, 132, 131 + 30 + 11, 130, 130 + 7));
   EXPECT_EQ(trace.peak_bytes_after, 0);
 }
@@ -55,7 +56,7 @@ TEST(Tape, HandsOnAGradientWithoutACopy) {
   const std::size_t parameter = tape.add_parameter(1);
   const Value x = layer(tape, tape.input(100), 100, parameter);
   const StepTrace trace = tape.backward(tape.add(x, x));
-  // The input that is saved, x in its variable, the sum, and one gradient for all.
+  // The saved input, x in its variable, the sum, and one gradient that serves for all.
   EXPECT_EQ(trace.peak_bytes(), 400);
 }
 
@@ -66,7 +67,7 @@ TEST(Tape, AParameterThatIsReadTwiceGetsItsGradientOnce) {
   const StepTrace trace = tape.backward(layer(tape, x, 1, parameter));
   EXPECT_EQ(std::ranges::count(trace.events, StepTrace::Kind::gradient, &StepTrace::Event::kind),
             1);
-  // The first waits for the second.
+  // The first one waits for the second.
   EXPECT_GE(trace.peak_bytes(), 100);
 }
 
@@ -100,14 +101,14 @@ TEST(Tape, RecomputesWithoutKeeping) {
   EXPECT_GT(plain.saved_bytes, 5 * kWide);
   EXPECT_LT(recomputed.saved_bytes, kWide);
   EXPECT_GT(plain.peak_bytes(), 5 * kWide);
-  // One block's, and its gradient.
+  // One block's activations and their gradient.
   EXPECT_GT(recomputed.peak_bytes(), 2 * kWide);
   EXPECT_LT(recomputed.peak_bytes(), 3 * kWide);
   const auto count = [](const StepTrace& trace, StepTrace::Kind kind) {
     return std::ranges::count(trace.events, kind, &StepTrace::Event::kind);
   };
   EXPECT_EQ(count(recomputed, StepTrace::Kind::gradient), 10);
-  // Both parameters of each block are read in forward, again, and in backward.
+  // Both parameters of each block are read in forward, in recomputation, and in backward.
   EXPECT_EQ(count(plain, StepTrace::Kind::use), 20);
   EXPECT_EQ(count(recomputed, StepTrace::Kind::use), 30);
 }

@@ -1,4 +1,4 @@
-// Numbers as people read and write them.
+// Numbers in the forms in which people read and write them.
 #include <sstream>
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Tests whose ranks are processes: one job runs a whole table of cells, since starting a process
+// Tests whose ranks are processes. One job runs a whole table of cells, because starting a process
 // that loads LibTorch costs half a second.
 #pragma once
 
@@ -12,11 +12,11 @@
 
 namespace lockstep::ranks {
 
-// One rank's run through the table. A cell that finds a wrong value says so and goes on, so that
-// one run shows all of them. All ranks run the same cells in the same order.
+// One rank's run through the table. A cell that finds a wrong value prints a failure and goes on,
+// so that one run shows all of them. All ranks run the same cells in the same order.
 class Cells {
  public:
-  // Only the cells with this text in their names.
+  // Runs only the cells with `only` in their names.
   explicit Cells(std::shared_ptr<comm::Communicator> group, std::string only = "")
       : group_(std::move(group)), only_(std::move(only)) {}
 
@@ -30,11 +30,11 @@ class Cells {
   void cell(const std::string& name, const std::function<void()>& body);
 
   void expect(bool good, const std::string& otherwise);
-  // Bit for bit; two that are undefined are the same.
+  // Compares bit for bit; two undefined tensors are the same.
   void expect_same(const at::Tensor& got, const at::Tensor& wanted, const std::string& what);
-  // Within the rounding of sums in another order.
+  // Compares within the rounding of sums in another order.
   void expect_close(const at::Tensor& got, const at::Tensor& wanted, const std::string& what);
-  // That `body` throws a UsageError whose text has this part.
+  // Expects that `body` throws a UsageError whose text contains `part`.
   void expect_usage_error(const std::function<void()>& body, const std::string& part);
 
   const std::string& current() const { return current_; }
@@ -49,9 +49,10 @@ class Cells {
   int num_failures_ = 0;
 };
 
-// The main() of a rank: joins the job, runs the table, says how it went. Returns the exit code.
+// The main() of a rank: joins the job, runs the table, and prints the result. Returns the exit
+// code.
 int run_cells(const std::function<void(Cells&)>& table, const std::string& only = "");
-// The same of one that has joined by itself.
+// The same for a rank that has joined by itself.
 int run_cells(const std::shared_ptr<comm::Communicator>& group,
               const std::function<void(Cells&)>& table, const std::string& only = "");
 

@@ -8,9 +8,10 @@
 
 namespace lockstep::ranks {
 
-// Where ./dev test gpu has started NVIDIA's MPS, kernels of this process run at the same time as
-// those of others that share the GPU so; else they take turns of some milliseconds. MPS has some
-// 128 connections for all of its processes. To be called before CUDA is used. Whether there is MPS.
+// Returns whether ./dev test gpu has started NVIDIA's MPS. With MPS, kernels of this process run at
+// the same time as those of others on the GPU; without it, processes take turns of some
+// milliseconds. MPS has some 128 connections for all of its processes. Must be called before CUDA
+// is used.
 inline bool share_the_gpu_at_once(const char* connections) {
   const char* const mps = std::getenv("LOCKSTEP_TEST_MPS");
   if (mps == nullptr) return false;
@@ -19,21 +20,21 @@ inline bool share_the_gpu_at_once(const char* connections) {
   return true;
 }
 
-// How the kernels of ranks on one GPU run.
+// How kernels of different ranks run on one GPU.
 enum class GpuSharing {
   at_once,
-  in_turns,  // who dies takes nobody else's context along
+  in_turns,  // a process that dies does not take another's context along
 };
 
-// NCCL takes one rank of a host on a GPU, and goes by this variable to tell hosts apart: ranks that
-// share a GPU are hosts of their own to it, and talk over loopback. To be called before CUDA is
-// used.
+// NCCL allows one rank of a host on a GPU, and tells hosts apart by this variable: to NCCL, ranks
+// that share a GPU are on hosts of their own, and communicate over loopback. Must be called before
+// CUDA is used.
 inline void be_a_host_for_nccl(GpuSharing sharing = GpuSharing::at_once) {
   const std::string host = "rank" + std::to_string(read_launch_environment().rank);
   ::setenv("NCCL_HOSTID", host.c_str(), 1);
   ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   ::setenv("NCCL_IB_DISABLE", "1", 1);
-  // As setup_distributed() does: groups must not wait for each other on the device.
+  // Does the same as setup_distributed(): groups must not wait for each other on the device.
   if (sharing == GpuSharing::in_turns || !share_the_gpu_at_once("8"))
     ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
 }

@@ -10,8 +10,8 @@ namespace lockstep::ranks {
 
 using launch::testing::Launched;
 
-// Asked when the program starts: in a chroot the answer is another one once a test has gone into a
-// mount namespace of its own.
+// Read when the program starts: in a chroot the answer changes once a test has entered a mount
+// namespace of its own.
 const std::filesystem::path kThisProgram = std::filesystem::read_symlink("/proc/self/exe");
 
 void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments,

@@ -8,8 +8,8 @@
 
 namespace lockstep::ranks {
 
-// Runs `lockstep run` of this program with these arguments, and fails the test with what the ranks
-// said where a cell failed or a rank did not come to its end.
+// Runs `lockstep run` of this program with these arguments. If a cell fails or a rank does not
+// finish, the test fails with the ranks' output.
 void expect_cells_pass(int num_ranks, const std::vector<std::string>& arguments,
                        milliseconds longest = milliseconds(200'000));
 

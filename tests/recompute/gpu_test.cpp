@@ -1,4 +1,4 @@
-// Recomputation with everything on a GPU, after a backward that LibTorch's own engine has run.
+// Recomputation with everything on a GPU, after a backward pass that LibTorch's own engine has run.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/dropout.h>

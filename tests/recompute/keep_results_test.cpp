@@ -22,7 +22,7 @@
 namespace lockstep {
 namespace {
 
-// How often operators of a name run on this thread.
+// Counts how often operators of a name run on this thread.
 class Count {
  public:
   explicit Count(std::string name)
@@ -59,7 +59,7 @@ struct LayersAndConvolution {
   torch::nn::Conv1d convolution{torch::nn::Conv1dOptions(3, 3, 3).padding(1)};
   torch::nn::Dropout dropout{0.4};
 
-  // [3, 3, 7], as the result.
+  // Takes and returns [3, 3, 7].
   at::Tensor operator()(const at::Tensor& x) {
     const auto linear = [](const torch::nn::Linear& layer, const at::Tensor& x) {
       return at::linear(x, layer->weight, layer->bias);
@@ -74,7 +74,8 @@ struct LayersAndConvolution {
   }
 };
 
-// Results, gradients and what is drawn next, and how many products of a layer backward computed.
+// Results, gradients, the next random numbers, and the number of a layer's products that backward
+// computed.
 struct KeptOutcome {
   Tensors values;
   int layers_in_backward = 0;
@@ -113,7 +114,7 @@ TEST(KeepResults, HasTheBitsOfAPlainRunAndComputesNoKeptResultAgain) {
   for (const auto& found : {none, products, both}) expect_equal(plain.values, found.values);
 }
 
-// One that is no operator, saves something of its own and draws random numbers.
+// The operation is no operator of LibTorch, saves a tensor of its own and draws random numbers.
 TEST(KeepResults, TakesInOperationsOfOnesOwn) {
   int calls = 0;
   const auto fn = [&](const at::Tensor& x) {
@@ -151,7 +152,8 @@ TEST(KeepResults, KeepsResultsAndNotTheInputs) {
   const auto bytes = [&](const activations::OperationKinds& kinds) {
     const device::LiveBytes memory(at::kCPU);
     const KeepResults keep(kinds);
-    // The product's input and the result of each other function would be saved.
+    // Without recomputation, the product's input and the result of each other function would be
+    // saved.
     const auto y = recompute(
         [&](const at::Tensor& x) { return x.exp().tanh().mm(weight).exp().tanh().sin().sum(); }, x);
     return memory.now();

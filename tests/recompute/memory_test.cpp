@@ -11,10 +11,10 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kBlocks = 16;
-constexpr std::int64_t kWide = 32 * 2048 * 4;  // bytes
+constexpr std::int64_t kWide = 32 * 2048 * 4;  // in bytes
 constexpr std::int64_t kNarrow = 32 * 8 * 4;
 
-// Narrow at its ends and wide in the middle, where it saves five tensors.
+// Narrow at its ends and wide in the middle, where five tensors are saved.
 struct WideBlock {
   at::Tensor in = at::randn({8, 2048}).requires_grad_();
   at::Tensor out = at::randn({2048, 8}).requires_grad_();
@@ -34,7 +34,7 @@ template <typename Forward>
 Memory memory_of(const Forward& forward) {
   const std::vector<WideBlock> blocks(kBlocks);
   const auto x = at::randn({32, 8});
-  // Gradients are there from a pass before, as in a training.
+  // An earlier pass has made the gradients, as in a training.
   forward(blocks, x).sum().backward();
   Memory found{};
   const device::LiveBytes memory(at::kCPU);
@@ -62,14 +62,14 @@ TEST(RecomputeMemory, IsThatOfOneBlock) {
     for (const auto& block : blocks) x = recompute(block, x);
     return x;
   });
-  // What stays are the blocks' inputs and the states of the random number generator.
+  // The blocks' inputs and the states of the random number generator stay.
   EXPECT_LT(found.after_forward, kBlocks * (2 * kNarrow + 8192));
   EXPECT_LT(found.peak * (kBlocks / 2), expected.peak);
   EXPECT_EQ(expected.after_backward, 0);
   EXPECT_EQ(found.after_backward, 0);
 }
 
-// Of the inputs of inner functions the outer one keeps none.
+// The outer function keeps none of the inner functions' inputs.
 TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
   const auto found = memory_of([](const std::vector<WideBlock>& blocks, at::Tensor x) {
     for (std::int64_t first = 0; first < kBlocks; first += 4)
@@ -87,7 +87,7 @@ TEST(RecomputeMemory, IsSavedByTheOuterOfNestedFunctions) {
   EXPECT_EQ(found.after_backward, 0);
 }
 
-// A pass that needs a part of what was computed again gives the rest back at its end.
+// A pass that needs only some of the recomputed tensors frees the others at its end.
 TEST(RecomputeMemory, IsNotKeptByAPassThatNeedsAPart) {
   const WideBlock first, second;
   const auto x = at::randn({32, 8});
@@ -99,7 +99,7 @@ TEST(RecomputeMemory, IsNotKeptByAPassThatNeedsAPart) {
       x);
   const auto before = memory.now();
   y[0].sum().backward();
-  // Nothing but the gradients of the first's weights, which take half of that.
+  // Only the gradients of the first block's weights are new, which take half of that.
   EXPECT_LT(memory.now(), before + kWide);
   y[1].sum().backward();
   EXPECT_TRUE(second.in.grad().defined());

@@ -59,7 +59,7 @@ TEST(HostCopy, IsMadeAnewOfMemoryThatWasWrittenTo) {
 TEST(HostCopy, IsOfTheStorageThatIsThereNow) {
   HostCopies copies;
   std::vector<std::shared_ptr<activations::HostCopy>> kept;
-  // The allocator likes to give the same place again.
+  // The allocator tends to return the same address again.
   for (int i = 0; i < 20; ++i) {
     const auto tensor = at::full({1000}, i);
     kept.push_back(copies.of(tensor));
@@ -67,7 +67,7 @@ TEST(HostCopy, IsOfTheStorageThatIsThereNow) {
   }
 }
 
-// Gradients of a model and its input, with or without offload.
+// Computes gradients of a model and its input, with or without offload.
 class Subject {
  public:
   explicit Subject(const at::Device& device) : device_(device) {}
@@ -175,7 +175,7 @@ TEST(OffloadActivations, EndsWithItsScope) {
   y = x.sin();
   z = y.cos();
   y.add_(1);
-  // By autograd itself.
+  // This is autograd's own error.
   EXPECT_THROW(z.sum().backward(), c10::Error);
 }
 

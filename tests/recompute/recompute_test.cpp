@@ -47,7 +47,7 @@ struct Layers {
   at::Tensor operator()(const at::Tensor& x) {
     return dropout(second(dropout(at::gelu(first(x)))).tanh());
   }
-  // Taken away, too.
+  // Returns the gradients and clears them.
   Tensors gradients() const {
     Tensors found;
     for (auto& parameter : parameters()) {
@@ -58,7 +58,7 @@ struct Layers {
   }
 };
 
-// What a run computes, all of which has to have the same bits with recomputation.
+// The values that a run computes, all of which must have the same bits with recomputation.
 struct Outcome {
   Tensors values;
   at::Tensor random_state;
@@ -71,8 +71,8 @@ void expect_same(const Outcome& expected, const Outcome& found) {
   EXPECT_TRUE(expected.random_state.equal(found.random_state));
 }
 
-// `run` computes values of the layers and an input, calling what it is given in the place of
-// functions of one tensor.
+// A test's computation on the layers and an input. It calls functions of one tensor through `call`,
+// which runs them plainly or recomputes them.
 using Function = std::function<at::Tensor(const at::Tensor&)>;
 using Call = std::function<at::Tensor(const Function&, const at::Tensor&)>;
 using Program = std::function<Tensors(Layers&, const at::Tensor&, const Call&)>;
@@ -136,7 +136,7 @@ TEST(Recompute, Nests) {
   });
 }
 
-// Sums of gradients are made in the order of a plain run, also where a weight is used in several
+// Sums of gradients are made in the order of a plain run, even if a weight is used in several
 // places and has a gradient already.
 TEST(Recompute, AddsGradientsOfSharedWeightsInTheSameOrder) {
   expect_same_as_plain([](Layers& layers, const at::Tensor& x, const Call& call) {
@@ -269,8 +269,8 @@ void set_autocast(bool on) {
 
 TEST(Recompute, RunsAgainUnderTheSameAutocast) {
   const Program run = [](Layers&, const at::Tensor& x, const Call& call) {
-    // Autocast computes losses in float, which is a safer test than products in 16 bits: not every
-    // CPU has those.
+    // Autocast computes losses in float, which can be tested on every CPU; products in 16 bits
+    // cannot.
     std::vector<at::ScalarType> types;
     set_autocast(true);
     const auto y = call(
@@ -295,7 +295,7 @@ TEST(Recompute, PutsBackBuffersOfAModule) {
                                 torch::nn::Dropout(0.2));
     Tensors values;
     for (int step = 0; step < 3; ++step) {
-      // Two micro-batches are under way at a time.
+      // Two micro-batches are under way at the same time.
       const auto x = at::randn({6, 7}), y = at::randn({6, 7});
       const auto a = again ? recompute(model, x) : model->forward(x);
       const auto b = again ? recompute(model, y) : model->forward(y);

@@ -21,7 +21,7 @@ namespace lockstep {
 namespace {
 
 using activations::blocks_of;
-// Counts how often it runs, by number.
+// How often the block of each number has run.
 std::vector<int> runs;
 
 class BlockImpl : public torch::nn::Cloneable<BlockImpl> {
@@ -62,7 +62,7 @@ torch::nn::Sequential blocks_and_head(std::size_t count) {
   return model;
 }
 
-// A model that calls what is in its list, in one way or the other.
+// A model that calls the blocks in its list, in one of two ways.
 template <typename List>
 class Stack : public torch::nn::Module {
  public:
@@ -250,7 +250,7 @@ TEST(WrapActivationCheckpointing, RefusesWhatItCannotReach) {
   auto text = usage_error([&] { wrap_activation_checkpointing(*model, blocks_of<BlockImpl>()); });
   EXPECT_NE(text.find("'blocks.0' cannot be recomputed from outside"), std::string::npos) << text;
   EXPECT_NE(text.find("lockstep::recompute(block, x)"), std::string::npos) << text;
-  // One of two in reach: neither is changed.
+  // Only one of the two can be reached, so neither is changed.
   torch::nn::Sequential both(Block(0), Head());
   text = usage_error(
       [&] { wrap_activation_checkpointing(*both, blocks_of<BlockImpl, torch::nn::LinearImpl>()); });

@@ -21,7 +21,7 @@ namespace {
 namespace nn = torch::nn;
 using ranks::Cells;
 
-// Two layers, used in an order of the caller's.
+// Two layers, used in the order that the caller chooses.
 struct TwoImpl : nn::Module {
   nn::Linear first{nullptr}, second{nullptr};
   explicit TwoImpl(std::int64_t width = 4) {
@@ -31,7 +31,7 @@ struct TwoImpl : nn::Module {
 };
 TORCH_MODULE(Two);
 
-// The layer's output, computed a second time in backward, by a backward inside of it: how
+// The layer's output, computed a second time in backward by a backward inside of it, which is how
 // activations are recomputed.
 struct Again : torch::autograd::Function<Again> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
@@ -50,7 +50,7 @@ struct Again : torch::autograd::Function<Again> {
   }
 };
 
-// Of this thread, on which backward passes on the CPU run.
+// Counts operators of this thread, on which backward passes on the CPU run.
 thread_local int num_operators = 0;
 std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction&) {
   ++num_operators;
@@ -134,7 +134,7 @@ void check_gradients(Cells& cells) {
   cells.cell("gradients that share memory are summed each on its own", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
-    // Both biases get the one gradient of their sum, as views of it.
+    // Both biases get the same gradient, that of their sum, as views of it.
     const auto loss = [&] {
       const at::Tensor sum = model->first->bias.unsqueeze(0) + model->second->bias.unsqueeze(0);
       return (sum * (cells.rank() + 1)).sum();
@@ -286,13 +286,13 @@ void check_order(Cells& cells) {
     Two model;
     std::vector<std::string> order;
     Options options;
-    options.buckets = {.first_bytes = 1, .bytes = 1};  // a bucket for each
+    options.buckets = {.first_bytes = 1, .bytes = 1};  // a bucket for each parameter
     options.comm_hook = [&](GradientBucket& bucket, comm::Communicator& group) {
       order.push_back(bucket.parameters.front());
       return [work = group.all_reduce(bucket.flat)]() mutable { work.wait(); };
     };
     DistributedDataParallel parallel(*model, cells.group(), options);
-    // Used against the order of registration, so that `first` is ready first.
+    // The layers are used against the order of registration, so that `first` is ready first.
     const auto step = [&] {
       model->first(model->second(at::ones({2, 4}) * (cells.rank() + 1))).mean().backward();
     };
@@ -314,7 +314,8 @@ void check_order(Cells& cells) {
       return [work = group.all_reduce(bucket.flat)]() mutable { work.wait(); };
     };
     DistributedDataParallel parallel(*model, cells.group(), options);
-    // The order of gradients, 0 2 1, is that of registration neither forwards nor backwards.
+    // Gradients come in the order 0 2 1, which is that of registration neither forwards nor
+    // backwards.
     const auto loss = [&] {
       at::Tensor hidden = at::ones({2, 4});
       for (const int layer : {1, 2, 0})
@@ -355,9 +356,9 @@ void check_order(Cells& cells) {
   });
 }
 
-// What is done to a model after it was made data parallel, with plain backward passes.
+// Changes to a model after it was made data parallel, with plain backward passes.
 void check_changed_models(Cells& cells) {
-  // A gradient of rank + 1 for each bias, which is 2 on the mean.
+  // Gives each bias a gradient of rank + 1, whose mean is 2.
   const auto backward = [&](Two& model) {
     model->zero_grad();
     ((model->first->bias.sum() + model->second->bias.sum()) * (cells.rank() + 1)).backward();
@@ -381,7 +382,7 @@ void check_changed_models(Cells& cells) {
       parallel.backward((model->first->bias * (cells.rank() + 1)).sum(), 1);
       cells.expect_same(model->first->bias.grad(), at::full({4}, 2.0, at::kDouble),
                         "a counted gradient");
-      // One parameter alone, whose gradient of before is of the other type.
+      // Only one parameter is changed, and its earlier gradient has the other type.
       backward(model);
       model->first->bias.set_data(model->first->bias.to(at::kFloat));
       model->first->bias.mutable_grad().reset();
@@ -393,7 +394,7 @@ void check_changed_models(Cells& cells) {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
     backward(model);
-    // As for an evaluation in 16 bits: the memory of before comes back, the accumulator does not.
+    // As for an evaluation in 16 bits: the former memory comes back, but the accumulator does not.
     for (const at::Tensor& parameter : model->parameters()) {
       const at::Tensor before = parameter.data();
       parameter.mutable_grad().reset();
@@ -444,7 +445,7 @@ void check_changed_models(Cells& cells) {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
     parallel.reducer().check_consistency_every(3);
-    // A bit of one rank's memory, after the first comparison.
+    // One bit of one rank's memory is flipped after the first comparison.
     backward(model);
     if (cells.rank() == 2) *static_cast<std::uint8_t*>(model->second->weight.data_ptr()) ^= 1;
     backward(model);
@@ -456,7 +457,7 @@ void check_changed_models(Cells& cells) {
     cells.expect(parallel.reducer().num_exchanges() == 4, "it came in another exchange");
     parallel.reducer().check_consistency_every(0);
     for (int step = 0; step < 4; ++step) backward(model);
-    // What one rank alone has written before the first pass.
+    // Only one rank has written to it before the first pass.
     Two written;
     DistributedDataParallel fresh(*written, cells.group());
     const c10::NoGradGuard no_grad;
@@ -468,7 +469,7 @@ void check_changed_models(Cells& cells) {
   cells.cell("parameters that are registered later are refused", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
-    // The rest is frozen, so that no gradient comes that anybody waits for.
+    // All else is frozen, so no gradient comes for which another rank waits.
     for (const at::Tensor& parameter : model->parameters()) parameter.requires_grad_(false);
     nn::Linear head(4, 2);
     model->register_module("head", head);
@@ -491,7 +492,7 @@ void check_changed_models(Cells& cells) {
     backward(model);
     cells.expect_usage_error([&] { parallel.reducer().check_exchanged(); },
                              "the gradient of 'first.bias' is this rank's alone");
-    // As torch::optim::SGD does, behind autograd's back.
+    // Steps as torch::optim::SGD does, behind autograd's back.
     for (const at::Tensor& parameter : model->parameters())
       if (parameter.grad().defined()) parameter.data().sub_(parameter.grad(), 0.1);
     cells.expect_usage_error([&] { backward(model); }, "an optimizer has stepped on this rank's");
@@ -501,7 +502,7 @@ void check_changed_models(Cells& cells) {
     { const DistributedDataParallel parallel(*model, cells.group()); }
     cells.expect_usage_error([&] { backward(model); }, "by a manager that is gone");
     {
-      // One that cannot be trained any more is no reason to end the process.
+      // A parameter that cannot be trained any more is no reason to end the process.
       Two whole_numbers;
       const DistributedDataParallel parallel(*whole_numbers, cells.group());
       for (const at::Tensor& parameter : whole_numbers->parameters())
@@ -528,7 +529,7 @@ void check_changed_models(Cells& cells) {
     constexpr int kLayers = 100;
     nn::Sequential model;
     for (int i = 0; i < kLayers; ++i) model->push_back(nn::Linear(4, 4));
-    // With gradients that stay, and with new ones in each pass.
+    // Counts with gradients that stay, and with new ones in each pass.
     const auto count = [&](bool set_to_none) {
       model->zero_grad(set_to_none);
       const at::Tensor loss = model->forward(at::ones({1, 4})).sum();

@@ -1,4 +1,4 @@
-// What data parallelism does besides giving the right numbers: errors, hooks, the order it learns.
+// The properties of data parallelism besides its numbers: errors, hooks, the order that it learns.
 #pragma once
 
 #include <tests/ranks/cells.h>
@@ -7,7 +7,7 @@ namespace lockstep::replicate {
 
 void check_behaviour(ranks::Cells& cells);
 
-// Ends the group.
+// This one ends the group.
 void check_refusal(ranks::Cells& cells);
 
 }  // namespace lockstep::replicate

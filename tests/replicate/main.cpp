@@ -1,5 +1,5 @@
-// The test program; with --rank it is one rank of a job that runs the table of behaviour.cpp, with
-// --unused one whose ranks use different parameters where that is refused.
+// The test program. With --rank it is one rank of a job that runs the table of behaviour.cpp, with
+// --unused one whose ranks use different parameters, which is refused.
 #include <cstring>
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The layouts that checkpoints are saved and loaded in.
+// The layouts in which checkpoints are saved and loaded.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace lockstep::reshard {
 
-// Of one world size. Batches of four samples fit each of them.
+// The layouts of one world size. Batches of four samples fit each of them.
 inline std::vector<parity::ModelLayout> layouts_of(int num_ranks) {
   using enum ShardingStrategy;
   constexpr auto kSlices = nn::BetweenLayers::by_positions;
@@ -40,7 +40,7 @@ inline std::vector<parity::ModelLayout> layouts_of(int num_ranks) {
 
 inline const std::vector<int> kWorldSizes = {1, 2, 4};
 
-// The folder of a layout's checkpoints, by the size of its world and its place among those.
+// The folder of a layout's checkpoints, named after the size of its world and its index there.
 inline std::string folder_name(int num_ranks, std::size_t index) {
   return std::to_string(num_ranks) + "-" + std::to_string(index);
 }

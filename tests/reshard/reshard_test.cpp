@@ -1,6 +1,6 @@
-// A checkpoint of any layout is loaded in any other: weights and optimizer to the bit, and the next
-// steps have the same losses. Jobs of each size save first; then jobs of each size load what all of
-// them saved.
+// A checkpoint of any layout can be loaded in any other: weights and optimizer state are equal to
+// the bit, and the next steps have the same losses. Jobs of each size save first; then jobs of each
+// size load what all of them have saved.
 #include <cstring>
 #include <fstream>
 
@@ -32,7 +32,8 @@ constexpr std::int64_t kStepsAfter = 2;
 const parity::StepWay kOnePass{"one pass"};
 
 models::ModelConfig model_of(const std::string& family) {
-  // Tied weights and products that are cut as three; or fewer key-value heads than tensor ranks.
+  // One model has tied weights and products that are cut in three; the other has fewer key-value
+  // heads than tensor ranks.
   models::ModelConfig config{.family = "gpt2",
                              .vocab_size = 37,
                              .hidden_size = 32,
@@ -138,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Whole, Reshard, ::testing::Values("llama"),
 }  // namespace
 }  // namespace lockstep::reshard
 
-// With what to do, a family of models and a folder, it is one rank of a job.
+// With a task, a model family and a folder as arguments, it is one rank of a job.
 int main(int argc, char** argv) {
   using namespace lockstep;
   if (argc >= 4 && (std::string(argv[1]) == "--save" || std::string(argv[1]) == "--load")) {

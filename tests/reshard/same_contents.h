@@ -1,4 +1,4 @@
-// Two checkpoints, of whatever layouts, have the same tensors to the bit.
+// Checks that two checkpoints, in any layouts, have the same tensors to the bit.
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ at::Tensor pass_loss(Chain& model, const at::Tensor& input) {
   return model->forward(input).pow(2).mean();
 }
 
-// What every rank's passes come to in one process.
+// Runs all ranks' passes in one process.
 void reference_pass(Chain& model, int step, int pass, int num_ranks) {
   for (int rank = 0; rank < num_ranks; ++rank)
     (pass_loss(model, pass_input(step, pass, rank)) / num_ranks).backward();
@@ -63,7 +63,7 @@ const std::vector<std::pair<std::string, Zero>>& ways_to_zero() {
   return all;
 }
 
-// Steps of three passes, of which those in `quiet` are under no_sync().
+// Runs steps of three passes; those in `quiet` are under no_sync().
 void run_steps(Cells& cells, Cut cut, const std::vector<bool>& quiet, const Zero& zero) {
   torch::manual_seed(4);
   Chain alone(3);
@@ -139,7 +139,7 @@ void check_accumulation(Cells& cells) {
         const auto guard = parallel.no_sync();
         pass_loss(model, pass_input(0, 0, cells.rank())).backward();
       }
-      // Given up, as where a loss was not finite.
+      // This pass is given up, as when a loss is not finite.
       model->zero_grad();
       pass_loss(model, pass_input(0, 1, cells.rank())).backward();
       reference_pass(alone, 0, 1, cells.num_ranks());

@@ -104,7 +104,7 @@ void check_uses(Cells& cells) {
   });
 }
 
-// The layer's output, computed a second time in backward, by a backward inside of it.
+// A layer's output, computed a second time in backward by a backward inside of it.
 struct Again : torch::autograd::Function<Again> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                             nn::LinearImpl* layer) {
@@ -122,7 +122,7 @@ struct Again : torch::autograd::Function<Again> {
   }
 };
 
-// Several inputs and outputs, parameters of its own, containers inside of containers.
+// Has several inputs and outputs, parameters of its own, and containers inside of containers.
 struct OddImpl : nn::Module {
   nn::ModuleDict parts;
   nn::ModuleList stages;
@@ -169,7 +169,7 @@ void check_shapes(Cells& cells) {
       model->layer(0).weight.set_data(at::randn({5, 5}).t());
       return model;
     });
-    // As the sharded one's is: products of other strides may have other bits.
+    // The sharded weight is contiguous; products with other strides may have other bits.
     at::Tensor& weight = twins.twin()->layer(0).weight;
     weight.set_data(weight.detach().contiguous());
     twins.train(forward_loss);
@@ -227,7 +227,7 @@ void check_shapes(Cells& cells) {
       return nn::Sequential(nn::Linear(5, 6), nn::BatchNorm1d(6), nn::Linear(6, 5),
                             nn::BatchNorm1d(nn::BatchNorm1dOptions(5).momentum(0.3)));
     };
-    // Their own statistics need the conversion before the wrapping.
+    // The modules' statistics have to be converted before the model is wrapped.
     std::vector<std::unique_ptr<replicate::SyncBatchNorm>> synced;
     Twins<nn::Sequential> twins(
         cells,

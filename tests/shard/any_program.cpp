@@ -88,7 +88,7 @@ void check_between(Cells& cells) {
   });
   cells.cell("a deep copy of what a parameter is", [&] {
     Twins<Chain> twins(cells, three_layers, kOneAtATime);
-    std::vector<at::Tensor> average;  // of weights, as people keep one
+    std::vector<at::Tensor> average;  // of weights, as many programs keep one
     for (const at::Tensor& parameter : twins.model()->parameters())
       average.push_back(parameter.detach().clone());
     twins.train(forward_loss);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 40;
 
-// Counts what is asked of it and what of that is still alive.
+// Counts allocations, and those that are still alive.
 struct Source {
   std::atomic<std::int64_t> num_allocated = 0;
   std::atomic<std::int64_t> alive_bytes = 0;
@@ -135,7 +135,7 @@ TEST(BufferPool, TensorsAreOfTheAskedTypeAndSize) {
   EXPECT_EQ(doubles.sizes(), at::IntArrayRef({9}));
   EXPECT_EQ(pool.usage().taken_bytes, 72);
   EXPECT_EQ(pool.take(0, at::TensorOptions(at::kFloat)).numel(), 0);
-  // A view keeps it.
+  // A view keeps the memory alive.
   at::Tensor view = pool.take(8, at::TensorOptions(at::kFloat)).slice(0, 2, 4);
   view.fill_(1);
   const at::Tensor other = pool.take(8, at::TensorOptions(at::kFloat)).zero_();

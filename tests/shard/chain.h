@@ -30,7 +30,7 @@ struct ChainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chain);
 
-// Whatever a model reads after it was let go is NaN.
+// Fills freed memory with NaN, so that a read after the release shows.
 inline Options scrubbed(Options options = {}) {
   options.scrub_freed_memory = true;
   return options;

@@ -12,7 +12,7 @@ namespace {
 
 using ranks::Cells;
 
-// That `body` ends in an error whose text has one of these parts.
+// Expects that `body` throws an error whose text has one of these parts.
 void expect_error(Cells& cells, const std::function<void()>& body,
                   const std::vector<std::string>& parts) {
   std::string text;
@@ -27,7 +27,7 @@ void expect_error(Cells& cells, const std::function<void()>& body,
                  fmt::format("the error says '{}', without '{}'", text, part));
 }
 
-// Waits for other ranks for so long only; for them to be there, as long as it takes.
+// Calls have a short deadline; the groups themselves are made with the usual one.
 FullyShardedDataParallel impatient(Cells& cells, torch::nn::Module& module,
                                    std::size_t max_live_units = 2) {
   Groups groups = shard_over(cells.group());
@@ -48,7 +48,8 @@ void check_one_rank_more(Cells& cells) {
       (cells.rank() == 0 ? model->layer(2).forward(hidden) : hidden).sum().backward();
       adamw(parallel, *model)->step(0.1);
     };
-    // The other one, which is not in that call, hears of the rank that did not come to its own.
+    // The other rank is not in that call; it gets the error about the rank that did not come to its
+    // own call.
     if (cells.rank() == 0)
       expect_error(cells, step, {"the unit 'layers.2'", "rank 1"});
     else

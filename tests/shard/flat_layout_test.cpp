@@ -28,7 +28,7 @@ TEST(FlatLayout, CutsAcrossParameters) {
   EXPECT_EQ(layout.piece_offset(3, 2), 13);
 }
 
-// Whatever the sizes: each element is on one rank, where its part and its piece agree on its place.
+// Whatever the sizes, each element is on one rank, where its part and its piece agree on its place.
 TEST(FlatLayout, EveryElementHasOnePlace) {
   const std::vector<std::vector<std::int64_t>> cases = {
       {1}, {3, 1, 4, 1, 5, 9, 2, 6}, {1, 1, 1}, {0, 0, 1}, {17, 0, 0, 1}, {64, 64}, {0}, {}};
@@ -59,7 +59,7 @@ TEST(FlatLayout, EveryElementHasOnePlace) {
     }
 }
 
-// A piece that is empty can still be cut out of the part.
+// An empty piece can still be cut out of the part.
 TEST(FlatLayout, EmptyPiecesLieInsideOfThePart) {
   const std::int64_t sizes[] = {2, 0, 9, 1};
   for (const int num_ranks : {2, 3, 7, 20}) {

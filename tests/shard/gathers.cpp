@@ -13,7 +13,7 @@ using ranks::Cells;
 
 at::Tensor loss_of(Chain& model) { return model->forward(at::ones({2, 5})).pow(2).mean(); }
 
-// Gathers of each of some steps.
+// The number of gathers in each of several steps.
 std::vector<std::int64_t> gathers_per_step(const Cells& cells, int num_layers,
                                            std::size_t max_live) {
   Chain model(num_layers);
@@ -37,8 +37,8 @@ void check_gathers(Cells& cells) {
     for (const int layers : {2, 3, 6})
       for (const std::size_t max_live : {1u, 2u, 3u}) {
         const auto gathers = gathers_per_step(cells, layers, max_live);
-        // The turning point is there already; so is what else the limit leaves, except for the one
-        // that makes room for the next.
+        // The unit at the turning point is there already, and so are those within the limit, except
+        // for the one that makes room for the next.
         const std::int64_t most = 2 * layers - 1;
         for (std::size_t step = 2; step < gathers.size(); ++step)
           cells.expect(gathers[step] <= most && gathers[step] >= layers,
@@ -73,7 +73,7 @@ void check_gathers(Cells& cells) {
       for (std::size_t layer = 0; layer < 3; ++layer) {
         hidden = model->layer(layer).forward(hidden);
         look();
-        // Layers behind this one have computed their gradients.
+        // The layers behind this one have computed their gradients by then.
         if (layer < 2) hidden.register_hook([&](const at::Tensor&) { look(); });
       }
       model->layer(3).forward(hidden).pow(2).mean().backward();
@@ -81,9 +81,10 @@ void check_gathers(Cells& cells) {
       optimizer->step(0.01);
       optimizer->zero_grad();
       if (step == 0) first = seen;
-      if (step < 2) continue;  // the second learns that a step's end starts the next
+      if (step < 2) continue;  // the second step learns that a step's end starts the next
       for (std::size_t look_number = 0; look_number < seen.size(); ++look_number) {
-        // Of all but the last, whose successor is the first of the next step.
+        // One gather more than in the first step has begun at each look but the last, whose next
+        // unit is the first of the next step.
         const bool last = look_number + 1 == seen.size();
         cells.expect(seen[look_number] == first[look_number] + (last ? 0 : 1),
                      fmt::format("step {}, look {}: {} gathers have begun, {} in the first step",

@@ -25,7 +25,7 @@ namespace {
 
 using ranks::Cells;
 
-// Every rank the same one: there may be no other.
+// All ranks use the same GPU, because there may be only one.
 const c10::Device kGpu(at::kCUDA, 0);
 
 constexpr std::int64_t kGpuWidth = 64;
@@ -176,8 +176,8 @@ void check_growth(Cells&) {}
 #endif
 
 #if defined(LOCKSTEP_HAVE_CUDA)
-// While it lives, an operator that waits for the GPU, or a stream that is waited for, throws, on
-// any thread of this process.
+// While it lives, operators that wait for the GPU, and waits for a stream, throw on every thread of
+// this process.
 class NoWaiting {
  public:
   NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -189,7 +189,7 @@ class NoWaiting {
 };
 
 void check_waiting(Cells& cells) {
-  // With others to send to, a thread of the transport waits for what it sends, beside the step.
+  // With several ranks, a thread of the transport waits for the data to send, beside the step.
   if (cells.num_ranks() > 1) return;
   for (const MixedPrecision& precision : {MixedPrecision{}, kGpuBf16})
     cells.cell("a step does not wait for the GPU", [&] {
@@ -201,7 +201,7 @@ void check_waiting(Cells& cells) {
         const at::Tensor factor = optim::clip_factor(it.parallel.gradient_norm(), 1e-3);
         it.optimizer->step(0.001, optim::StepFactor(factor));
       };
-      // The first one agrees on an order.
+      // The first step agrees on an order of units.
       for (int i = 0; i < 3; ++i) step();
       const NoWaiting no_waiting;
       bool watched = false;
@@ -212,7 +212,8 @@ void check_waiting(Cells& cells) {
       }
       cells.expect(watched, "nobody watches");
       for (int i = 0; i < 5; ++i) step();
-      // Events are not watched: a GPU that is busy for a second tells who waits for one.
+      // Waits for events are not seen by NoWaiting, so the GPU is kept busy for a second: a step
+      // that waited would take as long.
       const auto stream = c10::cuda::getCurrentCUDAStream();
       at::cuda::sleep(std::int64_t{2'000'000'000});
       step();

@@ -12,21 +12,22 @@ namespace lockstep::shard {
 namespace {
 
 using ranks::Cells;
-using Cuts = std::vector<std::int64_t>;  // where the next rank's piece begins: one fewer than ranks
+// where the next rank's piece begins: one number fewer than ranks
+using Cuts = std::vector<std::int64_t>;
 
 struct CutGradient {
   std::int64_t size;
   Cuts cuts;
 };
 
-// The norm of gradients that are cut like that, against that of one rank with all of them.
+// Compares the norm of gradients that are cut this way with that of one rank that has all of them.
 void expect_exact(Cells& cells, const std::vector<CutGradient>& gradients,
                   at::ScalarType dtype = at::kFloat) {
   torch::manual_seed(3);
   std::vector<optim::NamedParameter> whole;
   std::vector<GradientPiece> pieces;
   for (const auto& [size, cuts] : gradients) {
-    // Of many magnitudes, so that another order of addition shows.
+    // Values have many magnitudes, so that another order of addition shows.
     const at::Tensor values = (at::randn({size}, at::kDouble) * at::randn({size}).exp()).to(dtype);
     const std::string name = std::to_string(whole.size());
     whole.push_back({name, at::zeros({size}, dtype).requires_grad_()});
@@ -58,7 +59,7 @@ void expect_exact(Cells& cells, const std::vector<CutGradient>& gradients,
 
 void check_gradient_norm(Cells& cells) {
   const int num_ranks = cells.num_ranks();
-  // The same cut for every number of ranks: later ranks get what is left.
+  // The cut is the same for every number of ranks; later ranks get the rest.
   const auto cut = [&](std::int64_t size, std::int64_t first, std::int64_t second) {
     return CutGradient{size, num_ranks == 2 ? Cuts{first} : Cuts{first, second}};
   };

@@ -70,7 +70,7 @@ void check_memory(Cells& cells) {
         optimizer->step(0.001);
         if (step == 2) early = parallel.memory_report();
         optimizer->zero_grad();
-        // Evaluation, now and then, leaves nothing behind once a step has followed it.
+        // An evaluation now and then leaves nothing behind once a step has followed it.
         const c10::NoGradGuard no_grad;
         if (step % 20 == 10) loss_of(model);
       }
@@ -94,7 +94,7 @@ void check_memory(Cells& cells) {
             parallel.gatherer().peak_live_units() <= max_live,
             fmt::format("{} units were there at once", parallel.gatherer().peak_live_units()));
       }
-      // A step's end sends for the first unit of the next.
+      // A step's end begins to gather the first unit of the next step.
       cells.expect(late.gathered_now <= unit,
                    fmt::format("{} bytes are gathered at rest", late.gathered_now));
       cells.expect(!late.text().empty(), "no text");

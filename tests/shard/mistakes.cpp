@@ -27,7 +27,7 @@ using ranks::Cells;
 at::Tensor mean_of(Chain& model) { return model->forward(at::ones({2, 5})).mean(); }
 at::Tensor sum_of(Chain& model) { return model->forward(at::ones({2, 5})).sum(); }
 
-// A model that was told off still trains: the mistake left nothing half done.
+// After the error the model still trains: the mistake left nothing half done.
 void expect_trains(Cells& cells, FullyShardedDataParallel& parallel, Chain& model) {
   const auto optimizer = adamw(parallel, *model);
   optimizer->zero_grad();
@@ -61,7 +61,7 @@ void check_wrapping(Cells& cells) {
     cells.cell(kind + "wrapping a part of a wrapped model", [&] {
       Chain model(2);
       FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
-      // Told at once, or else before the larger one trains on.
+      // The error comes at once, or else before the larger model trains on.
       cells.expect_usage_error(
           [&] {
             const auto part = sharded(cells, *model->layers[1]);
@@ -131,7 +131,7 @@ void check_optimizers(Cells& cells) {
       mean_of(model).backward();
       cells.expect_usage_error([&] { sgd.step(); }, "make_optimizer()");
       cells.expect_usage_error([&] { adam.step(); }, "make_optimizer()");
-      sgd.zero_grad();  // zero or undefined, by LibTorch's version
+      sgd.zero_grad();  // zero or undefined, depending on LibTorch's version
       const at::Tensor zeroed = parallel.full_gradient("layers.0.weight");
       cells.expect(!zeroed.defined() || zeroed.abs().sum().item<double>() == 0, "not zeroed");
       expect_trains(cells, parallel, model);
@@ -201,7 +201,7 @@ void check_optimizers(Cells& cells) {
     cells.expect_usage_error([&] { parallel.full_gradient("layers.0.weight"); }, "no_sync()");
     mean_of(model).backward();
     optimizer->step(0.1);
-    // Gradients of before beside those of a pass without an exchange.
+    // Gradients of an earlier pass are beside those of a pass without an exchange.
     {
       const auto guard = parallel.no_sync();
       mean_of(model).backward();
@@ -217,7 +217,7 @@ void check_optimizers(Cells& cells) {
   });
 }
 
-// That LibTorch's own error, of a reader that asks nobody, says how the values are read.
+// A reader that goes past operators gets LibTorch's own error, which says how to read the values.
 void expect_advice(Cells& cells, const std::function<void()>& body, const std::string& what) {
   try {
     body();
@@ -252,7 +252,7 @@ void check_saved_tensors(Cells& cells) {
       expect_saved(cells, model->parameters(), whole);
       continue;
     }
-    // Before an operator brings the unit, which then stays for a while.
+    // This comes before any operator brings the unit, which then stays for a while.
     expect_advice(
         cells, [&] { parameter.data_ptr<float>(); }, "data_ptr");
     cells.expect_usage_error([&] { torch::save(model->parameters(), stream); },
@@ -291,7 +291,7 @@ void check_changes(Cells& cells) {
         FullyShardedDataParallel parallel = sharded(cells, *model, {.cut = cut});
         const auto optimizer = adamw(parallel, *model);
         mean_of(model).backward();
-        // Told at once, or else before it trains on.
+        // The error comes at once, or else before the model trains on.
         cells.expect_usage_error(
             [&] {
               change(model);

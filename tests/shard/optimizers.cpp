@@ -1,5 +1,5 @@
-// Every optimizer that a config can name, on parts of parameters: to the bit what it does to whole
-// ones, and its state goes from any way of cutting to any other.
+// Every optimizer that a config can name, on parts of parameters: it does to the bit what it does
+// to whole ones, and its state can go from any way of cutting to any other.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -22,7 +22,7 @@ namespace {
 
 using ranks::Cells;
 
-// 70 × 70 elements: norms of a matrix are sums over two blocks, which ranks cut in two again.
+// 70 × 70 elements: a matrix's norm is a sum over two blocks, which ranks cut in two again.
 constexpr std::int64_t kChainWidth = 70;
 constexpr double kRate = 0.02;
 
@@ -30,7 +30,7 @@ std::vector<optim::ParameterGroup> groups_of(const torch::nn::Module& module) {
   return optim::decay_groups(data_parallel::trained_parameters(module), 0.1);
 }
 
-// Two passes, whose gradients are summed and clipped.
+// Makes a step of two passes, whose gradients are summed and clipped.
 void step(const Cells& cells, Chain& model, optim::Optimizer& optimizer, int number,
           const std::function<data_parallel::NoSync()>& no_sync,
           const std::function<void(double)>& clip) {
@@ -51,7 +51,7 @@ Chain make_chain() {
   return Chain(3, kChainWidth);
 }
 
-// A model that is trained, whichever way it is cut.
+// A model in training, cut in one of the ways.
 struct Trained {
   virtual ~Trained() = default;
   virtual void step(int number) = 0;
@@ -232,7 +232,7 @@ void check_optimizer(Cells& cells, const std::string& name,
       for (std::size_t i = 0; i < before.size(); ++i)
         cells.expect(!at::equal(before[i].tensor, whole.weights()[i].tensor),
                      before[i].name + " did not move");
-      // From there, another way goes on.
+      // Another way of cutting goes on from this state.
       for (const Way& other : ways(cells.num_ranks())) {
         if (other.name == way.name) continue;
         const auto next = other.make(cells, options);
@@ -250,7 +250,7 @@ void check_every_optimizer(Cells& cells) {
   for (const optim::OptimizerType& type : optim::optimizer_types())
     check_optimizer(cells, type.names.front(), type.options);
   check_optimizer(cells, "SGD with momentum", optim::SGDOptions{.momentum = 0.9, .nesterov = true});
-  // A bound that is reached, and one that is not.
+  // One bound is reached, the other is not.
   check_optimizer(cells, "Lamb, stretched little", optim::LambOptions{.max_coeff = 0.5});
   check_optimizer(cells, "Lamb, stretched much",
                   optim::LambOptions{.bias_correction = false, .max_coeff = 1e6, .min_coeff = 0});

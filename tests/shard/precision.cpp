@@ -41,7 +41,8 @@ at::Tensor mixed_input(const Cells& cells, int step, std::int64_t width = 5) {
   return at::randn({3, width});
 }
 
-// A replicated model whose weights are what 16 bits leave of others, which its optimizer steps on.
+// A replicated model whose weights are rounded to 16 bits; its optimizer steps on the unrounded
+// ones.
 class Rounded {
  public:
   Rounded(Cells& cells, Chain model) : model_(std::move(model)), parallel_(*model_, cells.group()) {
@@ -107,7 +108,7 @@ void check_sent_in_16_bits(Cells& cells) {
     });
 }
 
-// Layers of every kind, given Float.
+// Layers of all kinds, with float32 inputs.
 struct KindsImpl : nn::Module {
   nn::Embedding embedding{7, 6};
   nn::LSTM lstm{nn::LSTMOptions(6, 6).batch_first(true)};
@@ -132,7 +133,7 @@ struct KindsImpl : nn::Module {
 };
 TORCH_MODULE(Kinds);
 
-// LibTorch 1.13 hands these to a library that on some processors (Neoverse V1) throws.
+// LibTorch 1.13 passes these products to a library that throws on some processors (Neoverse V1).
 bool libtorch_itself_computes_in_16_bits() {
   try {
     nn::Conv1d conv(nn::Conv1dOptions(6, 6, 3).padding(1));
@@ -243,7 +244,8 @@ void check_gradients_in_16_bits(Cells& cells) {
     cells.expect(differs, "gradients did not lose a digit, so did not travel in 16 bits");
   });
   cells.cell("passes that are not exchanged add up in 32 bits", [&] {
-    // A sum that 16 bits would lose: 256 + 1 is 256 there. Nor is it rounded before it is sent.
+    // 16 bits would lose this sum, because 256 + 1 is 256 there. It is not rounded before it is
+    // sent either.
     MixedPrecision precision = kBf16Compute;
     for (const auto reduce : {at::kFloat, at::kBFloat16}) {
       precision.reduce_dtype = reduce;
@@ -293,7 +295,7 @@ void check_scaler(Cells& cells) {
     const auto optimizer = adamw(parallel, *model);
     optim::GradScaler scaler({.initial_scale_power = 10, .hysteresis = 1});
     const at::Tensor input = mixed_input(cells, 0);
-    // One element of one gradient, which lies on one rank.
+    // The infinity is in one element of one gradient, which is on one rank.
     const double factor =
         cells.rank() == cells.num_ranks() - 1 ? std::numeric_limits<float>::infinity() : 1;
     (scaler.scale(model->forward(input).pow(2).mean()) +

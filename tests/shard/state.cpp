@@ -18,7 +18,7 @@ namespace {
 namespace nn = torch::nn;
 using ranks::Cells;
 
-// Parameters of two dtypes, tied and frozen ones, and buffers.
+// Has parameters of two dtypes, tied and frozen ones, and buffers.
 struct ManyImpl : nn::Module {
   nn::Linear first{5, 5}, second{5, 5}, frozen{5, 3};
   nn::BatchNorm1d norm{5};
@@ -61,7 +61,7 @@ struct Training {
   }
 };
 
-// In whatever order: that of the model's depends on its units.
+// Compares regardless of the order: the model's depends on its units.
 void expect_same_state(Cells& cells, std::vector<NamedTensor> got, std::vector<NamedTensor> wanted,
                        const std::string& what) {
   std::ranges::sort(got, {}, &NamedTensor::name);
@@ -89,7 +89,7 @@ void check_round_trips(Cells& cells) {
     for (const auto& [name, tensor] : it.parallel.full_state_dict(everywhere)) {
       got.push_back(name);
       cells.expect(tensor.is_cpu() && tensor.isfinite().all().item<bool>(), name);
-      // It is a copy: the next step leaves it alone, and it holds on to no gathered memory.
+      // The state is a copy: the next step does not change it, and it keeps no gathered memory.
       cells.expect(!tensor.requires_grad(), name + " is in a graph");
     }
     std::ranges::sort(got);
@@ -177,7 +177,7 @@ void check_round_trips(Cells& cells) {
 }
 
 void check_wrong_states(Cells& cells) {
-  // What the first rank has, changed; the others' do not matter.
+  // Changes the first rank's state; those of the others do not matter.
   const auto changed = [](std::vector<NamedTensor> state,
                           const std::function<void(std::vector<NamedTensor>&)>& change) {
     if (!state.empty()) change(state);

@@ -1,4 +1,4 @@
-// A model that is sharded beside one that is replicated.
+// A sharded model beside a replicated one.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ inline at::Tensor input_of(const ranks::Cells& cells, int step, std::int64_t wid
   return at::randn({3, width});
 }
 
-// Trains a model that is sharded beside one that is replicated, which must agree to the bit. `loss`
-// is one pass over this rank's input; `between` comes after each step, for both.
+// Trains a sharded model beside a replicated one; they must agree to the bit. `loss` is one pass
+// over this rank's input; `between` runs after each step, for both models.
 template <typename Model>
 class Twins {
  public:

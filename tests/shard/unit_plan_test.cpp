@@ -36,7 +36,8 @@ std::vector<Names> planned(const nn::Module& module, const UnitPolicy& policy = 
   return names_of(plan_units(module, policy));
 }
 
-// What holds of any plan: each parameter once, of one kind in a unit, no unit empty.
+// Checks what holds for any plan: each parameter is in one unit, a unit has one kind of parameters,
+// and no unit is empty.
 void expect_sound(const nn::Module& module, const UnitPolicy& policy) {
   std::vector<const c10::TensorImpl*> seen;
   std::vector<std::string> unit_names;
@@ -66,7 +67,7 @@ void expect_sound(const nn::Module& module, const UnitPolicy& policy) {
   EXPECT_EQ(seen, all);
 }
 
-// A transformer's outline: something before, blocks, something after.
+// The outline of a transformer: an embedding, blocks, and a norm and head after them.
 struct OutlineImpl : nn::Module {
   nn::Embedding words{nullptr};
   nn::ModuleList blocks;
@@ -104,13 +105,13 @@ TEST(UnitPlan, BlocksOfASequentialAreUnits) {
 }
 
 TEST(UnitPlan, ContainersInsideOfContainers) {
-  // Two stages of blocks: whichever level is taken, every block is in one unit.
+  // There are two stages of blocks: on whichever level units are made, every block is in one unit.
   const nn::ModuleList model(nn::Sequential(nn::Linear(2, 2), nn::Linear(2, 2)),
                              nn::Sequential(nn::Linear(2, 2), nn::Linear(2, 2)));
   expect_sound(*model, {});
   EXPECT_GE(plan_units(*model, {}).size(), 2u);
 
-  // Below something that is no container of repeated blocks.
+  // The blocks are below a module that is no container of repeated blocks.
   const auto outer = std::make_shared<nn::Module>("outer");
   outer->register_module("inner", Outline(2));
   expect_sound(*outer, {});
@@ -133,7 +134,7 @@ TEST(UnitPlan, LeftoversAreGroupedUpToTheLargestUnit) {
     ++num_leftovers;
     EXPECT_LE(unit.num_elements(), largest_block);
   }
-  // words, norm and head together are smaller than a block.
+  // The embedding, the norm and the head together are smaller than a block.
   EXPECT_EQ(num_leftovers, 1);
 }
 
@@ -190,7 +191,7 @@ TEST(UnitPlan, ByType) {
   EXPECT_THAT(units, IsSupersetOf({Names{"words.weight"}, Names{"head.weight"},
                                    Names{"blocks.0.0.weight", "blocks.0.0.bias"}}));
   expect_sound(*model, units_of_types<nn::Linear, nn::Embedding>());
-  // No module of that type: leftovers all.
+  // No module has that type, so everything is left over.
   expect_sound(*model, units_of_types<nn::BatchNorm1dImpl>());
 }
 
@@ -239,13 +240,13 @@ TEST(UnitPlan, ANameThatTheModelHasNotIsAnError) {
   }
 }
 
-// A module inside of another named one is no mistake, although it makes no unit of its own.
+// A module inside of another named module is no mistake, although it gets no unit of its own.
 TEST(UnitPlan, ANameInsideOfAnotherIsNoError) {
   const Outline model(2);
   expect_sound(*model, units_named({"blocks", "blocks.0"}));
 }
 
-// The same policy for one model after another.
+// One policy is used for several models.
 TEST(UnitPlan, APolicyOfNamesServesSeveralModels) {
   const UnitPolicy policy = units_named({"blocks.1"});
   expect_sound(*Outline(2), policy);

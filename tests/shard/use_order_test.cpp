@@ -5,7 +5,7 @@
 namespace lockstep::shard {
 namespace {
 
-// What note() says of each unit of a step.
+// The predictions of note() for each unit of a step.
 std::vector<int> predictions(UseOrder& order, const std::vector<std::size_t>& step) {
   std::vector<int> all;
   for (const std::size_t unit : step) {
@@ -28,7 +28,7 @@ TEST(UseOrder, FollowsTheLastStep) {
   predictions(order, {0, 1, 2, 1, 0});
   for (int step = 0; step < 3; ++step) {
     EXPECT_EQ(order.start_over(), std::size_t{0});
-    // The same unit is followed by another on the way back.
+    // On the way back, the same unit is followed by another one.
     EXPECT_EQ(predictions(order, {0, 1, 2, 1, 0}), (Units{1, 2, 1, 0, -1}));
   }
 }
@@ -37,7 +37,7 @@ TEST(UseOrder, FindsItsPlaceAgain) {
   UseOrder order;
   predictions(order, {0, 1, 2, 3, 2, 0});
   order.start_over();
-  // 1 is left out; what follows is as before.
+  // Unit 1 is left out; the rest of the order stays.
   EXPECT_EQ(predictions(order, {0, 2, 3, 2, 0}), (Units{1, 3, 2, 0, -1}));
   EXPECT_EQ(order.start_over(), std::size_t{0});
   EXPECT_EQ(predictions(order, {0, 2, 3, 2, 0}), (Units{2, 3, 2, 0, -1}));

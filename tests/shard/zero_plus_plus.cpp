@@ -25,7 +25,7 @@ struct PlusPlusTraining {
   FullyShardedDataParallel parallel;
   std::unique_ptr<optim::Optimizer> optimizer;
 
-  // A width that neither ranks nor blocks divide.
+  // The width is divided by neither ranks nor blocks.
   PlusPlusTraining(Cells& cells, const ZeroPlusPlusConfig& config, std::int64_t width = 37,
                    const MixedPrecision& precision = {})
       : model(seeded(width)),
@@ -77,7 +77,7 @@ void check_weights(Cells& cells) {
     {
       const c10::NoGradGuard no_grad;
       it.model->layer(1).weight.select(0, 2).fill_(0.5);
-      // After which blocks have other scales than those that were gathered.
+      // Now blocks have other scales than those that were gathered.
       it.model->layer(1).weight.select(0, 4).fill_(9);
       it.model->layer(1).bias.zero_();
     }
@@ -123,7 +123,7 @@ void check_gradients(Cells& cells) {
   });
 }
 
-// Of the rank's own, by all the groups that a step uses.
+// The bytes that this rank sent, in all groups that a step uses.
 std::uint64_t bytes_to_other_nodes(const Cells& cells, const PlusPlusTraining& it,
                                    int ranks_per_node) {
   std::uint64_t total = 0;
@@ -174,7 +174,7 @@ void check_nodes(Cells& cells) {
       const double other = wanted.step(cells, step);
       cells.expect(mine == other,
                    fmt::format("step {}: the loss is {}, not {}", step, mine, other));
-      // An edit between steps reaches the nodes' copies.
+      // A change of the weights between steps reaches the nodes' copies.
       const c10::NoGradGuard no_grad;
       for (PlusPlusTraining* one : {&got, &wanted}) one->model->layer(2).bias.add_(0.01);
     }

@@ -1,4 +1,4 @@
-// What each call means, one client at a time.
+// The meaning of each call, with one client at a time.
 #include <future>
 #include <limits>
 #include <thread>
@@ -60,7 +60,7 @@ TEST_F(Calls, LimitsHoldExactly) {
       HasSubstr("at most 65536 keys"));
   EXPECT_THAT(usage_error([&] { store_->wait(std::vector<std::string>(5000, key), soon()); }),
               HasSubstr("bytes together"));
-  // The connection is none the worse.
+  // The connection still works.
   EXPECT_EQ(store_->get("a", soon()), std::nullopt);
 }
 
@@ -182,7 +182,7 @@ TEST_F(Calls, WatchSeesEachChange) {
   const Versioned first = store_->watch("a", 0, soon());
   EXPECT_EQ(first.value, "1");
   EXPECT_GT(first.version, 0u);
-  // Every way of changing it counts, the same value too.
+  // Every change counts, also one to the same value.
   Versioned last = first;
   const auto step = [&](const std::string& value) {
     const Versioned now = store_->watch("a", last.version, soon());
@@ -219,7 +219,7 @@ TEST_F(Calls, WatchBlocksUntilThereIsSomethingNew) {
   auto second =
       std::async(std::launch::async, [&] { return client()->watch("a", one.version, soon()); });
   EXPECT_EQ(second.wait_for(milliseconds(50)), std::future_status::timeout);
-  // A key that goes and comes back is newer than it was.
+  // A key that is removed and set again has a newer version.
   store_->remove("a", soon());
   EXPECT_EQ(second.wait_for(milliseconds(50)), std::future_status::timeout);
   store_->set("a", "2", soon());
@@ -257,7 +257,7 @@ TEST(Capacity, AFullStoreSaysSoAndLivesOn) {
   EXPECT_THAT(usage_error([&] { store.set("a", std::string(11000, 'x'), soon()); }),
               HasSubstr("the store is full"));
   EXPECT_EQ(store.get("a", soon())->size(), 9000u);
-  // Room is made by shrinking and by removing.
+  // Shrinking and removing values makes room.
   store.set("a", "small", soon());
   store.set("b", std::string(9000, 'y'), soon());
   EXPECT_TRUE(store.remove("b", soon()));

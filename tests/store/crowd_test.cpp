@@ -31,7 +31,7 @@ TEST_F(Crowd, AddIsExact) {
   const auto shared = client();
   std::mutex mutex;
   std::set<std::int64_t> sums;
-  // Half of them share a client, half have their own.
+  // Half of the threads share a client, and half have their own.
   in_threads(8, [&](int t) {
     const auto own = client();
     Client& mine = t % 2 == 0 ? *shared : *own;
@@ -52,7 +52,7 @@ TEST_F(Crowd, CompareAndSetHasOneWinnerEachTime) {
     const auto mine = client();
     for (int done = 0; done < kEach;) {
       const auto now = *mine->get("n", soon());
-      // Values are unique, so getting one's own back means having won.
+      // Values are unique, so a thread that gets its own back has won.
       const auto next = fmt::format("{} {}/{}", std::stoi(now) + 1, t, done);
       if (mine->compare_and_set("n", now, next, soon()) == next) ++done;
     }
@@ -140,7 +140,7 @@ TEST_F(Crowd, TheEndOfTheServerIsNoticedAtOnce) {
     EXPECT_THAT(text, HasSubstr("'never'"));
     EXPECT_THAT(text, HasSubstr("has ended"));
   }
-  // And by calls that come after.
+  // Later calls fail in the same way.
   EXPECT_EQ(comm_error([&] { clients[0]->get("a", soon()); }).first, Fault::peer_lost);
 }
 
@@ -172,7 +172,7 @@ TEST(Death, AKilledServerIsNoticedAtOnce) {
 }
 
 TEST(Death, AServerThatDoesNotAnswerIsATimeout) {
-  // It listens, so connections are made, and never says a word.
+  // The listener lets connections be made, but never sends a byte.
   const net::Fd listener = net::listen_tcp({"127.0.0.1", 0});
   const net::Address address{"127.0.0.1", net::local_port(listener)};
   const auto [fault, text] = comm_error([&] { Client(address, net::Secret::random(), in(200)); });

@@ -1,4 +1,4 @@
-// A server on loopback and clients of it.
+// A server on loopback, and clients of it.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 
 namespace lockstep::store {
 
-// Long enough for a busy machine: reached only where something hangs.
+// Long enough for a busy machine; it is only reached if something hangs.
 inline Deadline soon() { return Deadline::after(std::chrono::seconds(30)); }
 inline Deadline in(int ms) { return Deadline::after(milliseconds(ms)); }
 

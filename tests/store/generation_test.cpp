@@ -1,4 +1,5 @@
-// A store is of one generation of its job: what is left of another gets nothing from it.
+// A store belongs to one generation of its job: processes of another generation get nothing from
+// it.
 #include <lockstep/net/handshake.h>
 #include <lockstep/net/socket.h>
 #include <lockstep/store/protocol.h>

@@ -1,4 +1,4 @@
-// The wire format: what goes in comes out, and nothing else gets in.
+// The wire format: messages are decoded as they were encoded, and nothing else is accepted.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -66,7 +66,8 @@ TEST(Protocol, EveryTruncationAndExtensionIsRefused) {
   for (const Request& request : requests()) {
     auto bytes = encode(request);
     const auto whole = body(bytes);
-    // Long ones at their ends only: the middle of a value is like the rest of it.
+    // Long messages are cut only near their ends, because the middle of a value is like the rest of
+    // it.
     for (std::size_t size = 0; size < whole.size(); size += size < 200 ? 1 : 99991)
       EXPECT_EQ(parse_request(whole.first(size)), std::nullopt) << name(request.op) << size;
     bytes.push_back(std::byte{});
@@ -94,7 +95,7 @@ TEST(Protocol, SizesAreBounded) {
   EXPECT_EQ(size_of(0xffffffffu), std::nullopt);
 }
 
-// A body of the op, a number and an answered mark, then what is given.
+// A body with the op, a number and an answered mark, and then the given words.
 std::vector<std::byte> raw(std::uint8_t op, std::initializer_list<std::uint32_t> words) {
   std::vector<std::byte> bytes(17);
   bytes[0] = static_cast<std::byte>(op);
@@ -111,7 +112,7 @@ TEST(Protocol, LiesAboutSizesAreRefused) {
   EXPECT_EQ(parse_request(raw(2, {0xffffffffu})), std::nullopt);
   EXPECT_EQ(parse_request(raw(0, {0})), std::nullopt);
   EXPECT_EQ(parse_request(raw(8, {0})), std::nullopt);
-  EXPECT_NE(parse_request(raw(3, {0, 0, 0})), std::nullopt);  // wait for no key
+  EXPECT_NE(parse_request(raw(3, {0, 0, 0})), std::nullopt);  // wait for no keys
   EXPECT_EQ(parse_request(raw(3, {0, 0, 1})), std::nullopt);
   EXPECT_EQ(parse_request(raw(3, {0, 0, 0xffffffffu})), std::nullopt);
   EXPECT_EQ(parse_request(raw(3, {0, 0, kMostKeysInWait + 1})), std::nullopt);
@@ -119,7 +120,7 @@ TEST(Protocol, LiesAboutSizesAreRefused) {
   flagged.push_back(std::byte{2});
   EXPECT_EQ(parse_request(flagged), std::nullopt);
 
-  // A key and a value over their limits, with all bytes there.
+  // A key and a value over their limits, with all of their bytes.
   std::vector<std::byte> long_key = raw(2, {kLongestKey + 1});
   long_key.resize(long_key.size() + kLongestKey + 1);
   EXPECT_EQ(parse_request(long_key), std::nullopt);

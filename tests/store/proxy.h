@@ -1,4 +1,4 @@
-// Stands between a client and a server and can break what passes through it, as a bad network does.
+// A proxy between a client and a server that can break the traffic, as a bad network does.
 #pragma once
 
 #include <poll.h>
@@ -14,8 +14,8 @@
 
 namespace lockstep::store {
 
-// One thread, a few connections. Counts and cuts are by the server's bytes: a handshake with its
-// greeting is kHandshakeBytes of them, all that follows are replies.
+// Has one thread and a few connections. Counts and cuts by the server's bytes: the handshake and
+// the greeting have kHandshakeBytes of them, and everything after is replies.
 class Proxy {
  public:
   static constexpr std::size_t kHandshakeBytes = 48 + 1 + 16;
@@ -34,14 +34,14 @@ class Proxy {
     server_ = std::move(server);
   }
 
-  // The next `count` replies are swallowed and their connections cut: the server has carried the
+  // Swallows the next `count` replies and cuts their connections: the server has carried the
   // request out, and the client does not know.
   void swallow_replies(int count) { to_swallow_ = count; }
   int replies_to_swallow() const { return to_swallow_; }
 
   void cut_all() { cut_ = true; }
 
-  // Everything the first client has sent.
+  // All bytes that the first client has sent.
   std::vector<std::byte> recorded() {
     const std::lock_guard lock(mutex_);
     return recorded_;

@@ -23,7 +23,7 @@ TEST_F(RankStoreTest, LastsUntilTheOtherRankIsDone) {
   auto guest = rank();
   host->set("why", "the disk is full", soon());
   const auto ended = std::async(std::launch::async, [&] { host.reset(); });
-  // It is on its way out, and everything still works.
+  // The host is leaving, and the store still works.
   guest->wait({"lockstep/ranks-done-with-the-store"}, soon());
   EXPECT_EQ(guest->get("why", soon()), "the disk is full");
   EXPECT_EQ(ended.wait_for(milliseconds(0)), std::future_status::timeout);

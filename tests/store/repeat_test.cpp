@@ -1,4 +1,4 @@
-// Connections that break: calls are repeated, and none is applied twice.
+// Connections break: calls are repeated, and none is applied twice.
 #include <future>
 
 #include "fixture.h"
@@ -13,7 +13,7 @@ using testing::HasSubstr;
 class Repeat : public StoreTest {
  protected:
   Proxy proxy_{server_->address()};
-  Client far_{proxy_.address(), secret_, soon()};  // behind the proxy
+  Client far_{proxy_.address(), secret_, soon()};  // reaches the server through the proxy
   std::unique_ptr<Client> near_ = client();
 };
 
@@ -26,7 +26,7 @@ TEST_F(Repeat, AddIsAppliedOnce) {
   EXPECT_EQ(near_->get("n", soon()), "10");
 }
 
-// Versions count the changes of the whole store, so they tell how often something was applied.
+// Versions count the changes of the whole store, so they show how often a call was applied.
 TEST_F(Repeat, CompareAndSetIsAppliedOnce) {
   near_->set("a", "1", soon());
   const auto version = near_->watch("a", 0, soon()).version;
@@ -87,7 +87,7 @@ TEST_F(Repeat, ConcurrentAddsOverABadNetworkAreExact) {
     return true;
   };
   for (int cuts = 0; !all_done(); ++cuts) {
-    // Not without end: each add has to get through some time.
+    // The cutting stops at some point, because each add has to succeed in the end.
     if (cuts < 40) proxy_.swallow_replies(2);
   }
   for (auto& adder : adders) adder.get();

@@ -1,4 +1,4 @@
-// Nobody gets in who does not know the secret, and nobody keeps those out who do.
+// Processes that do not know the secret do not get in, and do not keep out those that do.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -24,7 +24,8 @@ class Strangers : public StoreTest {
  protected:
   net::Fd stranger() const { return net::connect_tcp(server_->address(), soon()); }
 
-  // A connection that has proven itself and read its greeting: for what the Client would not send.
+  // A connection that has proven itself and read its greeting, for requests that the Client would
+  // not send.
   net::Fd insider() const {
     net::Fd socket = stranger();
     net::introduce(socket, secret_, kPurpose + std::string("insider"), soon());
@@ -40,7 +41,7 @@ class Strangers : public StoreTest {
   }
 };
 
-// Reads to the end; true where the server hung up, with what it had sent until then.
+// Reads to the end; true if the server hung up. `received` gets the number of bytes before that.
 bool hung_up(const net::Fd& socket, const Deadline& deadline, std::size_t* received = nullptr) {
   std::array<std::byte, 4096> bytes;
   while (net::wait_ready(socket.get(), POLLIN, deadline)) {
@@ -51,7 +52,7 @@ bool hung_up(const net::Fd& socket, const Deadline& deadline, std::size_t* recei
   return false;
 }
 
-// The server may hang up on it half-way.
+// The server may hang up in the middle of it.
 void try_to_send(const net::Fd& socket, std::span<const std::byte> bytes) {
   try {
     net::write_all(socket, bytes, soon());
@@ -188,19 +189,19 @@ TEST_F(Strangers, ASecondRequestBeforeTheAnswerIsHungUpOn) {
 
 TEST_F(Strangers, HalfHandshakesAreDroppedInAFewSeconds) {
   std::vector<net::Fd> half;
-  half.push_back(stranger());  // nothing at all
+  half.push_back(stranger());  // sends nothing at all
   half.push_back(stranger());
   const auto whole = hello(10);
   net::write_all(half.back(), std::span(whole).first(7), soon());
   half.push_back(stranger());
   net::write_all(half.back(), hello(10), soon());
-  half.push_back(stranger());  // challenged, and then silent
+  half.push_back(stranger());  // gets the challenge, and then stays silent
   net::write_all(half.back(), hello(0), soon());
   expect_served();
   const auto store = client();
   std::this_thread::sleep_for(milliseconds(500));
   for (const net::Fd& socket : half) EXPECT_TRUE(hung_up(socket, soon()));
-  // Those who have proven themselves may be silent as long as they like.
+  // A proven connection may be silent for as long as it likes.
   EXPECT_EQ(store->get("a", soon()), std::nullopt);
 }
 
@@ -241,7 +242,7 @@ TEST_F(Strangers, ThousandsOfThemKeepNobodyOut) {
   working.join();
   EXPECT_GT(std::stoi(*store->get("worked", soon())), 0);
   for (int i = 0; i < 20; ++i) expect_served();
-  // What they cost is bounded: the server keeps no more than a few hundred of them.
+  // The cost is bounded: the server keeps no more than a few hundred of them.
   EXPECT_LT(open_descriptors(), before + kMany + 256 + 32);
 }
 
@@ -289,7 +290,7 @@ TEST_F(Strangers, ListensOnlyWhereItWasTold) {
     });
     EXPECT_EQ(fault, Fault::peer_lost) << host;
   }
-  // The other address is one of this host's: a server can be there.
+  // The other address is one of this host's, so a server can listen there.
   const Server other({"127.0.0.2", port}, secret_);
   EXPECT_EQ(other.address().host, "127.0.0.2");
   client()->set("a", "1", soon());

@@ -1,4 +1,4 @@
-// The store without its sockets: at times of our choosing.
+// The store without its sockets, at times that the test chooses.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,7 +47,7 @@ TEST_F(TableTest, WaitsExpireInOrderAndOnTime) {
   EXPECT_EQ(expired[0].reply.status, Status::timeout);
   EXPECT_EQ(table_.next_expiry(), start_ + seconds(3));
 
-  EXPECT_THAT(set("a"), SizeIs(1));  // the setter's own answer only
+  EXPECT_THAT(set("a"), SizeIs(1));  // only the setter's own answer
   expired = expire(start_ + seconds(5));
   ASSERT_THAT(expired, SizeIs(1));
   EXPECT_EQ(expired[0].ticket, 1u);

@@ -1,4 +1,5 @@
-// A module whose layers are cut beside the same one whole, which every rank computes for itself.
+// Compares a module whose layers are cut with the same module whole, which every rank computes for
+// itself.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ inline std::shared_ptr<TensorAxis> axis_of(const ranks::Cells& cells,
   return std::make_shared<TensorAxis>(cells.group(), between);
 }
 
-// Largest error as a share of the largest value.
+// The largest error, relative to the largest value.
 inline void expect_within(ranks::Cells& cells, const at::Tensor& got, const at::Tensor& wanted,
                           double tolerance, const std::string& what) {
   if (!got.defined() || got.sizes() != wanted.sizes())
@@ -52,7 +53,8 @@ inline void expect_within(ranks::Cells& cells, const at::Tensor& got, const at::
   cells.expect(error <= tolerance, fmt::format("{} is off by {:.3g}", what, error));
 }
 
-// Of every parameter, this rank's part of the whole one's; and that the parts are of the whole.
+// Compares, for every parameter, this rank's gradient with its part of the whole one's, and checks
+// that the parts come from the whole.
 inline void expect_same_gradients(ranks::Cells& cells, const torch::nn::Module& cut,
                                   const torch::nn::Module& whole, double tolerance) {
   const auto parameters = cut.named_parameters();
@@ -74,7 +76,7 @@ inline void expect_same_gradients(ranks::Cells& cells, const torch::nn::Module& 
   }
 }
 
-// The same module twice, of which one is cut by what its layers say.
+// The same module twice; one of them is cut as its layers say.
 template <typename Module>
 struct Twins {
   Module whole, cut;
@@ -95,7 +97,7 @@ auto make_twins(const Make& make, at::ScalarType type, const std::shared_ptr<Ten
 
 inline at::Tensor leaf(const at::Tensor& x) { return x.detach().clone().requires_grad_(); }
 
-// This rank's slice of the positions, dim 1.
+// This rank's slice of the positions, which are dim 1.
 inline at::Tensor slice_of(const at::Tensor& x, const ranks::Cells& cells) {
   const auto part = mesh::part_of(x.size(1), cells.rank(), cells.num_ranks());
   return x.narrow(1, part.begin, part.size()).contiguous();

@@ -37,7 +37,7 @@ std::vector<ColumnCase> column_cases(int num_ranks) {
   return cases;
 }
 
-// Outputs that rank `rank` has: [..., blocks, width].
+// The outputs of rank `rank`: [..., blocks, width].
 at::Tensor part_of_outputs(const at::Tensor& y, const ColumnCase& one, int rank, int num_ranks) {
   const std::int64_t per_block = one.out / one.options.blocks;
   const std::int64_t parts = std::min<std::int64_t>(num_ranks, per_block / one.options.unit);
@@ -63,7 +63,7 @@ void check_column(Cells& cells, const ColumnCase& one, const Precision& precisio
   } else {
     const auto mine = part_of_outputs(wanted, one, cells.rank(), cells.num_ranks()).flatten(-2);
     expect_within(cells, got, mine, precision.tolerance, "the result");
-    // What several ranks have, each uses in a way of its own.
+    // If several ranks have the same outputs, each uses them with a gradient of its own.
     const at::Tensor gradient = at::zeros(shape, precision.type);
     at::Tensor gradient_here;
     for (int rank = 0; rank < cells.num_ranks(); ++rank) {
@@ -105,7 +105,7 @@ void check_linears(Cells& cells, const Precision& precision) {
     cells.expect_same(got[i], single[i], fmt::format("of several, result {}", i));
     const at::Tensor weights = at::randn(wanted[i].sizes(), precision.type);
     const auto part = mesh::part_of(weights.size(-1), cells.rank(), cells.num_ranks());
-    // The second is used with a weight of nothing.
+    // The second result is multiplied by 0.
     const double factor = i == 1 ? 0.0 : 1.0;
     const auto add = [&](at::Tensor& sum, const at::Tensor& term) {
       sum = sum.defined() ? sum + factor * term : factor * term;
@@ -118,7 +118,7 @@ void check_linears(Cells& cells, const Precision& precision) {
   expect_within(cells, together.grad(), of_whole.grad(), precision.tolerance,
                 "the input's gradient");
   expect_same_gradients(cells, *cut, *whole, precision.tolerance);
-  // One of them alone leads to the loss.
+  // Only one of the results is used in the loss.
   cut->zero_grad();
   whole->zero_grad();
   run(*whole, x)[2].sum().backward();

@@ -1,4 +1,4 @@
-// Models that are built without memory and cut: no rank ever has all of one.
+// Models that are built without memory and then cut: no rank ever holds a whole model.
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
@@ -38,7 +38,7 @@ void check_deferred(ranks::Cells& cells, const std::string& family) {
   const auto built = construction.construct([&] { return models::make_model(config, 7); });
   spread(built);
   construction.keep(built->parameters());
-  // A parameter at a time is whole, with what its values are computed from.
+  // One parameter at a time is whole in memory, with the tensors that its values are computed from.
   cells.expect(construction.peak_bytes() < whole / 4,
                fmt::format("{} bytes of {} were there at once", construction.peak_bytes(), whole));
   const auto expected = plain->named_parameters();

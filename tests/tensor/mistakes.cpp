@@ -157,7 +157,7 @@ void check_plans(Cells& cells) {
   });
 }
 
-// Ranks that do not do the same are told so, each of them.
+// Each of the ranks that disagree gets an error.
 void check_one_disagreement(Cells& cells, const std::string& name, BetweenLayers between,
                             const std::vector<std::int64_t>& usual,
                             const std::vector<std::int64_t>& of_first) {

@@ -27,7 +27,7 @@ void expect_same_pass(Cells& cells, ParallelMLP& cut, ParallelMLP& whole, const 
   expect_same_gradients(cells, cut, whole, tolerance);
 }
 
-// Whole first, and cut while a graph of it and its gradients are still there.
+// The layer is used whole first, and cut while a graph of it and its gradients still exist.
 void check_cut_in_use(Cells& cells) {
   torch::manual_seed(3);
   const auto cut = make_mlp();
@@ -57,7 +57,7 @@ void check_frozen(Cells& cells, const std::string& frozen) {
       },
       at::kDouble, axis_of(cells));
   expect_same_pass(cells, *cut, *whole, drawn({2, 3, 8}), 1e-10);
-  // And an input that wants no gradient.
+  // Here the input wants no gradient.
   cut->zero_grad();
   whole->zero_grad();
   const at::Tensor x = drawn({5, 8});

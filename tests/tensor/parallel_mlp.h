@@ -1,4 +1,4 @@
-// A module of a user's, as the header of the layers shows it.
+// A user's module, as the header of the layers shows it.
 #pragma once
 
 #include "against_whole.h"

@@ -6,7 +6,7 @@ namespace {
 
 using ranks::Cells;
 
-// What needs all features of an activation.
+// An operation that needs all features of an activation.
 struct Gathering {
   std::string name;
   Activation activation;
@@ -49,7 +49,7 @@ void check_gathering(Cells& cells, const Gathering& one, const nn::Precision& pr
       precision);
 }
 
-// The report says which layer it is of, how often and how many bytes.
+// The report names the layer, how often it gathers and how many bytes.
 void check_report(Cells& cells) {
   PlainMlp model([](const at::Tensor& x) { return at::softmax(x, -1); });
   auto parallelized = parallelize_module(model, cells.group(), kColumnThenRow);

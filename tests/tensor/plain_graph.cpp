@@ -13,7 +13,7 @@ using ranks::Cells;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Functions of a user's, which are no operators.
+// A user's autograd function, which is no operator.
 class Cubed : public torch::autograd::Function<Cubed> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
@@ -92,7 +92,7 @@ void check_graph(Cells& cells, const GraphCase& one) {
       {at::kDouble, 1e-9});
 }
 
-// What a user asks of an activation.
+// Everything that a user may ask of an activation.
 void check_activation(Cells& cells) {
   torch::manual_seed(3);
   PlainMlp whole(at::relu);
@@ -108,7 +108,7 @@ void check_activation(Cells& cells) {
     y.retain_grad();
     model->fc2(at::gelu(y)).square().sum().backward();
     kept[i++] = full_tensor(y.grad());
-    // From the middle on, and to the middle.
+    // Backward from the middle of the graph, and to the middle.
     const at::Tensor z = model->fc1(x);
     z.backward(at::ones_like(z) * 2);
     at::Tensor leaf = model->fc1(x).detach().requires_grad_();
@@ -128,7 +128,7 @@ void check_activation(Cells& cells) {
       "was written to since");
 }
 
-// A written part that a function of the user's saved.
+// Writes to a part of a tensor that a user's function has saved.
 void check_saved(Cells& cells) {
   torch::nn::Linear layer(8, 24);
   parallelize_module(*layer, cells.group(), {{"", Cut::column}});

@@ -21,7 +21,7 @@ using ranks::Cells;
 
 at::Tensor relu_of(const at::Tensor& x) { return at::relu(x); }
 
-// Two layers that have one weight.
+// Two layers that share one weight.
 struct TiedWeights : torch::nn::Module {
   TiedWeights()
       : in(register_module("in", torch::nn::Linear(8, 24))),
@@ -77,7 +77,7 @@ void check_wrong_plans(Cells& cells) {
           parallelize_module(model, cells.group(), {{"fc1", Cut::column}});
         },
         "cut already");
-    // Another layer later is right, and gathers in between.
+    // Cutting another layer later is allowed; activations are gathered between the two.
     auto later = parallelize_module(model, cells.group(), {{"fc2", Cut::row}});
     for (PlainMlp* const one : {&whole, &model})
       uneven_loss(one->forward(at::ones({2, 8}))).backward();
@@ -105,7 +105,7 @@ void check_plans_that_differ(Cells& cells) {
   cells.expect(!is_cut(model.fc1->weight), "it is cut all the same");
 }
 
-// What cannot be done with something that is cut, or would be lost in silence.
+// Operations that are impossible on a tensor that is cut, or whose effect would be lost silently.
 void check_refused_operators(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   PlainMlp model(relu_of);
@@ -117,7 +117,7 @@ void check_refused_operators(Cells& cells) {
   cells.expect_usage_error([&] { at::zeros({24, 8}).set_data(weight); }, "full_tensor()");
   cells.expect_usage_error([&] { y.as_strided({2}, {1}); }, "aten::as_strided");
   cells.expect_usage_error([&] { y.detach().resize_({3}); }, "aten::resize_");
-  // Views that are copies.
+  // These views would be copies.
   const torch::NoGradGuard no_grad;
   cells.expect_usage_error([&] { weight.slice(0, 1, 3).zero_(); }, "writes to what aten::slice");
   const at::Tensor rows = weight.slice(0, 1, 3);
@@ -127,7 +127,7 @@ void check_refused_operators(Cells& cells) {
   cells.expect_close(weight.slice(0, 1, 3), before + 1, "a view taken again");
 }
 
-// What sees memory as it lies, and not through operators.
+// Other strategies access memory directly and not through operators.
 void check_other_strategies(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   const auto cut = [&] {
@@ -161,7 +161,7 @@ void check_other_strategies(Cells& cells) {
   cells.expect(thrown, "a layer that is cut can be cloned");
 }
 
-// Before anything is changed: what is wrapped trains as it did.
+// The error comes before anything is changed: a wrapped model trains as it did.
 void check_wrapped(Cells& cells) {
   const auto refused = [&](PlainMlp& model) {
     const auto cut_plain = [&](torch::nn::Module& part, const Plan& plan) {
@@ -196,7 +196,7 @@ void check_wrapped(Cells& cells) {
                                                    {.cut = cut});
     refused(*sharded);
   }
-  // Layers that can be cut by themselves.
+  // These layers can be cut by themselves.
   nn::ColumnParallelLinear layer(8, 12 * cells.num_ranks());
   const replicate::DistributedDataParallel parallel(*layer, cells.group());
   const auto axis = std::make_shared<nn::TensorAxis>(cells.group());

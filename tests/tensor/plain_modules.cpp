@@ -15,7 +15,7 @@ double clip_plain(torch::nn::Module& model, double max_norm) {
 }
 
 std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> parameters) {
-  // An epsilon that keeps elements of hardly any gradient from magnifying its rounding.
+  // The epsilon keeps elements with tiny gradients from magnifying their rounding.
   return std::make_unique<torch::optim::AdamW>(
       std::move(parameters), torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-3));
 }
@@ -44,7 +44,7 @@ at::Tensor relu_in_place(const at::Tensor& x) {
   return at::relu_(y);
 }
 
-// As many of the same tensor as of others, of broadcast ones and of scalars.
+// Passes the same tensor several times, and other tensors, broadcast ones and scalars.
 at::Tensor several_functions(const at::Tensor& x) {
   const at::Tensor scale = at::linspace(0.5, 1.5, x.size(-1), x.options());
   return at::silu(x) * scale + at::tanh(x).div(2).clamp(-0.4, 0.4) - at::where(x > 0, x, -x * x);
@@ -127,7 +127,7 @@ PlainCase<Model> transformer_case(const std::function<std::shared_ptr<Model>()>&
       .optimizer = momentum};
 }
 
-// As it is in torch::nn: in training, with dropout between the two.
+// As in torch::nn: in training, with dropout between the two layers.
 void check_transformer(Cells& cells, const nn::Precision& precision) {
   const auto options =
       torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.25);

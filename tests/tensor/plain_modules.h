@@ -1,4 +1,4 @@
-// Modules as users write them, of torch::nn alone, beside the same ones cut by a plan.
+// Modules as users write them, with torch::nn alone, compared with the same ones cut by a plan.
 #pragma once
 
 #include <functional>
@@ -86,7 +86,7 @@ inline void expect_gathered_by(ranks::Cells& cells, const ParallelizedModule& mo
                                              fmt::join(got, ", "), fmt::join(operators, ", ")));
 }
 
-// What a pass is: the model, its input, and which one it is.
+// One pass: gets the model, its input, and the number of the pass.
 template <typename Model>
 using LossOf = std::function<at::Tensor(Model&, const at::Tensor&, int)>;
 
@@ -100,9 +100,9 @@ struct PlainCase {
   std::vector<std::int64_t> input = {6, 8};
   LossOf<Model> loss;
   MakeOptimizer optimizer;
-  double max_norm = 0;  // clips where it is more
+  double max_norm = 0;  // clips gradients to this norm if it is above 0
   std::set<std::string> gathers;
-  int num_passes = 1;  // a step
+  int num_passes = 1;  // passes in a step
 };
 
 // Trains both models for five steps, and compares losses, gradients of the input and of all
@@ -143,7 +143,7 @@ void expect_same_training(ranks::Cells& cells, const PlainCase<Model>& one,
                           const nn::Precision& precision) {
   torch::manual_seed(3);
   const auto whole = one.make();
-  // Weights become those of the first rank.
+  // The first rank's weights replace those of the others.
   torch::manual_seed(3 + cells.rank());
   const auto cut = one.make();
   whole->to(precision.device, precision.type);
@@ -187,7 +187,8 @@ void expect_same_training(ranks::Cells& cells, const PlainCase<Model>& one,
 std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> parameters);
 std::unique_ptr<torch::optim::Optimizer> momentum(std::vector<at::Tensor> parameters);
 
-// The mean of squares with signs that make it no symmetric function of the output.
+// The mean of squares with weights of both signs, so that it is no symmetric function of the
+// output.
 inline at::Tensor uneven_loss(const at::Tensor& y) {
   return (y.square() * at::linspace(-1, 2, y.numel(), y.options()).view(y.sizes())).mean();
 }

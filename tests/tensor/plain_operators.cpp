@@ -14,7 +14,7 @@ struct OperatorCase {
   std::string name;
   Activation function;
   Expected expected = Expected::parts;
-  std::vector<std::int64_t> input = {2, 6, 8};  // of a layer with 24 outputs
+  std::vector<std::int64_t> input = {2, 6, 8};  // shape of the input of a layer with 24 outputs
 };
 
 at::Tensor changed(at::Tensor x, const std::function<void(at::Tensor&)>& change) {
@@ -167,8 +167,8 @@ std::vector<OperatorCase> operator_cases() {
   return cases;
 }
 
-// A function of a column's output, beside the same of a whole one: values, and gradients of what
-// the layer got and of its parameters.
+// Compares a function of a cut column layer's output with the same function of a whole one: values,
+// and gradients of the layer's input and of its parameters.
 void check_operator(Cells& cells, const OperatorCase& one) {
   torch::manual_seed(11);
   torch::nn::Linear whole(8, 24), cut(8, 24);
@@ -207,7 +207,7 @@ void check_operator(Cells& cells, const OperatorCase& one) {
   expect_same_plain_gradients(cells, *cut, *whole, 1e-10);
 }
 
-// A parameter that every rank has whole, laid over something that is cut in each way there is.
+// A parameter that every rank has whole, combined with a tensor that is cut, in each possible way.
 struct TrainedOperands : torch::nn::Module {
   TrainedOperands()
       : fc1(register_module("fc1", torch::nn::Linear(8, 24))),

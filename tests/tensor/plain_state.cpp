@@ -14,7 +14,7 @@ namespace {
 
 using ranks::Cells;
 
-// With a buffer, and a name that two modules have.
+// Has a buffer, and a name that two modules share.
 struct Kept : torch::nn::Module {
   Kept()
       : fc1(register_module("fc1", torch::nn::Linear(8, 24))),
@@ -85,7 +85,7 @@ void expect_throws(Cells& cells, const Body& body, const std::string& what) {
   cells.expect(false, what + " does not throw");
 }
 
-// What goes past operators finds no memory, and says so.
+// Code that goes past operators finds no memory, and gets an error that says so.
 void check_no_memory(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   const auto cut = make_kept(3);
@@ -121,7 +121,7 @@ void check_no_memory(Cells& cells) {
       "load_full_state_dict()");
 }
 
-// An optimizer's state is cut as its parameters, and can be put together and copied into.
+// An optimizer's state is cut like its parameters, and can be gathered and copied into.
 void check_optimizer_state(Cells& cells) {
   const auto cut = make_kept(3), whole = make_kept(3);
   parallelize_module(*cut, cells.group(), kColumnThenRow);

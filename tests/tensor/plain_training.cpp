@@ -44,7 +44,7 @@ void expect_same_step(Cells& cells, PlainMlp& cut, PlainMlp& whole, double toler
   expect_same_plain_gradients(cells, cut, whole, tolerance);
 }
 
-// One that was made before, and steps after; and gradients that are there already.
+// The optimizer was made before the cut and steps after it; gradients exist already.
 void check_cut_later(Cells& cells) {
   auto [whole, cut] = two_mlps();
   const auto whole_optimizer = adamw(whole->parameters()), optimizer = adamw(cut->parameters());
@@ -59,7 +59,7 @@ void check_cut_later(Cells& cells) {
   expect_same_weights(cells, *cut, *whole, 1e-10);
 }
 
-// The model lives on without the object, and moves to another type.
+// The model lives on without the returned object, and changes its type.
 void check_other_type(Cells& cells) {
   auto [whole, cut] = two_mlps(gelu_of, at::kFloat);
   parallelize_module(*cut, cells.group(), kColumnThenRow);
@@ -107,7 +107,7 @@ void check_plain_recomputed(Cells& cells) {
   expect_gathered_by(cells, parallelized, {});
 }
 
-// autograd::grad, and hooks, of parameters that are cut.
+// autograd::grad, and hooks, with parameters that are cut.
 void check_grad_of(Cells& cells) {
   auto [whole, cut] = two_mlps();
   parallelize_module(*cut, cells.group(), kColumnThenRow);
@@ -126,7 +126,7 @@ void check_grad_of(Cells& cells) {
   cells.expect(heard == 2, fmt::format("hooks were called {} times", heard));
 }
 
-// By gathering, as it looks at all of them at once.
+// The optimizer looks at all parameters at once, so they are gathered.
 void check_lbfgs(Cells& cells) {
   auto [whole, cut] = two_mlps();
   parallelize_module(*cut, cells.group(), kColumnThenRow);
@@ -158,8 +158,8 @@ void check_drawn_again(Cells& cells) {
   expect_same_weights(cells, *cut, *whole, 0);
 }
 
-// Parameters, gradients and an optimizer's state of what is cut take 1/t, counted where memory is
-// given out.
+// Parameters, gradients and optimizer state of the cut layers take 1/t of the memory, as the
+// allocator counts it.
 void check_plain_memory(Cells& cells) {
   const int ranks = cells.num_ranks();
   const std::int64_t hidden = 64, inner = 1024;
@@ -170,7 +170,7 @@ void check_plain_memory(Cells& cells) {
   auto parallelized = parallelize_module(*fc1, cells.group(), {{"", Cut::column}});
   const auto expect_parts = [&](int count, const std::string& what) {
     const std::int64_t wanted = count * whole_bytes / ranks;
-    // Beside them there is what optimizers and modules keep, of a few bytes.
+    // Optimizers and modules keep a few bytes besides.
     cells.expect(live.now() >= wanted && live.now() <= wanted + 1024,
                  fmt::format("{}: {} bytes where {} are right", what, live.now(), wanted));
   };
@@ -187,7 +187,7 @@ void check_plain_memory(Cells& cells) {
     cells.expect(bytes == whole_bytes / ranks, fmt::format("parts of {} bytes", bytes));
 }
 
-// One sum forward, and one backward; nothing else.
+// There is one sum in forward and one in backward, and no other call.
 void check_plain_traffic(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   const auto group = cells.group()->split(0, cells.rank(), "counted plain");

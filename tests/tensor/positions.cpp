@@ -16,7 +16,7 @@ using ranks::Cells;
 constexpr std::int64_t kWidth = 8;
 constexpr std::int64_t kLength = 24;
 
-// Cut layers with others between them, each of which sees some positions.
+// Cut layers with other layers between them, each of which sees some of the positions.
 struct SlicedBlock : torch::nn::Module {
   SlicedBlock()
       : tokens(register_module("tokens", VocabParallelEmbedding(13, kWidth))),
@@ -50,7 +50,7 @@ void check_block(Cells& cells, const Precision& precision) {
   const at::Tensor text = (at::arange(2 * kLength, at::kLong) * 5).remainder(13).view({2, kLength});
   torch::manual_seed(6);
   const at::Tensor gradient = at::randn({2, kLength, kWidth}, precision.type);
-  // Twice, as gradients accumulate.
+  // Runs two passes, because gradients accumulate.
   for (int pass = 0; pass < 2; ++pass) {
     const at::Tensor wanted = whole->forward(text), got = cut->forward(text);
     expect_within(cells, got, slice_of(wanted, cells), precision.tolerance, "the result");
@@ -60,7 +60,7 @@ void check_block(Cells& cells, const Precision& precision) {
   expect_same_gradients(cells, *cut, *whole, precision.tolerance);
 }
 
-// A parameter that each rank has whole, and that is frozen while the layers are cut.
+// Each rank has this parameter whole, and it is frozen while the layers are cut.
 void check_thawed(Cells& cells) {
   const auto make = [] {
     auto block = std::make_shared<SlicedBlock>();

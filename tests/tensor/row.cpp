@@ -29,7 +29,7 @@ void check_row(Cells& cells, const RowParallelLinearOptions& options,
   expect_same_gradients(cells, *cut, *whole, precision.tolerance);
 }
 
-// The gradient of a gradient, of what all ranks have: |d loss / d x|² by weight and by x.
+// The gradient of a gradient that all ranks have: of |d loss / d x|², by weight and by x.
 void check_second_derivative(Cells& cells) {
   auto [whole, cut] = make_twins(
       [] { return RowParallelLinear(12, 6, RowParallelLinearOptions{.input_is_parallel = false}); },

@@ -1,4 +1,4 @@
-// What the ranks of a job are checked for.
+// The properties that the ranks of a job check.
 #pragma once
 
 #include <tests/ranks/cells.h>
@@ -20,7 +20,7 @@ void check_ranks_that_disagree(ranks::Cells& cells);
 
 namespace lockstep::tensor {
 
-// Of plain modules that a plan of names cuts.
+// Plain modules that a plan of names cuts.
 void check_plain_modules(ranks::Cells& cells);
 void check_plain_gathers(ranks::Cells& cells);
 void check_plain_operators(ranks::Cells& cells);

@@ -14,9 +14,9 @@ namespace {
 
 using ranks::Cells;
 
-// What a rank asked of its group and what it sent for it.
+// The calls that a rank made in its group, and the bytes that it sent.
 struct Traffic {
-  std::vector<std::string> calls;  // "all_reduce (sum of 12 float32)"
+  std::vector<std::string> calls;  // such as "all_reduce (sum of 12 float32)"
   std::uint64_t bytes = 0;
 };
 
@@ -56,12 +56,12 @@ void expect_same_traffic(Cells& cells, const Traffic& got, const Traffic& wanted
   cells.expect(wanted.bytes > 0, what + ": this group does not say what it sent");
 }
 
-// A group of its own, whose calls all fit into its recorder.
+// A new group, whose calls all fit into its recorder.
 std::shared_ptr<comm::Communicator> fresh_group(Cells& cells) {
   return cells.group()->split(0, cells.rank(), "counted");
 }
 
-// One sum forward, one backward.
+// There is one sum in forward and one in backward.
 void check_whole_between(Cells& cells) {
   const auto group = fresh_group(cells);
   ParallelMLP mlp(8, 24);
@@ -75,8 +75,8 @@ void check_whole_between(Cells& cells) {
                       traffic_of(*group, sum_of_all), "backward");
 }
 
-// A gather and a reduce-scatter forward; backward the same, and x gathered again, which is not
-// kept.
+// Forward has a gather and a reduce-scatter. Backward has the same, and gathers x again, because it
+// is not kept.
 void check_sliced_between(Cells& cells) {
   const auto group = fresh_group(cells);
   const int ranks = cells.num_ranks();
@@ -103,7 +103,7 @@ void check_sliced_between(Cells& cells) {
                       "backward");
 }
 
-// However many products there are.
+// The traffic does not grow with the number of products.
 void check_several_products(Cells& cells) {
   const auto group = fresh_group(cells);
   const auto axis = std::make_shared<TensorAxis>(group);
@@ -123,7 +123,7 @@ void check_several_products(Cells& cells) {
                       "forward and backward");
 }
 
-// Three numbers a row, forward; backward the gradient of what went in.
+// Forward sends three numbers for each row; backward sends the gradient of the input.
 void check_loss_traffic(Cells& cells) {
   const auto group = fresh_group(cells);
   const auto axis = std::make_shared<TensorAxis>(group);
@@ -153,7 +153,7 @@ void check_loss_traffic(Cells& cells) {
                       "its backward");
 }
 
-// Called in this thread as each product of a backward pass begins, with its number.
+// Runs backward and calls `on_product` in this thread as each product begins, with its number.
 void run_backward_watched(const at::Tensor& loss, const std::function<void(int)>& on_product) {
   static const std::function<void(int)>* watcher;
   static int num_products;
@@ -169,9 +169,9 @@ void run_backward_watched(const at::Tensor& loss, const std::function<void(int)>
   at::removeCallback(handle);
 }
 
-// The sum of the input's gradient is under way while the product for the weight is computed: rank
-// 0 has begun with that product before any other begins its backward pass at all. Of slices it
-// cannot, as the input is gathered again in between: there it is the order of calls.
+// The sum of the input's gradient is under way while the product for the weight is computed: rank 0
+// begins that product before any other rank begins its backward pass. With slices that is
+// impossible, because the input is gathered again in between, so the order of calls is compared.
 void check_overlap(Cells& cells, BetweenLayers between) {
   const auto group = fresh_group(cells);
   const auto signals = cells.group()->split(0, cells.rank(), "signals");

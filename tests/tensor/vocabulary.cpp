@@ -12,7 +12,7 @@ using ranks::Cells;
 void check_embedding(Cells& cells, std::int64_t rows, const Precision& precision) {
   auto [whole, cut] =
       make_twins([&] { return VocabParallelEmbedding(rows, 6); }, precision.type, axis_of(cells));
-  // Every row, some of them twice.
+  // Uses every row, some of them twice.
   const at::Tensor tokens = (at::arange(2 * rows, at::kLong) * 5).remainder(rows).view({2, rows});
   torch::manual_seed(4);
   const at::Tensor gradient = at::randn({2, rows, 6}, precision.type);
@@ -88,7 +88,7 @@ void check_vocabulary_loss(Cells& cells) {
       {"a row", {.rows = 2}},
       {"no row that counts", {.all_ignored = true}},
       {"huge logits", {.scale = 1e4}},
-      // More than a block of 16 MiB of logits, of any number of ranks, on each.
+      // On each rank, for any number of ranks, there are more than a block of 16 MiB of logits.
       {"blocks of rows", {.rows = 150, .vocabulary = 200'003}}};
   for (const Precision& precision : kPrecisions)
     for (const auto& one : cases)

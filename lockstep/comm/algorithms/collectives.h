@@ -25,8 +25,8 @@ inline void copy_own(Bytes to, ConstBytes from) {
 // The algorithms that an operation has; automatic falls back to the first.
 std::span<const Algorithm> algorithms_of(Operation operation);
 
-// Turns `automatic` into one that suits the size and the topology, and checks any other:
-// UsageError that lists the choices where the operation has no such algorithm.
+// Turns `automatic` into an algorithm that suits the size and the topology, and checks any other:
+// UsageError, with the choices, if the operation has no such algorithm.
 Algorithm choose_algorithm(Operation operation, Algorithm wanted, std::size_t bytes,
                            const Topology& topology);
 

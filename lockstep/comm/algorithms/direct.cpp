@@ -48,8 +48,8 @@ void all_reduce_one_round(Transport& transport, const Reduction& reduction, Byte
   if (!data.empty()) std::memcpy(data.data(), result.data(), data.size());
 }
 
-// One rank's part of an all-reduce is worked through in blocks, so that blocks of one round travel
-// while those of the other are added.
+// Each rank's part of an all-reduce is cut into blocks, so that blocks of one round travel while
+// those of the other are added.
 struct Blocks {
   std::size_t element_bytes;
   std::size_t count;  // elements in all

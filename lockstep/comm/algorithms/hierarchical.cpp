@@ -7,7 +7,7 @@ namespace lockstep::comm::hierarchical {
 
 namespace {
 
-// Which ranks are on which host.
+// The ranks of each host, and the partial results that each host can combine alone.
 struct Hosts {
   explicit Hosts(const Transport& transport);
 

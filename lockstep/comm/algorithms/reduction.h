@@ -14,7 +14,7 @@ namespace lockstep::comm {
 // power of two below n, each half combined by the same rule, then the two halves. Every algorithm
 // follows it, so the layout never changes a bit of a sum.
 
-// Where the tree over n ≥ 2 ranks splits: the number of ranks in its left half.
+// The number of ranks in the left half of the tree over n ≥ 2 ranks.
 constexpr int tree_split(int n) {
   int left = 1;
   while (left * 2 < n) left *= 2;

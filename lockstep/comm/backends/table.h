@@ -1,6 +1,6 @@
-// What each backend can do. Code that has to know asks this table and compares no names: the reader
-// of configs, which has no LibTorch; join_world(), which also chooses for `auto`; lockstep check
-// and lockstep bench. comm/world/backends.h says how each backend is made.
+// The capabilities of each backend. Code that has to know them asks this table and compares no
+// names: the reader of configs, which has no LibTorch; join_world(), which also chooses for `auto`;
+// lockstep check and lockstep bench. comm/world/backends.h says how each backend is made.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ enum class Makes : std::uint8_t {
   lanes,  // it carries the tensors on GPUs; a communicator of ours beside it carries the rest
 };
 
-// Where the tensors of a backend's calls may be.
+// The devices on which the tensors of a backend's calls may be.
 enum class Tensors : std::uint8_t {
   on_host,
   on_any_device,  // tensors on a device are copied to the host's memory and back
@@ -45,10 +45,10 @@ struct Capabilities {
   StartedBy started_by = StartedBy::any_launcher;
   // Whether messages pass through files in /dev/shm, which is small in containers.
   bool through_dev_shm = false;
-  // What a build of Lockstep needs to contain it, and how to install that; empty if every build
-  // does.
+  // A build of Lockstep needs this to contain the backend, and the text says how to install it;
+  // empty if every build contains it.
   std::string needs_to_build = "";
-  // What a rank has to find when its job starts; empty if it needs nothing more.
+  // A rank has to find this when its job starts; empty if it needs nothing more.
   std::string needs_to_run = "";
 
   // Whether its two links belong to other backends, where they can be tried one by one.

@@ -34,7 +34,7 @@ void check_format(const BlockFormat& format);
 
 std::size_t num_blocks(std::size_t count, const BlockFormat& format);
 
-// Where the scales begin in the message of `count` elements, and how long the message is.
+// The offset of the scales in the message of `count` elements, and the length of the message.
 std::size_t scales_offset(std::size_t count, const BlockFormat& format);
 std::size_t encoded_bytes(std::size_t count, const BlockFormat& format);
 

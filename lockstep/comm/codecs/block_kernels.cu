@@ -78,7 +78,7 @@ struct Int4 {
   }
 };
 
-// Where a message's parts lie.
+// The layout of one message, as the kernels need it.
 struct Layout {
   std::size_t count;    // elements
   std::size_t block;    // elements in a block

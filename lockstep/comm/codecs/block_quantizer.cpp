@@ -205,7 +205,7 @@ template <typename Quantized, typename Use>
   for (std::size_t i = 0; i < count; ++i) left[i] += right[i];
 }
 
-// Where the whole sum is computed: directly in the output if that has floats.
+// The whole sum is computed directly in the output if that has floats, otherwise in a partial sum.
 [[gnu::always_inline]] inline float* place_of_sum(float* out, PartialSums&) { return out; }
 template <typename T>
 [[gnu::always_inline]] inline float* place_of_sum(T*, PartialSums& partial) {

@@ -92,7 +92,7 @@ std::shared_ptr<Mailbox> Mailroom::open(const std::string& group_id) {
 
 void Mailroom::close(const std::string& group_id, const Notice& notice) {
   const std::lock_guard lock(mutex_);
-  // The first reason is the one that counts.
+  // The first reason counts.
   if (find_group(failed_, group_id) != failed_.end()) return;
   failed_.push_back({group_id, notice});
   if (failed_.size() > limits_.most_failed) failed_.pop_front();
@@ -115,14 +115,14 @@ void Mailroom::deliver(const std::string& group_id, int from, net::Fd connection
   if (is_over(group_id)) return;
   auto box = mailbox(group_id);
   if (!opened_.contains(group_id)) {
-    // A peer may be faster than we are: its connection is kept until the group is opened here.
+    // A peer may be faster than this rank: its connection is kept until the group is opened here.
     if (!box) {
       box = std::make_shared<Mailbox>();
       early_.push_back({group_id, box, now});
     }
     find_group(early_, group_id)->since = now;
   }
-  if (!box) return;  // left this very moment
+  if (!box) return;  // the group was left this very moment
   box->put(from, std::move(connection));
   bound_early();
 }
@@ -150,7 +150,8 @@ std::shared_ptr<Mailbox> Mailroom::mailbox(const std::string& group_id) const {
   return early == early_.end() ? nullptr : early->mailbox;
 }
 
-// Groups may end at any time, so each is looked at once.
+// A group ends when its pointer goes, which may be at any time, so expired entries are found by
+// looking at all of them.
 void Mailroom::note_left() {
   std::erase_if(opened_, [this](const auto& entry) {
     const bool left = entry.second.expired();
@@ -184,9 +185,9 @@ constexpr int kMostAttempts = 20;
 constexpr milliseconds kLongestPause(100);
 
 // The purpose that a connection states.
-constexpr std::string_view kJoin = "group ";       // and "<from> <group id>"
-constexpr std::string_view kAsk = "ask ";          // and "<group id>"
-constexpr std::string_view kInquire = "inquire ";  // and the question
+constexpr std::string_view kJoin = "group ";       // followed by "<from> <group id>"
+constexpr std::string_view kAsk = "ask ";          // followed by "<group id>"
+constexpr std::string_view kInquire = "inquire ";  // followed by the question
 constexpr std::uint32_t kLongestReply = 1u << 20;
 
 struct AnswerHeader {
@@ -224,7 +225,7 @@ std::string EndpointAddress::encode() const {
   return text;
 }
 
-// Throws where the text is not what encode() makes of the address that was read from it.
+// Throws if the text would not be written the same way again.
 EndpointAddress EndpointAddress::decode(const std::string& text) {
   EndpointAddress address;
   std::istringstream in(text);
@@ -366,8 +367,8 @@ void Endpoint::answer(const std::string& group_id, const net::Fd& connection) {
       ::send(connection.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
 }
 
-// No connection from outside may end the process: where serving one fails (most likely out of
-// memory), that connection is closed.
+// Nothing that comes from outside may end the process: on an error (out of memory, most likely) the
+// connections that are being greeted are dropped.
 void Endpoint::serve() {
   Reception reception;
   while (true) {

@@ -1,5 +1,6 @@
-// Where a process can be reached by the others of its job, for all groups it is in: a mailroom with
-// a mailbox for each group, where connections wait for it, and the endpoint that fills them.
+// The place where the other processes of a job reach this process, for all groups that it is in.
+// The mailroom has a mailbox for each group, where connections wait for it; the endpoint fills the
+// mailboxes.
 #pragma once
 
 #include <atomic>
@@ -29,20 +30,20 @@ namespace lockstep::comm {
 // taken. Thread-safe.
 class Mailbox {
  public:
-  // UsageError where the process has no descriptor left for it.
+  // Throws UsageError if the process has no descriptor left for it.
   Mailbox();
 
   // The newest connection of a rank; waits until the deadline, then returns an empty Fd.
   net::Fd take(int from, Deadline deadline);
 
-  // From now on only connections of these ranks are kept. Without it somebody's mistake would keep
-  // event() readable for ever, since nobody takes it.
+  // From now on only connections of these ranks are kept. Otherwise a connection that nobody takes
+  // would keep event() readable for ever.
   void keep_only(const std::vector<int>& ranks);
 
-  // Readable while something waits.
+  // Readable while a connection waits.
   int event() const { return event_.get(); }
 
-  // How far this rank has got in the group: the number of its newest call, for others who ask.
+  // Notes the number of this rank's newest call in the group, for other ranks that ask.
   void set_sequence(std::uint64_t sequence) {
     sequence_.store(sequence, std::memory_order_relaxed);
   }
@@ -58,26 +59,26 @@ class Mailbox {
   mutable std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<int, net::Fd> waiting_;
-  std::optional<std::set<int>> kept_;  // all of them where not given
+  std::optional<std::set<int>> kept_;  // all ranks if not given
   net::Fd event_;
   std::atomic<std::uint64_t> sequence_{0};
 };
 
-// How a group is doing at one of its ranks.
+// The state of a group at one of its ranks.
 struct GroupState {
   bool open = false;
-  std::uint64_t sequence = 0;    // of its newest call
-  std::optional<Notice> notice;  // why it is over, where it failed
+  std::uint64_t sequence = 0;    // number of its newest call
+  std::optional<Notice> notice;  // why the group failed, if it did
 };
 
-// Sorts connections by group. A group's id is used once: a group that is over stays over, and who
-// connects to it is turned away, while connections of groups that this process has yet to open are
-// kept. Thread-safe. Everything in it is bounded: peers have proven that they are of this job, not
-// that they are free of mistakes.
+// Sorts connections by group. A group's id is used once: a group that is over stays over, and
+// connections to it are closed, while connections to groups that this process has yet to open are
+// kept. Thread-safe. Everything in it is bounded: peers have proven that they belong to this job,
+// not that they are free of mistakes.
 class Mailroom {
  public:
   struct Limits {
-    // How many failed groups are remembered, for peers that ask, which they do within moments.
+    // Failed groups are remembered, because peers ask for the reason within moments.
     std::size_t most_failed = 64;
     // Groups left in good order, remembered so that they are not taken for groups yet to come.
     std::size_t most_left = 1024;
@@ -85,9 +86,9 @@ class Mailroom {
     // have thousands of ranks.
     std::size_t most_early_groups = 64;
     std::size_t most_early_connections = 16384;
-    // How long a connection is kept whose other end has hung up: a peer may have done its part and
-    // left before this rank comes. A connection that the other end still holds is kept: that rank
-    // waits for us, with a deadline of its own.
+    // How long a connection is kept after its other end has hung up: a peer may have done its part
+    // and left before this rank comes. A connection that is still open at the other end is kept for
+    // as long as that lasts, because that rank waits for us with a deadline of its own.
     milliseconds hung_up_time{600'000};
   };
 
@@ -97,25 +98,25 @@ class Mailroom {
   // Opens a group's mailbox; the group is open while the pointer lives.
   std::shared_ptr<Mailbox> open(const std::string& group_id);
 
-  // The group has failed here.
+  // Notes that the group has failed here.
   void close(const std::string& group_id, const Notice& notice);
 
   GroupState state(const std::string& group_id) const;
 
-  // Stores a connection of rank `from`, or closes it at once where the group is over. Beyond the
-  // limits it closes the oldest connections that wait for a group. UsageError where a mailbox
-  // cannot be made.
+  // Stores a connection of rank `from`, or closes it at once if the group is over. Beyond the
+  // limits it closes the oldest connections that wait for a group. UsageError if a mailbox cannot
+  // be made.
   void deliver(const std::string& group_id, int from, net::Fd connection,
                Clock::time_point now = Clock::now());
 
-  // Closes connections that have waited too long for their group; false where none waits.
+  // Closes connections that have waited too long for their group; false if none waits.
   bool sweep(Clock::time_point now = Clock::now());
 
  private:
   struct Early {
     std::string group_id;
     std::shared_ptr<Mailbox> mailbox;
-    Clock::time_point since;  // the newest connection came
+    Clock::time_point since;  // when the newest connection came
   };
   struct Failed {
     std::string group_id;
@@ -130,13 +131,13 @@ class Mailroom {
   const Limits limits_;
   mutable std::mutex mutex_;
   std::map<std::string, std::weak_ptr<Mailbox>> opened_;  // expired: left in good order, or failed
-  // All of them oldest first.
+  // These are sorted with the oldest first.
   std::deque<std::string> left_;
   std::deque<Failed> failed_;
   std::deque<Early> early_;
 };
 
-// A process tells the others this about itself.
+// The addresses at which other processes reach a process. Each process tells the others its own.
 struct EndpointAddress {
   std::string host;  // identifies the host, its boot and its network: equal means shared memory
   std::string unix_name;  // name of its abstract Unix socket
@@ -174,16 +175,16 @@ class Endpoint {
   using Answer = GroupState;
   Answer ask(const net::Fd& connection, const std::string& group_id, Deadline deadline) const;
 
-  // Asks another endpoint's rank a question and returns the answer of the function that it has set
-  // with set_answers(). CommError where it does not answer, or has set none.
+  // Asks another endpoint's rank a question, and returns the answer of the function that it has set
+  // with set_answers(). CommError if it does not answer, or has set none.
   std::string inquire(const EndpointAddress& to, const std::string& question,
                       Deadline deadline) const;
   // Sets the function that answers such questions here. The endpoint's thread calls it, so it must
-  // not block. Null: nobody answers any more once this has returned.
+  // not block. After set_answers(nullptr) has returned, it is not called any more.
   using Answers = std::function<std::string(const std::string& question)>;
   void set_answers(Answers answers);
 
-  // The group has failed here: from now on, ranks that ask are told why.
+  // Notes that the group has failed here: ranks that ask are told why.
   void close(const std::string& group_id, const Notice& notice) {
     mailroom_.close(group_id, notice);
   }

@@ -49,8 +49,8 @@ enum class PeerState : std::uint8_t {
   dead,     // the peer's process is gone
 };
 
-// A message at its place in the sender's memory. In an exchange, `answer` is that place: bytes that
-// are written there before the view is given back go to the sender.
+// A message in the memory where it arrived. If the message is an exchange, `answer` is the same
+// memory: bytes that are written there before the view is released go back to the sender.
 struct View {
   const std::byte* data = nullptr;
   std::byte* answer = nullptr;

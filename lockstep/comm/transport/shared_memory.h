@@ -23,7 +23,7 @@ class SharedMemory {
   // here. UsageError if the machine has no such memory left.
   static SharedMemory create(std::size_t bytes);
 
-  // Maps memory that a peer created, and closes the descriptor. CommError (corrupted) where it is
+  // Maps memory that a peer created, and closes the descriptor. CommError (corrupted) if it is
   // smaller than `bytes` or unsealed.
   static SharedMemory map(net::Fd descriptor, std::size_t bytes);
 
@@ -76,7 +76,7 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
   // UsageError if the machine has no more.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Where peers find these bytes; nothing if they are ordinary memory.
+  // The place at which peers find these bytes; nothing if they are ordinary memory.
   std::optional<Place> find(const std::byte* data, std::size_t bytes) const;
 
  private:

@@ -40,7 +40,7 @@ struct ShmLayout {
 
 // The first page of a segment: the state of its owner, for all peers to read.
 struct ShmControl {
-  // The number of the owner's sleep; 0 where it is awake or has been rung. The owner sets it, and
+  // The number of the owner's sleep; 0 while it is awake or has been rung. The owner sets it, and
   // the rank that rings clears it.
   alignas(64) std::atomic<std::uint32_t> sleeping;
   std::uint32_t heavy_fences;  // the owner runs one before it sleeps; fixed from the start
@@ -73,9 +73,9 @@ struct ShmRing {
 // This rank's segment, shared by its links.
 class ShmSegment {
  public:
-  // Which side pays for the fence between a rank that falls asleep and the ranks that ring it. A
-  // rank rings after every message. Falling asleep is rare where ranks poll for a while first, but
-  // the sleeper's fence interrupts every core that runs a rank.
+  // The side that pays for the fences between a rank that falls asleep and the peers that ring it.
+  // Ringing comes after every message; falling asleep is rare if ranks spin first, but a fence by
+  // the sleeper interrupts every core that runs a rank.
   enum class FencePayer { ringer, sleeper };
 
   ShmSegment(int num_ranks, FencePayer payer);

@@ -184,7 +184,8 @@ class TcpReceiver {
   Phase phase() const { return phase_; }
   const FrameHeader& header() const { return header_; }
 
-  // Goes from `between` to `header`. Damaged where the header is not sound, or not the next one's.
+  // Goes from `between` to `header`. Returns `damaged` if the header is not sound, or not the next
+  // frame's.
   Attempt read_header(const net::Fd& socket);
   // Goes from `header` to `payload`. `target` must have room for header().bytes.
   void place(std::byte* target);

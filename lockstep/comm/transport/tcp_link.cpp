@@ -367,8 +367,8 @@ void TcpLink::hang_up(const Deadline& deadline) {
     in_.discard(socket_);
 }
 
-// Sends the notice in band where the stream is between frames or soon will be. Otherwise the peer
-// finds the connection closed and asks our endpoint, as long as this process lives.
+// Sends the notice on the connection if the stream is between frames or soon will be. Otherwise the
+// peer finds the connection closed and asks our endpoint, as long as this process lives.
 void TcpLink::send_notice(const Notice& notice) {
   last_words_ = notice;
   try {

@@ -28,7 +28,7 @@ struct TcpPeer {
     Notice notice;                        // the peer's notice if it aborted
     net::Fd connection;  // a new connection if the peer is alive and this side makes it
   };
-  // Which side makes the connection; the other side only asks about the peer's state.
+  // One side makes the connection; the other side only asks about the peer's state.
   enum class Role : std::uint8_t { connects, waits };
 
   // Asks the peer's endpoint, as rank `self`. Throws nothing: any failure, from a name that does

@@ -40,7 +40,7 @@ class Scratch {
   std::size_t num_taken_ = 0;
 };
 
-// Where the ranks of a group are: ranks with the same number share a host and its memory.
+// The host of each rank of a group: ranks with the same number share a host and its memory.
 struct Topology {
   std::vector<int> host_of;  // by rank; hosts are numbered by their first rank
 
@@ -64,7 +64,7 @@ class Transport {
     std::chrono::microseconds spin{0};
     // The longest message that can be viewed on every link of the group, on every rank.
     std::size_t longest_view = 0;
-    // Where connections that are made again arrive.
+    // Connections that are made again arrive here.
     std::shared_ptr<Mailbox> mailbox;
     // Asks a peer about the state of the group there; throws if it does not answer. Called from
     // several threads.
@@ -126,9 +126,9 @@ class Transport {
   // end().
   std::span<std::byte> scratch(std::size_t bytes) { return scratch_.take(bytes); }
 
-  // Looks at peers between calls: CommError where one is gone, or has told that the group is over.
-  // `call` is the call that this rank waits for elsewhere. Call it again and again, as messages of
-  // a dead peer get a moment to arrive.
+  // Checks the peers between calls: throws CommError if one is gone, or has said that the group is
+  // over. `call` is the call that this rank waits for elsewhere. Call it again and again, as
+  // messages of a dead peer get a moment to arrive.
   void look(const Fingerprint& call);
 
   // Tells every peer that the group is over.

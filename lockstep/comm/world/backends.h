@@ -32,8 +32,9 @@ struct GroupOptions {
   Algorithm algorithm = Algorithm::automatic;
   // When an engine's calls are compared between ranks.
   backends::LedgerMode ledger = backends::LedgerMode::automatic;
-  // Where our transports reach this process and all ranks of the group, in order, and the group's
-  // name there, which is the same on all ranks and differs from every other group's.
+  // Our transports reach this process, and all ranks of the group in order, at these addresses;
+  // `group_id` is the group's name there, the same on all ranks and different from every other
+  // group's.
   std::shared_ptr<Endpoint> endpoint = nullptr;
   std::vector<EndpointAddress> addresses = {};
   std::string group_id = "";

@@ -22,8 +22,8 @@ namespace lockstep::comm {
 
 namespace {
 
-// Where ranks meet before they can communicate: the job's store, and the secret that proves
-// membership.
+// The things that ranks need before they can communicate: the job's store, and the secret that
+// proves membership.
 struct MeetingPoint {
   std::shared_ptr<store::Store> store;
   net::Secret secret = net::Secret::random();
@@ -173,7 +173,7 @@ std::vector<EndpointAddress> exchange_addresses(store::Store& store, const std::
   return addresses;
 }
 
-// What ranks tell each other about their GPUs, to choose how the tensors on them travel.
+// Ranks tell each other this about their GPUs, to choose how the tensors on them travel.
 struct RankGpu {
   bool used = false;     // whether the rank's tensors are on one
   std::string identity;  // identity of the GPU; empty if the rank has no lane for it

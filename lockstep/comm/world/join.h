@@ -27,11 +27,7 @@ struct JoinOptions {
   std::string bind_host;
 };
 
-// Joins the job into which lockstep run, torchrun, mpirun or srun launched this process; a process
-// without a launcher is a world of one. Every rank calls it with the same options. Log lines carry
-// the rank from then on.
-//
-// UsageError where the environment is incomplete or the backend unknown; CommError (timeout) naming
+// UsageError if the environment is incomplete or the backend unknown; CommError (timeout) naming
 // the ranks that did not come.
 std::shared_ptr<Communicator> join_world(const JoinOptions& options = {});
 

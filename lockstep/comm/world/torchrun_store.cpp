@@ -22,9 +22,9 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// How c10d's store holds a value of ours: "<version>.<writer>:<value>". Never empty, because an
-// empty expectation means "no such key" to c10d; and no two writes alike, because c10d answers a
-// failed comparison with what is there, which must not look like what was wanted.
+// The form of our values in c10d's store: "<version>.<writer>:<value>". It is never empty, because
+// an empty expectation means "no such key" to c10d. No two writes are alike, because c10d answers a
+// failed comparison with the current value, which must not look like the wanted one.
 struct Held {
   Bytes raw;  // empty: no such key
   std::uint64_t version = 0;

@@ -46,7 +46,7 @@ at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 static_assert(kMostProducts == 3);
 using MaybeTensor = c10::optional<at::Tensor>;
 
-// Which gradients of one pair are wanted, in this half of a pass or in the whole pass.
+// The gradients of one pair that are wanted, in this half of a pass or in the whole pass.
 struct WantedProduct {
   bool weight = false;
   bool bias = false;

@@ -1,4 +1,4 @@
-// Layers that are cut over a tensor axis, for modules of one's own:
+// Layers that are cut over a tensor axis, for a user's own modules:
 //
 //   struct ParallelMlp : torch::nn::Module {
 //     ParallelMlp(int64_t hidden, int64_t inner)

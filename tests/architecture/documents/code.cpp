@@ -19,7 +19,7 @@ std::string absolute(const std::string& name) {
   return std::ranges::find(kRoots, first) != kRoots.end() ? "::" + name : "::lockstep::" + name;
 }
 
-// ".mode = ParallelMode::FSDP", of which the value can be compiled.
+// A setting such as ".mode = ParallelMode::FSDP", whose value can be compiled.
 bool is_setting(const std::string& span) {
   return span.starts_with('.') && std::regex_search(span, kQualified);
 }
@@ -28,7 +28,7 @@ class Writer {
  public:
   explicit Writer(const Declared& declared) : declared_(declared) {}
 
-  // The headers that a page names, in its lines or its code.
+  // Includes the headers that a page names, in its text or its code.
   void include(const Page& page) {
     static const std::regex header(R"(lockstep/[\w/]+\.h)");
     for (const Piece& span : page.spans)
@@ -57,7 +57,8 @@ class Writer {
     std::string body;
     std::istringstream lines(code.text);
     for (std::string line; std::getline(lines, line); body += line + "\n")
-      if (line.starts_with("#include")) line.clear();  // which stood in front of the page's code
+      // it is at the front of the page's code already
+      if (line.starts_with("#include")) line.clear();
     begin(page, code.line);
     if (body.starts_with('.'))
       text_ << "inline lockstep::DistributedConfig config() { return {\n"
@@ -101,7 +102,8 @@ class Writer {
     end();
   }
 
-  // Each has a namespace of its own; what does not compile is reported where the page has it.
+  // Each piece gets a namespace of its own. Compile errors are reported at the piece's place in the
+  // page.
   void begin(const std::string& page, int line) {
     place_ = "#line " + std::to_string(line) + " \"" + page + "\"\n";
     text_ << "namespace piece_" << ++number_ << " {\n";
@@ -123,7 +125,8 @@ class Writer {
       text_ << place << " { using " << whole << "; }\n";
   }
 
-  // Whether a body in braces follows parentheses outside of all others, which no loop has begun.
+  // Whether the code has a body in braces after outermost parentheses that belong to no loop or
+  // branch.
   static bool defines_functions(const std::string& code) {
     static const std::regex control(R"(\s*(for|if|while|switch|else)\b[\s\S]*)");
     int depth = 0;
@@ -172,7 +175,7 @@ Declared declared_in(const std::filesystem::path& root) {
 
 std::string code_of(std::vector<Page> pages, const Declared& declared) {
   Writer writer(declared);
-  // First the page that says which headers are needed, while there are no others.
+  // The page that says which headers are needed comes first, while no other headers are included.
   std::ranges::stable_sort(pages, {}, [](const Page& page) { return page.name != kNamesHeaders; });
   for (const Page& page : pages) {
     writer.include(page);

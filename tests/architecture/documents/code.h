@@ -1,4 +1,5 @@
-// The C++ of the pages as one translation unit, which compiles where all that they name is there.
+// Makes one translation unit of the pages' C++, which compiles only if everything that they name
+// exists.
 #pragma once
 
 #include <set>
@@ -9,24 +10,24 @@
 
 namespace lockstep::documents {
 
-// Objects that the pages speak of, as scene.h declares them; `dist.rank()` is code where
+// The objects that the pages mention, which scene.h declares: `dist.rank()` is code, and
 // `data.train` is a key of a config.
 inline const std::set<std::string> kObjects = {"checkpoints", "copies",  "cut",  "dist",
                                                "loader",      "manager", "mesh", "pipe",
                                                "scaler",      "trainer"};
 
-// What the library's headers declare, as far as it decides how a name is written to be compiled.
+// The declarations in the library's headers that decide how a name has to be written to compile.
 struct Declared {
-  std::set<std::string> namespaces;  // "lockstep::nn"
-  std::set<std::string> enums;       // "ReduceOp"
+  std::set<std::string> namespaces;  // such as "lockstep::nn"
+  std::set<std::string> enums;       // such as "ReduceOp"
 };
 Declared declared_in(const std::filesystem::path& root);
 
-// Every block of C++, and every name or expression of C++ within a line that is qualified, called
-// on an object, or a statement, behind the headers that its page names.
+// Every block of C++, and every piece of C++ within a line that is qualified, called on an object,
+// or a statement, after the headers that its page names.
 std::string code_of(std::vector<Page> pages, const Declared& declared);
 
-// Whether it is one of these; other names can only be looked for as words.
+// Whether a piece is one of these; other names can only be looked up as words.
 bool is_code(const std::string& span);
 
 }  // namespace lockstep::documents

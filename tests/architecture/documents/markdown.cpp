@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kForeign = "<!-- others' names -->";
 
-// Headings of columns that hold names of other systems.
+// Headings of table columns that hold names of other systems.
 constexpr std::array<std::string_view, 5> kOthers = {"PyTorch", "DeepSpeed", "DeepSpeed's",
                                                      "Megatron-LM", "torchrun"};
 
@@ -34,7 +34,7 @@ std::vector<std::string> cells_of(std::string_view row) {
   return cells;
 }
 
-// Collects what is in a paragraph, line by line: code may go on in the next one.
+// Collects the pieces of a paragraph, line by line: code may continue in the next line.
 class Paragraph {
  public:
   explicit Paragraph(Page& page) : page_(page) {}

@@ -1,5 +1,5 @@
-// The keys, commands, headers and links that README.md and docs/ name are there. Their C++ is
-// compiled: code.h.
+// The keys, commands, headers and links that README.md and docs/ name exist. code.h compiles their
+// C++.
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ std::string without_comments(const std::string& code) {
   return rest;
 }
 
-// Whether a config may have it: null asks for the default of any key there is.
+// Whether a config may have this key: null asks for the default of any key that exists.
 bool is_key(const std::string& path) {
   static std::map<std::string, bool> known;
   const auto has = [&](const std::string& optimizer, const std::string& scheduler) {
@@ -82,7 +82,7 @@ bool is_key(const std::string& path) {
   return found->second;
 }
 
-// The sections of a config, as the one that has every default written out has them.
+// The sections of a config, taken from one with every default written out.
 const std::set<std::string>& sections() {
   static const std::set<std::string> all = [] {
     std::set<std::string> names = {
@@ -99,7 +99,8 @@ const std::set<std::string>& sections() {
   return all;
 }
 
-// What a verb's --help says; nothing where it needs the program with LibTorch, which is not built.
+// The --help text of a verb; nothing if the verb needs the program with LibTorch, which is not
+// built.
 class Program {
  public:
   std::optional<std::string> help(const std::string& verb) {
@@ -141,7 +142,8 @@ bool has_word(const std::string& text, const std::string& word) {
   return false;
 }
 
-// Whether pages may be strict with names that stand alone: those that map other systems' to ours.
+// Whether every name that stands alone must exist: not in pages that map other systems' names to
+// ours.
 bool names_all_ours(const Page& page) {
   return page.name == "README.md" || page.name == "docs/coming-from.md";
 }
@@ -174,10 +176,10 @@ class Checker {
       }
     }
     helps_ += program_.help("plan schedule").value_or("");
-    add_identifiers(read_text(root_ / "docs/config.md"), words_);  // whose keys a test compares
+    add_identifiers(read_text(root_ / "docs/config.md"), words_);  // a test compares its keys
   }
 
-  // "docs/config.md:3: …" for each name that is not there.
+  // A line such as "docs/config.md:3: …" for each name that does not exist.
   std::vector<std::string> missing(const Page& page) {
     page_ = &page;
     found_.clear();
@@ -210,7 +212,7 @@ class Checker {
     say(link.line, "links to " + link.text + ", and no heading there is called so");
   }
 
-  // As GitHub makes it of a heading.
+  // The anchor that GitHub makes for a heading.
   static std::string anchor_of(const std::string& heading) {
     std::string anchor;
     for (const char c : heading.substr(heading.find_first_not_of("# ")))
@@ -238,7 +240,8 @@ class Checker {
     }
   }
 
-  // "lockstep run --nproc-per-node 4 lockstep train config.json" is two.
+  // A command may contain another: "lockstep run --nproc-per-node 4 lockstep train config.json" is
+  // two.
   void check_command(const std::string& command, int line) {
     std::vector<std::string> words = words_of(command);
     words.erase(words.begin());
@@ -264,7 +267,7 @@ class Checker {
         for (; i < words.size(); ++i) rest += words[i] + " ";
         return check_command(rest, line);
       }
-      // The program, and what follows is for it.
+      // This is the program to run, and the following words are its arguments.
       if (verb == "run" && !words[i].starts_with('-') && !words[i - 1].starts_with('-')) return;
       if (std::regex_match(words[i], match, flag) && !has_word(*text, match[1]))
         say(line, "`lockstep " + verb + " --help` has no " + match[1].str());
@@ -284,7 +287,7 @@ class Checker {
     if (!is_key(path)) say(line, path + " is no key of a config");
   }
 
-  // A config, or the members of one. Other documents of ours begin with their format.
+  // Checks a config, or members of one. Other JSON documents of ours begin with their format.
   void check_json(const Piece& code) {
     for (const std::string& text : {code.text, "{" + code.text + "}"}) {
       const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -294,7 +297,7 @@ class Checker {
     say(code.line, "this is no JSON");
   }
 
-  // Of the top, or of any section: which one is for the sentence around it to say.
+  // A key may be in the top level or in any section; the text around it has to say which.
   void check_json(const json& value, const std::string& path, int line) {
     const auto in_section = [&](const std::string& section) {
       return is_key(section + "." + path);
@@ -345,7 +348,8 @@ class Checker {
     }
   }
 
-  // "model.safetensors", or a tensor in one: "model.norm.weight"
+  // Whether it is a file such as "model.safetensors", or a tensor in one such as
+  // "model.norm.weight".
   static bool is_of_a_file(const std::string& text) {
     constexpr std::array<std::string_view, 7> kEndings = {".safetensors", ".json", ".csv",   ".bin",
                                                           ".idx",         ".md",   ".weight"};
@@ -376,7 +380,7 @@ TEST(Documents, NameOnlyWhatIsThere) {
   EXPECT_GT(num_spans, 1000U) << "pages are read";
 }
 
-// cmake/LockstepPublicHeaders.cmake says which headers are installed for programs.
+// cmake/LockstepPublicHeaders.cmake lists the headers that are installed for programs.
 TEST(Documents, ListTheHeadersThatProgramsInclude) {
   const fs::path root = LOCKSTEP_SOURCE_DIR;
   const std::string file = read_text(root / "cmake/LockstepPublicHeaders.cmake");

@@ -1,6 +1,6 @@
-// What the pages' examples take for granted: a model, a job, a batch. Nothing of it is defined, and
-// what an example declares itself hides what is here. It includes no header of Lockstep's: those
-// that docs/coming-from.md names come before, and have to do.
+// The things that the pages' examples assume: a model, a job, a batch. None of them is defined, and
+// an example's own declarations hide those here. It includes no header of Lockstep, because the
+// headers that docs/coming-from.md names come first and must be enough.
 #pragma once
 
 #include <iostream>
@@ -20,20 +20,20 @@ struct MyNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(MyNet);
 
-// A function of the model's output and a target, or what it gave.
+// A function of the model's output and a target, or that function's result.
 struct Loss : torch::Tensor {
   template <typename... Inputs>
   torch::Tensor operator()(const Inputs&... inputs) const;
 };
 
-// The job.
+// The objects of a job.
 extern lockstep::DistributedManager dist;
 extern std::shared_ptr<lockstep::comm::Communicator> world, group;
 extern lockstep::mesh::DeviceMesh mesh;
 extern std::shared_ptr<lockstep::nn::TensorAxis> axis;
 extern int peer;
 
-// What is trained.
+// The model in training.
 extern torch::nn::Sequential model;
 extern std::shared_ptr<torch::nn::Module> mlp, module;
 extern MyNet net, block;
@@ -45,7 +45,7 @@ extern lockstep::GradScaler scaler;
 extern lockstep::pipeline::Pipeline pipe;
 extern std::int64_t hidden_size, num_heads;
 
-// What it is trained on.
+// The training data.
 extern lockstep::data::DataLoader loader;
 extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
 extern torch::Tensor x, t, whole, input, target, loss_sum;

@@ -1,4 +1,4 @@
-// write_code ROOT FILE: writes the C++ of the pages of a tree, to be compiled.
+// write_code ROOT FILE: writes the C++ of a tree's pages to a file that can be compiled.
 #include <fstream>
 #include <iostream>
 

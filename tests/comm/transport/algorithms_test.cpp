@@ -308,8 +308,7 @@ TEST(ReductionTree, LargestNodesTileAnySet) {
       }
     }
   }
-  // Of the ranks {0, 1, 2} out of six, {0, 1} and {2} are nodes of the tree over six, {0, 1, 2} is
-  // not.
+  // The ranks {0, 1} and {2} are nodes of the tree over six, {0, 1, 2} is not.
   const auto nodes = largest_nodes_within(6, [](int rank) { return rank < 3; });
   EXPECT_EQ(nodes, (std::vector<TreeNode>{{0, 2}, {2, 1}}));
 }

@@ -11,7 +11,7 @@ class Scarcity {
   Scarcity(const Scarcity&) = delete;
   Scarcity& operator=(const Scarcity&) = delete;
 
-  // Whether none is left.
+  // Whether all allowed allocations have been used.
   static bool felt();
 };
 

@@ -1,4 +1,4 @@
-// Which frame headers a peer may have written.
+// Tells frame headers that a peer may have written from others.
 #include <vector>
 
 #include <gtest/gtest.h>

@@ -1,22 +1,22 @@
-// The training that the fault suite disturbs: a small net with dropout, trained by Trainer on
-// samples that are numbers. Each rank writes down which samples it took in which step, and when. In
-// the job's first generation one rank can be told to fail at a place of a step:
+// The training that the fault suite disturbs: Trainer trains a small net with dropout on samples
+// that are numbers. Each rank logs which samples it took in which step, and when. In the first
+// generation of the job, one rank can be told to fail at some point of a step:
 //
 //   fault_rank --output RUN --log FOLDER [--epochs 2] [--batch 12] [--interval 4] [--pace 10]
 //       [--pace-until FILE] [--dropout 0.1] [--non-finite stop|skip] [--copies 0] [--again 0]
 //       [--rank 1 --step 7 --fault forward|backward|collective|stuck|slow|nan_loss|inf_loss|
 //       nan_gradient|inf_gradient]
 //
-// --batch is that of all ranks together, --pace the milliseconds that a step takes at least (until
-// FILE is there, where one is named), --interval the steps between checkpoints, and --copies those
-// between copies in other ranks' memory, with which ranks stay when another is lost (0: none do).
-// With --again 1 the process that takes the place of the one that failed is killed as soon as it is
-// there. Lines of the log:
+// --batch is the batch of all ranks together. --pace is the least number of milliseconds for a step
+// (until FILE exists, if one is named). --interval is the number of steps between checkpoints, and
+// --copies that between copies in other ranks' memory, with which ranks stay when another is lost
+// (0: no rank stays). With --again 1 the process that replaces the failed one is killed as soon as
+// it exists. Lines of the log:
 //
-//   step 7 at 81234567 samples 3 1 4          step 7 begins (from 0), in nanoseconds
-//   dies at 81234567                          the next thing this rank does
+//   step 7 at 81234567 samples 3 1 4          step 7 (from 0) begins; times are in nanoseconds
+//   dies at 81234567                          the rank dies right after this line
 //   failed at 81234567 ranks 1                a CommError that names rank 1
-//   stopped at 81234567                       given up by all ranks together
+//   stopped at 81234567                       all ranks gave up together
 //   ended at 81234567 step 20 skipped 0 weights <hash>
 #include <signal.h>
 #include <time.h>

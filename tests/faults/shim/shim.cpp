@@ -1,4 +1,4 @@
-// What a machine may do to a program that knows nothing of it, put in front of the C library
+// Makes a machine's faults happen to a program that knows nothing of it, in front of the C library
 // (LD_PRELOAD): clocks that are wrong, and disks that fail.
 //
 //   SHIM_CLOCK=3600        the wall clock is so many seconds ahead

@@ -1,4 +1,4 @@
-// Trains a family of one's own from a config that names it.
+// Trains a model family of a program's own, from a config that names it.
 #include <unistd.h>
 
 #include <cstdio>
@@ -39,7 +39,7 @@ int main() {
   fs::remove_all(folder);
   std::printf("a %s, %lld wide inside, loss %.3f\n", saved.family.c_str(),
               static_cast<long long>(saved.intermediate_size), result.loss);
-  // Nearly every letter has one successor. A model that did not learn which would stay near the
-  // entropy of single letters, 3.2.
+  // Nearly every letter has only one successor. A model that has not learned that would stay near
+  // the entropy of single letters, 3.2.
   return saved.family == "token-mlp" && saved.intermediate_size == 64 && result.loss < 1 ? 0 : 1;
 }

@@ -21,7 +21,7 @@ class Block : public torch::nn::Module {
         down_(register_module(
             "down", nn::Linear(config.intermediate_size, config.hidden_size, nn::Bias::added))) {}
 
-  // [batch, length, width]
+  // Takes and returns [batch, length, width].
   at::Tensor forward(const at::Tensor& x) {
     return x + down_(nn::gelu(up_(norm_(x)), nn::GeluKind::tanh));
   }
@@ -67,7 +67,7 @@ class TokenMlp : public models::LanguageModel {
   nn::Embedding words_{nullptr};
   BlockList blocks_{nullptr};
   nn::RMSNorm norm_{nullptr};
-  nn::Linear lm_head_{nullptr};  // none where it is the embedding
+  nn::Linear lm_head_{nullptr};  // empty if the output layer is the embedding
 };
 
 }  // namespace

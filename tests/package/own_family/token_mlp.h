@@ -1,4 +1,4 @@
-// A family of models of one's own: blocks that look at one token at a time.
+// A model family of a program's own: its blocks look at one token at a time.
 #pragma once
 
 #include <cstdint>

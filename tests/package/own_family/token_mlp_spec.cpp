@@ -1,4 +1,4 @@
-// The family without LibTorch.
+// The description of the family that needs no LibTorch.
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -30,7 +30,7 @@ std::vector<Layer> layers_of_token_mlp(const ModelConfig& config) {
       {.name = "norm", .kind = Kind::norm, .out = width}};
 }
 
-// As the module does it.
+// Describes the same computation as the module.
 class TapeBlockOfTokenMlp {
  public:
   TapeBlockOfTokenMlp(plan::Layers& layers, const ModelConfig& config)

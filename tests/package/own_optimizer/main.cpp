@@ -18,7 +18,7 @@ namespace {
 
 namespace optim = lockstep::optim;
 
-// Each element moves by the learning rate against its momentum's sign.
+// Each element moves by the learning rate, against the sign of its momentum.
 struct SignumOptions {
   double momentum = 0.5;
 
@@ -73,7 +73,7 @@ std::unique_ptr<optim::Optimizer> SignumOptions::make(std::vector<optim::Paramet
   return std::make_unique<Signum>(std::move(groups), *this);
 }
 
-// Halves the learning rate every so many steps.
+// Halves the learning rate every `every` steps.
 struct HalvingOptions {
   std::int64_t every = 10;
 
@@ -125,7 +125,7 @@ int main() {
 
   const lockstep::train::TrainConfig config = lockstep::train::load_config("config.json");
   const auto result = lockstep::train::train_language_model(config, /*output_fd=*/1, nullptr);
-  // A byte that could be any has a loss of 5.5.
+  // If all bytes were equally likely, the loss would be 5.5.
   std::printf("after step %ld the loss is %g\n", static_cast<long>(result.step), result.loss);
   return result.step == 60 && result.loss < 3 ? 0 : 1;
 }

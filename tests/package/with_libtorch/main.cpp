@@ -1,4 +1,4 @@
-// Uses LibTorch and the parts that stand on it.
+// Uses LibTorch and the parts of Lockstep that need it.
 #include <cmath>
 #include <cstdio>
 #include <string>

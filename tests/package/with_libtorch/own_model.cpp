@@ -1,4 +1,4 @@
-// Trains a model of the user's own, with the aliases and directives that such programs begin with.
+// Trains a user's own model, with the aliases and directives that such programs begin with.
 #include "own_model.h"
 
 #include <functional>
@@ -32,7 +32,7 @@ class Line : public lockstep::data::Dataset {
   }
 };
 
-// A module that must not move, as its constructor keeps `this`.
+// A module that must not be moved, because its constructor keeps `this`.
 struct Slope : nn::Module {
   Slope()
       : linear(register_module("linear", nn::Linear(nn::LinearOptions(1, 1).bias(false)))),

@@ -1,4 +1,4 @@
 #pragma once
 
-// What a linear layer learnt of a line with slope 3.
+// The slope that a linear layer has learned from a line with slope 3.
 double trained_slope();

@@ -1,4 +1,4 @@
-// Starts a store, and speaks to it.
+// Starts a store and uses it.
 #include <cstdio>
 #include <string>
 

@@ -1,4 +1,4 @@
-// Language models in numbers, against the ones that are made and run.
+// The descriptions of language models in numbers, compared with models that are made and run.
 #include <gtest/gtest.h>
 
 #include <lockstep/plan/measured/trace_step.h>
@@ -25,7 +25,7 @@ void expect_same(const ModelSizes& got, const ModelSizes& wanted) {
   }
 }
 
-// The order in which units are used and get their gradients, repeats left out.
+// The order in which units are used, or get their gradients, without repeats.
 std::vector<std::size_t> order_of(const DescribedModel& model, StepTrace::Kind kind) {
   std::vector<std::size_t> order;
   for (const StepTrace::Event& event : model.trace.events) {
@@ -74,7 +74,7 @@ class Described : public ::testing::TestWithParam<LanguageSubject> {};
 TEST_P(Described, IsWhatAModelIsAndDoes) {
   const DescribedModel described = GetParam().described();
   const testing::Subject subject = GetParam().subject().make();
-  // What lasts is made in the first pass.
+  // The first pass allocates memory that stays.
   trace_step(*subject.module, subject.loss);
   const DescribedModel measured{sizes_of(*subject.module),
                                 trace_step(*subject.module, subject.loss)};
@@ -83,7 +83,7 @@ TEST_P(Described, IsWhatAModelIsAndDoes) {
   expect_near(described.trace.peak_bytes(), measured.trace.peak_bytes(), "the peak");
   for (const auto kind : {StepTrace::Kind::use, StepTrace::Kind::gradient})
     EXPECT_EQ(order_of(described, kind), order_of(measured, kind));
-  // The peak with gradients that stay is another one.
+  // With gradients that stay, the peak is at another moment.
   expect_near(estimate_memory(described.sizes, described.trace, {}).peak,
               estimate_memory(measured.sizes, measured.trace, {}).peak, "with whole gradients");
 }
@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(Plan, Described, ::testing::ValuesIn(many_models()), []
   return name;
 });
 
-// Of models that fit into no memory here.
+// These models fit into the memory of no test machine.
 TEST(DescribedSizes, AreThoseOfHugeModels) {
   const models::ModelConfig llama_3_70b{.family = "llama",
                                         .vocab_size = 128'256,

@@ -1,4 +1,4 @@
-// The test program; with --peaks or --peaks-gpu it is one rank of a job that runs a table of
+// The test program. With --peaks or --peaks-gpu it is one rank of a job that runs a table of
 // peaks.cpp.
 #include <cstring>
 

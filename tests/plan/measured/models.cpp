@@ -18,7 +18,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-// A batch is made where the model is.
+// Batches are made on the model's device.
 c10::Device device_of(const nn::Module& module) { return module.parameters().front().device(); }
 
 at::TensorOptions numbers(const nn::Module& module) { return at::device(device_of(module)); }
@@ -69,7 +69,7 @@ struct Odd : nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto h = norm(at::tanh(frozen(first(x))));
-    // `first` twice.
+    // Uses `first` twice.
     return last(h + first(last(h)));
   }
 };

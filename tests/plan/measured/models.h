@@ -1,4 +1,4 @@
-// The models whose memory is measured, each with a loss over a batch of its own.
+// The models whose memory is measured, each with a loss over its own batch.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@ namespace lockstep::plan::testing {
 
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor()> loss;  // of a micro-batch that it makes
+  std::function<at::Tensor()> loss;  // runs a micro-batch that it makes
 };
 
 struct NamedSubject {
@@ -23,13 +23,13 @@ struct NamedSubject {
   std::function<Subject()> make;
 };
 
-// Layers of torch::nn, as users write them.
+// Layers of torch::nn as users write them.
 NamedSubject mlp();
 NamedSubject lstm();
-// With frozen and shared weights, buffers, and a batch that outweighs the parameters.
+// Has frozen and shared weights, buffers, and a batch that is larger than the parameters.
 NamedSubject odd();
 
-// A language model of ours, and its step in numbers.
+// One of our language models, and its step in numbers.
 struct LanguageSubject {
   std::string name;
   models::ModelConfig config;

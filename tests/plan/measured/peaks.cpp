@@ -25,10 +25,10 @@ namespace {
 using ranks::Cells;
 
 constexpr double kTolerance = 0.05;
-// What offload leaves on a GPU is small, and up to 9 % more than is worked out.
+// With offload little memory stays on the GPU, and it may be up to 9 % more than the estimate.
 constexpr double kToleranceOfOffload = 0.1;
 
-// A model that is spread over ranks by one of the strategies.
+// A model that one of the strategies spreads over ranks.
 class Spread {
  public:
   Spread(torch::nn::Module& module, const Cells& cells, const MemoryOptions& options)
@@ -68,7 +68,7 @@ class Spread {
     optimizer_->step(0.001);
   }
 
-  // What lies in memory that the ranks share, which no allocator of LibTorch's has seen.
+  // Memory that the ranks share, which LibTorch's allocators do not count.
   std::int64_t shared_bytes() const {
     if (options_.device == Device::gpu) return 0;
     if (sharded_) {
@@ -91,7 +91,7 @@ class Spread {
             .offload_params = options.offload == Offload::optimizer_and_parameters};
   }
 
-  // As Trainer does: where parameters are whole, 16 bits on a GPU are autocast's.
+  // Computes as Trainer does: if parameters are whole, 16 bits on a GPU are autocast's.
   at::Tensor computed(const std::function<at::Tensor()>& loss) const {
     std::optional<device::Autocast> bf16;
     if (options_.precision != Precision::fp32 && options_.device == Device::gpu && !sharded_)
@@ -173,11 +173,11 @@ models::DescribedModel traced(const NamedSubject& subject) {
 }  // namespace
 
 void check_peaks(Cells& cells) {
-  // Ranks share the cores of a host.
+  // The ranks share the cores of a host.
   at::set_num_threads(1);
   check_strategies(cells, mlp(), traced(mlp()));
   check_strategies(cells, gpt().subject(), gpt().described());
-  // Other numbers of ranks show other parts, and nothing else.
+  // Other numbers of ranks only change the sizes of the parts.
   if (cells.num_ranks() != 2) return;
   check_strategies(cells, lstm(), traced(lstm()));
   check_strategies(cells, odd(), traced(odd()));
@@ -217,7 +217,7 @@ void check_peaks_on_gpu(Cells& cells) {
       model.step.device = Device::gpu;
       model.step.precision = precision;
       const MemoryOptions options = {.precision = precision, .device = Device::gpu};
-      // The memory that cuBLAS keeps for itself is there from its first product on.
+      // cuBLAS keeps memory for itself from its first product on.
       measured_peak(cells, model.subject(), options);
       check_strategies(cells, model.subject(), model.described(), options);
       for (const Offload offload : {Offload::optimizer, Offload::optimizer_and_parameters}) {

@@ -1,4 +1,4 @@
-// Estimates against what ranks hold when they train.
+// Compares estimates with the memory that ranks hold when they train.
 #pragma once
 
 #include <tests/ranks/cells.h>

@@ -39,7 +39,7 @@ TEST(TraceStep, LeavesTheModuleAsItWas) {
   }
   const auto buffers = net.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(at::equal(buffers[i], before[i]));
-  // And as usable as before.
+  // The model can be used as before.
   net.loss().backward();
   EXPECT_TRUE(at::allclose(parameters.front().grad(), 2 * gradients.front()));
 }

@@ -1,4 +1,4 @@
-// The test program; with --rank it is one rank of a job that runs the table of ranks.cpp, with
+// The test program. With --rank it is one rank of a job that runs the table of ranks.cpp, with
 // --key one that finds LibTorch's dispatch key taken.
 #include <cstring>
 

@@ -42,8 +42,8 @@ Norm make_norm(const nn::BatchNormOptions& options) {
   return norm;
 }
 
-// Several steps of a norm over ranks that have these many samples, against LibTorch's of all of
-// them.
+// Compares several steps of a norm over ranks with these numbers of samples with LibTorch's norm
+// over all samples.
 template <typename Norm>
 void compare(Cells& cells, const nn::BatchNormOptions& options, const Counts& counts,
              std::vector<std::int64_t> shape) {
@@ -109,7 +109,7 @@ void check_numbers(Cells& cells) {
   });
 }
 
-// LibTorch's answer, or that it has none.
+// LibTorch's answer; nothing if it throws.
 std::optional<at::Tensor> plainly(const std::function<at::Tensor()>& compute) {
   try {
     return compute();
@@ -129,7 +129,7 @@ void check_types(Cells& cells) {
     at::Tensor mine = share(cells, exact, counts).clone().requires_grad_();
     const at::Tensor got = norm->forward(mine);
     cells.expect(got.scalar_type() == at::kBFloat16, "the output is not of the input's type");
-    // Of float samples, rounded: what LibTorch's kernel for 16 bits does, too, where it has one.
+    // Computed on float samples and rounded, as LibTorch's kernel for 16 bits does if it has one.
     const at::Tensor wanted = reference->forward(exact.to(at::kFloat)).to(at::kBFloat16);
     cells.expect((got.to(at::kFloat) - share(cells, wanted, counts).to(at::kFloat))
                          .abs()
@@ -149,7 +149,8 @@ void check_types(Cells& cells) {
 }
 
 void check_evaluation(Cells& cells) {
-  // Each would wait for ever for ranks that do not call, or mix in what they have.
+  // If one rank's evaluation took part in communication, it would wait forever for ranks that do
+  // not call, or mix in their samples.
   for (const bool tracked : {true, false})
     cells.cell(fmt::format("evaluation of one rank, statistics {}", tracked ? "kept" : "not kept"),
                [&] {
@@ -186,7 +187,7 @@ void check_mistakes(Cells& cells) {
     cells.expect_usage_error([&] { net->forward(input); },
                              "the batch norm '0' got 1 value per channel over all ranks");
     cells.expect(net[0]->is_training(), "the module forgot that it trains");
-    // The group lives: the next batch may be larger.
+    // The group still works: the next batch may be larger.
     cells.expect(net->forward(at::ones({1, 4})).abs().max().item<float>() == 0, "is not normal");
   });
   cells.cell("a model that is loaded afterwards", [&] {

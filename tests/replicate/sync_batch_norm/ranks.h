@@ -1,4 +1,4 @@
-// Batch norms over several ranks against LibTorch's over the whole batch.
+// Compares batch norms over several ranks with LibTorch's over the whole batch.
 #pragma once
 
 #include <tests/ranks/cells.h>
@@ -7,7 +7,7 @@ namespace lockstep::replicate {
 
 void check_batch_norms(ranks::Cells& cells);
 
-// In a process where nothing has been converted yet.
+// Runs in a process in which nothing has been converted yet.
 void check_key(ranks::Cells& cells);
 
 }  // namespace lockstep::replicate

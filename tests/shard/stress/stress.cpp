@@ -1,6 +1,5 @@
-// A thousand steps on ranks that are never in step, under memory that comes and goes: what they end
-// with is what ranks end with that nobody disturbed, to the bit. With --rank the program is one
-// rank.
+// A thousand steps on ranks that are never in step, with memory that comes and goes. The result is,
+// to the bit, that of undisturbed ranks. With --rank the program is one rank.
 #include <chrono>
 #include <cstring>
 #include <random>
@@ -21,14 +20,14 @@ using ranks::Cells;
 
 constexpr int kSteps = 1000;
 
-// What gets in the way of a rank, another thing on each.
+// Delays a rank, each in a different way.
 class Disturbance {
  public:
   explicit Disturbance(int rank) : random_(static_cast<std::uint32_t>(rank)) {}
 
   void operator()() {
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
-    // So that memory that was let go is another's when it is needed again.
+    // Allocates memory, so that freed memory belongs to others when it is needed again.
     kept_[random_() % kept_.size()] = at::full({1 + static_cast<std::int64_t>(random_() % 20'000)},
                                                std::numeric_limits<float>::quiet_NaN());
   }

@@ -65,7 +65,7 @@ TEST(Layout, LlamaHasTheSameLossesInEach) {
   expect_close(training.losses("two"), training.losses("one"), 1e-4);
 }
 
-// Of 76 sequences 4 are left, which would make two passes on two ranks: whole passes, but no whole
+// 4 of 76 sequences are left, which would make two passes on two ranks: whole passes, but no whole
 // step.
 TEST(Layout, DropLastLeavesOutTheSameSamplesInEach) {
   Training training;

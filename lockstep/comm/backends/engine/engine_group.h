@@ -21,7 +21,7 @@
 
 namespace lockstep::comm::backends {
 
-// Returns what an engine says, without the addresses of stack frames that LibTorch's exceptions
+// Returns an engine's message without the addresses of stack frames that LibTorch's exceptions
 // carry.
 inline std::string engine_text(const std::string& what) {
   return what.substr(0, what.find("\nException raised from"));
@@ -39,7 +39,7 @@ enum class LedgerMode : std::uint8_t {
               // later and thrown by this call's Work or by a later call
 };
 
-// An engine starts from these, beside the group it is for.
+// Options with which an engine is started, in addition to its group.
 struct EngineOptions {
   // The job's store, where engines find each other and keep the ledger. Only mpi works without one:
   // its rank 0 then hosts a store.

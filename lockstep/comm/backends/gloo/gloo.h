@@ -1,7 +1,7 @@
 // Gloo, through c10d: for people who rely on it, and to compare with. Our own shm and tcp are an
 // order of magnitude faster and promise more.
 //
-// What Gloo cannot promise (docs/engines.md has the whole list):
+// Gloo cannot promise some things (docs/engines.md has the whole list):
 //   - Sums come in Gloo's order: equal on all ranks, within rounding of the canonical one.
 //   - Gloo ends the process (std::terminate) when a message is longer than expected. So every call
 //     is compared between ranks before it starts, one round to the store; with LedgerMode::beside

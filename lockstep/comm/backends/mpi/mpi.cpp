@@ -92,7 +92,7 @@ void initialize() {
 // has initialised it for one thread only, or was not started by mpirun.
 void require_mpi() { std::call_once(runtime().initialised, &initialize); }
 
-// What rank 0 sends. It has a fixed size, so that one broadcast is enough.
+// The message that rank 0 sends. It has a fixed size, so that one broadcast is enough.
 struct Parcel {
   char host[256] = {};
   std::int32_t port = 0;  // 0: rank 0 has no store

@@ -1,7 +1,7 @@
 // Open MPI, for clusters where it is the way to the network (UCX and others). Tensors in host
 // memory.
 //
-// What MPI cannot promise (docs/engines.md has the whole list):
+// MPI cannot promise some things (docs/engines.md has the whole list):
 //   - Sums come in MPI's order: within rounding of the canonical one.
 //   - A call cannot be cancelled. After a failure every Work throws, but MPI may go on writing to
 //     the tensors of calls that were in flight (they are kept for that), and MPI cannot be
@@ -21,7 +21,7 @@
 
 namespace lockstep::comm::backends {
 
-// What ranks that mpirun has started need to find the job's store: its address and its secret,
+// Ranks that mpirun has started need this to find the job's store: its address and its secret,
 // which rank 0 sends them over MPI.
 struct BootstrapInfo {
   net::Address store;

@@ -13,7 +13,7 @@ namespace lockstep::comm::backends {
 
 struct TransportOptions {
   Media media = Media::automatic;
-  Algorithm algorithm = Algorithm::automatic;  // of calls that ask for none
+  Algorithm algorithm = Algorithm::automatic;  // for calls that ask for none
   milliseconds timeout{600'000};
   Lane lane = {};
 };

@@ -45,7 +45,7 @@ LOCKSTEP_SIMD void gelu_tanh_backward(const float* __restrict x, const float* __
   }
 }
 
-// x·P(X < x) = max(x, 0) - |x|·P(X > |x|), which rounds once where it matters.
+// x·P(X < x) = max(x, 0) - |x|·P(X > |x|): in this form nothing cancels.
 LOCKSTEP_SIMD void gelu_erf(const float* __restrict x, float* __restrict y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
     const float a = magnitude(x[i], 13.0f);

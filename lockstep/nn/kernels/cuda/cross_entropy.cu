@@ -121,7 +121,7 @@ __device__ void write_zeros(T* row, std::int64_t vocabulary) {
   for (std::int64_t i = threadIdx.x; i < vocabulary; i += blockDim.x) row[i] = from_float<T>(0);
 }
 
-// A thread block for each row. The second pass reads what the first has left in the cache.
+// One thread block computes one row. The second pass reads the row from the cache.
 template <typename T>
 __global__ void __launch_bounds__(kMostWarps* kWarp)
     cross_entropy_of_rows(T* logits, const std::int64_t* targets, std::int64_t vocabulary,
