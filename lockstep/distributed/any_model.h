@@ -1,4 +1,4 @@
-// The ways in which people hand over a model: a module holder (TORCH_MODULE), a shared_ptr, a
+// The ways in which programs hand over a model: a module holder (TORCH_MODULE), a shared_ptr, a
 // function that makes it, or a module by value.
 #pragma once
 
@@ -71,3 +71,20 @@ std::shared_ptr<torch::nn::Module> module_of(const Model& model) {
 }
 
 }  // namespace lockstep::internal
+
+namespace lockstep {
+
+// A model as a program has it, a module holder or a shared_ptr, for functions that take either.
+class ModelRef {
+ public:
+  template <internal::SharedModel Model>
+  ModelRef(const Model& model) : module_(internal::module_of(model)) {}
+
+  // Null where there is none.
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+};
+
+}  // namespace lockstep

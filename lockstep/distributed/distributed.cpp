@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -15,13 +16,18 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/communicator.h>
 #include <lockstep/comm/world/join.h>
+#include <lockstep/deferred/construction.h>
 #include <lockstep/distributed/axes/job_axes.h>
+#include <lockstep/distributed/make_parallel.h>
+#include <lockstep/distributed/model_parts.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/intercept/backward.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/nn/layers/autocast_operators.h>
 #include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/data_parallel/parallel_model.h>
 #include <lockstep/parallel/replicate/sync_batch_norm.h>
 
 namespace lockstep {
@@ -93,7 +99,7 @@ struct DistributedManager::State {
   struct Wrapped {
     std::weak_ptr<torch::nn::Module> module;
     ModelParts parts;
-    std::unique_ptr<ParallelModel> parallel;
+    std::unique_ptr<data_parallel::ParallelModel> parallel;
   };
 
   DistributedConfig config;
@@ -107,11 +113,28 @@ struct DistributedManager::State {
       std::make_shared<data_parallel::CountedPass::element_type>(nullptr);
   std::vector<std::unique_ptr<replicate::SyncBatchNorm>> batch_norms;
 
-  // Gives back what models had that are gone: buckets of gradients, groups of ranks.
-  void forget_models_that_are_gone() {
-    std::erase_if(models, [](const Wrapped& wrapped) { return wrapped.module.expired(); });
-    std::erase_if(batch_norms, [](const auto& norms) { return norms->expired(); });
-  }
+  // Null where it is not wrapped.
+  Wrapped* find(const torch::nn::Module* module);
+  // UsageError where it is not wrapped.
+  Wrapped& wrapped(const ModelRef& model);
+  // UsageError where something was done to the model that would train it on each rank by itself,
+  // too. Looking for that takes a while where it has many parameters: what looks itself, or asks
+  // for one number, uses wrapped().
+  Wrapped& checked(const ModelRef& model);
+
+  bool belongs_to_wrapped(const at::Tensor& parameter) const;
+  void check_new(const torch::nn::Module* module);
+  void cut_layers(torch::nn::Module& module);
+  void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
+
+  // Only ranks that have the first samples have anything to join, or to take apart.
+  bool is_first_of_data() const;
+  std::vector<NamedTensor> joined(const ModelParts& parts, std::vector<NamedTensor> mine,
+                                  ModelParts::Names names, const StateDictOptions& options) const;
+  std::vector<NamedTensor> own_parts(const ModelParts& parts,
+                                     const std::vector<NamedTensor>& wanted,
+                                     const std::vector<NamedTensor>& whole,
+                                     ModelParts::Names names) const;
 };
 
 namespace {
@@ -163,6 +186,119 @@ DistributedManager setup_distributed(const DistributedConfig& asked_for) {
   return manager;
 }
 
+DistributedManager::State::Wrapped* DistributedManager::State::find(
+    const torch::nn::Module* module) {
+  // Gives back what models had that are gone: buckets of gradients, groups of ranks.
+  std::erase_if(models, [](const Wrapped& one) { return one.module.expired(); });
+  std::erase_if(batch_norms, [](const auto& norms) { return norms->expired(); });
+  const auto found = std::ranges::find_if(
+      models, [&](const Wrapped& one) { return one.module.lock().get() == module; });
+  return found == models.end() ? nullptr : &*found;
+}
+
+DistributedManager::State::Wrapped& DistributedManager::State::wrapped(const ModelRef& model) {
+  if (model.module() == nullptr)
+    throw UsageError("there is no model: pass what wrap_model() returned");
+  if (auto* const found = find(model.module().get())) return *found;
+  throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
+                   model.module()->name());
+}
+
+DistributedManager::State::Wrapped& DistributedManager::State::checked(const ModelRef& model) {
+  Wrapped& found = wrapped(model);
+  found.parallel->check_model();
+  return found;
+}
+
+bool DistributedManager::State::belongs_to_wrapped(const at::Tensor& parameter) const {
+  return intercept::GradientHook::is_heard(parameter) ||  // maybe by another manager
+         std::ranges::any_of(
+             models, [&](const Wrapped& one) { return one.parallel->names().has(parameter); });
+}
+
+void DistributedManager::State::check_new(const torch::nn::Module* module) {
+  if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
+  if (find(module) != nullptr)
+    throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
+                     module->name());
+  for (const auto& item : module->named_parameters())
+    if (belongs_to_wrapped(item.value()))
+      throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
+                       "whole model, once",
+                       item.key(), module->name());
+  // Asked here, as a model without tensors does not say on which device ranks could agree.
+  const bool empty = module->parameters().empty() && module->buffers().empty();
+  if (const double num_empty = RankMessages(world).sum(empty ? 1 : 0); num_empty > 0)
+    throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
+                     "nothing to train. Register them with register_parameter or register_module",
+                     module->name(), num_empty, world->size());
+}
+
+// Layers that a model's own spread() has cut already stay as they are.
+void DistributedManager::State::cut_layers(torch::nn::Module& module) {
+  if (config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
+  const auto& group = mesh.axis("tp");
+  std::vector<NamedTensor> tensors;
+  for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
+  data_parallel::check_same_tensors(tensors, *group);
+  data_parallel::broadcast_from_first(tensors, *group);
+  const auto axis = std::make_shared<nn::TensorAxis>(group, config.between_layers);
+  if (nn::cut_parallel_layers(module, axis) == 0)
+    throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
+                     "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
+                     "RowParallelLinear and VocabParallelEmbedding; or, in place of wrap_model(), "
+                     "cut its plain torch::nn layers by their names with "
+                     "lockstep::tensor::parallelize_module(*model, dist.mesh().axis(\"tp\"), plan) "
+                     "(docs/tensor.md); or leave it at 1",
+                     config.model_parallel.tensor, module.name());
+}
+
+void DistributedManager::State::add(const std::shared_ptr<torch::nn::Module>& module,
+                                    const shard::Origin& origin) {
+  ModelParts parts(*module, group_along(mesh, axes.model),
+                   origin.values ? ModelParts::Values::deferred : ModelParts::Values::there);
+  auto made =
+      make_parallel(*module, mesh, axes, config,
+                    {.counted_pass = counted_pass, .norm_scope = parts.norm_scope()}, origin);
+  models.push_back({module, std::move(parts), std::move(made)});
+  // What batch norms are known by has moved.
+  for (const auto& norms : batch_norms)
+    if (norms->converted_any_of(*module)) norms->renew();
+}
+
+bool DistributedManager::State::is_first_of_data() const {
+  return mesh.shape().position_in_group(world->rank(), axes.gradients) == 0;
+}
+
+std::vector<NamedTensor> DistributedManager::State::joined(const ModelParts& parts,
+                                                           std::vector<NamedTensor> mine,
+                                                           ModelParts::Names names,
+                                                           const StateDictOptions& options) const {
+  if (parts.alone()) return mine;
+  if (!options.rank0_only)
+    throw UsageError("rank0_only is off, and this job has {} ranks for each place in the data: "
+                     "whole tensors come to the main rank only",
+                     config.model_parallel.ranks());
+  return is_first_of_data() ? parts.join(mine, names) : std::vector<NamedTensor>();
+}
+
+std::vector<NamedTensor> DistributedManager::State::own_parts(
+    const ModelParts& parts, const std::vector<NamedTensor>& wanted,
+    const std::vector<NamedTensor>& whole, ModelParts::Names names) const {
+  if (parts.alone()) return whole;
+  std::vector<std::string> faults;
+  std::vector<NamedTensor> mine;
+  if (is_first_of_data()) mine = parts.take(wanted, whole, names, faults);
+  data_parallel::refuse_together(
+      faults.empty() ? "" : fmt::format("the state does not fit this model: {}", faults.front()),
+      *world);
+  return mine;
+}
+
+int DistributedManager::rank() const { return world()->rank(); }
+
+int DistributedManager::world_size() const { return world()->size(); }
+
 int DistributedManager::local_rank() const { return state_->local_rank; }
 
 c10::Device DistributedManager::device() const { return state_->device_manager.device(); }
@@ -187,62 +323,20 @@ int DistributedManager::data_size() const {
   return state_->mesh.shape().group_size(state_->axes.samples);
 }
 
-bool DistributedManager::belongs_to_wrapped(const at::Tensor& parameter) const {
-  return intercept::GradientHook::is_heard(parameter) ||  // maybe by another manager
-         std::ranges::any_of(state_->models, [&](const State::Wrapped& one) {
-           return one.parallel->names().has(parameter);
-         });
-}
-
-void DistributedManager::check_new(const std::shared_ptr<torch::nn::Module>& module) const {
-  if (module == nullptr) throw UsageError("wrap_model() got no model: construct it first");
-  if (find(module.get()) != nullptr)
-    throw UsageError("this '{}' is wrapped already: call wrap_model() once for a model",
-                     module->name());
-  for (const auto& item : module->named_parameters())
-    if (belongs_to_wrapped(item.value()))
-      throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: wrap the "
-                       "whole model, once",
-                       item.key(), module->name());
-  // Asked here, as a model without tensors does not say on which device ranks could agree.
-  const bool empty = module->parameters().empty() && module->buffers().empty();
-  if (const double num_empty = sum(empty ? 1 : 0); num_empty > 0)
-    throw UsageError("the module '{}' has no parameters and no buffers on {} of {} ranks: there is "
-                     "nothing to train. Register them with register_parameter or register_module",
-                     module->name(), num_empty, world_size());
-}
-
-void DistributedManager::wrap(const std::shared_ptr<torch::nn::Module>& module) {
-  check_new(module);
+void DistributedManager::wrap(const ModelRef& model) {
+  const auto& module = model.module();
+  state_->check_new(module.get());
   if (state_->config.model_parallel.pipeline > 1)
     check_stages_differ(*module, *state_->mesh.axis("pp"));
   module->to(device());
-  cut_layers(*module);
-  add(module, {});
+  state_->cut_layers(*module);
+  state_->add(module, {});
 }
 
-// Layers that a model's own spread() has cut already stay as they are.
-void DistributedManager::cut_layers(torch::nn::Module& module) {
-  if (state_->config.model_parallel.tensor == 1 || !nn::cut_parameters(module).empty()) return;
-  const auto& group = state_->mesh.axis("tp");
-  std::vector<NamedTensor> tensors;
-  for (const auto& item : module.named_parameters()) tensors.push_back({item.key(), item.value()});
-  data_parallel::check_same_tensors(tensors, *group);
-  data_parallel::broadcast_from_first(tensors, *group);
-  const auto axis = std::make_shared<nn::TensorAxis>(group, state_->config.between_layers);
-  if (nn::cut_parallel_layers(module, axis) == 0)
-    throw UsageError("model_parallel.tensor is {}, and this '{}' has no layer that can be cut over "
-                     "so many ranks: make it of lockstep::nn's ColumnParallelLinear, "
-                     "RowParallelLinear and VocabParallelEmbedding; or, in place of wrap_model(), "
-                     "cut its plain torch::nn layers by their names with "
-                     "lockstep::tensor::parallelize_module(*model, dist.mesh().axis(\"tp\"), plan) "
-                     "(docs/tensor.md); or leave it at 1",
-                     state_->config.model_parallel.tensor, module.name());
-}
-
-void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
-                               deferred::Construction& construction) {
-  check_new(module);
+void DistributedManager::build(const std::function<std::shared_ptr<torch::nn::Module>()>& make) {
+  deferred::Construction construction;
+  const auto module = construction.construct(make);
+  state_->check_new(module.get());
   if (state_->config.model_parallel.ranks() > 1)
     throw UsageError(
         "build_model() spreads models over the axes that data is spread over, and this "
@@ -260,28 +354,21 @@ void DistributedManager::build(const std::shared_ptr<torch::nn::Module>& module,
     construction.keep(module->parameters());
     module->to(device());
   }
-  add(module, origin);
+  state_->add(module, origin);
   // Tensors that the model did not register.
   construction.keep_all();
 }
 
-void DistributedManager::add(const std::shared_ptr<torch::nn::Module>& module,
-                             const shard::Origin& origin) {
-  ModelParts parts(*module, group_along(state_->mesh, state_->axes.model),
-                   origin.values ? ModelParts::Values::deferred : ModelParts::Values::there);
-  auto made = make_parallel(*module, state_->mesh, state_->axes, state_->config,
-                            state_->counted_pass, parts.norm_scope(), origin);
-  state_->models.push_back({module, std::move(parts), std::move(made)});
-  // What batch norms are known by has moved.
-  for (const auto& norms : state_->batch_norms)
-    if (norms->converted_any_of(*module)) norms->renew();
+bool DistributedManager::is_wrapped(const ModelRef& model) const {
+  return state_->find(model.module().get()) != nullptr;
 }
 
-int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module) {
+int DistributedManager::convert_sync_batchnorm(const ModelRef& model) {
+  const auto& module = model.module();
   if (module == nullptr)
     throw UsageError("convert_sync_batchnorm() got no model: construct it first");
   for (const auto& item : module->named_parameters())
-    if (belongs_to_wrapped(item.value()))
+    if (state_->belongs_to_wrapped(item.value()))
       throw UsageError("'{}' of this '{}' belongs to a model that is wrapped already: call "
                        "convert_sync_batchnorm() before wrap_model()",
                        item.key(), module->name());
@@ -293,77 +380,127 @@ int DistributedManager::synchronise_batch_norms(const std::shared_ptr<torch::nn:
   return num_converted;
 }
 
-bool DistributedManager::has_synchronised_batch_norms(const torch::nn::Module* module) const {
-  return module != nullptr && std::ranges::any_of(state_->batch_norms, [&](const auto& norms) {
-           return norms->converted_any_of(*module);
+bool DistributedManager::synchronises_batch_norms(const ModelRef& model) const {
+  return model.module() != nullptr && std::ranges::any_of(state_->batch_norms, [&](const auto& n) {
+           return n->converted_any_of(*model.module());
          });
 }
 
-ParallelModel* DistributedManager::find(const torch::nn::Module* module) const {
-  state_->forget_models_that_are_gone();
-  for (const State::Wrapped& wrapped : state_->models)
-    if (wrapped.module.lock().get() == module) return wrapped.parallel.get();
-  return nullptr;
+data_parallel::NoSync DistributedManager::no_sync(const ModelRef& model) {
+  return state_->checked(model).parallel->no_sync();
 }
 
-const ModelParts& DistributedManager::parts(const std::shared_ptr<torch::nn::Module>& module) {
-  const ParallelModel& parallel = unchecked(module);
-  return std::ranges::find_if(
-             state_->models,
-             [&](const auto& wrapped) { return wrapped.parallel.get() == &parallel; })
-      ->parts;
+void DistributedManager::backward(const ModelRef& model, const at::Tensor& loss_sum,
+                                  std::int64_t count) {
+  state_->wrapped(model).parallel->backward(loss_sum, count);
 }
 
-bool DistributedManager::unscale(const std::shared_ptr<torch::nn::Module>& module,
-                                 optim::GradScaler& scaler) {
-  at::Tensor overflow = parallel(module).unscale_gradients(scaler);
-  parts(module).take_largest(overflow);
+void DistributedManager::backward_passes(const ModelRef& model,
+                                         const std::function<at::Tensor()>& passes,
+                                         std::int64_t count) {
+  state_->wrapped(model).parallel->backward_passes(passes, count);
+}
+
+const data_parallel::StepTotals& DistributedManager::totals(const ModelRef& model) {
+  return state_->wrapped(model).parallel->totals();
+}
+
+bool DistributedManager::every_rank_computes(const ModelRef& model) {
+  return state_->wrapped(model).parallel->every_rank_computes();
+}
+
+std::unique_ptr<optim::Optimizer> DistributedManager::make_optimizer(
+    const ModelRef& model, const optim::OptimizerOptions& options, double weight_decay,
+    optim::DecayRule rule) {
+  auto& parallel = *state_->checked(model).parallel;
+  return parallel.make_optimizer(
+      options,
+      optim::decay_groups(data_parallel::trained_parameters(*model.module()), weight_decay, rule));
+}
+
+std::unique_ptr<optim::Optimizer> DistributedManager::make_optimizer(
+    const ModelRef& model, const optim::OptimizerOptions& options,
+    std::vector<optim::ParameterGroup> groups) {
+  return state_->checked(model).parallel->make_optimizer(options, std::move(groups));
+}
+
+optim::ClipResult DistributedManager::clip_gradients(const ModelRef& model, double max_norm) {
+  return state_->checked(model).parallel->clip_gradients(max_norm);
+}
+
+at::Tensor DistributedManager::gradient_norm(const ModelRef& model) {
+  return state_->checked(model).parallel->gradient_norm();
+}
+
+bool DistributedManager::unscale_gradients(const ModelRef& model, optim::GradScaler& scaler) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  at::Tensor overflow = parallel->unscale_gradients(scaler);
+  parts.take_largest(overflow);
   return scaler.update(overflow);
 }
 
-// Only ranks that have the first samples have anything to join.
-std::vector<NamedTensor> DistributedManager::joined(
-    const std::shared_ptr<torch::nn::Module>& module, std::vector<NamedTensor> mine,
-    ModelParts::Names names, const StateDictOptions& options) {
-  const ModelParts& all = parts(module);
-  if (all.alone()) return mine;
-  if (!options.rank0_only)
-    throw UsageError("rank0_only is off, and this job has {} ranks for each place in the data: "
-                     "whole tensors come to the main rank only",
-                     state_->config.model_parallel.ranks());
-  return is_first_of_data() ? all.join(mine, names) : std::vector<NamedTensor>();
+at::Tensor DistributedManager::full_gradient(const ModelRef& model, const std::string& name) {
+  return state_->wrapped(model).parallel->full_gradient(name);
 }
 
-std::vector<NamedTensor> DistributedManager::own_parts(
-    const std::shared_ptr<torch::nn::Module>& module, const std::vector<NamedTensor>& wanted,
-    const std::vector<NamedTensor>& whole, ModelParts::Names names) {
-  const ModelParts& all = parts(module);
-  if (all.alone()) return whole;
-  std::vector<std::string> faults;
-  std::vector<NamedTensor> mine;
-  if (is_first_of_data()) mine = all.take(wanted, whole, names, faults);
-  data_parallel::refuse_together(
-      faults.empty() ? "" : fmt::format("the state does not fit this model: {}", faults.front()),
-      *world());
-  return mine;
+std::vector<NamedTensor> DistributedManager::full_state_dict(const ModelRef& model,
+                                                             const StateDictOptions& options) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  return state_->joined(parts, parallel->full_state_dict(options), ModelParts::Names::of_tensors,
+                        options);
 }
 
-bool DistributedManager::is_first_of_data() const {
-  return state_->mesh.shape().position_in_group(rank(), state_->axes.gradients) == 0;
+void DistributedManager::load_full_state_dict(const ModelRef& model,
+                                              const std::vector<NamedTensor>& state) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  parallel->load_full_state_dict(
+      state_->own_parts(parts, parallel->names().all(), state, ModelParts::Names::of_tensors));
 }
 
-ParallelModel& DistributedManager::parallel(const std::shared_ptr<torch::nn::Module>& module) {
-  ParallelModel& found = unchecked(module);
-  found.check_model();
-  return found;
+std::vector<NamedTensor> DistributedManager::full_optimizer_state(const ModelRef& model,
+                                                                  const optim::Optimizer& optimizer,
+                                                                  const StateDictOptions& options) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  return state_->joined(parts, parallel->full_optimizer_state(optimizer, options),
+                        ModelParts::Names::of_state, options);
 }
 
-ParallelModel& DistributedManager::unchecked(
-    const std::shared_ptr<torch::nn::Module>& module) const {
-  if (module == nullptr) throw UsageError("there is no model: pass what wrap_model() returned");
-  if (auto* const found = find(module.get())) return *found;
-  throw UsageError("this '{}' is not spread over the ranks: pass what wrap_model() returned",
-                   module->name());
+void DistributedManager::load_full_optimizer_state(const ModelRef& model,
+                                                   optim::Optimizer& optimizer,
+                                                   const std::vector<NamedTensor>& state) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  if (parts.alone()) return parallel->load_full_optimizer_state(optimizer, state);
+  // What it has to be like: whole, but for what a tensor axis cuts.
+  const auto wanted = parallel->full_optimizer_state(optimizer, {});
+  parallel->load_full_optimizer_state(
+      optimizer, state_->own_parts(parts, wanted, state, ModelParts::Names::of_state));
+}
+
+std::vector<mesh::HeldTensor> DistributedManager::held_state(const ModelRef& model) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  return parts.placed(parallel->held_state(), ModelParts::Names::of_tensors);
+}
+
+void DistributedManager::held_state_written(const ModelRef& model) {
+  state_->checked(model).parallel->held_state_written();
+}
+
+std::vector<mesh::HeldTensor> DistributedManager::held_optimizer_state(
+    const ModelRef& model, const optim::Optimizer& optimizer) {
+  const auto& [module, parts, parallel] = state_->checked(model);
+  return parts.placed(parallel->held_optimizer_state(optimizer), ModelParts::Names::of_state);
+}
+
+std::shared_ptr<void> DistributedManager::full_parameters(const ModelRef& model) {
+  return state_->checked(model).parallel->full_parameters();
+}
+
+std::string DistributedManager::describe(const ModelRef& model) {
+  return state_->checked(model).parallel->describe();
+}
+
+MemoryReport DistributedManager::memory_report(const ModelRef& model) {
+  return state_->checked(model).parallel->memory_report();
 }
 
 std::vector<double> DistributedManager::sum(std::vector<double> values) const {

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,20 +23,23 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/comm/communicator.h>
-#include <lockstep/deferred/construction.h>
 #include <lockstep/device/autocast.h>
 #include <lockstep/device/device_manager.h>
 #include <lockstep/distributed/any_model.h>
 #include <lockstep/distributed/config.h>
-#include <lockstep/distributed/model_parts.h>
-#include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/mesh/tensors.h>
+#include <lockstep/optim/clip.h>
+#include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
-#include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/data_parallel/model_state.h>
+#include <lockstep/parallel/data_parallel/no_sync.h>
 
 namespace lockstep {
 
+using data_parallel::MemoryReport;
+using data_parallel::StateDictOptions;
 using optim::GradScaler;
 // For PyTorch's name: `const lockstep::autocast bf16(at::kCUDA, at::kBFloat16);`
 using autocast = device::Autocast;
@@ -48,8 +52,8 @@ using autocast = device::Autocast;
 // training starts; CommError naming the ranks where one is lost or late.
 class DistributedManager {
  public:
-  int rank() const { return world()->rank(); }
-  int world_size() const { return world()->size(); }
+  int rank() const;
+  int world_size() const;
   int local_rank() const;
   // The rank that speaks and writes files for all.
   bool is_main() const { return rank() == 0; }
@@ -74,7 +78,7 @@ class DistributedManager {
   // (TORCH_MODULE) or a shared_ptr.
   template <internal::SharedModel Model>
   Model wrap_model(Model model) {
-    wrap(internal::module_of(model));
+    wrap(model);
     return model;
   }
   // The same of a model that is constructed here, from these arguments: a shared_ptr comes back, or
@@ -113,103 +117,64 @@ class DistributedManager {
   // deferred::Construction says what constructors may do.
   template <typename Make>
   auto build_model(Make&& make) {
-    deferred::Construction construction;
-    auto shared =
-        construction.construct([&] { return internal::made_in_place(std::forward<Make>(make)); });
-    build(internal::module_of(shared), construction);
-    return shared;
+    std::optional<decltype(internal::made_in_place(std::forward<Make>(make)))> made;
+    build([&] {
+      made.emplace(internal::made_in_place(std::forward<Make>(make)));
+      return internal::module_of(*made);
+    });
+    return *std::move(made);
   }
 
   // Whether wrap_model() has had it.
-  template <typename Model>
-  bool is_wrapped(const Model& model) const {
-    return find(internal::module_of(model).get()) != nullptr;
-  }
+  bool is_wrapped(const ModelRef& model) const;
 
   // Makes the batch norms of a model take their statistics over the samples of all ranks; before
   // wrap_model(). Returns how many there are. Each rank then needs a sample in every step; one is
   // enough (replicate::SyncBatchNorm has the details).
-  template <typename Model>
-  int convert_sync_batchnorm(const Model& model) {
-    return synchronise_batch_norms(internal::module_of(model));
-  }
+  int convert_sync_batchnorm(const ModelRef& model);
 
   // Whether a model has any such batch norm.
-  template <typename Model>
-  bool synchronises_batch_norms(const Model& model) const {
-    return has_synchronised_batch_norms(internal::module_of(model).get());
-  }
+  bool synchronises_batch_norms(const ModelRef& model) const;
 
   // While the guard lives, backward() leaves gradients on the rank: gradient accumulation.
-  template <typename Model>
-  data_parallel::NoSync no_sync(const Model& model) {
-    return parallel(model).no_sync();
-  }
+  data_parallel::NoSync no_sync(const ModelRef& model);
 
   // Backward of a loss that is a sum over `count` samples: gradients are divided by the samples of
   // all ranks, so that ranks may have different numbers of them, or none; but see
   // every_rank_computes().
-  template <typename Model>
-  void backward(const Model& model, const at::Tensor& loss_sum, std::int64_t count) {
-    unchecked(internal::module_of(model)).backward(loss_sum, count);
-  }
+  void backward(const ModelRef& model, const at::Tensor& loss_sum, std::int64_t count);
   // The same of a step whose backward passes, of several micro-batches, `passes` runs; it returns
   // the sum of their losses. For pipelines.
-  template <typename Model>
-  void backward_passes(const Model& model, const std::function<at::Tensor()>& passes,
-                       std::int64_t count) {
-    unchecked(internal::module_of(model)).backward_passes(passes, count);
-  }
+  void backward_passes(const ModelRef& model, const std::function<at::Tensor()>& passes,
+                       std::int64_t count);
 
   // The samples of all ranks and their mean loss, as the last exchanged backward() above gave them.
-  template <typename Model>
-  const data_parallel::StepTotals& totals(const Model& model) {
-    return unchecked(internal::module_of(model)).totals();
-  }
+  const data_parallel::StepTotals& totals(const ModelRef& model);
 
   // Whether parameters are cut among ranks. All of them then run the model whenever one does, in
   // training and evaluation; a rank that has no samples takes any, and passes backward() their loss
   // times 0 and a count of 0.
-  template <typename Model>
-  bool every_rank_computes(const Model& model) {
-    return unchecked(internal::module_of(model)).every_rank_computes();
-  }
+  bool every_rank_computes(const ModelRef& model);
 
   // An optimizer for the model's parameters, wherever they lie: with parts of them on each rank, it
   // steps on this rank's and its state is theirs. The manager and the model outlive it. Weights
   // decay as the rule says (biases and norms do not).
-  template <typename Model>
   std::unique_ptr<optim::Optimizer> make_optimizer(
-      const Model& model, const optim::OptimizerOptions& options, double weight_decay = 0,
-      optim::DecayRule rule = optim::DecayRule::matrices) {
-    const auto module = internal::module_of(model);
-    ParallelModel& found = parallel(module);
-    return found.make_optimizer(
-        options,
-        optim::decay_groups(data_parallel::trained_parameters(*module), weight_decay, rule));
-  }
+      const ModelRef& model, const optim::OptimizerOptions& options, double weight_decay = 0,
+      optim::DecayRule rule = optim::DecayRule::matrices);
   // The same for groups of the model's own parameters.
-  template <typename Model>
-  std::unique_ptr<optim::Optimizer> make_optimizer(const Model& model,
+  std::unique_ptr<optim::Optimizer> make_optimizer(const ModelRef& model,
                                                    const optim::OptimizerOptions& options,
-                                                   std::vector<optim::ParameterGroup> groups) {
-    return parallel(model).make_optimizer(options, std::move(groups));
-  }
+                                                   std::vector<optim::ParameterGroup> groups);
 
   // Clips by the norm of the whole model's gradients, as optim::clip_gradients does.
-  template <typename Model>
-  optim::ClipResult clip_gradients(const Model& model, double max_norm) {
-    return parallel(model).clip_gradients(max_norm);
-  }
+  optim::ClipResult clip_gradients(const ModelRef& model, double max_norm);
   // The norm of the whole model's gradients, as one Double on their device: nothing waits for a
   // GPU. With it, clipping is part of the step:
   //
   //   const at::Tensor factor = optim::clip_factor(dist.gradient_norm(model), 1.0);
   //   adamw->step(learning_rate, optim::StepFactor(factor));
-  template <typename Model>
-  at::Tensor gradient_norm(const Model& model) {
-    return parallel(model).gradient_norm();
-  }
+  at::Tensor gradient_norm(const ModelRef& model);
 
   // With a scaled loss (GradScaler), once all of a step's passes are done and before clipping:
   // divides the gradients by the scale, moves the scale on, and says whether the optimizer is to
@@ -218,92 +183,43 @@ class DistributedManager {
   //
   //   dist.backward(model, scaler.scale(loss_sum), count);
   //   if (dist.unscale_gradients(model, scaler)) adamw->step(learning_rate);
-  template <typename Model>
-  [[nodiscard]] bool unscale_gradients(const Model& model, optim::GradScaler& scaler) {
-    return unscale(internal::module_of(model), scaler);
-  }
+  [[nodiscard]] bool unscale_gradients(const ModelRef& model, optim::GradScaler& scaler);
 
   // A copy of the whole gradient of a parameter, on every rank; undefined where there is none. Of
   // one that a tensor axis cuts, this rank's part. Every rank that has the parameter calls it.
-  template <typename Model>
-  at::Tensor full_gradient(const Model& model, const std::string& name) {
-    return unchecked(internal::module_of(model)).full_gradient(name);
-  }
+  at::Tensor full_gradient(const ModelRef& model, const std::string& name);
 
   // A copy of every parameter and buffer, whole, on the main rank (the options say otherwise),
   // gathered unit by unit where they are cut. Every rank calls it.
-  template <typename Model>
-  std::vector<NamedTensor> full_state_dict(const Model& model,
-                                           const StateDictOptions& options = {}) {
-    return joined(internal::module_of(model), parallel(model).full_state_dict(options),
-                  ModelParts::Names::of_tensors, options);
-  }
+  std::vector<NamedTensor> full_state_dict(const ModelRef& model,
+                                           const StateDictOptions& options = {});
   // The reverse, from the main rank's. UsageError on every rank for what does not fit.
-  template <typename Model>
-  void load_full_state_dict(const Model& model, const std::vector<NamedTensor>& state) {
-    ParallelModel& found = parallel(model);
-    found.load_full_state_dict(own_parts(internal::module_of(model), found.names().all(), state,
-                                         ModelParts::Names::of_tensors));
-  }
+  void load_full_state_dict(const ModelRef& model, const std::vector<NamedTensor>& state);
 
   // The same for an optimizer of make_optimizer().
-  template <typename Model>
-  std::vector<NamedTensor> full_optimizer_state(const Model& model,
+  std::vector<NamedTensor> full_optimizer_state(const ModelRef& model,
                                                 const optim::Optimizer& optimizer,
-                                                const StateDictOptions& options = {}) {
-    return joined(internal::module_of(model),
-                  parallel(model).full_optimizer_state(optimizer, options),
-                  ModelParts::Names::of_state, options);
-  }
-  template <typename Model>
-  void load_full_optimizer_state(const Model& model, optim::Optimizer& optimizer,
-                                 const std::vector<NamedTensor>& state) {
-    ParallelModel& found = parallel(model);
-    const auto module = internal::module_of(model);
-    if (parts(module).alone()) return found.load_full_optimizer_state(optimizer, state);
-    // What it has to be like: whole, but for what a tensor axis cuts.
-    const auto wanted = found.full_optimizer_state(optimizer, {});
-    found.load_full_optimizer_state(optimizer,
-                                    own_parts(module, wanted, state, ModelParts::Names::of_state));
-  }
+                                                const StateDictOptions& options = {});
+  void load_full_optimizer_state(const ModelRef& model, optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state);
 
   // What this rank has of the model's parameters and buffers, under their names and as parts of the
   // whole: the memory itself, for checkpoints. Who has written to it says so on every rank.
-  template <typename Model>
-  std::vector<mesh::HeldTensor> held_state(const Model& model) {
-    return parts(internal::module_of(model))
-        .placed(parallel(model).held_state(), ModelParts::Names::of_tensors);
-  }
-  template <typename Model>
-  void held_state_written(const Model& model) {
-    parallel(model).held_state_written();
-  }
+  std::vector<mesh::HeldTensor> held_state(const ModelRef& model);
+  void held_state_written(const ModelRef& model);
   // The same of an optimizer of make_optimizer(), which takes what was written by load_state(). Its
   // counts of steps are copies.
-  template <typename Model>
-  std::vector<mesh::HeldTensor> held_optimizer_state(const Model& model,
-                                                     const optim::Optimizer& optimizer) {
-    return parts(internal::module_of(model))
-        .placed(parallel(model).held_optimizer_state(optimizer), ModelParts::Names::of_state);
-  }
+  std::vector<mesh::HeldTensor> held_optimizer_state(const ModelRef& model,
+                                                     const optim::Optimizer& optimizer);
 
   // While what it returns lives, parameters that are cut are whole on every rank, for code that
   // reads them through data_ptr(). Every rank calls it.
-  template <typename Model>
-  std::shared_ptr<void> full_parameters(const Model& model) {
-    return parallel(model).full_parameters();
-  }
+  std::shared_ptr<void> full_parameters(const ModelRef& model);
 
   // How the model lies on the ranks: its units, their sizes and where they are.
-  template <typename Model>
-  std::string describe(const Model& model) {
-    return parallel(model).describe();
-  }
+  std::string describe(const ModelRef& model);
   // What this rank's memory holds of it.
-  template <typename Model>
-  MemoryReport memory_report(const Model& model) {
-    return parallel(model).memory_report();
-  }
+  MemoryReport memory_report(const ModelRef& model);
 
   // Numbers summed over all ranks, for metrics.
   std::vector<double> sum(std::vector<double> values) const;
@@ -324,36 +240,8 @@ class DistributedManager {
 
   explicit DistributedManager(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  void wrap(const std::shared_ptr<torch::nn::Module>& module);
-  void build(const std::shared_ptr<torch::nn::Module>& module,
-             deferred::Construction& construction);
-  void cut_layers(torch::nn::Module& module);
-  const ModelParts& parts(const std::shared_ptr<torch::nn::Module>& module);
-  bool unscale(const std::shared_ptr<torch::nn::Module>& module, optim::GradScaler& scaler);
-  std::vector<NamedTensor> joined(const std::shared_ptr<torch::nn::Module>& module,
-                                  std::vector<NamedTensor> mine, ModelParts::Names names,
-                                  const StateDictOptions& options);
-  std::vector<NamedTensor> own_parts(const std::shared_ptr<torch::nn::Module>& module,
-                                     const std::vector<NamedTensor>& wanted,
-                                     const std::vector<NamedTensor>& whole,
-                                     ModelParts::Names names);
-  bool is_first_of_data() const;
-  bool belongs_to_wrapped(const at::Tensor& parameter) const;
-  void check_new(const std::shared_ptr<torch::nn::Module>& module) const;
-  void add(const std::shared_ptr<torch::nn::Module>& module, const shard::Origin& origin);
-  int synchronise_batch_norms(const std::shared_ptr<torch::nn::Module>& module);
-  bool has_synchronised_batch_norms(const torch::nn::Module* module) const;
-  ParallelModel* find(const torch::nn::Module* module) const;
-  // UsageError where it is not wrapped, or where something was done to it that would train it on
-  // each rank by itself.
-  ParallelModel& parallel(const std::shared_ptr<torch::nn::Module>& module);
-  // Without the look at what was done to it, which takes a while where it has many parameters: for
-  // what looks itself, or asks for one number.
-  ParallelModel& unchecked(const std::shared_ptr<torch::nn::Module>& module) const;
-  template <typename Model>
-  ParallelModel& parallel(const Model& model) {
-    return parallel(internal::module_of(model));
-  }
+  void wrap(const ModelRef& model);
+  void build(const std::function<std::shared_ptr<torch::nn::Module>()>& make);
 
   std::shared_ptr<State> state_;
 };

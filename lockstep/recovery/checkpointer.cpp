@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <stop_token>
 #include <thread>
 
@@ -59,6 +60,14 @@ void yield_to_computing() {
 }
 
 }  // namespace
+
+std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const ModelRef& model,
+                                       const optim::Optimizer& optimizer) {
+  auto all = internal::below("model/", dist.held_state(model));
+  auto more = internal::below("optimizer/", dist.held_optimizer_state(model, optimizer));
+  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  return all;
+}
 
 void check_contents(const CheckpointContents& contents) {
   check_file_names(contents.files);
@@ -305,5 +314,43 @@ checkpoint::TrainingState load_checkpoint(const RankMessages& ranks, const fs::p
   });
   return reader->manifest().state;
 }
+
+checkpoint::TrainingState load_checkpoint(DistributedManager& dist, const fs::path& checkpoint,
+                                          const ModelRef& model, optim::Optimizer& optimizer,
+                                          std::vector<mesh::HeldTensor> where_there) {
+  return internal::load_state_of(dist, model, optimizer, std::move(where_there),
+                                 [&](const auto& tensors, const LoadOptions& options) {
+                                   return load_checkpoint(RankMessages(dist.world()), checkpoint,
+                                                          tensors, options);
+                                 });
+}
+
+namespace internal {
+
+std::vector<mesh::HeldTensor> below(const std::string& prefix,
+                                    std::vector<mesh::HeldTensor> tensors) {
+  for (mesh::HeldTensor& tensor : tensors) tensor.name = prefix + tensor.name;
+  return tensors;
+}
+
+checkpoint::TrainingState load_state_of(
+    DistributedManager& dist, const ModelRef& model, optim::Optimizer& optimizer,
+    std::vector<mesh::HeldTensor> where_there,
+    const std::function<checkpoint::TrainingState(const std::vector<mesh::HeldTensor>& tensors,
+                                                  const LoadOptions& options)>& load) {
+  const auto of_model = below("model/", dist.held_state(model));
+  const auto of_optimizer = dist.held_optimizer_state(model, optimizer);
+  auto all = below("optimizer/", of_optimizer);
+  all.insert(all.end(), of_model.begin(), of_model.end());
+  auto loaded = load(all, LoadOptions{.complete = {"model/", "optimizer/"},
+                                      .where_there = std::move(where_there)});
+  dist.held_state_written(model);
+  std::vector<NamedTensor> state;
+  for (const mesh::HeldTensor& one : of_optimizer) state.push_back({one.name, one.values});
+  optimizer.load_state(state);
+  return loaded;
+}
+
+}  // namespace internal
 
 }  // namespace lockstep

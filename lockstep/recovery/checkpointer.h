@@ -36,8 +36,7 @@ struct CheckpointContents {
 };
 
 // A model's tensors as "model/<name>", an optimizer's as "optimizer/<name>".
-template <typename Model>
-std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const Model& model,
+std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const ModelRef& model,
                                        const optim::Optimizer& optimizer);
 
 // What came of a save.
@@ -126,59 +125,25 @@ checkpoint::TrainingState load_checkpoint(const RankMessages& ranks,
                                           const LoadOptions& options = {});
 
 // The same for what state_of() gave of them, all of which must be theirs.
-template <typename Model>
 checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
                                           const std::filesystem::path& checkpoint,
-                                          const Model& model, optim::Optimizer& optimizer,
+                                          const ModelRef& model, optim::Optimizer& optimizer,
                                           std::vector<mesh::HeldTensor> where_there = {});
 
 namespace internal {
 
-inline std::vector<mesh::HeldTensor> below(const std::string& prefix,
-                                           std::vector<mesh::HeldTensor> tensors) {
-  for (mesh::HeldTensor& tensor : tensors) tensor.name = prefix + tensor.name;
-  return tensors;
-}
+// The same tensors with a prefix before their names.
+std::vector<mesh::HeldTensor> below(const std::string& prefix,
+                                    std::vector<mesh::HeldTensor> tensors);
 
-// `load` fills what state_of() gives of them, and returns what the caller is given.
-template <typename Model, typename Load>
-auto load_state_of(DistributedManager& dist, const Model& model, optim::Optimizer& optimizer,
-                   std::vector<mesh::HeldTensor> where_there, const Load& load) {
-  const auto of_model = below("model/", dist.held_state(model));
-  const auto of_optimizer = dist.held_optimizer_state(model, optimizer);
-  auto all = below("optimizer/", of_optimizer);
-  all.insert(all.end(), of_model.begin(), of_model.end());
-  auto loaded = load(all, LoadOptions{.complete = {"model/", "optimizer/"},
-                                      .where_there = std::move(where_there)});
-  dist.held_state_written(model);
-  std::vector<NamedTensor> state;
-  for (const mesh::HeldTensor& one : of_optimizer) state.push_back({one.name, one.values});
-  optimizer.load_state(state);
-  return loaded;
-}
+// Has `load` fill what state_of() gives of a model and its optimizer, and tells both.
+checkpoint::TrainingState load_state_of(
+    DistributedManager& dist, const ModelRef& model, optim::Optimizer& optimizer,
+    std::vector<mesh::HeldTensor> where_there,
+    const std::function<checkpoint::TrainingState(const std::vector<mesh::HeldTensor>& tensors,
+                                                  const LoadOptions& options)>& load);
 
 }  // namespace internal
-
-template <typename Model>
-std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const Model& model,
-                                       const optim::Optimizer& optimizer) {
-  auto all = internal::below("model/", dist.held_state(model));
-  auto more = internal::below("optimizer/", dist.held_optimizer_state(model, optimizer));
-  all.insert(all.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
-  return all;
-}
-
-template <typename Model>
-checkpoint::TrainingState load_checkpoint(DistributedManager& dist,
-                                          const std::filesystem::path& checkpoint,
-                                          const Model& model, optim::Optimizer& optimizer,
-                                          std::vector<mesh::HeldTensor> where_there) {
-  return internal::load_state_of(dist, model, optimizer, std::move(where_there),
-                                 [&](const auto& tensors, const LoadOptions& options) {
-                                   return load_checkpoint(RankMessages(dist.world()), checkpoint,
-                                                          tensors, options);
-                                 });
-}
 
 }  // namespace lockstep
 

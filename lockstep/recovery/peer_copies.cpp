@@ -298,6 +298,20 @@ std::optional<checkpoint::TrainingState> PeerCopies::restore(
   return state_->restore(tensors, options);
 }
 
+std::optional<checkpoint::TrainingState> PeerCopies::restore(
+    DistributedManager& dist, const ModelRef& model, optim::Optimizer& optimizer,
+    std::vector<mesh::HeldTensor> where_there) {
+  // What is not there must not count as written.
+  const RankMessages ranks(dist.world());
+  if (!newest_step(ranks)) return std::nullopt;
+  return internal::load_state_of(dist, model, optimizer, std::move(where_there),
+                                 [&](const auto& tensors, const LoadOptions& options) {
+                                   auto restored = restore(ranks, tensors, options);
+                                   LOCKSTEP_CHECK(restored, "the newest copy is gone");
+                                   return *std::move(restored);
+                                 });
+}
+
 void PeerCopies::forget() {
   finish();
   state_->forget();

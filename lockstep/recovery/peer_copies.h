@@ -70,18 +70,9 @@ class PeerCopies {
                                                    const std::vector<mesh::HeldTensor>& tensors,
                                                    const LoadOptions& options = {});
   // The same for what state_of() gave of a model and its optimizer.
-  template <typename Model>
-  std::optional<checkpoint::TrainingState> restore(DistributedManager& dist, const Model& model,
+  std::optional<checkpoint::TrainingState> restore(DistributedManager& dist, const ModelRef& model,
                                                    optim::Optimizer& optimizer,
-                                                   std::vector<mesh::HeldTensor> where_there = {}) {
-    // What is not there must not count as written.
-    const RankMessages ranks(dist.world());
-    if (!newest_step(ranks)) return std::nullopt;
-    return internal::load_state_of(dist, model, optimizer, std::move(where_there),
-                                   [&](const auto& tensors, const LoadOptions& options) {
-                                     return restore(ranks, tensors, options);
-                                   });
-  }
+                                                   std::vector<mesh::HeldTensor> where_there = {});
 
   // Holds nothing any more; the memory stays for the next copies.
   void forget();

@@ -1,4 +1,4 @@
-#include <lockstep/distributed/parallel_model.h>
+#include <lockstep/distributed/make_parallel.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

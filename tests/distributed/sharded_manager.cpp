@@ -7,6 +7,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <lockstep/parallel/data_parallel/model_parameters.h>
+
 #include "same_state.h"
 
 namespace lockstep {

@@ -112,9 +112,7 @@ SpreadModel::SpreadModel(const ModelConfig& config, const Numbers& numbers,
   if (way.recomputed > 0) recomputed_.emplace(*model_, way.recomputed);
   if (layout.pp > 1) cut_into_stages();
   parts_.emplace(*model_, group_along(mesh_, axes_.model));
-  parallel_ = make_parallel(*model_, mesh_, axes_, config_,
-                            std::make_shared<data_parallel::CountedPass::element_type>(nullptr),
-                            parts_->norm_scope());
+  parallel_ = make_parallel(*model_, mesh_, axes_, config_, {.norm_scope = parts_->norm_scope()});
   optimizer_ = parallel_->make_optimizer(
       optimizer, optim::decay_groups(data_parallel::trained_parameters(*model_), 0.01,
                                      optim::DecayRule::matrices));

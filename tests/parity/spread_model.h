@@ -7,8 +7,8 @@
 #include <optional>
 #include <string>
 
+#include <lockstep/distributed/make_parallel.h>
 #include <lockstep/distributed/model_parts.h>
-#include <lockstep/distributed/parallel_model.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/models/language_model.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
@@ -95,7 +95,7 @@ class SpreadModel {
   std::optional<SelectiveGradientCheckpointing> recomputed_;
   std::optional<pipeline::Pipeline> pipeline_;
   std::optional<ModelParts> parts_;
-  std::unique_ptr<ParallelModel> parallel_;
+  std::unique_ptr<data_parallel::ParallelModel> parallel_;
   std::unique_ptr<optim::Optimizer> optimizer_;
 };
 

@@ -98,7 +98,7 @@ void check_data_parallel(ranks::Cells& cells) {
       for (const auto& item : twin->named_parameters())
         cells.expect_same(model->named_parameters()[item.key()].grad(), item.value().grad(),
                           item.key());
-      cells.expect(parallel.reducer().num_exchanges() == step + 1, "not one exchange a step");
+      cells.expect(parallel.gradients().num_exchanges() == step + 1, "not one exchange a step");
     }
   });
   for (const auto cut : {shard::Cut::gradients_and_parameters, shard::Cut::gradients}) {

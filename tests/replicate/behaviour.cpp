@@ -203,7 +203,7 @@ void check_gradients(Cells& cells) {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
     parallel.backward(Again::apply(model->first(ones), model->second.get()).pow(2).sum(), 2);
-    cells.expect(parallel.reducer().num_exchanges() == 1, "more than one exchange");
+    cells.expect(parallel.gradients().num_exchanges() == 1, "more than one exchange");
     for (const auto& item : model->named_parameters())
       cells.expect(item.value().grad().allclose(alone->named_parameters()[item.key()].grad()),
                    "the gradient of " + item.key());
@@ -212,8 +212,8 @@ void check_gradients(Cells& cells) {
     Two encoder;
     Two decoder;
     const CountedPass pass = std::make_shared<CountedPass::element_type>(nullptr);
-    DistributedDataParallel one(*encoder, cells.group(), {}, pass);
-    DistributedDataParallel other(*decoder, cells.group(), {}, pass);
+    DistributedDataParallel one(*encoder, cells.group(), {}, {.counted_pass = pass});
+    DistributedDataParallel other(*decoder, cells.group(), {}, {.counted_pass = pass});
     const auto loss = [&] { return decoder->first(encoder->first(at::ones({1, 4}))).sum(); };
     cells.expect_usage_error([&] { other.backward(loss(), 1); },
                              "register both in one module and wrap that");
@@ -444,7 +444,7 @@ void check_changed_models(Cells& cells) {
   cells.cell("ranks compare what they hold, as often as they are told", [&] {
     Two model;
     DistributedDataParallel parallel(*model, cells.group());
-    parallel.reducer().check_consistency_every(3);
+    parallel.gradients().check_consistency_every(3);
     // One bit of one rank's memory is flipped after the first comparison.
     backward(model);
     if (cells.rank() == 2) *static_cast<std::uint8_t*>(model->second->weight.data_ptr()) ^= 1;
@@ -454,8 +454,8 @@ void check_changed_models(Cells& cells) {
         [&] { backward(model); },
         "1 of 4 parameters are not the same on all ranks that should hold the same: "
         "'second.weight' has other values on rank 2 than on the other 2");
-    cells.expect(parallel.reducer().num_exchanges() == 4, "it came in another exchange");
-    parallel.reducer().check_consistency_every(0);
+    cells.expect(parallel.gradients().num_exchanges() == 4, "it came in another exchange");
+    parallel.gradients().check_consistency_every(0);
     for (int step = 0; step < 4; ++step) backward(model);
     // Only one rank has written to it before the first pass.
     Two written;
@@ -490,7 +490,7 @@ void check_changed_models(Cells& cells) {
     const auto local = parallel.no_sync();
     backward(model);
     backward(model);
-    cells.expect_usage_error([&] { parallel.reducer().check_exchanged(); },
+    cells.expect_usage_error([&] { parallel.gradients().check_exchanged(); },
                              "the gradient of 'first.bias' is this rank's alone");
     // Steps as torch::optim::SGD does, behind autograd's back.
     for (const at::Tensor& parameter : model->parameters())

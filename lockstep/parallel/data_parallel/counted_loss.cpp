@@ -8,9 +8,6 @@
 
 namespace lockstep::data_parallel {
 
-double StepTotals::count() const { return values[0].item<double>(); }
-double StepTotals::mean_loss() const { return (values[1] / values[0]).item<double>(); }
-
 void check_counted_loss(const at::Tensor& loss_sum, std::int64_t count) {
   if (count < 0 || (count > 0 && !loss_sum.defined()))
     throw UsageError("backward() of a loss over {} samples{}: give the loss's sum and how many "

@@ -9,17 +9,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/parallel/data_parallel/model_state.h>
 
 namespace lockstep::data_parallel {
-
-// What the ranks' losses came to in one step. It lives on the GPU where the parameters do, so that
-// asking for it is what waits.
-struct StepTotals {
-  at::Tensor values;  // [2] of float64: the samples (or tokens) of all ranks, and their summed loss
-
-  double count() const;
-  double mean_loss() const;
-};
 
 // Which of several models has a backward(loss_sum, count) under way: shared by those that may meet
 // in one graph.

@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <span>
 
-#include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/tensors.h>
+
+namespace lockstep::comm {
+class Communicator;
+}
 
 namespace lockstep::data_parallel {
 

@@ -2,14 +2,14 @@
 // summed over all ranks.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/parallel/data_parallel/no_sync.h>
+#include <lockstep/parallel/data_parallel/parallel_model.h>
 #include <lockstep/parallel/replicate/gradient_reducer.h>
 #include <lockstep/parallel/replicate/options.h>
 
@@ -25,36 +25,40 @@ namespace lockstep::replicate {
 // while this lives; afterwards, backward passes through it throw.
 // Threading: as GradientReducer. Failure: UsageError, the same on all ranks, where the module has
 // nothing to train or differs between ranks, naming the parameter.
-class DistributedDataParallel {
+class DistributedDataParallel final : public data_parallel::ParallelModel {
  public:
-  // Models that may be in one graph share `counted_pass`, so that a loss over one model's samples
-  // that reaches the other model is noticed. `take_back` is GradientReducer's.
-  DistributedDataParallel(
-      torch::nn::Module& module, std::shared_ptr<comm::Communicator> group, Options options = {},
-      CountedPass counted_pass = std::make_shared<CountedPass::element_type>(nullptr),
-      std::function<void()> take_back = {});
+  // Without a partition, the optimizer of every rank steps on the whole model. A partition has
+  // already moved the parameters to where it steps on them.
+  DistributedDataParallel(torch::nn::Module& module, std::shared_ptr<comm::Communicator> group,
+                          Options options = {}, data_parallel::ModelContext context = {},
+                          std::unique_ptr<data_parallel::OptimizerPartition> partition = nullptr);
 
-  // Gradient accumulation: while the result lives, gradients are not exchanged.
-  data_parallel::NoSync no_sync() { return data_parallel::NoSync(reducer_); }
+  GradientReducer& gradients() const override { return *reducer_; }
 
-  // Backward of a loss that is a sum over `count` samples of this rank. Gradients are divided by
-  // the number of samples of all ranks, and of all passes under no_sync() since the last exchange.
-  // So they are the gradients of the mean over the whole batch, however it is spread. A rank
-  // without samples passes 0 and an undefined loss, and still takes part.
-  void backward(const at::Tensor& loss_sum, std::int64_t count);
-  // The same for a step of several micro-batches: `passes` runs their backward passes and returns
-  // the sum of their losses.
-  void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count) {
-    reducer_->backward_passes(passes, count);
-  }
-
-  // The sums over all ranks, at the last exchange, of the losses given to backward().
-  const StepTotals& totals() const { return reducer_->totals(); }
-
-  const GradientReducer& reducer() const { return *reducer_; }
-  GradientReducer& reducer() { return *reducer_; }
+  bool every_rank_computes() const override { return false; }
+  at::Tensor gradient_norm() override;
+  std::vector<NamedTensor> full_optimizer_state(
+      const optim::Optimizer& optimizer, const data_parallel::StateDictOptions& options) override;
+  void load_full_optimizer_state(optim::Optimizer& optimizer,
+                                 const std::vector<NamedTensor>& state) override;
+  std::vector<mesh::HeldTensor> held_state() override;
+  void held_state_written() override { reducer_->parameters_written(); }
+  std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) override;
+  std::shared_ptr<void> full_parameters() override { return nullptr; }
+  std::string describe() const override { return partition_->describe(); }
+  data_parallel::MemoryReport memory_report() const override;
 
  private:
+  std::unique_ptr<optim::Optimizer> do_make_optimizer(
+      const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) override;
+  void check_step() override;
+  std::vector<optim::NamedParameter> stepped_on() override;
+  at::Tensor do_full_gradient(const std::string& name) override;
+  std::vector<NamedTensor> do_full_state_dict(
+      const data_parallel::StateDictOptions& options) override;
+  void do_load_full_state_dict(const std::vector<NamedTensor>& state) override;
+
+  std::shared_ptr<data_parallel::OptimizerPartition> partition_;
   std::shared_ptr<GradientReducer> reducer_;
 };
 

@@ -9,7 +9,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <lockstep/comm/communicator.h>
+namespace lockstep::comm {
+class Communicator;
+}
 
 namespace lockstep::replicate {
 

@@ -11,7 +11,7 @@
 
 namespace lockstep::shard {
 
-std::vector<NamedTensor> FullyShardedDataParallel::full_state_dict(
+std::vector<NamedTensor> FullyShardedDataParallel::do_full_state_dict(
     const StateDictOptions& options) {
   const c10::NoGradGuard no_grad;
   sharder_->check_model();
@@ -36,7 +36,7 @@ std::vector<NamedTensor> FullyShardedDataParallel::full_state_dict(
   return state;
 }
 
-void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTensor>& state) {
+void FullyShardedDataParallel::do_load_full_state_dict(const std::vector<NamedTensor>& state) {
   const c10::NoGradGuard no_grad;
   sharder_->check_model();
   const bool first = groups_.all->rank() == 0;
@@ -73,7 +73,7 @@ void FullyShardedDataParallel::load_full_state_dict(const std::vector<NamedTenso
   gatherer_->release_all();
 }
 
-std::vector<mesh::HeldTensor> FullyShardedDataParallel::held_state() const {
+std::vector<mesh::HeldTensor> FullyShardedDataParallel::held_state() {
   sharder_->check_model();
   std::vector<mesh::HeldTensor> held;
   for (const auto& unit : units_)

@@ -60,9 +60,10 @@ void check_trained(const torch::nn::Module& module, const std::vector<NamedTenso
 
 FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Groups groups,
                                                    Options options,
-                                                   data_parallel::CountedPass counted_pass,
+                                                   data_parallel::ModelContext context,
                                                    const Origin& origin)
-    : groups_(std::move(groups)),
+    : ParallelModel(module, groups.all, std::move(context)),
+      groups_(std::move(groups)),
       options_(std::move(options)),
       module_name_(module.name()),
       buffers_(data_parallel::distinct_tensors(module.named_buffers())) {
@@ -132,7 +133,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
     for (std::size_t member = 0; member < units_[unit]->parameters().size(); ++member)
       places_[units_[unit]->parameters()[member].name] = {unit, member};
   for (const NamedTensor& parameter : data_parallel::trained_parameters(module))
-    in_model_order_.push_back(find(parameter.name));
+    in_model_order_.push_back(places_.at(parameter.name));
   if (in_16_bits) convert_buffers(module, options_.mixed_precision.buffer_dtype);
   if (!buffers_.empty()) data_parallel::broadcast_from_first(buffers_, *groups_.all);
   gathered_memory_->reset_peaks();
@@ -160,7 +161,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
        .buffers = options_.broadcast_buffers ? buffers_ : std::vector<NamedTensor>(),
        .quantize_gradients = options_.zero_plus_plus.quantize_gradients,
        .nodes = nodes_.reduce},
-      groups_, std::move(counted_pass));
+      groups_, this->context().counted_pass);
   guard_saving(module, groups_.gather->size());
 }
 
@@ -170,36 +171,17 @@ FullyShardedDataParallel::~FullyShardedDataParallel() {
   if (std::uncaught_exceptions() == 0) gatherer_->await_arrivals(Deadline::after(kPatience));
 }
 
-void FullyShardedDataParallel::backward(const at::Tensor& loss_sum, std::int64_t count) {
-  data_parallel::check_counted_loss(loss_sum, count);
-  if (!loss_sum.defined() && every_rank_computes())
-    throw UsageError("backward() without a loss on a rank without samples: with sharded parameters "
-                     "the other ranks' gathers need this one, too. Run the model on any sample and "
-                     "pass its loss times 0 and a count of 0, or use SHARD_GRAD_OP");
-  sharder_->backward(loss_sum, count);
-}
-
-void FullyShardedDataParallel::backward_passes(const std::function<at::Tensor()>& passes,
-                                               std::int64_t count) {
-  sharder_->backward_passes(passes, count);
-}
-
 bool FullyShardedDataParallel::every_rank_computes() const {
   return std::ranges::any_of(
       units_, [](const auto& unit) { return unit->residence() == Residence::sharded; });
 }
 
-const data_parallel::StepTotals& FullyShardedDataParallel::totals() const {
-  return sharder_->totals();
-}
-
-std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::make_optimizer(
+std::unique_ptr<optim::Optimizer> FullyShardedDataParallel::do_make_optimizer(
     const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) {
   auto optimizer = make_sharded_optimizer(
       {.name = module_name_,
        .units = units_,
        .group = groups_.reduce,
-       .check = [this] { check_step(); },
        .gradient = [this](std::size_t unit,
                           std::size_t member) { return sharder_->piece(unit, member); },
        .drop_gradients =
@@ -225,32 +207,21 @@ void FullyShardedDataParallel::after_step() {
   gatherer_->start_step();
 }
 
-at::Tensor FullyShardedDataParallel::gradient_norm(const optim::NormScope& scope) {
+at::Tensor FullyShardedDataParallel::gradient_norm() {
   sharder_->check_model();
   std::vector<GradientPiece> pieces;  // that this rank answers for
   for (const auto& [unit, member] : in_model_order_) {
     GradientPiece piece{.values = sharder_->piece(unit, member), .ranges = {}};
     if (!piece.values.defined()) continue;
-    if (!scope.counts_parameter(units_[unit]->parameters()[member].name)) continue;
+    if (!context().norm_scope.counts_parameter(units_[unit]->parameters()[member].name)) continue;
     for (int rank = 0; rank < groups_.reduce->size(); ++rank)
       piece.ranges.push_back(units_[unit]->layout().piece(member, rank));
     pieces.push_back(std::move(piece));
   }
-  return scope.norm(gradient_sum_of_squares(pieces, *groups_.reduce, units_.front()->device()));
+  return context().norm_scope.norm(gradient_sum_of_squares(pieces, *groups_.reduce, device()));
 }
 
-optim::ClipResult FullyShardedDataParallel::clip_gradients(double max_norm,
-                                                           const optim::NormScope& scope) {
-  optim::check_max_norm(max_norm);
-  const double norm = gradient_norm(scope).item<double>();
-  std::vector<at::Tensor> gradients;
-  for (const auto& [unit, member] : in_model_order_)
-    if (const at::Tensor gradient = sharder_->piece(unit, member); gradient.defined())
-      gradients.push_back(gradient);
-  return optim::clip_to(norm, gradients, max_norm);
-}
-
-at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler) {
+std::vector<optim::NamedParameter> FullyShardedDataParallel::stepped_on() {
   sharder_->check_model();
   std::vector<optim::NamedParameter> pieces;
   for (const auto& [unit, member] : in_model_order_) {
@@ -261,13 +232,11 @@ at::Tensor FullyShardedDataParallel::unscale_gradients(optim::GradScaler& scaler
     piece.tensor.mutable_grad() = std::move(gradient);
     pieces.push_back(std::move(piece));
   }
-  at::Tensor overflow = scaler.unscale(pieces).to(units_.front()->device());
-  groups_.all->all_reduce(overflow, comm::ReduceOp::max).wait();
-  return overflow;
+  return pieces;
 }
 
-at::Tensor FullyShardedDataParallel::full_gradient(const std::string& name) {
-  const auto [unit_index, member] = find(name);
+at::Tensor FullyShardedDataParallel::do_full_gradient(const std::string& name) {
+  const auto [unit_index, member] = places_.at(name);
   const FlatUnit& unit = *units_[unit_index];
   const at::Tensor mine = unit.is_trained() ? sharder_->piece(unit_index, member) : at::Tensor();
   if (!mine.defined()) return {};
@@ -285,16 +254,19 @@ void FullyShardedDataParallel::load_full_optimizer_state(optim::Optimizer& optim
   scatter_state(optimizer, state, units_, *groups_.all, groups_.reduce->rank());
 }
 
-std::unique_ptr<ParameterGatherer::Hold> FullyShardedDataParallel::full_parameters() {
-  ParameterGatherer::Hold::Units all;
-  for (std::size_t unit = 0; unit < units_.size(); ++unit) all.push_back(unit);
-  return std::make_unique<ParameterGatherer::Hold>(*gatherer_, std::move(all));
+std::vector<mesh::HeldTensor> FullyShardedDataParallel::held_optimizer_state(
+    const optim::Optimizer& optimizer) {
+  return shard::held_state(optimizer.state(), units_);
 }
 
-FullyShardedDataParallel::Place FullyShardedDataParallel::find(const std::string& name) const {
-  if (const auto found = places_.find(name); found != places_.end()) return found->second;
-  throw UsageError("the module '{}' has no parameter '{}'; describe() lists its units",
-                   module_name_, name);
+std::shared_ptr<void> FullyShardedDataParallel::full_parameters() {
+  using Hold = ParameterGatherer::Hold;
+  Hold::Units all;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) all.push_back(unit);
+  return std::shared_ptr<Hold>(new Hold(*gatherer_, std::move(all)), [](Hold* hold) {
+    const std::unique_ptr<Hold> owned(hold);
+    hold->keep_edits();
+  });
 }
 
 std::string FullyShardedDataParallel::describe() const { return describe_units(units_); }

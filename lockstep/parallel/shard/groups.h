@@ -4,6 +4,8 @@
 #include <memory>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/comm/quantized.h>
+#include <lockstep/parallel/shard/options.h>
 
 namespace lockstep::shard {
 
@@ -25,5 +27,16 @@ Groups shard_over(const std::shared_ptr<comm::Communicator>& all);
 Groups shard_over(const std::shared_ptr<comm::Communicator>& all,
                   const std::shared_ptr<comm::Communicator>& shard,
                   const std::shared_ptr<comm::Communicator>& replicas);
+
+// The ranks that gather, and those that reduce, divided into the nodes of ZeRO++; null where there
+// are none.
+struct Nodes {
+  std::shared_ptr<comm::Communicator> gather;  // the ranks of this one's node
+  comm::NodeGroups reduce;
+};
+
+// Every rank calls it. UsageError, with the numbers, where ranks cannot be divided so.
+Nodes make_nodes(const ZeroPlusPlusConfig& config, comm::Communicator& gather,
+                 comm::Communicator& reduce);
 
 }  // namespace lockstep::shard

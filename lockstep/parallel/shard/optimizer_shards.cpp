@@ -6,6 +6,7 @@
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/shard/flat_unit.h>
+#include <lockstep/parallel/shard/optimizer_state.h>
 #include <lockstep/parallel/shard/save_guard.h>
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 #include <lockstep/parallel/shard/shared_memory_check.h>
@@ -33,7 +34,6 @@ std::unique_ptr<optim::Optimizer> OptimizerShards::make_optimizer(
       {.name = module_name_,
        .units = units_,
        .group = group_,
-       .check = [this] { take_back(); },
        .gradient = [this](std::size_t unit, std::size_t member) -> at::Tensor {
          const at::Tensor& gradient = units_[unit]->parameters()[member].tensor.grad();
          if (!gradient.defined()) return {};
@@ -58,6 +58,11 @@ std::vector<NamedTensor> OptimizerShards::full_optimizer_state(const optim::Opti
 void OptimizerShards::load_full_optimizer_state(optim::Optimizer& optimizer,
                                                 const std::vector<NamedTensor>& state) {
   scatter_state(optimizer, state, units_, *group_, group_->rank());
+}
+
+std::vector<mesh::HeldTensor> OptimizerShards::held_optimizer_state(
+    const optim::Optimizer& optimizer) {
+  return held_state(optimizer.state(), units_);
 }
 
 void OptimizerShards::take_back() {

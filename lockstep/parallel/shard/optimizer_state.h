@@ -8,15 +8,12 @@
 #include <lockstep/comm/communicator.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/parallel/data_parallel/model_state.h>
 #include <lockstep/parallel/shard/flat_unit.h>
 
 namespace lockstep::shard {
 
-// How state is handed out.
-struct StateDictOptions {
-  bool offload_to_cpu = true;
-  bool rank0_only = true;  // otherwise every rank gets all of it
-};
+using data_parallel::StateDictOptions;
 
 // A parameter's parts, or those of something that is cut as it is, as one tensor of its shape on
 // every rank of the group that holds them.

@@ -61,16 +61,4 @@ void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTe
   }
 }
 
-Nodes make_nodes(const ZeroPlusPlusConfig& config, comm::Communicator& gather,
-                 comm::Communicator& reduce) {
-  const int per_node = config.hierarchical_partition;
-  if (per_node < 0 || (config.has_nodes() && gather.size() % per_node != 0))
-    throw UsageError("ZeRO++ with a hierarchical_partition of {} among {} ranks: it is how many of "
-                     "them make a node, and has to divide them; 0 for no nodes",
-                     per_node, gather.size());
-  if (!config.has_nodes()) return {};
-  return {.gather = gather.split(gather.rank() / per_node, gather.rank(), "node"),
-          .reduce = comm::split_into_nodes(reduce, per_node)};
-}
-
 }  // namespace lockstep::shard

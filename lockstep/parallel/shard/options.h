@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -11,8 +10,6 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
-#include <lockstep/comm/communicator.h>
-#include <lockstep/comm/quantized.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/parallel/shard/unit_plan.h>
 
@@ -75,16 +72,6 @@ struct ZeroPlusPlusConfig {
 
 // UsageError where a parameter's type cannot be quantized.
 void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTensor>& parameters);
-
-// The same ranks as nodes; null where there are none.
-struct Nodes {
-  std::shared_ptr<comm::Communicator> gather;  // the ranks of this one's node
-  comm::NodeGroups reduce;
-};
-
-// Every rank calls it. UsageError, with the numbers, where ranks cannot be divided so.
-Nodes make_nodes(const ZeroPlusPlusConfig& config, comm::Communicator& gather,
-                 comm::Communicator& reduce);
 
 // What is cut among the ranks beside the optimizer's state.
 enum class Cut {

@@ -58,7 +58,6 @@ class ShardedOptimizer final : public optim::Optimizer {
       : model_(std::move(model)), units_(std::move(units)) {}
 
   void step(double learning_rate, const optim::StepFactor& factor) override {
-    model_.check();
     // All of them before any is stepped on: one that is missing is told with the model as it was.
     for (const UnitOptimizer& unit : units_)
       for (const Part& part : unit.parts)

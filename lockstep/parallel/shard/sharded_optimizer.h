@@ -22,8 +22,6 @@ struct SteppedModel {
   std::span<const std::unique_ptr<FlatUnit>> units;
   // The ranks that have the other parts.
   std::shared_ptr<comm::Communicator> group;
-  // UsageError where a step would go wrong.
-  std::function<void()> check;
   // This rank's part of a parameter's gradient, flat; undefined where it has none.
   std::function<at::Tensor(std::size_t unit, std::size_t member)> gradient;
   // Leaves these gradients undefined.

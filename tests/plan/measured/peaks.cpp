@@ -79,7 +79,7 @@ class Spread {
   }
 
  private:
-  using MemoryReport = shard::MemoryReport;
+  using MemoryReport = data_parallel::MemoryReport;
 
   static shard::MixedPrecision precision_of(const MemoryOptions& options) {
     if (options.precision == Precision::fp32) return {};

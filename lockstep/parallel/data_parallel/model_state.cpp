@@ -1,8 +1,9 @@
-#include <lockstep/parallel/shard/memory_report.h>
+#include <lockstep/parallel/data_parallel/model_state.h>
 
+#include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
 
-namespace lockstep::shard {
+namespace lockstep::data_parallel {
 
 namespace {
 
@@ -11,6 +12,9 @@ std::string mebibytes(std::int64_t bytes) {
 }
 
 }  // namespace
+
+double StepTotals::count() const { return values[0].item<double>(); }
+double StepTotals::mean_loss() const { return (values[1] / values[0]).item<double>(); }
 
 std::string MemoryReport::text() const {
   const double per_parameter =
@@ -28,4 +32,4 @@ std::string MemoryReport::text() const {
                        : fmt::format("\n  on host   {} of what was offloaded", mebibytes(on_host)));
 }
 
-}  // namespace lockstep::shard
+}  // namespace lockstep::data_parallel

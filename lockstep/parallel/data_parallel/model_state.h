@@ -1,11 +1,30 @@
-// What a rank's memory holds of a sharded model, counted where it is taken.
+// What a program is told of a model that is spread over ranks: the totals of a step, its memory,
+// and how its state is handed out.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-namespace lockstep::shard {
+#include <ATen/core/Tensor.h>
 
+namespace lockstep::data_parallel {
+
+// What the ranks' losses came to in one step. It lives on the GPU where the parameters do, so that
+// asking for it is what waits.
+struct StepTotals {
+  at::Tensor values;  // [2] of float64: the samples (or tokens) of all ranks, and their summed loss
+
+  double count() const;
+  double mean_loss() const;
+};
+
+// How whole tensors are handed out.
+struct StateDictOptions {
+  bool offload_to_cpu = true;
+  bool rank0_only = true;  // otherwise every rank gets all of it
+};
+
+// What a rank's memory holds of a model, counted where it is taken.
 struct MemoryReport {
   std::int64_t num_parameters = 0;  // of the whole model
   int num_ranks = 1;                // that hold one copy of it together
@@ -30,4 +49,4 @@ struct MemoryReport {
   std::string text() const;
 };
 
-}  // namespace lockstep::shard
+}  // namespace lockstep::data_parallel
