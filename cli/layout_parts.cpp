@@ -28,7 +28,7 @@ std::string layers_text(const train::RankLayout& rank, const models::ModelConfig
 
 std::string samples_text(const train::RankLayout& rank, const DescribedRun& run) {
   const std::int64_t step = run.layout.data_ranks;
-  const std::int64_t micro = run.plan.batch.micro;
+  const std::int64_t micro = run.resolved.batch.micro;
   const std::int64_t first = rank.data_rank;
   const std::int64_t last = first + (micro - 1) * step;
   if (micro == 1) return fmt::format("{}", first);

@@ -24,25 +24,25 @@ void check_device(const train::TrainConfig& config) {
 }
 
 // On a GPU its ranks look for themselves, and they are who says that it is tight.
-void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+void check_memory(const train::TrainConfig& config, const train::ResolvedRun& run, int num_ranks) {
   if (config.device != train::DeviceChoice::cpu && launch::num_visible_gpus() > 0) return;
   // What model parallelism takes has no formula here yet.
   if (config.parallel.ranks_together() > 1) return;
-  train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
+  train::RunMemory memory(config, run.model, plan::Device::cpu);
   const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
-  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, plan.begun),
+  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, run.begun),
                       {.bytes = there, .num_ranks_sharing = num_ranks, .what = "this host"});
 }
 
 // Only what one checkpoint takes: those before it may make room.
-void check_disk(const train::TrainConfig& config, const train::RunPlan& plan) {
+void check_disk(const train::TrainConfig& config, const train::ResolvedRun& run) {
   fs::path folder = fs::absolute(config.output);
   std::error_code unknown;
   while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
   const fs::space_info space = fs::space(folder, unknown);
   if (unknown) return;
   const double needed = static_cast<double>((4 + config.optimizer.options.state_bytes()) *
-                                            models::num_parameters(plan.model));
+                                            models::num_parameters(run.model));
   const auto there = static_cast<double>(space.available);
   if (needed <= there) return;
   throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "
@@ -58,11 +58,11 @@ void check_no_other_run(const std::filesystem::path& output) {
 
 }  // namespace
 
-void check_machine(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+void check_machine(const train::TrainConfig& config, const train::ResolvedRun& run, int num_ranks) {
   check_device(config);
-  check_memory(config, plan, num_ranks);
+  check_memory(config, run, num_ranks);
   check_no_other_run(config.output);
-  check_disk(config, plan);
+  check_disk(config, run);
 }
 
 }  // namespace lockstep::cli

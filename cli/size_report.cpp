@@ -36,12 +36,12 @@ HostRange parse_host_range(const std::string& text) {
   return hosts;
 }
 
-std::string size_report(const train::TrainConfig& config, const train::RunPlan& plan,
+std::string size_report(const train::TrainConfig& config, const train::ResolvedRun& run,
                         const HostRange& hosts, int ranks_per_host) {
   if (hosts.least == hosts.most) return "";
   // Where it has not begun, it is taken to begin there.
   const train::BegunBatch begun =
-      plan.begun.value_or(train::BegunBatch{.global = plan.batch.global, .micro = plan.most_micro});
+      run.begun.value_or(train::BegunBatch{.global = run.batch.global, .micro = run.most_micro});
   std::string text =
       fmt::format("\nThe run keeps its steps of {} samples when hosts leave and come:\n"
                   "hosts  ranks  samples of a rank  passes  of at most\n",
@@ -50,7 +50,7 @@ std::string size_report(const train::TrainConfig& config, const train::RunPlan& 
     text += fmt::format("{:>5}  {:>5}  ", num_hosts, num_hosts * ranks_per_host);
     try {
       const train::BatchShares shares =
-          train::share_batch(config, plan.model, num_hosts * ranks_per_host, begun);
+          train::share_batch(config, run.model, num_hosts * ranks_per_host, begun);
       text += fmt::format("{:>17}  {:>6}  {:>10}\n", samples_of_a_rank(shares),
                           shares.batch.accumulation, shares.batch.micro);
     } catch (const UsageError& error) {

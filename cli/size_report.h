@@ -16,8 +16,8 @@ struct HostRange {
 // "3", or "2:4". UsageError where it is neither, or there are too many of them.
 HostRange parse_host_range(const std::string& text);
 
-// A row for each: samples of a rank, and its passes. `plan` is the run's on the most hosts.
-std::string size_report(const train::TrainConfig& config, const train::RunPlan& plan,
+// A row for each: samples of a rank, and its passes. `run` is the one on the most hosts.
+std::string size_report(const train::TrainConfig& config, const train::ResolvedRun& run,
                         const HostRange& hosts, int ranks_per_host);
 
 }  // namespace lockstep::cli

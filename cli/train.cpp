@@ -81,16 +81,16 @@ int describe(const TrainFlags& flags, train::ConfigDraft& draft, int ranks_per_h
                      ranks_per_host, kMostRanks);
   const int num_ranks = num_hosts * ranks_per_host;
   const train::TrainConfig& config = draft.config();
-  const train::RunPlan plan =
-      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
+  const train::ResolvedRun resolved =
+      train::resolve_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
   warn_of_keys_without_effect(draft);
-  const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
-  const DescribedRun run{.config = config, .plan = plan, .layout = layout};
+  const train::RunLayout layout = train::layout_of(config, resolved, num_ranks, ranks_per_host);
+  const DescribedRun run{.config = config, .resolved = resolved, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));
   fmt::print("{}{}",
              layout_report(run, {.width = observe::terminal_width(STDOUT_FILENO),
                                  .characters = observe::locale_characters()}),
-             size_report(config, plan, hosts, ranks_per_host));
+             size_report(config, resolved, hosts, ranks_per_host));
   return 0;
 }
 
@@ -114,10 +114,10 @@ int become_a_rank_or_launch(Arguments arguments) {
   train::ConfigDraft draft = train::read_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, draft, num_ranks);
   const train::TrainConfig& config = draft.config();
-  const train::RunPlan plan =
-      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
-  check_machine(config, plan, num_ranks);
-  train::check_resume(config, plan);
+  const train::ResolvedRun resolved =
+      train::resolve_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
+  check_machine(config, resolved, num_ranks);
+  train::check_resume(config, resolved);
 
   launch::LaunchOptions options;
   options.program = {torch_program("train").string(), "train", flags->config};

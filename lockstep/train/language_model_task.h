@@ -36,10 +36,10 @@ struct LanguageModelPipelineOptions {
 class LanguageModelPipeline : public PipelinePasses {
  public:
   LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
-                        const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
-                        LanguageModelPipelineOptions options = {});
+                        const std::shared_ptr<comm::Communicator>& group,
+                        const RunPipeline& pipeline, LanguageModelPipelineOptions options = {});
 
-  // At most as many batches as the plan has micro-batches, of at most as many samples.
+  // At most as many batches as the pipeline has micro-batches, of at most as many samples.
   double run(std::int64_t step, const std::vector<data::Batch>& batches,
              const GradientScale& scale = {}) override;
   // Targets of a batch that count on this rank of the data.

@@ -25,7 +25,7 @@ struct SpreadLanguageModel {
 // Every rank calls it. Where strategies, a tensor axis or a pipeline cut the model, no rank ever
 // has all of it: initial values are computed a parameter, or a unit of them, at a time.
 // `on_timeline` is LanguageModelPipelineOptions'.
-SpreadLanguageModel make_language_model(const TrainConfig& config, const RunPlan& plan,
+SpreadLanguageModel make_language_model(const TrainConfig& config, const ResolvedRun& run,
                                         DistributedManager& dist,
                                         std::function<void(const pipeline::Timeline&)> on_timeline);
 

@@ -102,7 +102,7 @@ class FlippedBits : public ::testing::Test {
 
   // What the launcher looks at, and then every rank.
   std::string resume_checked() const {
-    return fmt::format("{}", fmt::join(check_resume(config_, plan_run(config_, 1)), "\n"));
+    return fmt::format("{}", fmt::join(check_resume(config_, resolve_run(config_, 1)), "\n"));
   }
   std::string resumed() const {
     for (const mesh::HeldTensor& one : state_) spoil(one.values);

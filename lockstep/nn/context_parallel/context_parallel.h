@@ -15,17 +15,6 @@ class Communicator;
 
 namespace lockstep::nn {
 
-enum class ContextAlgorithm {
-  // Keys and values travel round the ranks while attention computes. Any number of heads; a rank
-  // never holds more than its part of the sequence and a piece of another's.
-  ring,
-  // Ulysses: all-to-all from some positions of all heads to all positions of some heads, attention
-  // on those, and back. Fewer and larger messages; needs heads that divide by the ranks.
-  all_to_all,
-};
-
-const char* name(ContextAlgorithm algorithm);
-
 struct ContextParallelOptions {
   bool causal = true;           // a query sees the keys up to its own position in the sequence
   std::optional<double> scale;  // 1/sqrt(head_dim) where not given

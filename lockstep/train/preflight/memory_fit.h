@@ -16,7 +16,6 @@
 
 namespace lockstep::train {
 
-plan::Precision precision_of(const TrainConfig& config);
 plan::Offload offload_of(const TrainConfig& config);
 
 // What there is to train in.
@@ -40,12 +39,12 @@ enum class Fit : std::uint8_t {
 Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes);
 
 // A config's memory on any number of ranks, and with some of its choices changed.
-class MemoryPlan {
+class RunMemory {
  public:
-  MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device);
+  RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device);
   // With another precision and offload than the config's.
-  MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
-             plan::Precision precision, plan::Offload offload);
+  RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device,
+            plan::Precision precision, plan::Offload offload);
 
   // What can be chosen otherwise without another model or another answer.
   struct Choice {
@@ -91,7 +90,7 @@ class MemoryPlan {
 // Empty where a run fits well; a line to say where it fits tightly. UsageError where it does not
 // fit, on the device or, where it is offloaded, on the host: what it takes, what there is, and what
 // would fit.
-std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
+std::string judge_memory(RunMemory& memory, const RunMemory::Choice& choice,
                          const MemoryThere& there);
 
 }  // namespace lockstep::train

@@ -53,7 +53,7 @@ std::optional<std::filesystem::path> checkpoint_to_resume(const TrainConfig& con
 // is damaged, and the way out. Whether its tensors are as they were written is for whoever reads
 // them. Returns what may differ and does, for whoever watches: "the learning rate is 0.001, was
 // 0.01".
-std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+std::vector<std::string> check_resume(const TrainConfig& config, const ResolvedRun& run,
                                       const FolderHolder& now = {});
 
 // The end of a sentence for whoever ended a run that has a checkpoint of that step.
