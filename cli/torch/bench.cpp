@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/backends/table.h>
 #include <lockstep/comm/call.h>
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 

@@ -15,6 +15,7 @@
 #include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/preflight/run_plan.h>
+#include <lockstep/train/stop_request.h>
 #include <lockstep/train/train_language_model.h>
 
 #include <cli/train_flags.h>

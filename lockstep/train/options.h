@@ -1,4 +1,4 @@
-// How a trainer trains.
+// How a trainer trains, and what comes of it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/observe/loss_curve.h>
+#include <lockstep/observe/metrics.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/optim/schedules/loss_scale.h>
@@ -110,6 +112,36 @@ struct TrainerOptions {
   std::string title = {};                                            // of the loss curve
   std::optional<observe::LossCurve::Reference> reference_loss = {};  // a line in it
   std::string config = {};  // kept as config.json and in checkpoints, for whoever looks
+};
+
+// What came of a run.
+struct TrainingResult {
+  enum class End {
+    finished,
+    interrupted,  // by a signal; the run can be resumed
+    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
+  };
+
+  End end = End::finished;
+  int signal = 0;  // the one that interrupted it, on whichever rank
+  std::int64_t step = 0;
+  std::int64_t resumed_after = 0;         // the step of what it went on from; 0: nothing
+  double loss = 0;                        // of the last step
+  std::optional<double> validation_loss;  // at the end
+  std::vector<observe::Metric> validation_metrics;
+  double units_per_second = 0;       // tokens or samples, over the whole run
+  std::int64_t skipped_steps = 0;    // of the whole run, also before it was resumed
+  std::filesystem::path checkpoint;  // the last one; empty where none was written
+  // The errno of the write with which the main rank lost the progress that it shows: EPIPE where
+  // nobody reads it any more, 0 where nothing was lost.
+  int output_error = 0;
+};
+
+// A run that every rank gives up at the same point, for a reason that only its user can mend: one
+// rank need say it.
+class TrainingStopped : public Error {
+ public:
+  using Error::Error;
 };
 
 // UsageError where a number makes no sense. Those of the loader, the optimizer and the schedule are

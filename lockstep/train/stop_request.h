@@ -4,16 +4,7 @@
 #include <array>
 #include <csignal>
 
-#include <lockstep/base/error.h>
-
 namespace lockstep::train {
-
-// A run that every rank gives up at the same point, for a reason that only its user can mend: one
-// rank need say it.
-class TrainingStopped : public Error {
- public:
-  using Error::Error;
-};
 
 // While one of these lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second one, of
 // any kind, ends the process at once. A SIGHUP that was ignored before (nohup) stays so. Of one

@@ -41,6 +41,7 @@
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
+#include <lockstep/train/trainer.h>
 
 namespace lockstep::train {
 

@@ -27,29 +27,6 @@
 
 namespace lockstep::train {
 
-// What came of a run.
-struct TrainingResult {
-  enum class End {
-    finished,
-    interrupted,  // by a signal; the run can be resumed
-    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
-  };
-
-  End end = End::finished;
-  int signal = 0;  // the one that interrupted it, on whichever rank
-  std::int64_t step = 0;
-  std::int64_t resumed_after = 0;         // the step of what it went on from; 0: nothing
-  double loss = 0;                        // of the last step
-  std::optional<double> validation_loss;  // at the end
-  std::vector<observe::Metric> validation_metrics;
-  double units_per_second = 0;       // tokens or samples, over the whole run
-  std::int64_t skipped_steps = 0;    // of the whole run, also before it was resumed
-  std::filesystem::path checkpoint;  // the last one; empty where none was written
-  // The errno of the write with which the main rank lost the progress that it shows: EPIPE where
-  // nobody reads it any more, 0 where nothing was lost.
-  int output_error = 0;
-};
-
 // Every rank makes one, with the same arguments, and calls run() once.
 //
 // The step's batch is the same samples whatever the number of ranks and of accumulated passes that

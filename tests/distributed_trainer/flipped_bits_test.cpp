@@ -16,6 +16,7 @@
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/recovery/checkpointer.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_plan.h>
