@@ -14,6 +14,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/base/text.h>
+#include <lockstep/base/version.h>
 #include <lockstep/launch/processes/rank_setup.h>
 
 namespace lockstep::cli {
@@ -33,9 +34,9 @@ void open_standard_streams() {
 }
 
 std::string help(std::span<const Verb> verbs) {
-  std::string text =
-      "lockstep " LOCKSTEP_VERSION
-      ": distributed training for LibTorch\n\nUsage: lockstep VERB [ARGUMENTS]\n\nVerbs:\n";
+  std::string text = fmt::format("lockstep {}: distributed training for LibTorch\n\nUsage: "
+                                 "lockstep VERB [ARGUMENTS]\n\nVerbs:\n",
+                                 version());
   for (const Verb& verb : verbs) text += fmt::format("  {:<8} {}\n", verb.name, verb.summary);
   return text + "\n'lockstep VERB --help' tells more. --version prints the version.\n";
 }
@@ -53,7 +54,7 @@ int dispatch_or_throw(std::span<const Verb> verbs, int argc, char** argv) {
     return 0;
   }
   if (wanted == "--version") {
-    fmt::print("lockstep {}\n", LOCKSTEP_VERSION);
+    fmt::print("lockstep {}\n", version());
     return 0;
   }
   std::vector<std::string_view> names;

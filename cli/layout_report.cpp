@@ -6,10 +6,10 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <lockstep/base/text.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/models/spec/family.h>
 #include <lockstep/parallel/pipeline/schedule/timeline.h>
 #include <lockstep/plan/text.h>
-#include <lockstep/train/config/names.h>
 
 namespace lockstep::cli {
 
@@ -37,7 +37,7 @@ std::string layers_text(const train::RankLayout& rank, const models::ModelConfig
 
 std::string samples_text(const train::RankLayout& rank, const DescribedRun& run) {
   const std::int64_t step = run.layout.data_ranks;
-  const std::int64_t micro = run.plan.batch.micro;
+  const std::int64_t micro = run.resolved.batch.micro;
   const std::int64_t first = rank.data_rank;
   const std::int64_t last = first + (micro - 1) * step;
   if (micro == 1) return fmt::format("{}", first);
@@ -178,7 +178,8 @@ class GridText {
 
   // All ranks of a row have the same layers.
   std::string note_of(const std::vector<int>& row) const {
-    return layers_text(run_.layout.ranks[static_cast<std::size_t>(row.front())], run_.plan.model);
+    return layers_text(run_.layout.ranks[static_cast<std::size_t>(row.front())],
+                       run_.resolved.model);
   }
 
   const DescribedRun& run_;
@@ -201,7 +202,7 @@ std::string what_is_cut(ShardingStrategy strategy) {
 }
 
 std::string about_pipeline(const DescribedRun& run) {
-  const pipeline::Schedule& schedule = run.plan.pipeline->schedule;
+  const pipeline::Schedule& schedule = run.resolved.pipeline->schedule;
   const double idle = pipeline::bubble(pipeline::simulate(schedule));
   std::string text = fmt::format("stages: {} of them by {}, {} micro-batch{} a step; with stages "
                                  "that take as long, ranks are idle for {:.1f} % of it",
@@ -216,9 +217,9 @@ std::string about_axis(const std::string& name, const DescribedRun& run) {
   const train::RunLayout& layout = run.layout;
   if (name == "pp") return about_pipeline(run);
   if (name == "cp")
-    return fmt::format(
-        "parts of each sequence of {} tokens, by {}", run.config.data.sequence_length,
-        train::name_of(run.config.parallel.context_algorithm, train::kContextExchanges));
+    return fmt::format("parts of each sequence of {} tokens, by {}",
+                       run.config.data.sequence_length,
+                       mesh::name(run.config.parallel.context_algorithm));
   if (name == "tp")
     return fmt::format("parts of each layer{}; a rank sends {} along it in a step{}",
                        run.config.parallel.sequence_parallel ? ", with sequences between" : "",
@@ -253,20 +254,20 @@ std::vector<Column> columns_of(const DescribedRun& run) {
                            return std::to_string(one.coordinates[axis]);
                          }});
   columns.push_back(
-      {"layers", [&](int, const auto& one) { return layers_text(one, run.plan.model); }});
+      {"layers", [&](int, const auto& one) { return layers_text(one, run.resolved.model); }});
   if (parallel.tensor > 1) {
     columns.push_back({"heads", [](int, const auto& one) { return interval_text(one.heads); }});
-    if (run.plan.model.num_kv_heads != run.plan.model.num_heads)
+    if (run.resolved.model.num_kv_heads != run.resolved.model.num_heads)
       columns.push_back(
           {"kv heads", [](int, const auto& one) { return interval_text(one.kv_heads); }});
     columns.push_back({"MLP", [](int, const auto& one) { return interval_text(one.inside); }});
-    columns.push_back({"vocabulary", [&](int, const auto& one) {
-                         const bool has_rows =
-                             std::ranges::any_of(one.layers, [&](const mesh::Interval& layers) {
-                               return layers.begin == 0 || layers.end == run.plan.model.num_layers;
-                             });
-                         return has_rows ? interval_text(one.vocabulary) : "";
-                       }});
+    columns.push_back(
+        {"vocabulary", [&](int, const auto& one) {
+           const bool has_rows = std::ranges::any_of(one.layers, [&](const mesh::Interval& layers) {
+             return layers.begin == 0 || layers.end == run.resolved.model.num_layers;
+           });
+           return has_rows ? interval_text(one.vocabulary) : "";
+         }});
   }
   if (parallel.context > 1)
     columns.push_back(
@@ -316,8 +317,8 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
   const int num_ranks = layout.shape.world_size();
   std::string text = fmt::format(
       "{}, {} parameters, on {} rank{}{}{}{}\n\n",
-      models::family_named(run.plan.model.family).title,
-      count_text(static_cast<double>(models::num_parameters(run.plan.model))), num_ranks,
+      models::family_named(run.resolved.model.family).title,
+      count_text(static_cast<double>(models::num_parameters(run.resolved.model))), num_ranks,
       num_ranks == 1 ? "" : "s", num_hosts > 1 ? fmt::format(" of {} hosts", num_hosts) : "",
       num_ranks > 1 ? ": " : "", axes_text(layout));
   text += GridText(run, style).text();
@@ -329,17 +330,17 @@ std::string layout_report(const DescribedRun& run, const ReportStyle& style) {
     if (axis.size > 1)
       text += fmt::format("{}  {:>3}  {}\n", padded(axis.name, width), axis.size,
                           about_axis(axis.name, run));
-  const std::string uneven = train::batch_note(run.plan.batch, layout.data_ranks, {},
+  const std::string uneven = train::batch_note(run.resolved.batch, layout.data_ranks, {},
                                                run.config.parallel.ranks_together());
   if (!uneven.empty())
     text += fmt::format("\nA{}.\n", uneven.substr(1));
   else
-    text +=
-        fmt::format("\nEach batch of {} sequences goes to {} rank{} or group{} of ranks, {} such "
-                    "batch{} a step.\n",
-                    run.plan.batch.global / run.plan.batch.accumulation, layout.data_ranks,
-                    layout.data_ranks == 1 ? "" : "s", layout.data_ranks == 1 ? "" : "s",
-                    run.plan.batch.accumulation, run.plan.batch.accumulation == 1 ? "" : "es");
+    text += fmt::format(
+        "\nEach batch of {} sequences goes to {} rank{} or group{} of ranks, {} such "
+        "batch{} a step.\n",
+        run.resolved.batch.global / run.resolved.batch.accumulation, layout.data_ranks,
+        layout.data_ranks == 1 ? "" : "s", layout.data_ranks == 1 ? "" : "s",
+        run.resolved.batch.accumulation, run.resolved.batch.accumulation == 1 ? "" : "es");
   if (layout.tensor_crossing)
     text += fmt::format(
         "\nThe tensor axis reaches over hosts ({}): each layer then waits for the "

@@ -14,7 +14,7 @@ namespace lockstep::cli {
 
 struct DescribedRun {
   const train::TrainConfig& config;
-  const train::RunPlan& plan;
+  const train::ResolvedRun& resolved;
   const train::RunLayout& layout;
 };
 

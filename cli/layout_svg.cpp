@@ -73,12 +73,13 @@ class LayoutDrawing {
 
   void title() {
     const train::RunLayout& layout = run_.layout;
-    svg_.text({kMargin, 40},
-              fmt::format("{}, {} parameters on {} ranks",
-                          models::family_named(run_.plan.model.family).title,
-                          count_text(static_cast<double>(models::num_parameters(run_.plan.model))),
-                          layout.shape.world_size()),
-              {.colour = kInk, .size = 19, .weight = Weight::bold});
+    svg_.text(
+        {kMargin, 40},
+        fmt::format("{}, {} parameters on {} ranks",
+                    models::family_named(run_.resolved.model.family).title,
+                    count_text(static_cast<double>(models::num_parameters(run_.resolved.model))),
+                    layout.shape.world_size()),
+        {.colour = kInk, .size = 19, .weight = Weight::bold});
     const int left_out = static_cast<int>(grid_.ranks.front().size()) - columns_;
     svg_.text(
         {kMargin, 64},
@@ -107,7 +108,7 @@ class LayoutDrawing {
 
   std::vector<std::string> cell_lines(int rank) const {
     const train::RankLayout& one = run_.layout.ranks[static_cast<std::size_t>(rank)];
-    std::vector<std::string> lines = {layers_text(one, run_.plan.model)};
+    std::vector<std::string> lines = {layers_text(one, run_.resolved.model)};
     if (run_.config.parallel.tensor > 1)
       lines.push_back(fmt::format("heads {}", interval_text(one.heads)));
     if (run_.config.parallel.context > 1)

@@ -50,7 +50,7 @@ struct MemoryReport {
 
 using plan::MemoryRow;
 using train::Fit;
-using train::MemoryPlan;
+using train::RunMemory;
 
 std::vector<int> parse_ranks(const std::string& text) {
   std::vector<int> ranks;
@@ -156,9 +156,9 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
   const auto config =
       train::load_config(settings.config, settings.overrides, train::NamedFiles::unknown);
   const plan::Device device = parse_device(settings.device, config.device);
-  MemoryPlan memory(
-      config, train::plan_model(config), device,
-      settings.precision.empty() ? train::precision_of(config)
+  RunMemory memory(
+      config, train::resolve_model(config), device,
+      settings.precision.empty() ? config.precision.compute
                                  : plan::precision_named(settings.precision),
       settings.offload.empty() ? train::offload_of(config) : parse_offload(settings.offload));
   const int ranks_per_host =
@@ -167,10 +167,10 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
   if (!settings.device_memory.empty())
     report.device_bytes = plan::parse_bytes(settings.device_memory, "--device-memory");
   std::map<int, std::int64_t> micro_batches;
-  std::optional<MemoryPlan::Choice> last;
+  std::optional<RunMemory::Choice> last;
   std::string refusal;
   for (const int ranks : parse_ranks(settings.ranks)) {
-    MemoryPlan::Choice choice;
+    RunMemory::Choice choice;
     try {
       choice = memory.configured(ranks, ranks_per_host);
     } catch (const UsageError& error) {
@@ -182,7 +182,7 @@ MemoryReport memory_of_config(const MemorySettings& settings) {
     last = choice;
     for (const ShardingStrategy strategy : plan::kStrategies) {
       if (!plan::can_offload(strategy, memory.offload())) continue;
-      MemoryPlan::Choice row = choice;
+      RunMemory::Choice row = choice;
       row.strategy = strategy;
       row.offload = memory.offload();
       report.rows.push_back({.num_ranks = ranks,

@@ -43,25 +43,25 @@ void check_device(const train::TrainConfig& config) {
 }
 
 // Where there are GPUs, the ranks look at their memory themselves, and warn where it is tight.
-void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+void check_memory(const train::TrainConfig& config, const train::ResolvedRun& run, int num_ranks) {
   if (config.device != train::DeviceChoice::cpu && launch::num_visible_gpus() > 0) return;
   // There is no formula yet for the memory of model parallelism.
   if (config.parallel.ranks_together() > 1) return;
-  train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
+  train::RunMemory memory(config, run.model, plan::Device::cpu);
   const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
-  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, plan.begun),
+  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, run.begun),
                       {.bytes = there, .num_ranks_sharing = num_ranks, .what = "this host"});
 }
 
 // Asks for room for one checkpoint only: older ones may be removed to make room for it.
-void check_disk(const train::TrainConfig& config, const train::RunPlan& plan) {
+void check_disk(const train::TrainConfig& config, const train::ResolvedRun& run) {
   fs::path folder = fs::absolute(config.output);
   std::error_code unknown;
   while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
   const fs::space_info space = fs::space(folder, unknown);
   if (unknown) return;
   const double needed = static_cast<double>((4 + config.optimizer.options.state_bytes()) *
-                                            models::num_parameters(plan.model));
+                                            models::num_parameters(run.model));
   const auto there = static_cast<double>(space.available);
   if (needed <= there) return;
   throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "
@@ -77,11 +77,11 @@ void check_no_other_run(const std::filesystem::path& output) {
 
 // UsageError with the numbers and the way out, where there is no GPU though the config asks for
 // one, too little memory or disk, or another run in the run's folder.
-void check_machine(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+void check_machine(const train::TrainConfig& config, const train::ResolvedRun& run, int num_ranks) {
   check_device(config);
-  check_memory(config, plan, num_ranks);
+  check_memory(config, run, num_ranks);
   check_no_other_run(config.output);
-  check_disk(config, plan);
+  check_disk(config, run);
 }
 
 struct HostRange {
@@ -115,13 +115,13 @@ HostRange parse_host_range(const std::string& text) {
   return hosts;
 }
 
-// A row for each: samples of a rank, and its passes. `plan` is the run's on the most hosts.
-std::string size_report(const train::TrainConfig& config, const train::RunPlan& plan,
+// A row for each: samples of a rank, and its passes. `run` is the one on the most hosts.
+std::string size_report(const train::TrainConfig& config, const train::ResolvedRun& run,
                         const HostRange& hosts, int ranks_per_host) {
   if (hosts.least == hosts.most) return "";
   // Where it has not begun, it is taken to begin there.
   const train::BegunBatch begun =
-      plan.begun.value_or(train::BegunBatch{.global = plan.batch.global, .micro = plan.most_micro});
+      run.begun.value_or(train::BegunBatch{.global = run.batch.global, .micro = run.most_micro});
   std::string text =
       fmt::format("\nThe run keeps its steps of {} samples when hosts leave and come:\n"
                   "hosts  ranks  samples of a rank  passes  of at most\n",
@@ -130,7 +130,7 @@ std::string size_report(const train::TrainConfig& config, const train::RunPlan& 
     text += fmt::format("{:>5}  {:>5}  ", num_hosts, num_hosts * ranks_per_host);
     try {
       const train::BatchShares shares =
-          train::share_batch(config, plan.model, num_hosts * ranks_per_host, begun);
+          train::share_batch(config, run.model, num_hosts * ranks_per_host, begun);
       text += fmt::format("{:>17}  {:>6}  {:>10}\n", samples_of_a_rank(shares),
                           shares.batch.accumulation, shares.batch.micro);
     } catch (const UsageError& error) {
@@ -192,16 +192,16 @@ int describe(const TrainFlags& flags, train::ConfigDraft& draft, int ranks_per_h
                      ranks_per_host, kMostRanks);
   const int num_ranks = num_hosts * ranks_per_host;
   const train::TrainConfig& config = draft.config();
-  const train::RunPlan plan =
-      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
+  const train::ResolvedRun resolved =
+      train::resolve_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
   warn_of_keys_without_effect(draft);
-  const train::RunLayout layout = train::layout_of(config, plan, num_ranks, ranks_per_host);
-  const DescribedRun run{.config = config, .plan = plan, .layout = layout};
+  const train::RunLayout layout = train::layout_of(config, resolved, num_ranks, ranks_per_host);
+  const DescribedRun run{.config = config, .resolved = resolved, .layout = layout};
   if (!flags.svg.empty()) write_durably(flags.svg, layout_svg(run));
   fmt::print("{}{}",
              layout_report(run, {.width = observe::terminal_width(STDOUT_FILENO),
                                  .characters = observe::locale_characters()}),
-             size_report(config, plan, hosts, ranks_per_host));
+             size_report(config, resolved, hosts, ranks_per_host));
   return 0;
 }
 
@@ -225,10 +225,10 @@ int become_a_rank_or_launch(Arguments arguments) {
   train::ConfigDraft draft = train::read_config(flags->config, flags->overrides);
   if (flags->describe) return describe(*flags, draft, num_ranks);
   const train::TrainConfig& config = draft.config();
-  const train::RunPlan plan =
-      train::plan_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
-  check_machine(config, plan, num_ranks);
-  train::check_resume(config, plan);
+  const train::ResolvedRun resolved =
+      train::resolve_run(draft, num_ranks, train::begun_batch(config, /*now=*/{}));
+  check_machine(config, resolved, num_ranks);
+  train::check_resume(config, resolved);
 
   launch::LaunchOptions options;
   options.program = {torch_program("train").string(), "train", flags->config};

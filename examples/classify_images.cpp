@@ -22,7 +22,7 @@
 
 #include <torch/torch.h>
 
-#include <lockstep/train/distributed_trainer.h>
+#include <lockstep/lockstep.h>
 
 namespace nn = torch::nn;
 

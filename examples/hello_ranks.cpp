@@ -7,8 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/base/error.h>
-#include <lockstep/comm/world/join.h>
+#include <lockstep/lockstep.h>
 
 int main() {
   try {

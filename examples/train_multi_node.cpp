@@ -11,7 +11,7 @@
 
 #include <torch/torch.h>
 
-#include <lockstep/multi_node/multi_node_training_manager.h>
+#include <lockstep/lockstep.h>
 
 // Learns a straight line; every rank has some of its points.
 int train(lockstep::DistributedManager dist) {

@@ -10,7 +10,7 @@
 
 #include <torch/torch.h>
 
-#include <lockstep/distributed/distributed.h>
+#include <lockstep/lockstep.h>
 
 constexpr std::int64_t kBatch = 128;  // of all ranks together
 

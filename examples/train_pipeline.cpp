@@ -10,9 +10,7 @@
 
 #include <torch/torch.h>
 
-#include <lockstep/distributed/distributed.h>
-#include <lockstep/parallel/pipeline/pipeline.h>
-#include <lockstep/parallel/pipeline/schedule/registry.h>
+#include <lockstep/lockstep.h>
 
 // The function that the stages learn: hills and valleys. [points, 2] → [points, 1]
 torch::Tensor heights_at(const torch::Tensor& points) {

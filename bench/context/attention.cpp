@@ -176,7 +176,9 @@ struct Arm {
   nn::SplitKind split;
   Best best;
 
-  std::string name() const { return fmt::format("{}, {}", nn::name(algorithm), mesh::name(split)); }
+  std::string name() const {
+    return fmt::format("{}, {}", mesh::name(algorithm), mesh::name(split));
+  }
 };
 
 void compare(const std::shared_ptr<comm::Communicator>& world, std::int64_t length, int runs) {

@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/comm/backends/table.h>
 #include <lockstep/comm/call.h>
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 
@@ -47,7 +48,7 @@ struct Settings {
 };
 
 // What the settings mean.
-struct Plan {
+struct Measurement {
   std::vector<comm::Operation> operations;
   comm::Algorithm algorithm = comm::Algorithm::automatic;
   std::size_t smallest = 0;
@@ -102,9 +103,9 @@ c10::DeviceType parse_device(const Settings& settings) {
   return c10::DeviceType::CUDA;
 }
 
-c10::Device device_of_rank(const Plan& plan) {
+c10::Device device_of_rank(const Measurement& asked) {
   return device::DeviceManager::auto_detect(
-             {.gpu_use = device::GpuUse::shared, .type = plan.device})
+             {.gpu_use = device::GpuUse::shared, .type = asked.device})
       .device();
 }
 
@@ -134,17 +135,17 @@ std::vector<comm::Operation> choose_operations(const Settings& settings,
 }
 
 // Before any rank is started, so that a mistake is told once.
-Plan make_plan(const Settings& settings) {
+Measurement measurement_of(const Settings& settings) {
   comm::check_backend(settings.backend);
-  Plan plan;
-  plan.algorithm = comm::algorithm_from_name(settings.algorithm);
-  plan.operations = choose_operations(settings, plan.algorithm);
-  plan.smallest = parse_size(settings.smallest, "--min");
-  plan.largest = parse_size(settings.largest, "--max");
-  if (plan.smallest > plan.largest)
+  Measurement asked;
+  asked.algorithm = comm::algorithm_from_name(settings.algorithm);
+  asked.operations = choose_operations(settings, asked.algorithm);
+  asked.smallest = parse_size(settings.smallest, "--min");
+  asked.largest = parse_size(settings.largest, "--max");
+  if (asked.smallest > asked.largest)
     throw UsageError("--min {} is larger than --max {}", settings.smallest, settings.largest);
-  plan.dtype = parse_dtype(settings.dtype);
-  plan.device = parse_device(settings);
+  asked.dtype = parse_dtype(settings.dtype);
+  asked.device = parse_device(settings);
   if (!settings.report_file.empty() && !settings.json)
     throw UsageError("--report writes the JSON that --json asks for: give both");
   if (settings.iterations < 1 || settings.warmup < 0)
@@ -152,7 +153,7 @@ Plan make_plan(const Settings& settings) {
                      settings.warmup);
   if (settings.num_ranks < 1 || settings.num_ranks > kMostRanks)
     throw UsageError("--nproc-per-node {}: from 1 to {}", settings.num_ranks, kMostRanks);
-  return plan;
+  return asked;
 }
 
 bool reduces(comm::Operation operation) {
@@ -170,12 +171,12 @@ struct Trial {
 
 class Bench {
  public:
-  Bench(Communicator& world, c10::Device device, const Plan& plan, const Settings& settings)
+  Bench(Communicator& world, c10::Device device, const Measurement& asked, const Settings& settings)
       : world_(world),
-        dtype_(plan.dtype),
+        dtype_(asked.dtype),
         device_(device),
         allocated_(settings.allocated),
-        options_{.algorithm = plan.algorithm, .launch = comm::Launch::on_wait} {}
+        options_{.algorithm = asked.algorithm, .launch = comm::Launch::on_wait} {}
 
   // `count` elements in all on each rank, a multiple of the number of ranks.
   Trial prepare(comm::Operation operation, std::int64_t count) {
@@ -299,21 +300,22 @@ class Bench {
   comm::CallOptions options_;
 };
 
-void run(Communicator& world, c10::Device device, const Plan& plan, const Settings& settings) {
-  Bench bench(world, device, plan, settings);
+void run(Communicator& world, c10::Device device, const Measurement& asked,
+         const Settings& settings) {
+  Bench bench(world, device, asked, settings);
   const bool speaks = world.rank() == 0;
   if (speaks && !settings.json)
     std::printf("# %d ranks over %s, %s, %d iterations after %d to warm up\n", world.size(),
                 world.backend().c_str(), settings.dtype.c_str(), settings.iterations,
                 settings.warmup);
   auto rows = nlohmann::json::array();
-  for (const comm::Operation operation : plan.operations) {
+  for (const comm::Operation operation : asked.operations) {
     if (speaks && !settings.json)
       std::printf("#\n# %s\n#%11s %12s %9s %7s %5s %10s %8s %8s %7s\n#%11s %12s %9s %7s %5s %10s "
                   "%8s %8s\n",
                   comm::name(operation), "size", "count", "type", "redop", "root", "time", "algbw",
                   "busbw", "#wrong", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)");
-    for (std::size_t bytes = plan.smallest; bytes <= plan.largest; bytes *= 2) {
+    for (std::size_t bytes = asked.smallest; bytes <= asked.largest; bytes *= 2) {
       const std::int64_t part = std::max<std::int64_t>(
           static_cast<std::int64_t>(bytes) / bench.element_bytes() / world.size(), 1);
       const std::int64_t count = part * world.size();
@@ -388,7 +390,7 @@ int bench(Arguments arguments) {
   if (split.program.front() != "collectives")
     throw UsageError("there is nothing called '{}' to measure: say 'lockstep bench collectives'",
                      split.program.front());
-  const Plan plan = make_plan(settings);
+  const Measurement asked = measurement_of(settings);
   if (!launched()) {
     if (comm::backends::is_started_by_mpirun(settings.backend))
       throw UsageError("mpirun starts the ranks of {}: mpirun -n {} lockstep bench collectives "
@@ -402,10 +404,10 @@ int bench(Arguments arguments) {
     return reported.exit_code;
   }
   at::set_num_threads(1);
-  const c10::Device device = device_of_rank(plan);
+  const c10::Device device = device_of_rank(asked);
   if (device.is_cuda()) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
   const auto world = comm::join_world({.backend = settings.backend, .device = device});
-  run(*world, device, plan, settings);
+  run(*world, device, asked, settings);
   return 0;
 }
 

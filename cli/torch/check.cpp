@@ -9,7 +9,9 @@
 
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/version.h>
 #include <lockstep/comm/backends/table.h>
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/device/device_manager.h>
 
@@ -78,7 +80,7 @@ Inspection inspect(const std::string& backend) {
   const LaunchEnvironment launch = read_launch_environment();
   Inspection inspection{.rank = launch.rank};
   Report& report = inspection.report;
-  report.version = LOCKSTEP_VERSION;
+  report.version = version();
   report.launcher = launcher_name(launch.launcher);
   report.has_secret = has_secret(launch);
   report.asked_backend = backend;

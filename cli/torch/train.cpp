@@ -15,6 +15,7 @@
 #include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/out_of_memory.h>
 #include <lockstep/train/preflight/run_plan.h>
+#include <lockstep/train/stop_request.h>
 #include <lockstep/train/train_language_model.h>
 
 #include <cli/flags.h>
@@ -40,7 +41,7 @@ int train_once(const TrainFlags& flags, const std::shared_ptr<PeerCopies>& peer_
       flags.config, flags.overrides,
       launch.generation > 0 ? train::NamedFiles::of_run_under_way : train::NamedFiles::checked);
   // All that is wrong is told now, and not some of it when the ranks have met.
-  if (draft.has_mistakes()) train::plan_run(draft, launch.world_size);
+  if (draft.has_mistakes()) train::resolve_run(draft, launch.world_size);
   const train::TrainConfig& config = draft.config();
   if (launch.rank == 0 && launch.generation == 0) warn_of_keys_without_effect(draft);
   try {

@@ -195,7 +195,7 @@ std::vector<NamedTensor> load_tensors(const std::filesystem::path& source) {
 
 namespace {
 
-struct Plan {
+struct TensorsToSave {
   std::vector<TensorDeclaration> declarations;
   std::map<std::string, std::pair<const at::Tensor*, bool>> sources;  // file's name; transposed
 };
@@ -218,8 +218,8 @@ DType checked_dtype(const NamedTensor& named, const StoredForm& form) {
   return *dtype;
 }
 
-Plan plan(std::span<const NamedTensor> tensors, const SaveOptions& options) {
-  Plan result;
+TensorsToSave declare(std::span<const NamedTensor> tensors, const SaveOptions& options) {
+  TensorsToSave result;
   for (const NamedTensor& named : tensors) {
     StoredForm form = options.stored ? options.stored(named.name) : StoredForm{named.name};
     const DType dtype = checked_dtype(named, form);
@@ -236,10 +236,10 @@ Plan plan(std::span<const NamedTensor> tensors, const SaveOptions& options) {
 void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                   const SaveOptions& options) {
   const c10::NoGradGuard no_grad;
-  const Plan planned = plan(tensors, options);
-  SafetensorsWriter writer(path, planned.declarations, options.metadata);
+  const TensorsToSave declared = declare(tensors, options);
+  SafetensorsWriter writer(path, declared.declarations, options.metadata);
   for (const TensorEntry& entry : writer.entries()) {
-    const auto& [tensor, transposed] = planned.sources.at(entry.name);
+    const auto& [tensor, transposed] = declared.sources.at(entry.name);
     const at::Tensor host =
         (transposed ? tensor->t() : *tensor).to(at::kCPU).resolve_conj().resolve_neg().contiguous();
     LOCKSTEP_CHECK(host.nbytes() == entry.size_bytes(), "tensor {}", entry.name);
@@ -249,7 +249,7 @@ void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor
 }
 
 std::uint64_t file_bytes(std::span<const NamedTensor> tensors, const SaveOptions& options) {
-  return plan_safetensors(plan(tensors, options).declarations, options.metadata).file_bytes();
+  return plan_safetensors(declare(tensors, options).declarations, options.metadata).file_bytes();
 }
 
 }  // namespace lockstep::checkpoint

@@ -43,10 +43,10 @@ const char* spawn_advice(int error) {
 
 }  // namespace
 
-Agent::Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
+Agent::Agent(const RankTable& table, Guardian& guardian, std::unique_ptr<Peers>& peers,
              RankProcesses& processes, std::array<Sink*, 2> sinks, int signals,
              const ProgressPage& progress, Options options)
-    : layout_(layout),
+    : table_(table),
       guardian_(guardian),
       peers_(peers),
       processes_(processes),
@@ -112,15 +112,15 @@ void Agent::wait() {
 
 Failure Agent::failure_of_host(Failure::Kind kind) const {
   return {.kind = kind,
-          .node_rank = layout_.node_rank,
-          .host = layout_.here().host,
-          .generation = layout_.generation};
+          .node_rank = table_.node_rank,
+          .host = table_.here().host,
+          .generation = table_.generation};
 }
 
 Failure Agent::failure_of(RankProcess& process, Failure::Kind kind) {
   process.drain();  // what it wrote last is still in the pipe
   Failure failure = failure_of_host(kind);
-  failure.rank = layout_.first_rank() + process.local_rank;
+  failure.rank = table_.first_rank() + process.local_rank;
   failure.local_rank = process.local_rank;
   failure.pid = process.pid;
   failure.final = process.final;
@@ -197,7 +197,7 @@ void Agent::handle_end(int slot, int status) {
     const Failure failure = failure_of_end(process, status);
     say(fmt::format("{}; it could not be told that it is part of generation {}: it is started "
                     "anew\n{}",
-                    failure.sentence(), layout_.generation,
+                    failure.sentence(), table_.generation,
                     failure.machine_line(Failure::Aftermath::restarted)));
     options_.give_place(process.local_rank);
     return;
@@ -297,12 +297,12 @@ void Agent::follow_pause() {
   for (int slot = 0; slot < processes_.num_slots(); ++slot)
     if (processes_[slot].runs) guardian_.signal(slot, hold ? SIGSTOP : SIGCONT);
   if (!hold) watch_.resume(Clock::now());
-  if (layout_.num_nodes() > 1)
+  if (table_.num_nodes() > 1)
     say(hold ? "the job stands still, by Ctrl-Z on one of its hosts" : "the job goes on");
 }
 
 std::string Agent::name_of(const RankProcess& process) const {
-  return fmt::format("rank {} (pid {})", layout_.first_rank() + process.local_rank, process.pid);
+  return fmt::format("rank {} (pid {})", table_.first_rank() + process.local_rank, process.pid);
 }
 
 void Agent::watch_ranks() {
@@ -333,7 +333,7 @@ void Agent::handle(const RankWatch::Finding& finding) {
     fail(failure);
   } else if (finding.kind == Kind::goes_on) {
     say(name_of(process) + " goes on");
-  } else if (layout_.num_restarts < layout_.max_restarts) {
+  } else if (table_.num_restarts < table_.max_restarts) {
     Failure failure = failure_of(process, Failure::Kind::stopped);
     failure.signal = SIGSTOP;
     failure.exit_code = 128 + SIGSTOP;
@@ -344,7 +344,7 @@ void Agent::handle(const RankWatch::Finding& finding) {
   } else {
     say(fmt::format("{} is stopped, by SIGSTOP or a terminal: 'kill -CONT {}' on host {} lets it "
                     "go on",
-                    name_of(process), process.pid, layout_.here().host));
+                    name_of(process), process.pid, table_.here().host));
   }
 }
 
@@ -383,7 +383,7 @@ void Agent::find_first_failure() {
   if (cause_may_turn_up(first)) return;
   std::vector<int> well;
   for (const int rank : first.blame.ranks) {
-    const int local_rank = rank - layout_.first_rank();
+    const int local_rank = rank - table_.first_rank();
     if (local_rank >= 0 && processes_.ended_well(local_rank)) well.push_back(rank);
   }
   if (!well.empty())
@@ -407,7 +407,7 @@ bool Agent::cause_may_turn_up(const Failure& first) {
   bool blamed_are_left = first.blame.ranks.empty();
   for (const Failure& suspect : suspects_)
     for (const int rank : suspect.blame.ranks) {
-      const int local_rank = rank - layout_.first_rank();
+      const int local_rank = rank - table_.first_rank();
       const bool here = local_rank >= 0 && local_rank < processes_.num_ranks();
       blamed_are_left |= !here || processes_.of_rank(local_rank) != nullptr;
     }

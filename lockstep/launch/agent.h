@@ -36,7 +36,7 @@ class Agent {
   };
 
   // Replaces the object in `peers` by its successor, where it has one.
-  Agent(const Layout& layout, Guardian& guardian, std::unique_ptr<Peers>& peers,
+  Agent(const RankTable& table, Guardian& guardian, std::unique_ptr<Peers>& peers,
         RankProcesses& processes, std::array<Sink*, 2> sinks, int signals,
         const ProgressPage& progress, Options options);
 
@@ -105,7 +105,7 @@ class Agent {
   bool streams_open() const;
   bool finished() const;
 
-  const Layout& layout_;
+  const RankTable& table_;
   Guardian& guardian_;
   std::unique_ptr<Peers>& peers_;
   RankProcesses& processes_;

@@ -26,7 +26,7 @@ const char* Agent::ending_the_others(const Failure& failure) const {
   const bool all_stay = processes_.count_ranks([&](const RankProcess& one) {
     return is_other(one) && !one.stays;
   }) == 0;
-  return all_stay && layout_.num_restarts < layout_.max_restarts ? "" : "; ending the others";
+  return all_stay && table_.num_restarts < table_.max_restarts ? "" : "; ending the others";
 }
 
 // Whether it is known that there will be a next generation.

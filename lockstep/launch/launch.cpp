@@ -110,9 +110,9 @@ class Launch {
 
  private:
   std::unique_ptr<Peers> meet();
-  std::optional<Layout> next_layout();
-  void run_generation(const Layout& layout);
-  void say_how_it_begins(const Layout& layout, const RankProcesses::Begun& begun);
+  std::optional<RankTable> next_table();
+  void run_generation(const RankTable& table);
+  void say_how_it_begins(const RankTable& table, const RankProcesses::Begun& begun);
   RankEnvironmentOptions environment_options() const;
   void report();
 
@@ -135,7 +135,7 @@ class Launch {
   Sink& error_{same_file(STDOUT_FILENO, STDERR_FILENO) ? output_ : own_error_};
   RankProcesses processes_;
   std::unique_ptr<Peers> peers_;
-  Layout last_;  // the layout of the generation that runs, or ran last
+  RankTable last_;  // the table of the generation that runs, or ran last
   bool guardian_lost_ = false;
 };
 
@@ -181,8 +181,8 @@ std::unique_ptr<Peers> Launch::meet() {
 
 int Launch::run() {
   peers_ = meet();
-  while (auto layout = next_layout()) {
-    last_ = std::move(*layout);
+  while (auto table = next_table()) {
+    last_ = std::move(*table);
     run_generation(last_);
     if (guardian_lost_ || !peers_->decision()) break;
     report();
@@ -204,13 +204,13 @@ int Launch::run() {
   return lost(output_) || lost(error_) ? 1 : 0;
 }
 
-// Waits for the next layout; nothing where the job ends instead.
-std::optional<Layout> Launch::next_layout() {
+// Waits for the next table; nothing where the job ends instead.
+std::optional<RankTable> Launch::next_table() {
   std::optional<Deadline> leave_by;
   while (true) {
     peers_->attend();
     if (auto successor = peers_->successor()) peers_ = std::move(successor);
-    if (auto layout = peers_->next_layout()) return layout;
+    if (auto table = peers_->next_table()) return table;
     const auto& decision = peers_->decision();
     if (decision && decision->action == Decision::Action::end) return std::nullopt;
     if (leave_by && leave_by->passed()) return std::nullopt;
@@ -248,30 +248,30 @@ RankEnvironmentOptions Launch::environment_options() const {
           .threads = threads_};
 }
 
-void Launch::say_how_it_begins(const Layout& layout, const RankProcesses::Begun& begun) {
-  if (layout.generation == 0) return;
+void Launch::say_how_it_begins(const RankTable& table, const RankProcesses::Begun& begun) {
+  if (table.generation == 0) return;
   std::string text =
       fmt::format("lockstep: generation {} starts: {} ranks on {} node{}, {} of {} restarts used",
-                  layout.generation, layout.world_size(), layout.num_nodes(),
-                  layout.num_nodes() == 1 ? "" : "s", layout.num_restarts, layout.max_restarts);
+                  table.generation, table.world_size(), table.num_nodes(),
+                  table.num_nodes() == 1 ? "" : "s", table.num_restarts, table.max_restarts);
   if (begun.stayed > 0) text += fmt::format("; {} stayed on this host", begun.stayed);
   if (begun.spares > 0)
     text += fmt::format("; {} spare{} in", begun.spares, begun.spares == 1 ? " steps" : "s step");
   error_.append(text + "\n");
 }
 
-void Launch::run_generation(const Layout& layout) {
+void Launch::run_generation(const RankTable& table) {
   const std::array<Sink*, 2> sinks = {&output_, &error_};
-  if (!logs_.empty()) attempt_ = logs_ / fmt::format("attempt_{}", layout.generation);
-  flight_.begin(layout.generation);
+  if (!logs_.empty()) attempt_ = logs_ / fmt::format("attempt_{}", table.generation);
+  flight_.begin(table.generation);
   const ReportOnSignal report_on_signal(flight_.path());
   progress_.clear();
   const RankProcesses::Generation generation{
-      .layout = layout, .logs = attempt_, .environment = [&](int local_rank) {
-        return rank_environment(layout, local_rank, environment_options());
+      .table = table, .logs = attempt_, .environment = [&](int local_rank) {
+        return rank_environment(table, local_rank, environment_options());
       }};
-  say_how_it_begins(layout, processes_.begin(generation));
-  Agent agent(layout, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
+  say_how_it_begins(table, processes_.begin(generation));
+  Agent agent(table, guardian_, peers_, processes_, sinks, signal_fd_.get(), progress_,
               {.grace = options_.grace,
                .interrupt_grace = interrupt_grace(options_),
                .explained_exit_codes = options_.explained_exit_codes,

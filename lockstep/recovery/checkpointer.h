@@ -22,7 +22,6 @@
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensors.h>
 #include <lockstep/optim/optimizer.h>
-#include <lockstep/recovery/load_together.h>
 
 namespace lockstep {
 
@@ -111,6 +110,13 @@ class Checkpointer {
 
 // Throws what save() would, and writes nothing: for before a run computes what it could not save.
 void check_contents(const CheckpointContents& contents);
+
+struct LoadOptions {
+  // Prefixes of names ("model/") below which the checkpoint may have nothing that no rank wants.
+  std::vector<std::string> complete = {};
+  // Filled where the checkpoint has them, of this shape and type; otherwise left as they are.
+  std::vector<mesh::HeldTensor> where_there = {};
+};
 
 // Fills the tensors from a checkpoint of any layout, each rank its own, and gives the rest of what
 // was saved. Nothing is touched unless all of it fits on every rank. Every rank calls it.

@@ -9,15 +9,9 @@
 #include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/mesh/tensors.h>
+#include <lockstep/recovery/checkpointer.h>
 
 namespace lockstep {
-
-struct LoadOptions {
-  // Prefixes of names ("model/") below which the checkpoint may have nothing that no rank wants.
-  std::vector<std::string> complete = {};
-  // Filled where the checkpoint has them, of this shape and type; otherwise left as they are.
-  std::vector<mesh::HeldTensor> where_there = {};
-};
 
 // Runs what a rank does by itself. Where that throws on one, all throw the first of them: a
 // checkpoint::DamagedCheckpoint, or for anything else a UsageError.

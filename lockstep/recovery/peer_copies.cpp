@@ -13,6 +13,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/checkpoint/held_tensors.h>
 #include <lockstep/comm/open_groups.h>
+#include <lockstep/recovery/load_together.h>
 #include <lockstep/recovery/snapshot.h>
 
 namespace lockstep {

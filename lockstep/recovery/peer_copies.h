@@ -18,7 +18,6 @@
 #include <lockstep/checkpoint/format/manifest.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/recovery/checkpointer.h>
-#include <lockstep/recovery/load_together.h>
 
 namespace lockstep {
 

@@ -16,6 +16,18 @@
 //     return output.argmax(1).eq(target).sum();
 //   });
 //   const auto result = trainer.fit(training_set, validation_set);
+//
+// FSDPTrainer does the same for a model that is cut among the ranks, in one line:
+//
+//   lockstep::FSDPTrainer trainer([] { return MyNet(); }, torch::nn::MSELoss(), {.epochs = 10});
+//
+// and in bf16, with the optimizer's state in the host's memory:
+//
+//   lockstep::FSDPTrainer trainer(
+//       [] { return MyNet(); }, torch::nn::MSELoss(), {.epochs = 10},
+//       {.sharding_strategy = lockstep::ShardingStrategy::FULL_SHARD,
+//        .fsdp = {.mixed_precision = {.param_dtype = at::kBFloat16},
+//                 .cpu_offload = {.offload_optimizer = true}}});
 #pragma once
 
 #include <functional>
@@ -24,12 +36,25 @@
 #include <type_traits>
 #include <utility>
 
+#include <lockstep/base/error.h>
 #include <lockstep/data/torch_dataset.h>
 #include <lockstep/distributed/any_model.h>
+#include <lockstep/distributed/distributed.h>
 #include <lockstep/train/model_task.h>
-#include <lockstep/train/trainer.h>
+#include <lockstep/train/options.h>
 
 namespace lockstep {
+
+namespace train {
+
+// Trains a task as the options say; `validation` may be null. Every rank calls it, with the same
+// arguments. DistributedTrainer makes the task of a model and a loss.
+TrainingResult run_training(DistributedManager dist, std::shared_ptr<Task> task,
+                            std::shared_ptr<const data::Dataset> training,
+                            std::shared_ptr<const data::Dataset> validation,
+                            TrainerOptions options);
+
+}  // namespace train
 
 using train::LearningRateScaling;
 using train::LossReduction;
@@ -46,8 +71,9 @@ using train::TrainingResult;
 // becomes the mean over the batch of all ranks. Datasets: a dataset of torch::data that gives an
 // input and a target, or a shared_ptr<const data::Dataset>.
 //
-// Ownership: shares the model and the job. Threading: one thread. Options and failures are those of
-// train::Trainer.
+// Ownership: shares the model and the job. Threading: one thread. Failure: UsageError before the
+// first step if something cannot work; train::TrainingStopped; the errors of checkpoints and
+// communication.
 template <typename Model>
 class DistributedTrainer {
   using Shared = decltype(internal::share_model(std::declval<Model>()));
@@ -114,7 +140,7 @@ class DistributedTrainer {
   }
 
   TrainingResult run(Dataset training, Dataset validation) {
-    return train::Trainer(dist_, task_, std::move(training), std::move(validation), options_).run();
+    return train::run_training(dist_, task_, std::move(training), std::move(validation), options_);
   }
 
   DistributedManager dist_;
@@ -122,11 +148,44 @@ class DistributedTrainer {
   std::shared_ptr<Task> task_;
 };
 
+// A DistributedTrainer of a job with ParallelMode::FSDP, which it joins by itself or is given.
+template <typename Model>
+class FSDPTrainer : public DistributedTrainer<Model> {
+ public:
+  // Whatever mode the config has, it is FSDP's.
+  template <typename Loss>
+  FSDPTrainer(Model model, Loss loss, TrainerOptions options, DistributedConfig config = {},
+              LossReduction reduction = LossReduction::mean)
+      : DistributedTrainer<Model>(join(std::move(config)), std::move(model), std::move(loss),
+                                  std::move(options), reduction) {}
+
+  // UsageError where the job is not one of FSDP.
+  template <typename Loss>
+  FSDPTrainer(DistributedManager dist, Model model, Loss loss, TrainerOptions options,
+              LossReduction reduction = LossReduction::mean)
+      : DistributedTrainer<Model>(checked(std::move(dist)), std::move(model), std::move(loss),
+                                  std::move(options), reduction) {}
+
+ private:
+  static DistributedManager join(DistributedConfig config) {
+    config.mode = ParallelMode::FSDP;
+    return setup_distributed(config);
+  }
+
+  static DistributedManager checked(DistributedManager dist) {
+    if (dist.config().mode != ParallelMode::FSDP)
+      throw UsageError("an FSDPTrainer was given a job of DDP, whose ranks hold the whole model: "
+                       "set it up with ParallelMode::FSDP, or take a DistributedTrainer");
+    return dist;
+  }
+};
+
 }  // namespace lockstep
 
 namespace lockstep::names {
 
 using lockstep::DistributedTrainer;
+using lockstep::FSDPTrainer;
 using lockstep::LearningRateScaling;
 using lockstep::LossReduction;
 using lockstep::TrainerOptions;

@@ -87,19 +87,19 @@ void load_weights(models::LanguageModel& model, const std::filesystem::path& fol
 
 LanguageModelPipeline::LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
                                              const std::shared_ptr<comm::Communicator>& group,
-                                             const PipelinePlan& plan,
+                                             const RunPipeline& pipeline,
                                              LanguageModelPipelineOptions options)
     : model_(std::move(model)), options_(std::move(options)) {
   std::vector<mesh::Interval> mine;
-  for (std::size_t stage = 0; stage < plan.layers.size(); ++stage) {
-    if (plan.schedule.rank_of_stage[stage] != group->rank()) continue;
-    mine.push_back(plan.layers[stage]);
+  for (std::size_t stage = 0; stage < pipeline.layers.size(); ++stage) {
+    if (pipeline.schedule.rank_of_stage[stage] != group->rank()) continue;
+    mine.push_back(pipeline.layers[stage]);
     layers_[static_cast<int>(stage)] = mine.back();
   }
   model_->keep_layers(mine);
   model_->to(options_.device);
-  training_ = make(plan.schedule, group);
-  evaluation_ = make(pipeline::one_micro_batch(plan.schedule.rank_of_stage), group);
+  training_ = make(pipeline.schedule, group);
+  evaluation_ = make(pipeline::one_micro_batch(pipeline.schedule.rank_of_stage), group);
 }
 
 std::unique_ptr<pipeline::Pipeline> LanguageModelPipeline::make(

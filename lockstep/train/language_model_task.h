@@ -38,10 +38,10 @@ struct LanguageModelPipelineOptions {
 class LanguageModelPipeline : public PipelinePasses {
  public:
   LanguageModelPipeline(std::shared_ptr<models::LanguageModel> model,
-                        const std::shared_ptr<comm::Communicator>& group, const PipelinePlan& plan,
-                        LanguageModelPipelineOptions options = {});
+                        const std::shared_ptr<comm::Communicator>& group,
+                        const RunPipeline& pipeline, LanguageModelPipelineOptions options = {});
 
-  // Takes at most as many batches as the plan has micro-batches, each of at most `micro_batch`
+  // Takes at most as many batches as the pipeline has micro-batches, each of at most `micro_batch`
   // samples.
   double run(std::int64_t step, const std::vector<data::Batch>& batches,
              const GradientScale& scale = {}) override;

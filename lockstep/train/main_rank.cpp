@@ -3,7 +3,7 @@
 #include <exception>
 
 #include <lockstep/base/error.h>
-#include <lockstep/train/stop_request.h>
+#include <lockstep/train/options.h>
 
 namespace lockstep::train {
 

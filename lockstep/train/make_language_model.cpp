@@ -30,9 +30,9 @@ namespace {
 
 // All ranks use the main rank's times: with times of their own they would cut different stages.
 std::vector<double> main_ranks_layer_times(models::LanguageModel& model, const TrainConfig& config,
-                                           const RunPlan& plan, const DistributedManager& dist) {
+                                           const ResolvedRun& run, const DistributedManager& dist) {
   std::vector<double> seconds = seconds_of_layers(
-      model, plan.batch.micro, config.data.sequence_length, autocast_of(config, dist.device()));
+      model, run.batch.micro, config.data.sequence_length, autocast_of(config, dist.device()));
   if (!dist.is_main()) std::ranges::fill(seconds, 0.0);
   return dist.sum(std::move(seconds));
 }
@@ -44,35 +44,34 @@ models::ModelAxes axes_of(const ParallelSection& parallel, DistributedManager& d
     axes.tensor =
         std::make_shared<nn::TensorAxis>(dist.mesh().axis("tp"), dist.config().between_layers);
   if (parallel.context > 1) axes.context = dist.mesh().axis("cp");
-  if (parallel.context_algorithm == ContextExchange::all_to_all)
-    axes.context_algorithm = nn::ContextAlgorithm::all_to_all;
+  axes.context_algorithm = parallel.context_algorithm;
   return axes;
 }
 
 SpreadLanguageModel spread_model(
     const std::function<std::shared_ptr<models::LanguageModel>()>& make, const TrainConfig& config,
-    const RunPlan& plan, DistributedManager& dist,
+    const ResolvedRun& run, DistributedManager& dist,
     std::function<void(const pipeline::Timeline&)> on_timeline) {
   const ParallelSection& parallel = config.parallel;
   deferred::Construction construction;
   SpreadLanguageModel made{.model = construction.construct(make), .pipeline = nullptr};
   const auto& model = made.model;
-  const bool is_timed = plan.pipeline && parallel.balance == StageBalance::time;
+  const bool is_timed = run.pipeline && parallel.balance == StageBalance::time;
   if (is_timed) {
     // Layers are timed before they are given to stages, so every rank makes all of them.
     construction.keep(model->parameters());
     model->to(dist.device());
   }
   model->spread(axes_of(parallel, dist));
-  if (plan.pipeline) {
-    PipelinePlan stages = *plan.pipeline;
+  if (run.pipeline) {
+    RunPipeline stages = *run.pipeline;
     if (is_timed)
-      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, plan, dist),
+      stages.layers = balanced_layers(main_ranks_layer_times(*model, config, run, dist),
                                       stages.schedule.num_stages());
     made.pipeline = std::make_unique<LanguageModelPipeline>(
         model, dist.mesh().axis("pp"), stages,
         LanguageModelPipelineOptions{.device = dist.device(),
-                                     .micro_batch = plan.batch.micro,
+                                     .micro_batch = run.batch.micro,
                                      .sequence_length = config.data.sequence_length,
                                      .autocast = autocast_of(config, dist.device()),
                                      .timeline_step = parallel.timeline_step,
@@ -87,9 +86,9 @@ SpreadLanguageModel spread_model(
 }  // namespace
 
 SpreadLanguageModel make_language_model(
-    const TrainConfig& config, const RunPlan& plan, DistributedManager& dist,
+    const TrainConfig& config, const ResolvedRun& run, DistributedManager& dist,
     std::function<void(const pipeline::Timeline&)> on_timeline) {
-  const models::ModelConfig& sizes = plan.model;
+  const models::ModelConfig& sizes = run.model;
   const auto make = [&] {
     const auto model = models::make_model(sizes, static_cast<std::uint64_t>(config.seed));
     if (config.recomputed_blocks > 0)
@@ -98,7 +97,7 @@ SpreadLanguageModel make_language_model(
   };
   SpreadLanguageModel made;
   if (config.parallel.ranks_together() > 1)
-    made = spread_model(make, config, plan, dist, std::move(on_timeline));
+    made = spread_model(make, config, run, dist, std::move(on_timeline));
   else
     made.model = takes_units(dist.config()) ? dist.build_model(make) : dist.wrap_model(make());
   if (config.model.from.empty()) return made;

@@ -25,7 +25,7 @@ struct SpreadLanguageModel {
 // Every rank calls it. If strategies, a tensor axis or a pipeline cut the model, no rank ever holds
 // all of it: initial values are computed for one parameter, or one unit of parameters, at a time.
 // `on_timeline` is that of LanguageModelPipelineOptions.
-SpreadLanguageModel make_language_model(const TrainConfig& config, const RunPlan& plan,
+SpreadLanguageModel make_language_model(const TrainConfig& config, const ResolvedRun& run,
                                         DistributedManager& dist,
                                         std::function<void(const pipeline::Timeline&)> on_timeline);
 

@@ -1,4 +1,4 @@
-// The options of a trainer.
+// The options of a trainer, and the result of a run.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <lockstep/base/error.h>
 #include <lockstep/observe/loss_curve.h>
+#include <lockstep/observe/metrics.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/parameter_group.h>
 #include <lockstep/optim/schedules/loss_scale.h>
@@ -111,6 +113,36 @@ struct TrainerOptions {
   std::string title = {};                                            // title of the loss curve
   std::optional<observe::LossCurve::Reference> reference_loss = {};  // a line in it
   std::string config = {};  // kept as config.json and in checkpoints, for people to read
+};
+
+// The result of a run.
+struct TrainingResult {
+  enum class End {
+    finished,
+    interrupted,  // by a signal; the run can be resumed
+    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
+  };
+
+  End end = End::finished;
+  int signal = 0;  // the signal that interrupted the run, on any rank
+  std::int64_t step = 0;
+  std::int64_t resumed_after = 0;         // the step from which the run went on; 0 if it began
+  double loss = 0;                        // loss of the last step
+  std::optional<double> validation_loss;  // at the end
+  std::vector<observe::Metric> validation_metrics;
+  double units_per_second = 0;       // tokens or samples, over the whole run
+  std::int64_t skipped_steps = 0;    // of the whole run, including the part before it was resumed
+  std::filesystem::path checkpoint;  // the last one; empty if none was written
+  // The errno with which the main rank could not write its progress: EPIPE if nobody reads it any
+  // more, 0 if nothing was lost.
+  int output_error = 0;
+};
+
+// Every rank gives up the run at the same point, for a reason that only its user can mend. It is
+// enough if one rank prints it.
+class TrainingStopped : public Error {
+ public:
+  using Error::Error;
 };
 
 // Throws UsageError if a number makes no sense. The loader, the optimizer and the schedule check

@@ -5,16 +5,7 @@
 #include <array>
 #include <csignal>
 
-#include <lockstep/base/error.h>
-
 namespace lockstep::train {
-
-// Every rank gives up the run at the same point, for a reason that only its user can mend. It is
-// enough if one rank prints it.
-class TrainingStopped : public Error {
- public:
-  using Error::Error;
-};
 
 // While a StopRequest lives, the first SIGINT, SIGTERM or SIGHUP only sets a flag; a second signal,
 // of any of these kinds, ends the process at once. A SIGHUP that was ignored before (nohup) stays

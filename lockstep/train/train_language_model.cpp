@@ -40,6 +40,7 @@
 #include <lockstep/train/run_folder.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/threads.h>
+#include <lockstep/train/trainer.h>
 
 namespace lockstep::train {
 
@@ -48,12 +49,12 @@ std::filesystem::path timeline_file(const TrainConfig& config) {
 }
 
 bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config,
-                   const PipelinePlan& plan) {
+                   const RunPipeline& run) {
   const std::string title =
-      fmt::format("{}, measured in step {}", plan.schedule.name, config.parallel.timeline_step);
+      fmt::format("{}, measured in step {}", run.schedule.name, config.parallel.timeline_step);
   const std::string subtitle =
-      fmt::format("{} ranks, {} stages, {} micro-batches", plan.schedule.num_ranks(),
-                  plan.schedule.num_stages(), plan.schedule.num_micro_batches);
+      fmt::format("{} ranks, {} stages, {} micro-batches", run.schedule.num_ranks(),
+                  run.schedule.num_stages(), run.schedule.num_micro_batches);
   try {
     write_durably(
         timeline_file(config),
@@ -105,13 +106,12 @@ void check_same_config(const TrainConfig& config, const RankMessages& ranks) {
   check_told_the_same(lines, ranks);
 }
 
-void check_same_files(const RunPlan& plan, const RankMessages& ranks) {
+void check_same_files(const ResolvedRun& run, const RankMessages& ranks) {
   std::vector<std::string> lines;
-  add_lines(models::to_hugging_face(plan.model), "the model's ", lines);
-  if (plan.pipeline)
-    add_lines(pipeline::to_text(plan.pipeline->schedule), "the schedule's ", lines);
-  lines.push_back(text_of("training", plan.training.stream()));
-  if (plan.validation) lines.push_back(text_of("validation", plan.validation->stream()));
+  add_lines(models::to_hugging_face(run.model), "the model's ", lines);
+  if (run.pipeline) add_lines(pipeline::to_text(run.pipeline->schedule), "the schedule's ", lines);
+  lines.push_back(text_of("training", run.training.stream()));
+  if (run.validation) lines.push_back(text_of("validation", run.validation->stream()));
   check_told_the_same(lines, ranks);
 }
 
@@ -151,19 +151,19 @@ DistributedConfig distributed_config(const TrainConfig& config) {
   return result;
 }
 
-TrainerOptions trainer_options(const TrainConfig& config, const RunPlan& plan) {
+TrainerOptions trainer_options(const TrainConfig& config, const ResolvedRun& run) {
   TrainerOptions options;
   options.max_steps = config.max_steps;
   options.epochs = config.epochs;
-  options.batch_size = plan.most_micro;
-  options.samples_per_step = plan.batch.global;
+  options.batch_size = run.most_micro;
+  options.samples_per_step = run.batch.global;
   options.drop_last = config.dataloader_drop_last;
   options.num_workers = static_cast<int>(config.data.num_workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.optimizer = config.optimizer.options;
   options.learning_rate = config.optimizer.lr;
   options.weight_decay = config.optimizer.weight_decay;
-  options.schedule = plan.schedule;
+  options.schedule = run.schedule;
   options.gradient_clipping = config.gradient_clipping;
   options.on_non_finite = config.on_non_finite_loss;
   // In a run of many epochs, an interval that is never reached means "only at the end".
@@ -314,8 +314,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   Speaker say(dist, output_fd);
   const RankMessages ranks(dist.world());
   check_same_config(config, ranks);
-  const RunPlan plan = plan_run(config, dist.world_size(), begun_batch_of_job(config, dist));
-  check_same_files(plan, ranks);
+  const ResolvedRun run = resolve_run(config, dist.world_size(), begun_batch_of_job(config, dist));
+  check_same_files(run, ranks);
   // Copies in the ranks' memory are of this very run; no checkpoint needs to be whole then.
   const bool in_memory =
       config.checkpoint.memory_interval > 0 && peer_copies->newest_step(ranks).has_value();
@@ -323,67 +323,64 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
   std::string memory_note;
   on_main_rank(dist, [&] {
     // The files are checked only by ranks that load them.
-    if (!in_memory) changed = check_resume(config, plan, this_generation());
+    if (!in_memory) changed = check_resume(config, run, this_generation());
     // The estimate has no formula for the memory of model parallelism.
     if (config.parallel.ranks_together() > 1) return std::string();
-    MemoryPlan memory(config, plan.model,
-                      dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);
-    memory_note =
-        judge_memory(memory,
-                     memory.configured(dist.world_size(),
-                                       read_launch_environment().local_world_size, plan.begun),
-                     memory_there(dist));
+    RunMemory memory(config, run.model,
+                     dist.device().is_cpu() ? plan::Device::cpu : plan::Device::gpu);
+    memory_note = judge_memory(
+        memory,
+        memory.configured(dist.world_size(), read_launch_environment().local_world_size, run.begun),
+        memory_there(dist));
     return std::string();
   });
 
   pipeline::Timeline timeline;
   bool drawn = false;
-  SpreadLanguageModel made = make_language_model(config, plan, dist, [&](const auto& measured) {
+  SpreadLanguageModel made = make_language_model(config, run, dist, [&](const auto& measured) {
     timeline = measured;
-    if (dist.is_main()) drawn = draw_timeline(timeline, config, *plan.pipeline);
+    if (dist.is_main()) drawn = draw_timeline(timeline, config, *run.pipeline);
   });
   const std::string what = fmt::format(
-      "{}, {} parameters, {} rank{}{} on {}", models::family_named(plan.model.family).title,
-      count_text(static_cast<double>(models::num_parameters(plan.model))), dist.world_size(),
+      "{}, {} parameters, {} rank{}{} on {}", models::family_named(run.model.family).title,
+      count_text(static_cast<double>(models::num_parameters(run.model))), dist.world_size(),
       dist.world_size() == 1 ? "" : "s", layout_text(config), dist.device_manager().name());
   say("{}, {} thread{} each", what, at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
-  say("{}; a vocabulary of {} tokens", data_text(plan.training.stream()), plan.model.vocab_size);
+  say("{}; a vocabulary of {} tokens", data_text(run.training.stream()), run.model.vocab_size);
   say("{} sequences of {} tokens to train on, {} to validate; {} steps of {} sequences",
-      plan.training.size(), config.data.sequence_length,
-      plan.validation ? plan.validation->size() : 0, plan.total_steps,
-      std::min(plan.batch.global, plan.training.size()));
+      run.training.size(), config.data.sequence_length, run.validation ? run.validation->size() : 0,
+      run.total_steps, std::min(run.batch.global, run.training.size()));
   if (dist.world_size() > 1) say("{}", comm::describe(*dist.world()));
   if (const std::string note =
-          batch_note(plan.batch, dist.data_size(), plan.begun, config.parallel.ranks_together());
+          batch_note(run.batch, dist.data_size(), run.begun, config.parallel.ranks_together());
       !note.empty())
     say("{}", note);
   if (dist.device().is_cpu())
     for (const std::string& line : said_of_cpus(config)) say("{}", line);
   if (!memory_note.empty()) say("{}", memory_note);
-  if (plan.pipeline)
-    if (const std::string note = idle_note(*plan.pipeline); !note.empty()) say("{}", note);
+  if (run.pipeline)
+    if (const std::string note = idle_note(*run.pipeline); !note.empty()) say("{}", note);
   if (!changed.empty()) say("other than in the checkpoint: {}", fmt::join(changed, "; "));
 
-  TrainerOptions options = trainer_options(config, plan);
-  options.flops_per_unit =
-      models::training_flops_per_token(plan.model, config.data.sequence_length);
+  TrainerOptions options = trainer_options(config, run);
+  options.flops_per_unit = models::training_flops_per_token(run.model, config.data.sequence_length);
   set_precision(config, dist.device(), options);
   options.peer_copies = std::move(peer_copies);
   options.progress_fd = output_fd;
   options.title = what;
   double entropy = 0;
   if (dist.is_main()) {
-    entropy = unigram_entropy(plan.training.stream());
+    entropy = unigram_entropy(run.training.stream());
     options.reference_loss = {.label = "unigram entropy", .value = entropy};
   }
   std::shared_ptr<const data::Dataset> validation;
-  if (plan.validation) validation = std::make_shared<data::TokenDataset>(*plan.validation);
+  if (run.validation) validation = std::make_shared<data::TokenDataset>(*run.validation);
   std::map<std::string, std::string> about_data;
-  if (dist.is_main()) about_data[kDataFile] = to_text(digest(plan.training.stream()));
+  if (dist.is_main()) about_data[kDataFile] = to_text(digest(run.training.stream()));
   Trainer trainer(dist,
                   std::make_shared<LanguageModelTask>(made.model, std::move(about_data),
                                                       std::move(made.pipeline)),
-                  std::make_shared<data::TokenDataset>(plan.training), validation, options);
+                  std::make_shared<data::TokenDataset>(run.training), validation, options);
   TrainingResult result = trainer.run();
   if (result.end == TrainingResult::End::left) {
     say("left off after step {}, to go on with all nodes", result.step);

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include <lockstep/train/config/config.h>
-#include <lockstep/train/trainer.h>
+#include <lockstep/train/options.h>
 
 namespace lockstep::train {
 

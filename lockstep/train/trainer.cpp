@@ -15,6 +15,7 @@
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/keep_going.h>
+#include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/preflight/run_start.h>
@@ -467,5 +468,14 @@ void Trainer::validate() {
 }
 
 bool Trainer::agree_to_stop(bool wanted) const { return dist_.sum(wanted ? 1 : 0) > 0; }
+
+TrainingResult run_training(DistributedManager dist, std::shared_ptr<Task> task,
+                            std::shared_ptr<const data::Dataset> training,
+                            std::shared_ptr<const data::Dataset> validation,
+                            TrainerOptions options) {
+  return Trainer(std::move(dist), std::move(task), std::move(training), std::move(validation),
+                 std::move(options))
+      .run();
+}
 
 }  // namespace lockstep::train

@@ -27,29 +27,6 @@
 
 namespace lockstep::train {
 
-// The result of a run.
-struct TrainingResult {
-  enum class End {
-    finished,
-    interrupted,  // by a signal; the run can be resumed
-    left,  // nodes have come (keep_going.h): the run goes on with them in the next generation
-  };
-
-  End end = End::finished;
-  int signal = 0;  // the signal that interrupted the run, on any rank
-  std::int64_t step = 0;
-  std::int64_t resumed_after = 0;         // the step from which the run went on; 0 if it began
-  double loss = 0;                        // loss of the last step
-  std::optional<double> validation_loss;  // at the end
-  std::vector<observe::Metric> validation_metrics;
-  double units_per_second = 0;       // tokens or samples, over the whole run
-  std::int64_t skipped_steps = 0;    // of the whole run, including the part before it was resumed
-  std::filesystem::path checkpoint;  // the last one; empty if none was written
-  // The errno with which the main rank could not write its progress: EPIPE if nobody reads it any
-  // more, 0 if nothing was lost.
-  int output_error = 0;
-};
-
 // Every rank makes one, with the same arguments, and calls run() once.
 //
 // A step's batch has the same samples for every number of ranks and of accumulated passes that give

@@ -116,6 +116,14 @@ TEST_F(Rules, APartOfTheProgramMayHaveARowOfItsOwn) {
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("cli may not include cli/torch")));
 }
 
+TEST_F(Rules, TheUmbrellaIsForProgramsOutside) {
+  write("lockstep/lockstep.h", "#include <lockstep/comm/tcp/link.h>\n");
+  EXPECT_THAT(violations(root_), IsEmpty());
+  write("cli/main.cpp", "#include <lockstep/lockstep.h>\n");
+  EXPECT_THAT(violations(root_),
+              ElementsAre(HasSubstr("cli/main.cpp:1: includes lockstep/lockstep.h")));
+}
+
 TEST_F(Rules, ARelativeIncludeWouldHideAnArrow) {
   write("lockstep/base/error.h", "#include \"../comm/types/call.h\"\n");
   EXPECT_THAT(violations(root_), ElementsAre(HasSubstr("write it as <lockstep/")));

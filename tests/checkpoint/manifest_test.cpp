@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/base/version.h>
 #include <lockstep/checkpoint/format/manifest.h>
 
 #include "../base/errors.h"
@@ -47,6 +48,11 @@ std::string error_with(const std::string& from, const std::string& to) {
 TEST(Manifest, ComesBackAsItWas) {
   EXPECT_EQ(parse_manifest(to_text(example_manifest()), "it"), example_manifest());
   EXPECT_EQ(parse_manifest(to_text(Manifest()), "it"), Manifest());
+}
+
+TEST(Manifest, SaysWhichVersionWroteIt) {
+  EXPECT_THAT(to_text(Manifest()),
+              HasSubstr("\"written_by\": \"lockstep " + std::string(version()) + "\""));
 }
 
 TEST(Manifest, WhatMakesNoSenseIsRefusedByName) {

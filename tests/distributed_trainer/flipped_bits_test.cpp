@@ -15,6 +15,7 @@
 #include <lockstep/checkpoint/tensors.h>
 #include <lockstep/models/folders/hugging_face_folder.h>
 #include <lockstep/models/make_model.h>
+#include <lockstep/recovery/checkpointer.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_plan.h>
@@ -101,7 +102,7 @@ class FlippedBits : public ::testing::Test {
 
   // The checks of the launcher, and then of every rank.
   std::string resume_checked() const {
-    return fmt::format("{}", fmt::join(check_resume(config_, plan_run(config_, 1)), "\n"));
+    return fmt::format("{}", fmt::join(check_resume(config_, resolve_run(config_, 1)), "\n"));
   }
   std::string resumed() const {
     for (const mesh::HeldTensor& one : state_) spoil(one.values);

@@ -1,4 +1,4 @@
-#include <lockstep/train/fsdp_trainer.h>
+#include <lockstep/train/distributed_trainer.h>
 
 #include "line.h"
 #include "ranks.h"

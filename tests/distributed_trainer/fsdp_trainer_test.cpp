@@ -1,4 +1,4 @@
-#include <lockstep/train/fsdp_trainer.h>
+#include <lockstep/train/distributed_trainer.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,6 +9,7 @@
 #include <lockstep/train/distributed_trainer.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
+#include <lockstep/train/trainer.h>
 
 #include "../base/errors.h"
 #include "../base/files.h"

@@ -66,7 +66,7 @@ Passes in_stages(const std::shared_ptr<comm::Communicator>& group,
                  std::optional<at::ScalarType> cast_to,
                  const std::vector<data::Batch>& batches = full_step()) {
   const auto model = models::make_model(tiny_model(), 5);
-  const train::PipelinePlan plan = {
+  const train::RunPipeline plan = {
       .schedule = pipeline::make_schedule(pipeline::ScheduleKind::one_forward_one_backward,
                                           {.num_ranks = 2, .num_micro_batches = 2}),
       .layers = {{0, 2}, {2, 4}}};

@@ -29,7 +29,7 @@ void run(std::span<const std::byte> input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   if (text.find('\n') != std::string::npos) return;  // no word can contain it
   read<launch::Introduction>(text);
-  read<launch::Layout>(text);
+  read<launch::RankTable>(text);
   read<launch::Decision>(text);
 }
 

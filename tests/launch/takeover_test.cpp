@@ -16,11 +16,11 @@ class Takeover : public ::testing::Test {
  protected:
   Takeover() { leader_.announce_ready(); }
 
-  static Layout last() {
-    Layout layout{.generation = 4, .num_restarts = 1, .max_restarts = 5};
-    layout.nodes = {{"a", 1, ""}, {"b", 1, ""}, {"c", 1, ""}};
-    layout.node_rank = 1;
-    return layout;
+  static RankTable last() {
+    RankTable table{.generation = 4, .num_restarts = 1, .max_restarts = 5};
+    table.nodes = {{"a", 1, ""}, {"b", 1, ""}, {"c", 1, ""}};
+    table.node_rank = 1;
+    return table;
   }
 
   // Connects as host c, of the same generation.
@@ -63,13 +63,13 @@ TEST_F(Takeover, IsOnlyWithThoseWhoConfirm) {
   Connection connection = survivor();
   ASSERT_TRUE(hears(connection, "confirm", milliseconds(20'000)));
   EXPECT_FALSE(hears(connection, "layout", milliseconds(500)));
-  EXPECT_FALSE(leader_.next_layout());
+  EXPECT_FALSE(leader_.next_table());
   connection.send("confirmed");
   EXPECT_TRUE(hears(connection, "layout", milliseconds(20'000)));
-  const auto layout = leader_.next_layout();
-  ASSERT_TRUE(layout);
-  EXPECT_EQ(layout->generation, 5);
-  EXPECT_EQ(layout->num_nodes(), 2);
+  const auto table = leader_.next_table();
+  ASSERT_TRUE(table);
+  EXPECT_EQ(table->generation, 5);
+  EXPECT_EQ(table->num_nodes(), 2);
 }
 
 TEST_F(Takeover, WhoLeavesBeforeConfirmingDoesNotCount) {
@@ -82,7 +82,7 @@ TEST_F(Takeover, WhoLeavesBeforeConfirmingDoesNotCount) {
     leader_.attend();
     return leader_.decision()->action == Decision::Action::end;
   }));
-  EXPECT_FALSE(leader_.next_layout());
+  EXPECT_FALSE(leader_.next_table());
 }
 
 }  // namespace

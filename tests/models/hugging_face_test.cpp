@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <lockstep/checkpoint/format/folder.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/writer.h>
 #include <lockstep/models/folders/hugging_face_folder.h>

@@ -8,6 +8,13 @@ endfunction()
 
 file(REMOVE_RECURSE ${work})
 run(${CMAKE_COMMAND} --install ${build} --prefix ${work}/prefix)
+# The program and the package are of one version.
+execute_process(COMMAND ${work}/prefix/bin/lockstep --version OUTPUT_VARIABLE said COMMAND_ERROR_IS_FATAL ANY)
+set(PACKAGE_FIND_VERSION 0)
+include(${work}/prefix/lib/cmake/Lockstep/LockstepConfigVersion.cmake)
+if(NOT said STREQUAL "lockstep ${PACKAGE_VERSION}\n")
+  message(FATAL_ERROR "the package is of version ${PACKAGE_VERSION}, and the program says ${said}")
+endif()
 # Nothing may come from the source tree or the user's package registry.
 run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator}
     -D CMAKE_CXX_COMPILER=${compiler} -D CMAKE_BUILD_TYPE=Release

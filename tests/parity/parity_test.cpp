@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 
 #include <tests/ranks/job.h>

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 #include <tests/base/files.h>
 #include <tests/launch/launched.h>

@@ -13,19 +13,19 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-PipelinePlan planned(const json& parallel, std::int64_t num_layers) {
+RunPipeline planned(const json& parallel, std::int64_t num_layers) {
   const TrainConfig config = config_with({{"/parallel", parallel}});
-  return plan_pipeline(config,
-                       {.family = "gpt2",
-                        .vocab_size = 256,
-                        .hidden_size = 64,
-                        .num_layers = num_layers,
-                        .num_heads = 4},
-                       /*num_micro_batches=*/4);
+  return resolve_pipeline(config,
+                          {.family = "gpt2",
+                           .vocab_size = 256,
+                           .hidden_size = 64,
+                           .num_layers = num_layers,
+                           .num_heads = 4},
+                          /*num_micro_batches=*/4);
 }
 
 // A user who follows the advice gets a run that works.
-TEST(PipelinePlan, OfMoreStagesThanLayersSaysWhatCanBeTakenInstead) {
+TEST(RunPipeline, OfMoreStagesThanLayersSaysWhatCanBeTakenInstead) {
   struct Case {
     json parallel;
     std::int64_t num_layers;
@@ -74,7 +74,7 @@ TEST(PipelinePlan, OfMoreStagesThanLayersSaysWhatCanBeTakenInstead) {
   }
 }
 
-TEST(PipelinePlan, OfOneLayerIsNone) {
+TEST(RunPipeline, OfOneLayerIsNone) {
   EXPECT_THAT(usage_error([] {
                 planned({{"pipeline", 2}, {"schedule", "gpipe"}}, 1);
               }),

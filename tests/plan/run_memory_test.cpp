@@ -27,8 +27,8 @@ TrainConfig config() {
   return config;
 }
 
-MemoryPlan plan_of(const TrainConfig& config, plan::Device device = plan::Device::cpu) {
-  return MemoryPlan(
+RunMemory plan_of(const TrainConfig& config, plan::Device device = plan::Device::cpu) {
+  return RunMemory(
       config,
       {.family = "gpt2", .vocab_size = 256, .hidden_size = 256, .num_layers = 8, .num_heads = 4},
       device);
@@ -48,7 +48,7 @@ TEST(RunMemory, FollowsTheConfig) {
   TrainConfig changed = config();
   const std::int64_t plain = plan_of(changed).estimate(plan_of(changed).configured(2)).peak;
   const auto peak = [&] {
-    MemoryPlan plan = plan_of(changed);
+    RunMemory plan = plan_of(changed);
     return plan.estimate(plan.configured(2)).peak;
   };
   changed.recomputed_blocks = 1;
@@ -70,7 +70,7 @@ TEST(RunMemory, FollowsTheConfig) {
 }
 
 TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
-  MemoryPlan plan = plan_of(config());
+  RunMemory plan = plan_of(config());
   EXPECT_EQ(plan.configured(1).micro_batch, 16);
   EXPECT_EQ(plan.configured(4).micro_batch, 4);
   EXPECT_LT(plan.estimate(plan.configured(4)).activations,
@@ -86,7 +86,7 @@ TEST(RunMemory, IsSmallerBatchesOnMoreRanks) {
 
 // Each suggested change makes the run fit, and without it the run would not fit.
 TEST(RunMemory, WaysToFit) {
-  MemoryPlan plan = plan_of(config());
+  RunMemory plan = plan_of(config());
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;
   EXPECT_THAT(
@@ -117,7 +117,7 @@ TEST(RunMemory, OffloadIsAWayToFit) {
   frugal.batch = {.global = {}, .micro = 1, .accumulation = 1};
   frugal.sharding.strategy = ShardingStrategy::FULL_SHARD;
   frugal.recomputed_blocks = 1;
-  MemoryPlan plan = plan_of(frugal, plan::Device::gpu);
+  RunMemory plan = plan_of(frugal, plan::Device::gpu);
   const auto choice = plan.configured(1);
   const std::int64_t peak = plan.estimate(choice).peak;
   EXPECT_THAT(plan.ways_to_fit(choice, {.bytes = peak - 1}),
@@ -138,7 +138,7 @@ TEST(RunMemory, OfTheHostIsJudgedWhereItIsUsed) {
   TrainConfig offloaded = config();
   offloaded.sharding = {.strategy = ShardingStrategy::FULL_SHARD,
                         .offload_optimizer = OffloadDevice::cpu};
-  MemoryPlan plan = plan_of(offloaded, plan::Device::gpu);
+  RunMemory plan = plan_of(offloaded, plan::Device::gpu);
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;
   const std::int64_t host = plan.estimate(choice).host();
@@ -156,7 +156,7 @@ TEST(RunMemory, HasTheCopiesOfWhatIsSaved) {
   TrainConfig saved = config();
   saved.checkpoint = {.interval = 0};
   const auto estimate = [&](plan::Device device, int num_ranks) {
-    MemoryPlan plan = plan_of(saved, device);
+    RunMemory plan = plan_of(saved, device);
     return plan.estimate(plan.configured(num_ranks));
   };
   const std::int64_t share = 12 * models::num_parameters(plan_of(saved).model()) / 4;
@@ -184,7 +184,7 @@ TEST(RunMemory, IsJudgedBeforeTraining) {
   TrainConfig unsaved = config();
   // a checkpoint would take more on a single rank than on each of two
   unsaved.checkpoint.interval = 0;
-  MemoryPlan plan = plan_of(unsaved);
+  RunMemory plan = plan_of(unsaved);
   const auto choice = plan.configured(2);
   const std::int64_t peak = plan.estimate(choice).peak;
   EXPECT_EQ(judge_memory(plan, choice, {.bytes = 2 * peak}), "");

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/recovery/checkpointer.h>
 
 #include <tests/base/files.h>

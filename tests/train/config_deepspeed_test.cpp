@@ -112,7 +112,7 @@ TEST(DeepSpeedKeys, name_axes_and_optimizers) {
                                           {"/zero_optimization", true}});
   EXPECT_EQ(config.parallel.tensor, 2);
   EXPECT_EQ(config.parallel.context, 4);
-  EXPECT_EQ(config.parallel.context_algorithm, ContextExchange::all_to_all);
+  EXPECT_EQ(config.parallel.context_algorithm, mesh::ContextAlgorithm::all_to_all);
   EXPECT_EQ(config.parallel.data, 3);
   EXPECT_EQ(config.optimizer.type, "AdamW");
   EXPECT_FALSE(config.optimizer.options.as<optim::AdamWOptions>()->bias_correction);

@@ -20,7 +20,7 @@ TEST(ParallelKeys, say_how_many_ranks_lie_along_each_axis) {
                                             {"sharding_strategy", "FULL_SHARD"}}}});
   EXPECT_EQ(config.parallel.ranks_together(), 30);
   EXPECT_EQ(config.parallel.schedule, pipeline::ScheduleKind::interleaved);
-  EXPECT_EQ(config.parallel.context_algorithm, ContextExchange::all_to_all);
+  EXPECT_EQ(config.parallel.context_algorithm, mesh::ContextAlgorithm::all_to_all);
   EXPECT_TRUE(config.parallel.sequence_parallel);
   EXPECT_EQ(config.sharding.strategy, ShardingStrategy::FULL_SHARD);
   const TrainConfig again = parse_config(to_json(config), {.name = "again.json"});

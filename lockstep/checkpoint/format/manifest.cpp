@@ -10,6 +10,7 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include <lockstep/base/version.h>
 #include <lockstep/checkpoint/safetensors/header.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/safetensors/strict_json.h>
@@ -294,11 +295,12 @@ std::string to_text(const Manifest& manifest) {
                                 json_text(name), file.bytes, file.head_bytes, file.hash.text()));
   std::vector<std::string> tensors;
   for (const auto& [name, tensor] : manifest.tensors) tensors.push_back(tensor_text(name, tensor));
-  const std::string body = fmt::format(
-      "{{\n \"format\": \"{}\",\n \"version\": {},\n \"state\": {},\n \"files\": {{\n{}\n }},\n"
-      " \"tensors\": {{\n{}\n }}",
-      kFormat, kVersion, to_text(manifest.state), fmt::join(files, ",\n"),
-      fmt::join(tensors, ",\n"));
+  const std::string body =
+      fmt::format("{{\n \"format\": \"{}\",\n \"version\": {},\n \"written_by\": \"lockstep "
+                  "{}\",\n \"state\": {},\n \"files\": {{\n{}\n }},\n"
+                  " \"tensors\": {{\n{}\n }}",
+                  kFormat, kVersion, lockstep::version(), to_text(manifest.state),
+                  fmt::join(files, ",\n"), fmt::join(tensors, ",\n"));
   return seal_manifest(body);
 }
 

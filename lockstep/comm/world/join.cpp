@@ -9,6 +9,7 @@
 #include <lockstep/base/log.h>
 #include <lockstep/comm/open_groups.h>
 #include <lockstep/comm/transport/wait_watch.h>
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/torchrun_store.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/launcher_line.h>

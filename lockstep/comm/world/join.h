@@ -8,7 +8,6 @@
 #include <c10/core/Device.h>
 
 #include <lockstep/comm/communicator.h>
-#include <lockstep/comm/world/backends.h>
 
 namespace lockstep::comm {
 

@@ -134,15 +134,15 @@ RankProcess* RankProcesses::take_spare(int local_rank) {
 // A process that has to be started is added to `starts`.
 void RankProcesses::find_process(int local_rank, const Generation& generation, Begun& begun,
                                  std::vector<RankStart>& starts) {
-  const Layout& layout = generation.layout;
-  const std::string prefix = line_prefix(layout.first_rank() + local_rank, layout.world_size(),
+  const RankTable& table = generation.table;
+  const std::string prefix = line_prefix(table.first_rank() + local_rank, table.world_size(),
                                          colour_ && sinks_[0]->terminal());
   RankProcess* process = of_rank(local_rank);
   int& kind = process != nullptr ? begun.stayed : begun.spares;
   if (process == nullptr && (process = take_spare(local_rank)) == nullptr) {
     starts.push_back(make(free_slot(), local_rank, generation.logs / std::to_string(local_rank),
                           prefix, generation.environment(local_rank)));
-    starts.back().reads_input = layout.first_rank() + local_rank == 0 && input_is_ours();
+    starts.back().reads_input = table.first_rank() + local_rank == 0 && input_is_ours();
     return;
   }
   for (RankStream& stream : process->streams) stream.set_prefix(prefix);

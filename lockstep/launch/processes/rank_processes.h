@@ -88,7 +88,7 @@ class RankProcesses {
 
   // Describes the generation that ranks are started for.
   struct Generation {
-    const Layout& layout;
+    const RankTable& table;
     std::filesystem::path logs;  // its folder, or empty
     std::function<std::vector<std::string>(int local_rank)> environment;
   };

@@ -139,28 +139,28 @@ std::vector<std::string> library_variables(const RankEnvironmentOptions& options
 
 }  // namespace
 
-std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
+std::vector<std::string> rank_environment(const RankTable& table, int local_rank,
                                           const RankEnvironmentOptions& options) {
   std::vector<std::string> all = library_variables(options);
-  const int rank = layout.first_rank() + local_rank;
+  const int rank = table.first_rank() + local_rank;
   set(all, "RANK", rank);
   set(all, "LOCAL_RANK", local_rank);
-  set(all, "WORLD_SIZE", layout.world_size());
-  set(all, "LOCAL_WORLD_SIZE", layout.num_local_ranks());
-  set(all, "GROUP_RANK", layout.node_rank);
-  set(all, "GROUP_WORLD_SIZE", layout.num_nodes());
+  set(all, "WORLD_SIZE", table.world_size());
+  set(all, "LOCAL_WORLD_SIZE", table.num_local_ranks());
+  set(all, "GROUP_RANK", table.node_rank);
+  set(all, "GROUP_WORLD_SIZE", table.num_nodes());
   set(all, "ROLE_RANK", rank);
-  set(all, "ROLE_WORLD_SIZE", layout.world_size());
+  set(all, "ROLE_WORLD_SIZE", table.world_size());
   set(all, "ROLE_NAME", options.role);
-  set(all, "MASTER_ADDR", layout.master_addr);
-  set(all, "MASTER_PORT", layout.master_port);
-  set(all, "TORCHELASTIC_RESTART_COUNT", layout.num_restarts);
-  set(all, "TORCHELASTIC_MAX_RESTARTS", layout.max_restarts);
+  set(all, "MASTER_ADDR", table.master_addr);
+  set(all, "MASTER_PORT", table.master_port);
+  set(all, "TORCHELASTIC_RESTART_COUNT", table.num_restarts);
+  set(all, "TORCHELASTIC_MAX_RESTARTS", table.max_restarts);
   set(all, "TORCHELASTIC_RUN_ID", options.run_id);
   // MASTER_PORT is free: torch.distributed's rank 0 listens there itself.
   set(all, "TORCHELASTIC_USE_AGENT_STORE", "False");
-  set(all, "LOCKSTEP_STORE", layout.store);
-  set(all, "LOCKSTEP_GENERATION", layout.generation);
+  set(all, "LOCKSTEP_STORE", table.store);
+  set(all, "LOCKSTEP_GENERATION", table.generation);
   set(all, "LOCKSTEP_SECRET_FD", options.secret_fd);
   set(all, "LOCKSTEP_PROGRESS_FD", options.progress_fd);
   set(all, "LOCKSTEP_FLIGHT_DIR", options.flight_directory);

@@ -33,7 +33,7 @@ struct RankEnvironmentOptions {
 
 // The variables ("NAME=value") that torchrun sets, so that programs written for it run unchanged,
 // and ours, as lockstep/base/environment.h reads them.
-std::vector<std::string> rank_environment(const Layout& layout, int local_rank,
+std::vector<std::string> rank_environment(const RankTable& table, int local_rank,
                                           const RankEnvironmentOptions& options);
 
 // The same for a spare: the variables that libraries read when they are loaded. It gets the rest

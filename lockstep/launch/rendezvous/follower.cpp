@@ -24,21 +24,21 @@ Follower::Follower(RendezvousOptions options, const net::Secret& secret,
       secret_(secret),
       listener_(std::move(listener)),
       election_(std::move(election)),
-      first_layout_by_(Deadline::after(options_.timeout + kLastMessage)) {
+      first_table_by_(Deadline::after(options_.timeout + kLastMessage)) {
   follow(std::move(leader));
 }
 
 Follower::Follower(RendezvousOptions options, const net::Secret& secret,
                    std::shared_ptr<Listener> listener, std::shared_ptr<Election> election,
-                   const std::optional<Layout>& last, const std::optional<Decision>& decision,
+                   const std::optional<RankTable>& last, const std::optional<Decision>& decision,
                    const std::string& how)
     : options_(std::move(options)),
       secret_(secret),
       listener_(std::move(listener)),
       election_(std::move(election)),
-      first_layout_by_(Deadline::after(options_.timeout + kLastMessage)),
+      first_table_by_(Deadline::after(options_.timeout + kLastMessage)),
       leader_(listener_->address()),
-      layout_(last) {
+      table_(last) {
   decision_ = decision;
   if (decision) failure_ = decision->failure;
   lose_leader(how);
@@ -47,7 +47,7 @@ Follower::Follower(RendezvousOptions options, const net::Secret& secret,
 void Follower::follow(Attempt leader) {
   leader_ = std::move(leader.leader);
   connection_ = std::move(leader.connection);
-  if (seeking_ && !layout_) first_layout_by_ = Deadline::after(options_.timeout + kLastMessage);
+  if (seeking_ && !table_) first_table_by_ = Deadline::after(options_.timeout + kLastMessage);
   seeking_.reset();
   if (election_) election_->wish(Election::Wish::idle);
   if (!listener_) return;
@@ -78,7 +78,7 @@ void Follower::attend() {
   } else if (!paused_ && now - connection_.last_heard() > kLongestSilence) {
     lose_leader(fmt::format("no word from it for {:.0f} s; is it stopped, or its network down?",
                             std::chrono::duration<double>(kLongestSilence).count()));
-  } else if (!layout_ && first_layout_by_.passed()) {
+  } else if (!table_ && first_table_by_.passed()) {
     fail_rendezvous(
         Fault::timeout,
         fmt::format("Node 0 at {} is there, but not all of the {} nodes came within {:.1f} "
@@ -90,9 +90,9 @@ void Follower::attend() {
 
 void Follower::handle(const Connection::Message& message) {
   if (message.word == "layout") {
-    layout_ = Layout::decode(message.text);
+    table_ = RankTable::decode(message.text);
     ready_ = false;
-    begin(*layout_);
+    begin(*table_);
   } else if (message.word == "decision") {
     decision_ = Decision::decode(message.text);
     if (decision_->failure) failure_ = decision_->failure;
@@ -105,7 +105,7 @@ void Follower::handle(const Connection::Message& message) {
     all_done_ = over_ = true;
   } else if (message.word == "waiting") {
     log::warn("{}", message.text);
-    if (!layout_) first_layout_by_ = Deadline::never();  // its beats show that it is there
+    if (!table_) first_table_by_ = Deadline::never();  // its beats show that it is there
   } else if (message.word == "refused") {
     fail_rendezvous(Fault::refused,
                     fmt::format("Node 0 at {} says: {}.", leader_.text(), message.text));
@@ -114,22 +114,22 @@ void Follower::handle(const Connection::Message& message) {
 
 bool Follower::may_go_on() const {
   if (failure_ && !worth_a_restart(*failure_)) return false;
-  return listener_ && (election_ || layout_->num_nodes() >= 3) &&
-         layout_->num_restarts < layout_->max_restarts;
+  return listener_ && (election_ || table_->num_nodes() >= 3) &&
+         table_->num_restarts < table_->max_restarts;
 }
 
 void Follower::lose_leader(const std::string& how) {
   connection_.close();
   paused_ = false;
   // A launcher that only waits to be let in may find the job elsewhere.
-  if (!layout_ && (election_ || (options_.elastic() && options_.endpoints.size() > 1))) {
+  if (!table_ && (election_ || (options_.elastic() && options_.endpoints.size() > 1))) {
     log::warn("node 0 at {} is gone ({}); looking for the job {}", leader_.text(), how,
               election_ ? "through etcd" : "at the other endpoints");
     seeking_ = Deadline::after(options_.timeout);
     if (election_) election_->wish(Election::wish_of_newcomer(options_.node_rank));
     return;
   }
-  if (!layout_)
+  if (!table_)
     fail_rendezvous(
         Fault::peer_lost,
         fmt::format("The launcher of node 0 at {} went away before all of the {} nodes had "
@@ -137,11 +137,11 @@ void Follower::lose_leader(const std::string& how) {
                     leader_.text(), node_range(options_.min_nodes, options_.max_nodes)));
   Failure failure{.kind = Failure::Kind::node_lost,
                   .node_rank = 0,
-                  .host = layout_->nodes.front().host,
-                  .generation = layout_->generation,
+                  .host = table_->nodes.front().host,
+                  .generation = table_->generation,
                   .detail = how};
   if (!may_go_on()) {
-    if (layout_->num_nodes() == 2 && layout_->max_restarts > 0)
+    if (table_->num_nodes() == 2 && table_->max_restarts > 0)
       failure.detail += "; of two nodes, only node 0 can go on alone";
     end(failure_ && !decision_ ? *failure_ : failure);
     return;
@@ -163,10 +163,10 @@ void Follower::lose_leader(const std::string& how) {
 
 Introduction Follower::introduction() const {
   Introduction who = options_.introduction(listener_ ? listener_->address().text() : "");
-  if (layout_) {
-    who.last_generation = layout_->generation;
-    who.last_node_rank = layout_->node_rank;
-    who.last_restarts = layout_->num_restarts;
+  if (table_) {
+    who.last_generation = table_->generation;
+    who.last_node_rank = table_->node_rank;
+    who.last_restarts = table_->num_restarts;
     who.ready = ready_;
   }
   return who;
@@ -203,12 +203,12 @@ void Follower::seek_elected() {
 }
 
 void Follower::fail_to_find(const std::string& why) {
-  if (!layout_)
+  if (!table_)
     fail_rendezvous(Fault::peer_lost, fmt::format("The launcher of node 0 at {} went away, and {}.",
                                                   leader_.text(), why));
   end({.kind = Failure::Kind::too_few,
-       .host = layout_->here().host,
-       .generation = layout_->generation,
+       .host = table_->here().host,
+       .generation = table_->generation,
        .detail = fmt::format("the job could not be formed anew: node 0 is lost, and {}", why)});
 }
 
@@ -217,14 +217,14 @@ void Follower::fail_to_find(const std::string& why) {
 void Follower::seek_leader() {
   if (election_) {
     seek_elected();
-  } else if (!layout_) {
+  } else if (!table_) {
     seek_running_job();
   } else {
     seek_survivors();
   }
 }
 
-// Without a layout of its own, this launcher may find the job at another endpoint.
+// Without a rank table of its own, this launcher may find the job at another endpoint.
 void Follower::seek_running_job() {
   for (const net::Address& endpoint : options_.endpoints) {
     Attempt found = try_to_follow(endpoint, introduction(), secret_, kAttemptWhileSeeking);
@@ -237,17 +237,17 @@ void Follower::seek_running_job() {
                              seeking_->span_seconds()));
 }
 
-// The first survivor of the layout becomes the leader. One that can be reached but does not know
-// yet that the leader is lost is asked again in the next round.
+// The first survivor of the rank table becomes the leader. One that can be reached but does not
+// know yet that the leader is lost is asked again in the next round.
 void Follower::seek_survivors() {
   if (seeking_->passed()) {
     fail_to_find(fmt::format("this host found none of the others within {:.0f} s",
                              seeking_->span_seconds()));
     return;
   }
-  for (int node = 1; node < layout_->node_rank; ++node) {
-    const std::string& address = layout_->nodes[static_cast<std::size_t>(node)].address;
-    Attempt found = try_to_join(net::Address::parse(address, 0, "the layout"), introduction(),
+  for (int node = 1; node < table_->node_rank; ++node) {
+    const std::string& address = table_->nodes[static_cast<std::size_t>(node)].address;
+    Attempt found = try_to_join(net::Address::parse(address, 0, "the rank table"), introduction(),
                                 secret_, Deadline::after(kAttemptWhileSeeking));
     const bool nobody = found.outcome == Attempt::Outcome::unreachable ||
                         found.outcome == Attempt::Outcome::stranger;  // or a stopped launcher
@@ -260,12 +260,12 @@ void Follower::seek_survivors() {
 
 void Follower::take_over() {
   log::warn("this host takes the place of node 0");
-  if (!layout_) {
+  if (!table_) {
     successor_ = std::make_unique<Leader>(options_, secret_, listener_, election_);
     return;
   }
   successor_ =
-      std::make_unique<Leader>(options_, secret_, listener_, election_, *layout_, *decision_);
+      std::make_unique<Leader>(options_, secret_, listener_, election_, *table_, *decision_);
   if (ready_) successor_->announce_ready();
 }
 

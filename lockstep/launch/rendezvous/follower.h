@@ -12,8 +12,8 @@
 namespace lockstep::launch {
 
 // Talks to the leader only. When the leader is lost, and restarts are left, the survivors of the
-// last layout gather at the first of them, in its order, that can be reached: it becomes the
-// leader. All know from the layout where the others listen. With etcd, they learn from there who
+// last rank table gather at the first of them, in its order, that can be reached: it becomes the
+// leader. All know from it where the others listen. With etcd, they learn from there who
 // leads, or are elected, however few they are.
 class Follower final : public Peers {
  public:
@@ -25,7 +25,7 @@ class Follower final : public Peers {
   // A launcher that led the job and leads no more; `how` says why. `last` and `decision` are as it
   // knew them.
   Follower(RendezvousOptions options, const net::Secret& secret, std::shared_ptr<Listener> listener,
-           std::shared_ptr<Election> election, const std::optional<Layout>& last,
+           std::shared_ptr<Election> election, const std::optional<RankTable>& last,
            const std::optional<Decision>& decision, const std::string& how);
 
   void add_to(std::vector<pollfd>& polled) const override;
@@ -55,10 +55,10 @@ class Follower final : public Peers {
   const net::Secret secret_;
   const std::shared_ptr<Listener> listener_;
   const std::shared_ptr<Election> election_;
-  Deadline first_layout_by_;
+  Deadline first_table_by_;
   net::Address leader_;
   Connection connection_;  // to the leader
-  std::optional<Layout> layout_;
+  std::optional<RankTable> table_;
   bool over_ = false;
   bool ready_ = false;               // this host's ranks have ended or left, as was decided
   std::optional<Deadline> seeking_;  // set while there is no leader: when to give up

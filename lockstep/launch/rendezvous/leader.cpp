@@ -21,7 +21,7 @@ constexpr int kMostRanksOfAHost = 1 << 16;
 constexpr milliseconds kComeTogether(1000);
 
 // After a takeover: how long survivors have to come before the job goes on without them, and how
-// long to wait for more than half of the last layout.
+// long to wait for more than half of the last table.
 constexpr milliseconds kSurvivorsCome(3000);
 constexpr milliseconds kQuorumComes(6000);
 
@@ -57,13 +57,13 @@ Leader::Leader(RendezvousOptions options, const net::Secret& secret,
 
 Leader::Leader(RendezvousOptions options, const net::Secret& secret,
                std::shared_ptr<Listener> listener, std::shared_ptr<Election> election,
-               const Layout& last, const Decision& decision)
+               const RankTable& last, const Decision& decision)
     : options_(std::move(options)),
       secret_(secret),
       listener_(std::move(listener)),
       election_(std::move(election)),
       leads_(!election_),
-      layout_(last),
+      table_(last),
       generation_(last.generation),
       last_size_(last.num_nodes()),
       survivors_by_(Deadline::after(kSurvivorsCome)),
@@ -81,7 +81,7 @@ Leader::~Leader() {
     if (member.node_rank < 0) member.connection.send("refused", "the job has ended");
 }
 
-int Leader::num_in_layout() const {
+int Leader::num_in_table() const {
   return static_cast<int>(std::count_if(members_.begin(), members_.end(), [](const Member& member) {
     return member.node_rank >= 0;
   }));
@@ -123,7 +123,7 @@ void Leader::check_leadership() {
 void Leader::step_down() {
   listener_->turn_away("nobody");
   successor_ = std::make_unique<Follower>(
-      options_, secret_, listener_, election_, layout_, decision_,
+      options_, secret_, listener_, election_, table_, decision_,
       "it was stopped, or cut off from etcd, and another host has taken its place");
   if (own().ready && !first_rendezvous()) successor_->announce_ready();
   members_.resize(1);
@@ -184,7 +184,7 @@ void Leader::receive_arrivals() {
       continue;
     }
     arrival.connection.send("accepted");
-    if (!first_rendezvous() && num_in_layout() >= options_.max_nodes)
+    if (!first_rendezvous() && num_in_table() >= options_.max_nodes)
       arrival.connection.send("waiting",
                               fmt::format("this job has all of its {} nodes: host {} waits "
                                           "to take the place of one that is lost",
@@ -334,7 +334,7 @@ void Leader::tell_members(const std::string& word, const std::string& text) {
 
 void Leader::consider_growth() {
   if (!leads_) return;  // the job could not be formed again
-  const int size = num_in_layout();
+  const int size = num_in_table();
   const int waiting = static_cast<int>(members_.size()) - size;
   if (waiting == 0 || size >= options_.max_nodes || Clock::now() < last_arrival_ + kComeTogether)
     return;
@@ -362,7 +362,7 @@ void Leader::gather() {
   if (!has_quorum()) {
     give_up(fmt::format("only {} of the {} nodes of this job are left, not more than half: the "
                         "others may go on without them",
-                        num_in_layout(), last_size_));
+                        num_in_table(), last_size_));
     return;
   }
   const int size = static_cast<int>(members_.size());
@@ -444,19 +444,19 @@ bool Leader::survivors_confirm(bool asked) {
 // Whether to wait for more survivors: until all but the lost leader have come, or until enough have
 // and the others have had their time.
 bool Leader::survivors_may_come() const {
-  if (!survivors_by_ || (last_size_ > 0 && num_in_layout() >= last_size_ - 1)) return false;
+  if (!survivors_by_ || (last_size_ > 0 && num_in_table() >= last_size_ - 1)) return false;
   return has_quorum() ? !survivors_by_->passed() : !gather_deadline_.passed();
 }
 
 bool Leader::has_quorum() const {
   if (first_rendezvous() || election_) return true;
-  return survivors_by_ ? 2 * num_in_layout() > last_size_ : 2 * num_in_layout() >= last_size_;
+  return survivors_by_ ? 2 * num_in_table() > last_size_ : 2 * num_in_table() >= last_size_;
 }
 
-// Gives every member of the next layout its node rank, and sorts the members by it; members over
-// `max_nodes` are left without. With a fixed number of nodes everybody keeps its rank, and a new
-// member gets the one that it claims or a free one; otherwise ranks move up, and a new member gets
-// the next.
+// Gives every member of the next rank table its node rank, and sorts the members by it; members
+// over `max_nodes` are left without. With a fixed number of nodes everybody keeps its rank, and a
+// new member gets the one that it claims or a free one; otherwise ranks move up, and a new member
+// gets the next.
 void Leader::number_members() {
   own().node_rank = 0;
   if (options_.min_nodes == options_.max_nodes) {
@@ -490,38 +490,38 @@ void Leader::number_members() {
 void Leader::form() {
   number_members();
   // With several nodes, this launcher's host is node 0.
-  Layout layout{
+  RankTable table{
       .master_addr = options_.max_nodes == 1 ? options_.master_addr : listener_->address().host,
       .generation = next_generation(),
       .num_restarts = num_restarts_,
       .max_restarts = options_.max_restarts};
   for (const Member& member : members_)
     if (member.node_rank >= 0)
-      layout.nodes.push_back({member.who.host, member.who.num_ranks, member.who.address});
-  generation_ = layout.generation;
-  last_size_ = layout.num_nodes();
+      table.nodes.push_back({member.who.host, member.who.num_ranks, member.who.address});
+  generation_ = table.generation;
+  last_size_ = table.num_nodes();
   server_.reset();
   server_until_ = Deadline::never();
   server_ = std::make_unique<store::Server>(net::Address{listener_->address().host, 0}, secret_,
                                             store::kStoreCapacityBytes,
                                             static_cast<std::uint32_t>(generation_));
-  layout.store = server_->address().text();
-  layout.master_port =
-      options_.master_port != 0 ? options_.master_port : net::free_port(layout.master_addr);
+  table.store = server_->address().text();
+  table.master_port =
+      options_.master_port != 0 ? options_.master_port : net::free_port(table.master_addr);
   for (Member& member : members_) {
     if (member.node_rank < 0) continue;
     member.ready = false;
     member.done = false;
     member.paused = false;
-    layout.node_rank = member.node_rank;
-    if (member.node_rank > 0) member.connection.send("layout", layout.encode());
+    table.node_rank = member.node_rank;
+    if (member.node_rank > 0) member.connection.send("layout", table.encode());
   }
-  layout.node_rank = 0;
-  layout_ = layout;
+  table.node_rank = 0;
+  table_ = table;
   asked_to_confirm_ = false;
   survivors_by_.reset();
   phase_ = Phase::running;
-  begin(layout);
+  begin(table);
 }
 
 void Leader::give_up(const std::string& why) {

@@ -13,15 +13,15 @@
 
 namespace lockstep::launch {
 
-// A launcher that the leader knows: one that is part of the layout, or waits to be.
+// A launcher that the leader knows: one that is part of the table, or waits to be.
 struct Member {
   // Whether it has confirmed that it is still there, and with this leader.
   enum class Confirmation { not_asked, asked, given };
 
   Connection connection;  // closed in the leader's own entry
   Introduction who;
-  int node_rank = -1;   // -1: it is in no layout yet
-  bool ready = true;    // it has no ranks, and may be in the next layout
+  int node_rank = -1;   // -1: it is in no table yet
+  bool ready = true;    // it has no ranks, and may be in the next table
   bool done = false;    // its ranks have ended well
   bool paused = false;  // its user has paused the job
   Confirmation confirmation = Confirmation::not_asked;
@@ -49,10 +49,10 @@ class Leader final : public Peers {
   Leader(RendezvousOptions options, const net::Secret& secret, std::shared_ptr<Listener> listener,
          std::shared_ptr<Election> election);
 
-  // Takes over from the leader of `last`, a layout that this launcher is part of, which is lost:
+  // Takes over from the leader of `last`, a table that this launcher is part of, which is lost:
   // its survivors connect by themselves. `decision` says why its ranks end.
   Leader(RendezvousOptions options, const net::Secret& secret, std::shared_ptr<Listener> listener,
-         std::shared_ptr<Election> election, const Layout& last, const Decision& decision);
+         std::shared_ptr<Election> election, const RankTable& last, const Decision& decision);
 
   ~Leader() override;
 
@@ -71,7 +71,7 @@ class Leader final : public Peers {
   bool first_rendezvous() const { return generation_ < 0 && newest_seen_ < 0; }
   int next_generation() const { return std::max(generation_, newest_seen_) + 1; }
   Member& own() { return members_.front(); }
-  int num_in_layout() const;
+  int num_in_table() const;
 
   void check_leadership();
   void step_down();
@@ -110,10 +110,10 @@ class Leader final : public Peers {
   bool leads_ = false;                    // as far as etcd has said; always true without etcd
   Clock::time_point doubtful_since_;      // where it does not lead
   bool asked_to_confirm_ = false;         // etcd or the survivors, that a generation may be formed
-  std::optional<Layout> layout_;          // the last one
+  std::optional<RankTable> table_;        // the last one
   int generation_ = -1;                   // its number
   int newest_seen_ = -1;                  // the newest generation that others have been part of
-  int last_size_ = 0;                     // how many nodes the last layout had
+  int last_size_ = 0;                     // how many nodes the last table had
   std::optional<Deadline> survivors_by_;  // after a takeover: when survivors must have come
   int num_restarts_ = 0;
   Deadline gather_deadline_;

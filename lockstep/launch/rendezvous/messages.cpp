@@ -29,7 +29,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Introduction, node_rank, min_nodes, max_nodes
                                    run_id, address, last_generation, last_node_rank, last_restarts,
                                    ready)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Node, host, num_ranks, address)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Layout, nodes, node_rank, master_addr, master_port, store,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankTable, nodes, node_rank, master_addr, master_port, store,
                                    generation, num_restarts, max_restarts)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Failure, kind, rank, local_rank, node_rank, host, pid, exit_code,
                                    signal, generation, final, blame, step, detail, last_lines)
@@ -86,30 +86,30 @@ std::string node_range(int min_nodes, int max_nodes) {
   return min_nodes == max_nodes ? most : std::to_string(min_nodes) + ":" + most;
 }
 
-std::string Layout::encode() const { return one_line(Json(*this)); }
+std::string RankTable::encode() const { return one_line(Json(*this)); }
 
-Layout Layout::decode(const std::string& text) {
+RankTable RankTable::decode(const std::string& text) {
   const auto corrupted = [](const std::string& what) {
-    fail_rendezvous(Fault::corrupted,
-                    fmt::format("Node 0 sent a layout in a form this launcher does not know ({}): "
-                                "use the same version of lockstep on every host.",
-                                what));
+    fail_rendezvous(
+        Fault::corrupted,
+        fmt::format("Node 0 sent a rank table in a form this launcher does not know ({}): "
+                    "use the same version of lockstep on every host.",
+                    what));
   };
-  Layout layout;
+  RankTable table;
   try {
-    layout = Json::parse(text).get<Layout>();
+    table = Json::parse(text).get<RankTable>();
   } catch (const Json::exception& error) {
     corrupted(error.what());
   }
   std::int64_t world_size = 0;
-  for (const Node& node : layout.nodes) {
+  for (const Node& node : table.nodes) {
     world_size += node.num_ranks;
     if (node.num_ranks < 1 || world_size > kMostRanks)
       corrupted("a node's number of ranks makes no sense");
   }
-  if (layout.node_rank < 0 || layout.node_rank >= layout.num_nodes())
-    corrupted("no such node in it");
-  return layout;
+  if (table.node_rank < 0 || table.node_rank >= table.num_nodes()) corrupted("no such node in it");
+  return table;
 }
 
 std::string Failure::because() const {

@@ -48,8 +48,8 @@ struct Node {
 
 // Which rank runs where: the outcome of a rendezvous, the same on every host. Ranks are numbered by
 // node, without gaps; nodes may run different numbers of them. Each time the job is formed it gets
-// a new layout, with the next generation.
-struct Layout {
+// a new table, with the next generation.
+struct RankTable {
   std::vector<Node> nodes;
   int node_rank = 0;        // of the launcher that has this copy; node 0's is the leader
   std::string master_addr;  // where rank 0 may listen for torch.distributed's own store
@@ -71,7 +71,7 @@ struct Layout {
 
   std::string encode() const;
   // Throws CommError (corrupted).
-  static Layout decode(const std::string& text);
+  static RankTable decode(const std::string& text);
 };
 
 // Why a generation ended before its time.

@@ -13,14 +13,14 @@
 
 namespace lockstep::launch {
 
-std::optional<Layout> Peers::next_layout() { return std::exchange(next_, std::nullopt); }
+std::optional<RankTable> Peers::next_table() { return std::exchange(next_, std::nullopt); }
 
-void Peers::begin(const Layout& layout) {
+void Peers::begin(const RankTable& table) {
   failure_.reset();
   decision_.reset();
   paused_ = false;
   all_done_ = false;
-  next_ = layout;
+  next_ = table;
 }
 
 Introduction RendezvousOptions::introduction(const std::string& address) const {

@@ -54,9 +54,9 @@ struct RendezvousOptions {
 // by its connection closing, one that hangs or is cut off by its silence. Leader and Follower are
 // the two kinds; when the leader is lost, a Follower may become the Leader.
 //
-// The course of a generation: next_layout() gives its layout; ranks run; either all_done() becomes
+// The course of a generation: next_table() gives its table; ranks run; either all_done() becomes
 // true, or decision() says what becomes of them; unless that is the end, each launcher ends its
-// ranks and says so with announce_ready(), and next_layout() gives the next. Not thread-safe; the
+// ranks and says so with announce_ready(), and next_table() gives the next. Not thread-safe; the
 // caller polls.
 class Peers {
  public:
@@ -94,7 +94,7 @@ class Peers {
   virtual std::unique_ptr<Peers> successor() { return nullptr; }
 
   // Given out once for each generation.
-  std::optional<Layout> next_layout();
+  std::optional<RankTable> next_table();
 
   // The first failure of this generation, as far as this launcher knows.
   const std::optional<Failure>& failure() const { return failure_; }
@@ -109,9 +109,9 @@ class Peers {
   bool all_done() const { return all_done_; }
 
  protected:
-  void begin(const Layout& layout);  // a generation
+  void begin(const RankTable& table);  // a generation
 
-  std::optional<Layout> next_;
+  std::optional<RankTable> next_;
   std::optional<Failure> failure_;
   std::optional<Decision> decision_;
   bool paused_ = false;
@@ -121,7 +121,7 @@ class Peers {
 // Joins the job or begins it.
 //
 // Embedded: the leader listens at the first of the endpoints that all launchers were told. The
-// others connect to it, introduce themselves, and get the layout once enough have come. The
+// others connect to it, introduce themselves, and get the table once enough have come. The
 // connections stay open: a launcher learns from them that another one failed. Ranks find each other
 // in a store that the leader runs, at a port of its own for each generation. Where restarts are
 // left, the others listen too, for the day that the leader is lost: at one of the other endpoints,

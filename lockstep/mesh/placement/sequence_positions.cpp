@@ -17,6 +17,10 @@ void check_part(const SequencePart& part) {
 
 const char* name(SplitKind kind) { return kind == SplitKind::contiguous ? "contiguous" : "zigzag"; }
 
+const char* name(ContextAlgorithm algorithm) {
+  return algorithm == ContextAlgorithm::ring ? "ring" : "all_to_all";
+}
+
 std::int64_t length_multiple(int size, SplitKind kind) {
   check_part({.rank = 0, .size = size});
   return size == 1 || kind == SplitKind::contiguous ? size : 2 * std::int64_t{size};

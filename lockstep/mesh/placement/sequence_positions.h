@@ -16,6 +16,18 @@ enum class SplitKind {
 
 const char* name(SplitKind kind);
 
+// How the ranks that share a sequence attend over all of it.
+enum class ContextAlgorithm {
+  // Keys and values travel round the ranks while attention computes. Any number of heads; a rank
+  // never holds more than its part of the sequence and a piece of another's.
+  ring,
+  // Ulysses: all-to-all from some positions of all heads to all positions of some heads, attention
+  // on those, and back. Fewer and larger messages; needs heads that divide by the ranks.
+  all_to_all,
+};
+
+const char* name(ContextAlgorithm algorithm);
+
 // One rank's place in the split of a sequence.
 struct SequencePart {
   int rank = 0;

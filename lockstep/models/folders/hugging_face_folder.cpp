@@ -12,6 +12,7 @@
 #include <lockstep/base/file.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/piece_file.h>
+#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/checkpoint/safetensors/folder.h>
 #include <lockstep/checkpoint/safetensors/quote.h>
 #include <lockstep/checkpoint/safetensors/writer.h>

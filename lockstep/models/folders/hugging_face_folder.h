@@ -7,8 +7,11 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/checkpoint/format/reader.h>
 #include <lockstep/models/spec/config.h>
+
+namespace lockstep::checkpoint {
+class CheckpointReader;
+}
 
 namespace lockstep::models {
 

@@ -14,11 +14,10 @@
 
 #include <lockstep/models/spec/config.h>
 #include <lockstep/models/spec/hugging_face.h>
+#include <lockstep/models/spec/training_step.h>
 #include <lockstep/plan/layers.h>
 
 namespace lockstep::models {
-
-struct LanguageModelStep;
 
 // One layer of a model: its parameters, how they begin, how ranks of a tensor axis share them. The
 // list of layers determines a model's number of parameters, their shapes and names.

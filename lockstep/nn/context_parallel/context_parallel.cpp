@@ -216,10 +216,6 @@ void check_parts(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 }  // namespace
 
-const char* name(ContextAlgorithm algorithm) {
-  return algorithm == ContextAlgorithm::ring ? "ring" : "all_to_all";
-}
-
 at::Tensor context_parallel_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                       const std::shared_ptr<comm::Communicator>& group,
                                       const ContextParallelOptions& options) {

@@ -15,18 +15,6 @@ class Communicator;
 
 namespace lockstep::nn {
 
-enum class ContextAlgorithm {
-  // Keys and values travel around the ring of ranks while attention computes. Works with any number
-  // of heads; a rank never holds more than its part of the sequence and a piece of another's.
-  ring,
-  // Ulysses: an all-to-all turns some positions of all heads into all positions of some heads,
-  // attention runs on those, and a second one goes back. Fewer and larger messages; the heads must
-  // be a multiple of the ranks.
-  all_to_all,
-};
-
-const char* name(ContextAlgorithm algorithm);
-
 struct ContextParallelOptions {
   bool causal = true;           // a query sees the keys up to its own position in the sequence
   std::optional<double> scale;  // 1/sqrt(head_dim) if not given

@@ -10,6 +10,7 @@
 
 namespace lockstep::nn {
 
+using mesh::ContextAlgorithm;
 using mesh::length_multiple;
 using mesh::local_length;
 using mesh::positions;

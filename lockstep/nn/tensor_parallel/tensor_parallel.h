@@ -17,6 +17,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <lockstep/nn/tensor_parallel/linear.h>
+#include <lockstep/nn/tensor_parallel/tensor_plan.h>
 
 namespace lockstep::nn {
 

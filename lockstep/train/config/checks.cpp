@@ -272,7 +272,7 @@ void check_parallel(JsonSection& top, ParallelSection& parallel) {
   read_old_axis(top, "data_parallel_size", section, "data", parallel.data);
   // DeepSpeed's Ulysses.
   if (read_old_axis(top, "sequence_parallel_size", section, "context", parallel.context))
-    parallel.context_algorithm = ContextExchange::all_to_all;
+    parallel.context_algorithm = mesh::ContextAlgorithm::all_to_all;
   if (parallel.sequence_parallel && parallel.tensor == 1 && section.sound({"tensor"}))
     section.mistake("sequence_parallel",
                     "is true, and there is no tensor axis whose ranks could share the sequence "

@@ -16,11 +16,13 @@
 #include <vector>
 
 #include <lockstep/data/tokens/token_format.h>
+#include <lockstep/mesh/placement/sequence_positions.h>
 #include <lockstep/optim/adamw/plain/options.h>
 #include <lockstep/optim/schedules/loss_scale.h>
 #include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
+#include <lockstep/plan/precision.h>
 
 namespace lockstep::train {
 
@@ -139,7 +141,6 @@ struct ShardingSection {
   ZeroPlusPlusSection zero_plus_plus;
 };
 
-enum class ContextExchange { ring, all_to_all };
 // What is shared out evenly over the stages of a pipeline.
 enum class StageBalance {
   layers,
@@ -155,7 +156,7 @@ struct ParallelSection {
   std::int64_t pipeline = 1;
   std::int64_t context = 1;
   bool sequence_parallel = false;
-  ContextExchange context_algorithm = ContextExchange::ring;
+  mesh::ContextAlgorithm context_algorithm = mesh::ContextAlgorithm::ring;
   pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_forward_one_backward;
   std::int64_t chunks = 0;              // stages a rank; 0: the schedule's own
   std::filesystem::path schedule_file;  // in place of the two above
@@ -167,7 +168,7 @@ struct ParallelSection {
   std::int64_t ranks_together() const { return tensor * pipeline * context; }
 };
 
-enum class Precision { fp32, bf16, fp16 };
+using plan::Precision;
 
 struct PrecisionSection {
   Precision compute = Precision::fp32;    // bf16.enabled, fp16.enabled

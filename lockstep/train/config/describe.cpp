@@ -601,7 +601,7 @@ void describe_parallel(Keys& keys, ParallelSection& parallel) {
   keys.choice({.name = "context_algorithm",
                .meaning = "or `\"all_to_all\"`, where the heads divide ([context.md](context.md))",
                .deepspeed = "`--cp-comm-type`"},
-              parallel.context_algorithm, kContextExchanges);
+              parallel.context_algorithm, kContextAlgorithms);
   // Only a pipeline has the keys below.
   if (!keys.writes(parallel.pipeline > 1)) return;
   if (keys.writes(parallel.schedule_file.empty())) describe_schedule(keys, parallel);

@@ -22,8 +22,8 @@ inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance
                                                          {"compute", StageBalance::compute},
                                                          {"time", StageBalance::time}};
 
-inline constexpr Named<ContextExchange> kContextExchanges[] = {
-    {"ring", ContextExchange::ring}, {"all_to_all", ContextExchange::all_to_all}};
+inline constexpr Named<mesh::ContextAlgorithm> kContextAlgorithms[] = {
+    {"ring", mesh::ContextAlgorithm::ring}, {"all_to_all", mesh::ContextAlgorithm::all_to_all}};
 
 inline constexpr Named<OffloadDevice> kOffloadDevices[] = {{"none", OffloadDevice::none},
                                                            {"cpu", OffloadDevice::cpu}};

@@ -43,7 +43,7 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
 }
 
 // Strategies that leave less on a rank, or let the host have it, the least change first.
-std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice, plan::Offload offload) {
+std::vector<ShardingStrategy> cuts_beyond(const RunMemory::Choice& choice, plan::Offload offload) {
   using enum ShardingStrategy;
   std::vector<ShardingStrategy> further;
   // One rank has no other to leave anything to.
@@ -57,7 +57,7 @@ std::vector<ShardingStrategy> cuts_beyond(const MemoryPlan::Choice& choice, plan
 }
 
 // The changed choices, in the config's words.
-std::string difference_text(const MemoryPlan::Choice& from, const MemoryPlan::Choice& to) {
+std::string difference_text(const RunMemory::Choice& from, const RunMemory::Choice& to) {
   std::vector<std::string> parts;
   if (to.strategy != from.strategy)
     parts.push_back(fmt::format("sharding_strategy \"{}\"", plan::name_of(to.strategy)));
@@ -81,15 +81,6 @@ Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes) {
                                                                                      : Fit::well;
 }
 
-plan::Precision precision_of(const TrainConfig& config) {
-  switch (config.precision.compute) {
-    case Precision::fp32: break;
-    case Precision::bf16: return plan::Precision::bf16;
-    case Precision::fp16: return plan::Precision::fp16;
-  }
-  return plan::Precision::fp32;
-}
-
 plan::Offload offload_of(const TrainConfig& config) {
   if (config.sharding.offload_param == OffloadDevice::cpu)
     return plan::Offload::optimizer_and_parameters;
@@ -97,11 +88,11 @@ plan::Offload offload_of(const TrainConfig& config) {
                                                                  : plan::Offload::none;
 }
 
-MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device)
-    : MemoryPlan(config, model, device, precision_of(config), offload_of(config)) {}
+RunMemory::RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device)
+    : RunMemory(config, model, device, config.precision.compute, offload_of(config)) {}
 
-MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
-                       plan::Precision precision, plan::Offload offload)
+RunMemory::RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device,
+                     plan::Precision precision, plan::Offload offload)
     : config_(std::move(config)),
       model_(models::resolved(model)),
       device_(device),
@@ -116,8 +107,8 @@ MemoryPlan::MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Devi
         parallel.tensor, parallel.pipeline, parallel.context);
 }
 
-MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host,
-                                          const std::optional<BegunBatch>& begun) const {
+RunMemory::Choice RunMemory::configured(int num_ranks, int ranks_per_host,
+                                        const std::optional<BegunBatch>& begun) const {
   const Batch batch = resolve_batch(config_, num_ranks, begun);
   const ShardingStrategy strategy = config_.sharding.strategy;
   const auto divides = [&](const char* key, std::int64_t size) {
@@ -138,7 +129,7 @@ MemoryPlan::Choice MemoryPlan::configured(int num_ranks, int ranks_per_host,
           .offload = plan::can_offload(strategy, offload_) ? offload_ : plan::Offload::none};
 }
 
-const models::DescribedModel& MemoryPlan::described(const Choice& choice) {
+const models::DescribedModel& RunMemory::described(const Choice& choice) {
   const std::pair key(choice.micro_batch, choice.recomputed_blocks);
   const auto found = described_.find(key);
   if (found != described_.end()) return found->second;
@@ -151,7 +142,7 @@ const models::DescribedModel& MemoryPlan::described(const Choice& choice) {
               .device = device_});
 }
 
-plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
+plan::MemoryEstimate RunMemory::estimate(const Choice& choice) {
   const auto& [sizes, trace] = described(choice);
   const bool cuts = choice.strategy == ShardingStrategy::FULL_SHARD ||
                     choice.strategy == ShardingStrategy::HYBRID_SHARD;
@@ -175,7 +166,7 @@ plan::MemoryEstimate MemoryPlan::estimate(const Choice& choice) {
        .device = device_});
 }
 
-std::vector<std::string> MemoryPlan::ways_to_fit(const Choice& choice, const MemoryThere& there) {
+std::vector<std::string> RunMemory::ways_to_fit(const Choice& choice, const MemoryThere& there) {
   std::vector<std::string> ways;
   const auto offer = [&](const Choice& other) {
     const plan::MemoryEstimate taken = estimate(other);
@@ -232,17 +223,17 @@ bool MemoryThere::has_room_on_host(const plan::MemoryEstimate& estimate) const {
   return host_bytes == 0 || estimate.host() <= host_bytes / num_ranks_on_host;
 }
 
-std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
+std::string judge_memory(RunMemory& memory, const RunMemory::Choice& choice,
                          const MemoryThere& there) {
   if (there.bytes == 0) return "";  // nobody knows
-  const plan::MemoryEstimate estimate = plan.estimate(choice);
+  const plan::MemoryEstimate estimate = memory.estimate(choice);
   if (!there.has_room_on_host(estimate))
     throw UsageError(
         "the model has {:.3g} parameters, and each of this host's {} ranks keeps {} in its memory "
         "(what is offloaded {}, copies for checkpoints {}), but the host has {}. Spread the ranks "
         "over more hosts, take zero_optimization.offload_optimizer and offload_param away where "
         "devices have room, leave checkpoint.memory_interval at 0, or make the model smaller",
-        static_cast<double>(models::num_parameters(plan.model())), there.num_ranks_on_host,
+        static_cast<double>(models::num_parameters(memory.model())), there.num_ranks_on_host,
         plan::bytes_text(static_cast<double>(estimate.host())),
         plan::bytes_text(static_cast<double>(estimate.host_weights + estimate.host_optimizer)),
         plan::bytes_text(static_cast<double>(estimate.host_copies)),
@@ -258,19 +249,19 @@ std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
   if (fits == Fit::tightly)
     return fmt::format("this will fit tightly: a step takes {} on {}, and {}",
                        plan::bytes_text(static_cast<double>(estimate.peak)), ranks, has);
-  const std::vector<std::string> ways = plan.ways_to_fit(choice, there);
-  MemoryPlan::Choice alone = choice;
+  const std::vector<std::string> ways = memory.ways_to_fit(choice, there);
+  RunMemory::Choice alone = choice;
   alone.num_ranks = 1;
-  const bool fits_alone = there.num_ranks_sharing > 1 && plan.estimate(alone).peak <= there.bytes;
+  const bool fits_alone = there.num_ranks_sharing > 1 && memory.estimate(alone).peak <= there.bytes;
   throw UsageError(
       "the model has {:.3g} parameters, and a step with {} takes {} on {} ({}), but {}. {} "
       "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}. 'lockstep plan "
       "memory' shows every strategy",
-      static_cast<double>(models::num_parameters(plan.model())), plan::name_of(choice.strategy),
+      static_cast<double>(models::num_parameters(memory.model())), plan::name_of(choice.strategy),
       plan::bytes_text(static_cast<double>(estimate.peak)), ranks, parts_text(estimate), has,
       ways.empty() ? "No other way of training this model fits there: make"
                    : fmt::format("What would fit: {}. Otherwise make", fmt::join(ways, "; or ")),
-      plan.model().hidden_size, plan.model().num_layers,
+      memory.model().hidden_size, memory.model().num_layers,
       fits_alone ? ", or start fewer ranks here" : "");
 }
 

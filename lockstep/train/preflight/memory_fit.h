@@ -16,7 +16,6 @@
 
 namespace lockstep::train {
 
-plan::Precision precision_of(const TrainConfig& config);
 plan::Offload offload_of(const TrainConfig& config);
 
 // The memory that training may use.
@@ -40,12 +39,12 @@ enum class Fit : std::uint8_t {
 Fit fit(std::int64_t peak_bytes, std::int64_t there_bytes);
 
 // A config's memory on any number of ranks, and with some of its choices changed.
-class MemoryPlan {
+class RunMemory {
  public:
-  MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device);
+  RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device);
   // With another precision and offload than the config's.
-  MemoryPlan(TrainConfig config, models::ModelConfig model, plan::Device device,
-             plan::Precision precision, plan::Offload offload);
+  RunMemory(TrainConfig config, models::ModelConfig model, plan::Device device,
+            plan::Precision precision, plan::Offload offload);
 
   // Settings that can be changed without changing the model or its results.
   struct Choice {
@@ -92,7 +91,7 @@ class MemoryPlan {
 // Returns "" where a run fits well, and a line for the log where it fits tightly. UsageError where
 // it does not fit on the device or, where it is offloaded, on the host: the memory that it needs,
 // the memory that there is, and changes that would fit.
-std::string judge_memory(MemoryPlan& plan, const MemoryPlan::Choice& choice,
+std::string judge_memory(RunMemory& memory, const RunMemory::Choice& choice,
                          const MemoryThere& there);
 
 }  // namespace lockstep::train

@@ -86,11 +86,11 @@ std::vector<mesh::Interval> equal_layers(std::int64_t num_layers, int num_stages
 
 }  // namespace
 
-PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig& model,
-                           std::int64_t num_micro_batches) {
+RunPipeline resolve_pipeline(const TrainConfig& config, const models::ModelConfig& model,
+                             std::int64_t num_micro_batches) {
   const ParallelSection& parallel = config.parallel;
-  PipelinePlan plan{.schedule = schedule_of(parallel, num_micro_batches), .layers = {}};
-  const int num_stages = plan.schedule.num_stages();
+  RunPipeline pipeline{.schedule = schedule_of(parallel, num_micro_batches), .layers = {}};
+  const int num_stages = pipeline.schedule.num_stages();
   if (num_stages > model.num_layers)
     throw UsageError(
         "parallel.pipeline is {}, which with this schedule is {} stages, and the model "
@@ -98,32 +98,32 @@ PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig&
         parallel.pipeline, num_stages, model.num_layers, model.num_layers == 1 ? "" : "s",
         fewer_stages(parallel, num_stages, model.num_layers));
   if (!parallel.stage_layers.empty()) {
-    plan.layers = given_layers(parallel, model, num_stages);
-    return plan;
+    pipeline.layers = given_layers(parallel, model, num_stages);
+    return pipeline;
   }
   switch (parallel.balance) {
-    case StageBalance::layers: plan.layers = equal_layers(model.num_layers, num_stages); break;
+    case StageBalance::layers: pipeline.layers = equal_layers(model.num_layers, num_stages); break;
     case StageBalance::parameters:
-      plan.layers = balanced_layers(parameters_of_layers(model), num_stages);
+      pipeline.layers = balanced_layers(parameters_of_layers(model), num_stages);
       break;
     case StageBalance::compute:
     case StageBalance::time:
-      plan.layers =
+      pipeline.layers =
           balanced_layers(compute_of_layers(model, config.data.sequence_length), num_stages);
       break;
   }
-  return plan;
+  return pipeline;
 }
 
-std::string idle_note(const PipelinePlan& plan) {
-  const int num_micro_batches = plan.schedule.num_micro_batches;
-  if (num_micro_batches >= plan.schedule.num_stages()) return "";
+std::string idle_note(const RunPipeline& pipeline) {
+  const int num_micro_batches = pipeline.schedule.num_micro_batches;
+  if (num_micro_batches >= pipeline.schedule.num_stages()) return "";
   return fmt::format("{} stages have {} micro-batch{} a step, and ranks are idle for {:.0f} % of "
                      "it: more of them, by a larger gradient_accumulation_steps or a smaller "
                      "train_micro_batch_size_per_gpu, make that less",
-                     plan.schedule.num_stages(), num_micro_batches,
+                     pipeline.schedule.num_stages(), num_micro_batches,
                      num_micro_batches == 1 ? "" : "es",
-                     100 * pipeline::bubble(pipeline::simulate(plan.schedule)));
+                     100 * pipeline::bubble(pipeline::simulate(pipeline.schedule)));
 }
 
 std::vector<double> parameters_of_layers(const models::ModelConfig& model) {

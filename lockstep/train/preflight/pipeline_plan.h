@@ -12,7 +12,7 @@
 
 namespace lockstep::train {
 
-struct PipelinePlan {
+struct RunPipeline {
   pipeline::Schedule schedule;         // of a step
   std::vector<mesh::Interval> layers;  // of each stage
 };
@@ -21,12 +21,12 @@ struct PipelinePlan {
 // by measured time are balanced by compute here. UsageError, with the numbers and the way out, for
 // more stages than layers, layers that do not add up, and a schedule file for other numbers of
 // ranks or micro-batches.
-PipelinePlan plan_pipeline(const TrainConfig& config, const models::ModelConfig& model,
-                           std::int64_t num_micro_batches);
+RunPipeline resolve_pipeline(const TrainConfig& config, const models::ModelConfig& model,
+                             std::int64_t num_micro_batches);
 
 // How long ranks are idle, and what to change, where a step has fewer micro-batches than stages;
 // empty elsewhere.
-std::string idle_note(const PipelinePlan& plan);
+std::string idle_note(const RunPipeline& pipeline);
 
 // The number of parameters of each layer; the first with the embedding, the last with the head.
 std::vector<double> parameters_of_layers(const models::ModelConfig& model);

@@ -185,7 +185,7 @@ std::string how_to_go_on(const TrainConfig& config, std::int64_t step) {
       step);
 }
 
-std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+std::vector<std::string> check_resume(const TrainConfig& config, const ResolvedRun& run,
                                       const FolderHolder& now) {
   const auto from = checkpoint_to_resume(config, now);
   if (!from) return {};
@@ -199,7 +199,7 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
                      config.checkpoint.resume == Resume::from
                          ? "Name another in checkpoint.resume"
                          : "Choose another folder for this run: --set output=FOLDER");
-  std::vector<std::string> found = differences(plan.model, models::read_model_config(reader));
+  std::vector<std::string> found = differences(run.model, models::read_model_config(reader));
   const TrainConfig before = parse_config(
       saved.state.config, {.name = (*from / checkpoint::kManifestFile).string() + ", its config"});
   if (kept_by(config.optimizer) != kept_by(before.optimizer))
@@ -207,19 +207,18 @@ std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& 
                                 kept_by(before.optimizer)));
   if (static_cast<std::uint64_t>(config.seed) != saved.state.seed)
     found.push_back(fmt::format("seed is {}, was {}", config.seed, saved.state.seed));
-  if (plan.training.size() != saved.state.data.size)
+  if (run.training.size() != saved.state.data.size)
     found.push_back(
         fmt::format("the training data has {} sequences, had {} (data.train, data.sequence_length, "
                     "data.validation_fraction)",
-                    plan.training.size(), saved.state.data.size));
-  else if (const auto then = digest_in(reader); then && *then != digest(plan.training.stream()))
+                    run.training.size(), saved.state.data.size));
+  else if (const auto then = digest_in(reader); then && *then != digest(run.training.stream()))
     found.push_back("the training data has other tokens than it had (data.train)");
   if (found.empty()) {
     std::vector<std::string> changed = changed_settings(config, before);
-    if (const auto begun = begun_in(saved.state.values);
-        begun && begun->global != plan.batch.global)
+    if (const auto begun = begun_in(saved.state.values); begun && begun->global != run.batch.global)
       changed.push_back(
-          fmt::format("a step has {} samples, had {}", plan.batch.global, begun->global));
+          fmt::format("a step has {} samples, had {}", run.batch.global, begun->global));
     return changed;
   }
   throw UsageError("the checkpoint '{}' is of another run:\n  {}\n{}", from->string(),

@@ -54,7 +54,7 @@ std::optional<std::filesystem::path> checkpoint_to_resume(const TrainConfig& con
 // UsageError that names every setting that makes the checkpoint's run another one, or the damaged
 // file, and the way out. Tensors are checked only when they are read. Returns the allowed
 // differences that there are, for the log: "the learning rate is 0.001, was 0.01".
-std::vector<std::string> check_resume(const TrainConfig& config, const RunPlan& plan,
+std::vector<std::string> check_resume(const TrainConfig& config, const ResolvedRun& run,
                                       const FolderHolder& now = {});
 
 // How to resume a run that has a checkpoint of that step, as the end of a sentence for the user.

@@ -13,17 +13,17 @@ namespace {
 // Bytes that a rank sends along the tensor axis for the layers of a step. Each layer sums two
 // activations in forward and two gradients in backward, and with sequence parallelism gathers two
 // more in backward. A sum is a scatter and a gather.
-std::int64_t bytes_along_tensor_axis(const TrainConfig& config, const RunPlan& plan,
+std::int64_t bytes_along_tensor_axis(const TrainConfig& config, const ResolvedRun& run,
                                      std::int64_t most_layers) {
   const std::int64_t ranks = config.parallel.tensor;
   // CPUs compute in fp32 whatever the config says.
   const bool in_16_bits =
       config.precision.compute != Precision::fp32 && config.device != DeviceChoice::cpu;
   const std::int64_t element = in_16_bits ? 2 : 4;
-  const std::int64_t activation = plan.batch.micro * config.data.sequence_length /
-                                  config.parallel.context * plan.model.hidden_size * element;
+  const std::int64_t activation = run.batch.micro * config.data.sequence_length /
+                                  config.parallel.context * run.model.hidden_size * element;
   const std::int64_t moves = config.parallel.sequence_parallel ? 10 : 8;
-  return moves * most_layers * plan.batch.accumulation * activation * (ranks - 1) / ranks;
+  return moves * most_layers * run.batch.accumulation * activation * (ranks - 1) / ranks;
 }
 
 // Along an axis that is there only where it has more than one rank.
@@ -33,17 +33,17 @@ int coordinate_of(const mesh::MeshShape& shape, int rank, const std::string& axi
   return there ? shape.coordinate(rank, axis) : 0;
 }
 
-void place_on_pipeline(const RunPlan& plan, int pipeline_rank, RankLayout& layout) {
-  if (!plan.pipeline) {
+void place_on_pipeline(const ResolvedRun& run, int pipeline_rank, RankLayout& layout) {
+  if (!run.pipeline) {
     layout.stages = {0};
-    layout.layers = {{0, plan.model.num_layers}};
+    layout.layers = {{0, run.model.num_layers}};
     return;
   }
-  const auto& rank_of_stage = plan.pipeline->schedule.rank_of_stage;
+  const auto& rank_of_stage = run.pipeline->schedule.rank_of_stage;
   for (std::size_t stage = 0; stage < rank_of_stage.size(); ++stage)
     if (rank_of_stage[stage] == pipeline_rank) {
       layout.stages.push_back(static_cast<int>(stage));
-      layout.layers.push_back(plan.pipeline->layers[stage]);
+      layout.layers.push_back(run.pipeline->layers[stage]);
     }
 }
 
@@ -88,7 +88,7 @@ JobSizes job_sizes(const TrainConfig& config) {
   return sizes;
 }
 
-RunLayout layout_of(const TrainConfig& config, const RunPlan& plan, int num_ranks,
+RunLayout layout_of(const TrainConfig& config, const ResolvedRun& run, int num_ranks,
                     int ranks_per_host) {
   if (ranks_per_host < 1 || num_ranks % ranks_per_host != 0)
     throw UsageError("{} ranks are not a number of hosts with {} each", num_ranks, ranks_per_host);
@@ -112,21 +112,21 @@ RunLayout layout_of(const TrainConfig& config, const RunPlan& plan, int num_rank
     hosts.push_back(one.host);
     one.coordinates = shape.coordinates(rank);
     const int tensor_rank = coordinate_of(shape, rank, "tp");
-    place_on_pipeline(plan, coordinate_of(shape, rank, "pp"), one);
-    place_on_tensor_axis(plan.model, tensor_rank, tensor_ranks, one);
+    place_on_pipeline(run, coordinate_of(shape, rank, "pp"), one);
+    place_on_tensor_axis(run.model, tensor_rank, tensor_ranks, one);
     one.positions = mesh::positions(
         config.data.sequence_length,
         {.rank = coordinate_of(shape, rank, "cp"), .size = sizes.model_parallel.context});
     one.data_rank = shape.position_in_group(rank, axes.samples);
     if (!shards.empty()) one.shard_rank = shape.position_in_group(rank, shards);
-    one.num_parameters = num_parameters_of(one, plan.model, tensor_rank, tensor_ranks);
+    one.num_parameters = num_parameters_of(one, run.model, tensor_rank, tensor_ranks);
     std::int64_t num_layers = 0;
     for (const mesh::Interval& layers : one.layers) num_layers += layers.size();
     most_layers = std::max(most_layers, num_layers);
   }
   if (tensor_ranks > 1) {
     layout.tensor_crossing = host_crossing(shape, "tp", hosts);
-    layout.tensor_bytes = bytes_along_tensor_axis(config, plan, most_layers);
+    layout.tensor_bytes = bytes_along_tensor_axis(config, run, most_layers);
   }
   return layout;
 }

@@ -48,8 +48,8 @@ struct RunLayout {
 // The job's axes, as a config names them.
 JobSizes job_sizes(const TrainConfig& config);
 
-// UsageError as plan_run(); for `ranks_per_host` that do not divide the ranks, too.
-RunLayout layout_of(const TrainConfig& config, const RunPlan& plan, int num_ranks,
+// UsageError as resolve_run(); for `ranks_per_host` that do not divide the ranks, too.
+RunLayout layout_of(const TrainConfig& config, const ResolvedRun& run, int num_ranks,
                     int ranks_per_host);
 
 }  // namespace lockstep::train

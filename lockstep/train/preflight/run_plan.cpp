@@ -98,7 +98,8 @@ void check_lengths(const ParallelSection& parallel, std::int64_t length) {
 // After check_tensor_ranks().
 void check_context_heads(const ParallelSection& parallel, const models::ModelConfig& model) {
   const std::int64_t heads = model.num_heads / parallel.tensor;
-  if (parallel.context_algorithm == ContextExchange::all_to_all && heads % parallel.context != 0)
+  if (parallel.context_algorithm == mesh::ContextAlgorithm::all_to_all &&
+      heads % parallel.context != 0)
     throw UsageError(
         "parallel.context_algorithm is \"all_to_all\", which gives each of {} ranks as many heads, "
         "and of {} heads over {} tensor ranks each has {}: take \"ring\"",
@@ -108,7 +109,7 @@ void check_context_heads(const ParallelSection& parallel, const models::ModelCon
 // The checks that hold for any number of micro-batches; only a schedule file has its own number.
 void check_pipeline(const TrainConfig& config, const models::ModelConfig& model) {
   if (config.parallel.pipeline > 1 && config.parallel.schedule_file.empty())
-    plan_pipeline(config, model, 1);
+    resolve_pipeline(config, model, 1);
 }
 
 // Whatever the number of ranks.
@@ -176,14 +177,14 @@ constexpr std::string_view kBatchKeys[] = {"train_batch_size",
                                            "output",
                                            "checkpoint.resume"};
 
-// Makes a plan as far as a draft allows: what follows from a value that is wrong, or from a part
+// Resolves a run as far as a draft allows: what follows from a value that is wrong, or from a part
 // that could not be made, is not there, and not judged.
-class Planner {
+class Resolver {
  public:
-  Planner(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun)
+  Resolver(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun)
       : draft_(draft), config_(draft.config()), world_size_(world_size), begun_(begun) {}
 
-  RunPlan plan() {
+  ResolvedRun resolve() {
     open_data();
     make_model();
     check_axes();
@@ -307,7 +308,7 @@ class Planner {
   void make_pipeline() {
     if (!model_ || !batch_ || config_.parallel.pipeline == 1) return;
     draft_.check({"parallel.pipeline"},
-                 [&] { pipeline_ = plan_pipeline(config_, *model_, num_micro_batches()); });
+                 [&] { pipeline_ = resolve_pipeline(config_, *model_, num_micro_batches()); });
   }
 
   void count_steps() {
@@ -365,7 +366,7 @@ class Planner {
   std::int64_t most_micro_ = 0;
   std::optional<data::SequenceSet> training_;
   std::optional<data::SequenceSet> validation_;
-  std::optional<PipelinePlan> pipeline_;
+  std::optional<RunPipeline> pipeline_;
   std::int64_t steps_per_epoch_ = 0;
   std::int64_t total_steps_ = 0;
   optim::ScheduleOptions schedule_;
@@ -381,17 +382,18 @@ BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& mo
   return {.num_data_ranks = num_data_ranks, .batch = resolve_batch(config, num_data_ranks, begun)};
 }
 
-RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun) {
-  return Planner(draft, world_size, begun).plan();
+ResolvedRun resolve_run(ConfigDraft& draft, int world_size,
+                        const std::optional<BegunBatch>& begun) {
+  return Resolver(draft, world_size, begun).resolve();
 }
 
-RunPlan plan_run(const TrainConfig& config, int world_size,
-                 const std::optional<BegunBatch>& begun) {
+ResolvedRun resolve_run(const TrainConfig& config, int world_size,
+                        const std::optional<BegunBatch>& begun) {
   ConfigDraft draft(config);
-  return plan_run(draft, world_size, begun);
+  return resolve_run(draft, world_size, begun);
 }
 
-models::ModelConfig plan_model(const TrainConfig& config) {
+models::ModelConfig resolve_model(const TrainConfig& config) {
   std::int64_t vocabulary = 0;
   if (config.model.from.empty() && config.model.vocab_size == 0) {
     try {

@@ -16,7 +16,7 @@
 
 namespace lockstep::train {
 
-struct RunPlan {
+struct ResolvedRun {
   models::ModelConfig model;
   data::SequenceSet training;
   std::optional<data::SequenceSet> validation;
@@ -24,7 +24,7 @@ struct RunPlan {
   std::optional<BegunBatch> begun;  // that it is kept from
   // The most samples of a forward pass on a rank that the run allows itself, on other ranks, too.
   std::int64_t most_micro = 0;
-  std::optional<PipelinePlan> pipeline;
+  std::optional<RunPipeline> pipeline;
   std::int64_t steps_per_epoch = 0;
   std::int64_t total_steps = 0;
   // The schedule, with the run's own length where the config left that open.
@@ -34,11 +34,12 @@ struct RunPlan {
 // Opens the data, reads the config.json of a model that is trained further, and checks that all
 // numbers fit together. UsageError with all that does not, the numbers and the way out. A run that
 // has begun keeps its batch.
-RunPlan plan_run(const TrainConfig& config, int world_size,
-                 const std::optional<BegunBatch>& begun = {});
+ResolvedRun resolve_run(const TrainConfig& config, int world_size,
+                        const std::optional<BegunBatch>& begun = {});
 // The same for a config that may have mistakes: it reports them together with those found here, and
 // still makes the checks that do not depend on a wrong value.
-RunPlan plan_run(ConfigDraft& draft, int world_size, const std::optional<BegunBatch>& begun = {});
+ResolvedRun resolve_run(ConfigDraft& draft, int world_size,
+                        const std::optional<BegunBatch>& begun = {});
 
 // The ranks that share a step's samples.
 struct BatchShares {
@@ -51,7 +52,7 @@ BatchShares share_batch(const TrainConfig& config, const models::ModelConfig& mo
 
 // The model alone. The data is opened only where the config leaves the size of the vocabulary to
 // it; UsageError where it is not there either.
-models::ModelConfig plan_model(const TrainConfig& config);
+models::ModelConfig resolve_model(const TrainConfig& config);
 
 // The loss, in nats, of a model that knows only how often each token occurs. Looks at the first
 // 16 Mi tokens.

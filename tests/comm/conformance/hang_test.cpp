@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/join.h>
 #include <lockstep/flight/report.h>
 

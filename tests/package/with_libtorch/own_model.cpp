@@ -7,10 +7,7 @@
 #include <torch/nn/modules/loss.h>
 #include <torch/optim/sgd.h>
 
-#include <lockstep/recompute/recompute.h>
-#include <lockstep/recompute/wrap_activation_checkpointing.h>
-#include <lockstep/train/distributed_trainer.h>
-#include <lockstep/train/fsdp_trainer.h>
+#include <lockstep/lockstep.h>
 
 using namespace torch;
 using namespace lockstep::names;
