@@ -36,20 +36,20 @@ class Launched {
   void kill(int signal) const;
 
   // Exit code (128 + signal), or -1 where it has not ended by then.
-  int wait(milliseconds longest = milliseconds(30'000));
+  int wait(milliseconds longest = milliseconds(120'000));
 
   // What it has written so far.
   std::string output() const;
   std::string error() const;
 
   // Waits until `text` stands in its output.
-  bool says(const std::string& text, milliseconds longest = milliseconds(20'000)) const;
+  bool says(const std::string& text, milliseconds longest = milliseconds(60'000)) const;
 
   // Pids of all its processes that are still there, zombies not counted.
   std::vector<pid_t> alive() const;
 
   // True once all of them stand still, but for the guardian.
-  bool stopped(milliseconds longest = milliseconds(20'000)) const;
+  bool stopped(milliseconds longest = milliseconds(60'000)) const;
 
   // True once there are none.
   bool all_gone(milliseconds longest) const;
