@@ -158,7 +158,7 @@ void DisturbedTraining::expect_each_sample_once(const std::string& name) const {
 }
 
 void DisturbedTraining::expect_nothing_left(const Launched& job) const {
-  EXPECT_TRUE(job.all_gone(milliseconds(10'000))) << "processes are left";
+  EXPECT_TRUE(job.all_gone(milliseconds(60'000))) << "processes are left";
   EXPECT_THAT(lockstep::testing::shared_memory_names(), ::testing::IsEmpty());
 }
 

@@ -53,7 +53,7 @@ bool EtcdServer::start() {
         std::string("--initial-cluster"), "default=" + peer})
     command.push_back(word);
   process_ = std::make_unique<Launched>(std::move(command), std::vector<std::string>{consent()});
-  return eventually(milliseconds(30'000), [&] {
+  return eventually(milliseconds(60'000), [&] {
     return log().find("ready to serve client requests") != std::string::npos;
   });
 }

@@ -59,7 +59,7 @@ class EtcdJob : public ::testing::Test {
   }
 
   static bool tells(const Launched& job, const std::string& words) {
-    return eventually(milliseconds(20'000),
+    return eventually(milliseconds(60'000),
                       [&] { return job.error().find(words) != std::string::npos; });
   }
 
@@ -105,7 +105,7 @@ TEST_F(EtcdJob, LaunchersMeet) {
 TEST_F(EtcdJob, OneOfTwoGoesOnWithoutNodeZeroAndALateHostFindsIt) {
   std::vector<Launched> jobs = start_two();
   jobs[0].kill(SIGKILL);
-  EXPECT_TRUE(jobs[0].all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(jobs[0].all_gone(milliseconds(60'000)));
   expect_formed(jobs[1], 1, 1);
   Launched late = start("1:2", "host2");
   expect_formed(late, 2, 2);
@@ -212,7 +212,7 @@ TEST_F(EtcdJob, AJobThatFailsWithoutEtcdIsFormedWhenItIsBack) {
 TEST_F(EtcdJob, WhatEtcdSaysIsNotTrusted) {
   // A launcher with another secret uses the same name for its job.
   Launched other = start("2", "host0");
-  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+  ASSERT_TRUE(eventually(milliseconds(60'000), [&] {
     return value_of("lockstep/job/leader").exists();
   })) << other.error();
   folder_.write("secret", std::string(32, 't'), 0600);

@@ -251,7 +251,7 @@ TEST(Failure, AskingWhereRanksAreLeavesNothingBehind) {
       {"sh", "-c", "echo $LOCKSTEP_FLIGHT_DIR; while [ ! -e " + end + " ]; do sleep 0.02; done"});
   ASSERT_TRUE(job.says("lockstep-flight-"));
   job.kill(SIGUSR1);
-  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] {
     return job.error().find("no rank of this host has made a group") != std::string::npos;
   })) << job.error();
   folder.write("end", "");

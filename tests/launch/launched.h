@@ -36,20 +36,20 @@ class Launched {
   void kill(int signal) const;
 
   // Exit code (128 + signal), or -1 if it has not ended in time.
-  int wait(milliseconds longest = milliseconds(30'000));
+  int wait(milliseconds longest = milliseconds(120'000));
 
   // The output so far.
   std::string output() const;
   std::string error() const;
 
   // Waits until `text` appears in its output.
-  bool says(const std::string& text, milliseconds longest = milliseconds(20'000)) const;
+  bool says(const std::string& text, milliseconds longest = milliseconds(60'000)) const;
 
   // Pids of all its processes that still exist, without zombies.
   std::vector<pid_t> alive() const;
 
   // True once all of them are stopped, except the guardian.
-  bool stopped(milliseconds longest = milliseconds(20'000)) const;
+  bool stopped(milliseconds longest = milliseconds(60'000)) const;
 
   // True once none of them exists.
   bool all_gone(milliseconds longest) const;

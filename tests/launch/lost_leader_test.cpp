@@ -27,7 +27,7 @@ TEST_F(LostLeader, TheOthersGoOn) {
   JOIN_OR_SKIP(3, "2:3");
   std::vector<Launched> jobs = start_all(3);
   jobs[0].kill(SIGKILL);
-  EXPECT_TRUE(jobs[0].all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(jobs[0].all_gone(milliseconds(60'000)));
   for (const std::size_t host : {1u, 2u}) expect_formed(jobs[host], 1, 2);
   finish();
   for (const std::size_t host : {1u, 2u}) {
@@ -137,7 +137,7 @@ TEST_F(LostLeader, OneThatWaitsFindsTheJobAgain) {
   endpoint_ = Network::address(0) + ":29400," + Network::address(1) + ":29400";
   std::vector<Launched> jobs = start_all(3);
   Launched spare = start_staying(3);
-  EXPECT_TRUE(eventually(milliseconds(10'000), [&] {
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] {
     return spare.error().find("host3 waits to take the place") != std::string::npos;
   })) << spare.error();
   jobs[0].kill(SIGKILL);

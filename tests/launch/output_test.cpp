@@ -333,7 +333,7 @@ TEST(Output, ClosedStreamsAreNobodysPipes) {
                   std::string("exec ") + LOCKSTEP_PROGRAM +
                       " run --nproc-per-node 2 sh -c 'echo to-output' " + closed});
     EXPECT_EQ(job.wait(), 0) << closed;
-    EXPECT_TRUE(job.all_gone(milliseconds(20'000))) << closed;
+    EXPECT_TRUE(job.all_gone(milliseconds(60'000))) << closed;
   }
 }
 

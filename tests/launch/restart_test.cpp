@@ -185,7 +185,7 @@ TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAborts) {
 TEST(Restart, TheRankThatKnowsWhyCountsMoreThanOneThatAbortedBefore) {
   const Folder folder;
   Launched job = abort_beside_one_that_knows(folder, "60");
-  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+  ASSERT_TRUE(eventually(milliseconds(60'000), [&] {
     return job.error().find("rank 0 (") != std::string::npos;
   })) << job.error();
   folder.write("go", "");

@@ -51,7 +51,7 @@ milliseconds cpu_time_of(pid_t pid) {
 }
 
 bool appears(const std::string& file, const Folder& folder) {
-  return eventually(milliseconds(20'000),
+  return eventually(milliseconds(60'000),
                     [&] { return std::filesystem::exists(folder.path() / file); });
 }
 
@@ -65,7 +65,7 @@ class Staying : public ::testing::Test {
   void finish() const { folder_.write("go", ""); }
 
   static std::map<int, pid_t> wait_for(const Launched& job, int generation, std::size_t num_ranks) {
-    EXPECT_TRUE(eventually(milliseconds(20'000),
+    EXPECT_TRUE(eventually(milliseconds(60'000),
                            [&] { return pids_in(job.output(), generation).size() == num_ranks; }))
         << job.output() << job.error();
     return pids_in(job.output(), generation);
@@ -74,7 +74,7 @@ class Staying : public ::testing::Test {
   // Waits until this many processes have been ranks or spares, and have told the launcher that they
   // stay.
   static bool have_stayed(const Launched& job, std::size_t num_processes) {
-    return eventually(milliseconds(20'000), [&] {
+    return eventually(milliseconds(60'000), [&] {
       const std::string output = job.output();
       std::size_t found = 0;
       for (const std::string& line : lines_of(output)) found += line.ends_with(" stays") ? 1 : 0;
@@ -84,7 +84,7 @@ class Staying : public ::testing::Test {
 
   // Waits until the launcher, the guardian and the launcher's processes are that many.
   static bool comes_to(const Launched& job, std::size_t num_processes) {
-    return eventually(milliseconds(20'000), [&] { return job.alive().size() == num_processes; });
+    return eventually(milliseconds(60'000), [&] { return job.alive().size() == num_processes; });
   }
 
   Folder folder_;
@@ -235,7 +235,7 @@ TEST_F(Staying, AllEndWithTheJob) {
 TEST_F(Staying, SparesThatEndAtOnceAreNotStartedForEver) {
   Launched job = Launched::run({"--max-restarts", "1", "--spares", "1", "sh", "-c",
                                 "[ -n \"$LOCKSTEP_SPARE\" ] && exit 1; exec sleep 15"});
-  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] {
     return job.error().find("spares end as soon as they are started") != std::string::npos;
   })) << job.error();
   job.kill(SIGTERM);
@@ -266,7 +266,7 @@ TEST_F(Staying, SparesThatAreKilledAreReplacedHoweverMany) {
 TEST_F(Staying, SparesThatCannotBeStartedAreToldOf) {
   const std::string program = folder_.write("program", "#!/bin/sh\nrm $0; exec sleep 30\n", 0755);
   Launched job = Launched::run({"--max-restarts", "1", "--spares", "1", program});
-  EXPECT_TRUE(eventually(milliseconds(25'000), [&] {
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] {
     return job.error().find("spares cannot be started: No such file") != std::string::npos;
   })) << job.error();
   EXPECT_EQ(count_of("spares", job.error()), 1);
@@ -302,7 +302,7 @@ class StayingNodes : public ElasticNodes {
     return start(host, std::move(arguments));
   }
   static std::map<int, pid_t> wait_for(const Launched& job, int generation) {
-    EXPECT_TRUE(eventually(milliseconds(30'000),
+    EXPECT_TRUE(eventually(milliseconds(60'000),
                            [&] { return pids_in(job.output(), generation).size() == 2; }))
         << job.output() << job.error();
     return pids_in(job.output(), generation);
@@ -378,7 +378,7 @@ TEST_F(StayingNodes, ARankThatCannotBeToldItsPlaceIsStartedAnew) {
   const auto before = wait_for(first, 0);
   wait_for(second, 0);
   second.kill(SIGKILL);
-  ASSERT_TRUE(eventually(milliseconds(20'000), [&] {
+  ASSERT_TRUE(eventually(milliseconds(60'000), [&] {
     return first.error().find("needs 2 nodes and 1 is left") != std::string::npos;
   })) << first.error();
   folder_.write("hang_up", "");

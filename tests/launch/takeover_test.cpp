@@ -78,7 +78,7 @@ TEST_F(Takeover, WhoLeavesBeforeConfirmingDoesNotCount) {
     ASSERT_TRUE(hears(connection, "confirm", milliseconds(20'000)));
   }
   // One host of three is no majority.
-  EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] {
     leader_.attend();
     return leader_.decision()->action == Decision::Action::end;
   }));

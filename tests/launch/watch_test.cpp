@@ -30,7 +30,7 @@ int number_after(const std::string& label, const std::string& text) {
 }
 
 bool tells(const Launched& job, const std::string& text) {
-  return eventually(milliseconds(20'000),
+  return eventually(milliseconds(60'000),
                     [&] { return job.error().find(text) != std::string::npos; });
 }
 
@@ -48,7 +48,7 @@ TEST(Watch, AllStandStillWithTheLauncherAndGoOnWithIt) {
     job.kill(SIGTSTP);
     EXPECT_TRUE(job.stopped()) << i;
     job.kill(SIGCONT);
-    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !job.stopped(milliseconds(0)); }));
+    EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return !job.stopped(milliseconds(0)); }));
   }
   folder.write("end", "");
   EXPECT_EQ(job.wait(), 0) << job.error();
@@ -175,7 +175,7 @@ TEST(Watch, AProcessOnItsWayOutIsKnown) {
   EXPECT_FALSE(state_of(::getpid()).ending());
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
-  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return state_of(child).ending(); }));
+  EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return state_of(child).ending(); }));
   ::waitpid(child, nullptr, 0);
   EXPECT_FALSE(state_of(child).ending()) << "it is gone";
 }

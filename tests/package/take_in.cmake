@@ -10,13 +10,15 @@ endfunction()
 
 file(REMOVE_RECURSE ${work})
 set(options -D LOCKSTEP_LIBTORCH=OFF)
+# What is compiled runs for a moment: optimising it would take longer.
 if(torch_dir)
   file(WRITE ${work}/libtorch/share/cmake/Torch/TorchConfig.cmake
     "include(\"${torch_dir}/TorchConfig.cmake\")\n")
   set(options -D CMAKE_PREFIX_PATH=${work}/libtorch -D CMAKE_CXX_FLAGS=-DWITH_LIBTORCH)
 endif()
 run(${CMAKE_COMMAND} -S ${project} -B ${work}/build -G ${generator} -D CMAKE_CXX_COMPILER=${compiler}
-    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D LOCKSTEP_SOURCE=${source} -D TAKE_IN=${take_in} -D PART=${part}
+    -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_FLAGS_RELEASE=-DNDEBUG -D CMAKE_UNITY_BUILD=ON
+    -D LOCKSTEP_SOURCE=${source} -D TAKE_IN=${take_in} -D PART=${part}
     ${options})
 if(torch_dir)
   file(STRINGS ${work}/build/CMakeCache.txt found REGEX "^Torch_DIR:PATH=${work}/libtorch/")

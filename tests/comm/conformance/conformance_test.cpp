@@ -67,7 +67,7 @@ void expect_success(Launched& job, int ranks, const std::string& backend) {
   EXPECT_EQ(code, 0) << job.error();
   EXPECT_EQ(finished, ranks) << output << job.error();
   EXPECT_THAT(output, HasSubstr("backend " + backend + "\n"));
-  EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(job.all_gone(milliseconds(60'000)));
 }
 
 // The backend that the world of a job should report.

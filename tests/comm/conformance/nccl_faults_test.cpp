@@ -35,7 +35,7 @@ class NcclFaults_cuda : public ::testing::Test {
         {"--standalone", "--nproc-per-node", "2", this_program(), "--scenario", "nccl-" + fault});
     EXPECT_NE(job.wait(milliseconds(45'000)), 0) << job.output() << job.error();
     EXPECT_THAT(job.output(), HasSubstr("[0] over nccl+shm"));
-    EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
+    EXPECT_TRUE(job.all_gone(milliseconds(60'000)));
     return job;
   }
 };

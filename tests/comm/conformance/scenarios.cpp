@@ -130,7 +130,7 @@ void train_with_a_slow_rank(Communicator& world) {
   for (std::uint64_t step = 0; step < 20; ++step) {
     const auto begin = Clock::now();
     const double waited = world.journal().waited_seconds();
-    std::this_thread::sleep_for(milliseconds(world.rank() == 1 ? 40 : 20));
+    std::this_thread::sleep_for(milliseconds(world.rank() == 1 ? 120 : 60));
     world.all_reduce(gradient).wait();
     const double own = std::chrono::duration<double>(Clock::now() - begin).count() -
                        (world.journal().waited_seconds() - waited);

@@ -47,7 +47,7 @@ TEST(World, TheMergedReportSaysWhoIsBehind) {
   EXPECT_EQ(report.find("does not match"), std::string::npos) << report;
   // The report is printed without being asked for.
   EXPECT_THAT(job.error(), HasSubstr("group 'world' (3 ranks)"));
-  EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(job.all_gone(milliseconds(60'000)));
 }
 
 TEST(World, AProgramsOwnBackendIsChosenByItsName) {
@@ -68,7 +68,7 @@ TEST(World, AMismatchIsCaughtOnEveryRankAndTheGroupStaysDead) {
   }
   EXPECT_THAT(job.output(), AllOf(HasSubstr("mismatch of ranks"), HasSubstr("broadcast #"),
                                   HasSubstr("all_reduce #")));
-  EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(job.all_gone(milliseconds(60'000)));
 }
 
 // The calls differ only in the hash of the lengths.
@@ -106,7 +106,7 @@ TEST(World, AKilledRankIsNamed) {
   EXPECT_THAT(job.output(), AllOf(HasSubstr("[0] ended by "), HasSubstr("[1] ended by "),
                                   HasSubstr("peer lost of rank 2")));
   EXPECT_THAT(job.error(), HasSubstr("rank 2 (local rank 2"));
-  EXPECT_TRUE(job.all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(job.all_gone(milliseconds(60'000)));
 }
 
 TEST(World, ARankThatNeverJoinsIsNamed) {

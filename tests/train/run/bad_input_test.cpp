@@ -27,7 +27,7 @@ using ::testing::Not;
 
 // Expects the message and the exit code of a mistake, and that no rank has started.
 void expect_refused(Launched run, const std::vector<std::string>& parts) {
-  EXPECT_EQ(run.wait(milliseconds(20'000)), 2) << parts[0];
+  EXPECT_EQ(run.wait(milliseconds(60'000)), 2) << parts[0];
   for (const std::string& part : parts) EXPECT_THAT(run.error(), HasSubstr(part));
   EXPECT_EQ(count(run.error(), "lockstep: "), 1) << run.error();
   EXPECT_EQ(run.output(), "");

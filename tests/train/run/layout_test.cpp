@@ -88,7 +88,7 @@ TEST_P(Learns, MoreThanHowOftenEachByteComes) {
   training.set("/max_steps", 80).set("/optimizer/params/lr", 2e-2).set("/validation/interval", 40);
   Launched run = training.start(GetParam());
   ASSERT_EQ(run.wait(milliseconds(60'000)), 0) << run.error();
-  EXPECT_TRUE(run.all_gone(milliseconds(20'000)));
+  EXPECT_TRUE(run.all_gone(milliseconds(60'000)));
   const auto losses = training.losses();
   ASSERT_EQ(losses.size(), 80u);
   EXPECT_LT(losses.at(80), 0.8 * unigram_entropy(read_file(training.text())));
