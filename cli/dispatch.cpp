@@ -1,11 +1,13 @@
 #include <cli/dispatch.h>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <vector>
 
 #include <lockstep/base/environment.h>
@@ -14,13 +16,21 @@
 #include <lockstep/base/text.h>
 #include <lockstep/launch/processes/rank_setup.h>
 
-#include <cli/standard_streams.h>
-
 namespace lockstep::cli {
 
 namespace fs = std::filesystem;
 
 namespace {
+
+// Opens /dev/null in place of each standard stream that the caller has closed: the next file to be
+// opened would get its number, and be taken for standard output. Call it before anything is opened.
+void open_standard_streams() {
+  for (const int wanted : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(wanted, F_GETFD) >= 0 || errno != EBADF) continue;
+    // The lowest free number is the wanted one: those below it are open by now.
+    if (::open("/dev/null", O_RDWR) != wanted) return;
+  }
+}
 
 std::string help(std::span<const Verb> verbs) {
   std::string text =

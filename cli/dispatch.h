@@ -11,7 +11,7 @@ namespace lockstep::cli {
 // The exit code after a UsageError.
 inline constexpr int kUsageMistake = 2;
 
-// What follows the verb.
+// The words after the verb.
 using Arguments = std::span<const std::string>;
 
 struct Verb {
@@ -21,8 +21,9 @@ struct Verb {
   int (*run)(Arguments);
 };
 
-// What `lockstep` does: --help, --version, the verb, or the nearest one to a verb it does not
-// know. Turns errors into a message and an exit code: 2 for a mistake of the user, 1 otherwise.
+// Runs a command line: --help, --version, or a verb. Suggests the nearest verb for one that does
+// not exist. Turns errors into a message and an exit code: 2 for a mistake of the user, 1
+// otherwise.
 int dispatch(std::span<const Verb> verbs, int argc, char** argv);
 
 // Where lockstep-torch is: beside this program in a build tree, in libexec where installed.

@@ -14,7 +14,7 @@
 
 namespace lockstep::cli {
 
-// What --help says after the program's name: "[FLAGS] PROGRAM [ARGUMENTS]".
+// Sets what --help prints after the program's name: "[FLAGS] PROGRAM [ARGUMENTS]".
 void show_usage(CLI::App& app, const std::string& what_follows);
 
 struct SplitArguments {
@@ -40,5 +40,11 @@ int parse_integer(const std::string& text, const std::string& flag, int lowest, 
 
 // "30" or "0.5". UsageError names the flag and the text.
 milliseconds parse_seconds(const std::string& text, const std::string& flag);
+
+inline constexpr int kMostRanks = 1 << 16;
+
+// How many ranks --nproc-per-node asks for: a number, auto, cpu, gpu, or gpu:N. UsageError
+// otherwise, and where there are not so many GPUs.
+int num_local_ranks(const std::string& text);
 
 }  // namespace lockstep::cli

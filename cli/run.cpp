@@ -8,7 +8,6 @@
 #include <lockstep/net/secret.h>
 
 #include <cli/flags.h>
-#include <cli/num_ranks.h>
 
 namespace lockstep::cli {
 

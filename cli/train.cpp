@@ -4,15 +4,22 @@
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <optional>
+#include <string>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/environment.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/folder_lock.h>
 #include <lockstep/checkpoint/format/reader.h>
+#include <lockstep/device/host/host.h>
 #include <lockstep/launch/launch.h>
+#include <lockstep/launch/processes/rank_setup.h>
 #include <lockstep/launch/rank_side/report.h>
+#include <lockstep/models/spec/config.h>
 #include <lockstep/train/config/config.h>
+#include <lockstep/train/preflight/memory_fit.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_layout.h>
 #include <lockstep/train/preflight/run_plan.h>
@@ -20,14 +27,119 @@
 
 #include <cli/flags.h>
 #include <cli/layout_report.h>
-#include <cli/machine_check.h>
-#include <cli/num_ranks.h>
-#include <cli/size_report.h>
 #include <cli/train_flags.h>
 
 namespace lockstep::cli {
 
 namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kMiB = 1 << 20;
+
+void check_device(const train::TrainConfig& config) {
+  if (config.device == train::DeviceChoice::cuda && launch::num_visible_gpus() == 0)
+    throw UsageError("device is \"cuda\", and this host has no GPU that is visible: take \"auto\", "
+                     "or look at CUDA_VISIBLE_DEVICES and at what lockstep check says");
+}
+
+// Where there are GPUs, the ranks look at their memory themselves, and warn where it is tight.
+void check_memory(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+  if (config.device != train::DeviceChoice::cpu && launch::num_visible_gpus() > 0) return;
+  // There is no formula yet for the memory of model parallelism.
+  if (config.parallel.ranks_together() > 1) return;
+  train::MemoryPlan memory(config, plan.model, plan::Device::cpu);
+  const auto there = static_cast<std::int64_t>(device::Host().memory().total_bytes);
+  train::judge_memory(memory, memory.configured(num_ranks, num_ranks, plan.begun),
+                      {.bytes = there, .num_ranks_sharing = num_ranks, .what = "this host"});
+}
+
+// Asks for room for one checkpoint only: older ones may be removed to make room for it.
+void check_disk(const train::TrainConfig& config, const train::RunPlan& plan) {
+  fs::path folder = fs::absolute(config.output);
+  std::error_code unknown;
+  while (!fs::exists(folder, unknown) && folder.has_relative_path()) folder = folder.parent_path();
+  const fs::space_info space = fs::space(folder, unknown);
+  if (unknown) return;
+  const double needed = static_cast<double>((4 + config.optimizer.options.state_bytes()) *
+                                            models::num_parameters(plan.model));
+  const auto there = static_cast<double>(space.available);
+  if (needed <= there) return;
+  throw UsageError("a checkpoint of this run takes {:.1f} MiB, and the disk of '{}' has {:.1f} MiB "
+                   "left: make room, or choose another output",
+                   needed / kMiB, folder.string(), there / kMiB);
+}
+
+// The main rank will hold the lock; a mistake is found here before any rank starts.
+void check_no_other_run(const std::filesystem::path& output) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(output, unknown)) const FolderLock looked(output);
+}
+
+// UsageError with the numbers and the way out, where there is no GPU though the config asks for
+// one, too little memory or disk, or another run in the run's folder.
+void check_machine(const train::TrainConfig& config, const train::RunPlan& plan, int num_ranks) {
+  check_device(config);
+  check_memory(config, plan, num_ranks);
+  check_no_other_run(config.output);
+  check_disk(config, plan);
+}
+
+struct HostRange {
+  int least = 1;
+  int most = 1;
+};
+
+constexpr int kMostRows = 64;
+
+// "8", or "10 or 11" where shares differ.
+std::string samples_of_a_rank(const train::BatchShares& shares) {
+  const std::int64_t least = shares.batch.global / shares.num_data_ranks;
+  if (shares.batch.global % shares.num_data_ranks == 0) return std::to_string(least);
+  return fmt::format("{} or {}", least, least + 1);
+}
+
+// "3", or "2:4". UsageError where it is neither, or there are too many of them.
+HostRange parse_host_range(const std::string& text) {
+  const auto colon = text.find(':');
+  HostRange hosts;
+  hosts.least = parse_integer(text.substr(0, colon), "--nnodes", 1, kMostRanks);
+  hosts.most = colon == std::string::npos
+                   ? hosts.least
+                   : parse_integer(text.substr(colon + 1), "--nnodes", 1, kMostRanks);
+  if (hosts.least > hosts.most)
+    throw UsageError("--nnodes {}: the least number of hosts comes first: give --nnodes {}:{}",
+                     text, hosts.most, hosts.least);
+  if (hosts.most - hosts.least >= kMostRows)
+    throw UsageError("--nnodes {}: --describe shows up to {} numbers of hosts: give fewer", text,
+                     kMostRows);
+  return hosts;
+}
+
+// A row for each: samples of a rank, and its passes. `plan` is the run's on the most hosts.
+std::string size_report(const train::TrainConfig& config, const train::RunPlan& plan,
+                        const HostRange& hosts, int ranks_per_host) {
+  if (hosts.least == hosts.most) return "";
+  // Where it has not begun, it is taken to begin there.
+  const train::BegunBatch begun =
+      plan.begun.value_or(train::BegunBatch{.global = plan.batch.global, .micro = plan.most_micro});
+  std::string text =
+      fmt::format("\nThe run keeps its steps of {} samples when hosts leave and come:\n"
+                  "hosts  ranks  samples of a rank  passes  of at most\n",
+                  begun.global);
+  for (int num_hosts = hosts.least; num_hosts <= hosts.most; ++num_hosts) {
+    text += fmt::format("{:>5}  {:>5}  ", num_hosts, num_hosts * ranks_per_host);
+    try {
+      const train::BatchShares shares =
+          train::share_batch(config, plan.model, num_hosts * ranks_per_host, begun);
+      text += fmt::format("{:>17}  {:>6}  {:>10}\n", samples_of_a_rank(shares),
+                          shares.batch.accumulation, shares.batch.micro);
+    } catch (const UsageError& error) {
+      text += fmt::format("cannot be: {}\n", error.what());
+    }
+  }
+  return text;
+}
 
 // Ranks write a checkpoint before they end, where a user ends them; after a failure they cannot.
 constexpr milliseconds kInterruptGrace{120'000};
@@ -46,8 +158,8 @@ std::string output_for_ranks() {
   return fmt::format("/proc/{}/fd/{}", ::getpid(), STDOUT_FILENO);
 }
 
-// For whoever sees a run end before its time, where its ranks have not said it themselves. Those of
-// a job that may be formed anew may have been told to end when they could not save.
+// Tells a user whose run ended early how to go on, where its ranks have not said it themselves. The
+// ranks of a job that may be restarted may have been told to end when they could not save.
 void say_how_to_go_on(const train::TrainConfig& config,
                       const std::optional<checkpoint::Checkpoint>& before, int max_restarts,
                       int code) {

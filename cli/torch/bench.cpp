@@ -17,7 +17,6 @@
 #include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
-#include <cli/num_ranks.h>
 #include <cli/torch/relaunch.h>
 
 namespace lockstep::cli {
@@ -47,7 +46,7 @@ struct Settings {
   std::string report_file;  // where the JSON goes; standard output where empty
 };
 
-// What they mean.
+// What the settings mean.
 struct Plan {
   std::vector<comm::Operation> operations;
   comm::Algorithm algorithm = comm::Algorithm::automatic;
@@ -119,7 +118,8 @@ comm::Operation parse_operation(std::string text) {
   throw UsageError("there is no collective '{}' to measure: choose from {}", text, known);
 }
 
-// Those asked for, which must have the algorithm; all that have it where none was.
+// The operations that were asked for, which must have the algorithm. Where none was asked for, all
+// operations that have it.
 std::vector<comm::Operation> choose_operations(const Settings& settings,
                                                comm::Algorithm algorithm) {
   std::vector<comm::Operation> chosen;

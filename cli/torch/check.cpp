@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -13,19 +14,28 @@
 #include <lockstep/device/device_manager.h>
 
 #include <cli/flags.h>
-#include <cli/num_ranks.h>
-#include <cli/torch/check/backends.h>
-#include <cli/torch/check/gather.h>
-#include <cli/torch/check/machine.h>
 #include <cli/torch/check/pairs.h>
-#include <cli/torch/check/print.h>
-#include <cli/torch/check/problems.h>
-#include <cli/torch/check_with_ranks.h>
+#include <cli/torch/check/report.h>
 #include <cli/torch/relaunch.h>
 
 namespace lockstep::cli {
 
 namespace {
+
+struct Relaunched {
+  int exit_code = 0;  // of the launcher; where it is not 0 there is no report, and it has said why
+  inspection::Report report;
+};
+
+// Starts `lockstep run` with that many ranks, waits for it, and reads the report that rank 0 left:
+// printed by a rank, its lines would carry the rank. Whoever ends this process ends the ranks too.
+Relaunched check_with_ranks(int num_ranks, const std::string& backend) {
+  const Reported reported = report_from_ranks("check", {"--backend", backend}, num_ranks);
+  Relaunched result;
+  result.exit_code = reported.exit_code;
+  if (result.exit_code == 0) nlohmann::json::parse(reported.text).get_to(result.report);
+  return result;
+}
 
 using namespace inspection;
 

@@ -15,7 +15,7 @@ bool launched();
 // host. Returns only by throwing UsageError.
 int relaunch(const std::string& verb, Arguments arguments, int num_ranks);
 
-// What the ranks left behind, whose own output has their numbers in front.
+// What the ranks wrote into a file: the lines that they print carry their numbers in front.
 struct Reported {
   int exit_code = 0;
   std::string text;  // that rank 0 wrote, where all went well

@@ -7,6 +7,8 @@
 #include <limits>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <utility>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/error.h>
@@ -18,18 +20,64 @@
 #include <lockstep/train/language_model_task.h>
 
 #include <cli/flags.h>
-#include <cli/torch/utf8_text.h>
 
 namespace lockstep::cli {
 
 namespace {
+
+// Gives out characters once they are whole, and U+FFFD for what is no UTF-8: a model of bytes says
+// such things. One thread.
+class Utf8Text {
+ public:
+  // Takes a byte and returns the characters that are complete now.
+  std::string add(unsigned char byte);
+  // Returns U+FFFD at the end where the last character was cut short.
+  std::string finish();
+
+ private:
+  std::string pending_;    // the beginning of a character
+  int num_missing_ = 0;    // bytes that it still needs
+  unsigned char low_ = 0;  // what the next of them may be
+  unsigned char high_ = 0;
+};
+
+constexpr const char* kReplacement = "\xEF\xBF\xBD";
+
+std::string Utf8Text::add(unsigned char byte) {
+  std::string text;
+  if (num_missing_ > 0) {
+    if (byte >= low_ && byte <= high_) {
+      pending_ += static_cast<char>(byte);
+      low_ = 0x80;
+      high_ = 0xBF;
+      if (--num_missing_ == 0) text = std::exchange(pending_, "");
+      return text;
+    }
+    text = finish();
+  }
+  if (byte < 0x80) return text + static_cast<char>(byte);
+  if (byte < 0xC2 || byte > 0xF4) return text + kReplacement;
+  // Neither longer forms of short characters, nor surrogates, nor what is above U+10FFFF.
+  low_ = byte == 0xE0 ? 0xA0 : byte == 0xF0 ? 0x90 : 0x80;
+  high_ = byte == 0xED ? 0x9F : byte == 0xF4 ? 0x8F : 0xBF;
+  num_missing_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+  pending_ = static_cast<char>(byte);
+  return text;
+}
+
+std::string Utf8Text::finish() {
+  if (num_missing_ == 0) return "";
+  num_missing_ = 0;
+  pending_.clear();
+  return kReplacement;
+}
 
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kBytes = 256;  // the vocabulary of models that read text byte by byte
 constexpr int kMostTokens = 10'000'000;
 
-// As they are written.
+// The values of the flags, as they were given.
 struct SampleFlags {
   std::optional<std::string> prompt;
   std::optional<std::string> tokens;

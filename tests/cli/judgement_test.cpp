@@ -7,8 +7,7 @@
 #include <sstream>
 
 #include <cli/torch/check/pairs.h>
-#include <cli/torch/check/print.h>
-#include <cli/torch/check/problems.h>
+#include <cli/torch/check/report.h>
 
 namespace lockstep::cli::inspection {
 namespace {

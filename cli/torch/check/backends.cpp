@@ -1,4 +1,4 @@
-#include <cli/torch/check/backends.h>
+#include <cli/torch/check/report.h>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -101,7 +101,7 @@ Child start(const std::string& name) {
   if (child.pid > 0) return child;
 
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // What libraries say on the way is in the reason already.
+  // The reason already has what libraries print on the way.
   const net::Fd nowhere(::open("/dev/null", O_RDWR | O_CLOEXEC));
   ::dup2(nowhere.get(), STDOUT_FILENO);
   ::dup2(nowhere.get(), STDERR_FILENO);

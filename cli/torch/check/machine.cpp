@@ -1,4 +1,4 @@
-#include <cli/torch/check/machine.h>
+#include <cli/torch/check/report.h>
 
 #include <dlfcn.h>
 #include <sys/resource.h>
@@ -45,8 +45,8 @@ std::int64_t num_open_files() {
   return count;
 }
 
-// Whoever provides the BLAS symbol that LibTorch calls: the first of the loaded libraries that has
-// it. A LibTorch with MKL or OpenBLAS inside shows nothing, or itself.
+// The file of the BLAS that LibTorch calls: the first of the loaded libraries that has its symbol.
+// A LibTorch with MKL or OpenBLAS inside shows nothing, or itself.
 std::string blas_file() {
   void* const symbol = ::dlsym(RTLD_DEFAULT, "sgemm_");
   Dl_info info{};

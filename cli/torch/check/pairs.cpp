@@ -49,7 +49,7 @@ class Link {
     return median(times);
   }
 
-  // What the leading end says.
+  // Returns the leading end's value on both ends.
   std::int64_t agree(std::int64_t value) {
     const at::Tensor number = at::full({1}, value, options_.dtype(at::kLong));
     transfer(leads_, number);

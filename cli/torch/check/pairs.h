@@ -24,7 +24,7 @@ std::vector<RankPair> choose_pairs(int num_ranks);
 std::vector<Pair> measure_pairs(comm::Communicator& world, const std::vector<Rank>& ranks,
                                 at::DeviceType device);
 
-// Those that are much slower than the median of the pairs with the same transport.
+// Indices of the pairs that are much slower than the median of those with the same transport.
 std::vector<std::size_t> slow_pairs(const std::vector<Pair>& pairs);
 
 }  // namespace lockstep::cli::inspection

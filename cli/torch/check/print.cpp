@@ -1,4 +1,4 @@
-#include <cli/torch/check/print.h>
+#include <cli/torch/check/report.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include <cli/torch/check/problems.h>
+#include <cli/torch/check/report.h>
 
 #include <algorithm>
 #include <set>

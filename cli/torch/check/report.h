@@ -1,5 +1,6 @@
-// What `lockstep check` finds out. Plain data: gathered from every rank, judged by problems.h,
-// printed by print.h, and the same as JSON.
+// What `lockstep check` finds out, as plain data and as JSON; and how it is found (backends.cpp,
+// machine.cpp), gathered from every rank (report.cpp), judged (problems.cpp) and printed
+// (print.cpp).
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,13 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
+
+#include <lockstep/base/deadline.h>
+#include <lockstep/base/environment.h>
+
+namespace lockstep::comm {
+class Communicator;
+}
 
 namespace lockstep::cli::inspection {
 
@@ -122,5 +130,33 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Report, version, launcher, has_secret, asked_
 
 // Puts the machines that several ranks describe together: one for each host, with the ranks on it.
 std::vector<Host> merge_hosts(const std::vector<Rank>& ranks, const std::vector<Host>& described);
+
+// Every rank's text, in rank order, on every rank. All ranks call it. CommError.
+std::vector<std::string> gather_texts(comm::Communicator& world, const std::string& text);
+
+// Tries out which backends work on this machine.
+//
+// Adds up numbers between two ranks over every backend of this build (one rank for nccl and mpi),
+// each in a process of its own: what crashes or hangs there is an answer like any other. The
+// backends that this build lacks are listed with what they need.
+//
+// Forks: call it before anything has started threads or a GPU. Returns by the deadline.
+std::vector<Backend> try_backends(Deadline deadline);
+
+// Describes this process. Call it after joining the job, so that the job's open files are counted.
+Rank describe_rank(const LaunchEnvironment& launch);
+
+// Describes the machine that this process runs on. Only the first rank of a host tries out the
+// number formats, so that ranks do not disturb each other's figures.
+Host describe_host(const LaunchEnvironment& launch);
+
+// What is wrong according to the report, and what to do about it. Problems that prevent training
+// come first.
+std::vector<Problem> find_problems(const Report& report);
+
+enum class Style { plain, terminal };
+
+// The report for people, at most 80 columns wide (long names of hosts and files aside).
+std::string to_text(const Report& report, Style style);
 
 }  // namespace lockstep::cli::inspection
