@@ -27,6 +27,7 @@
 
 #include <cli/flags.h>
 #include <cli/layout_report.h>
+#include <cli/train_flags.h>
 
 namespace lockstep::cli {
 

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/open_groups.h>
+#include <lockstep/comm/transport/connect.h>
 #include <lockstep/comm/transport/wait_watch.h>
 #include <lockstep/comm/world/backends.h>
 #include <lockstep/comm/world/torchrun_store.h>
