@@ -99,7 +99,7 @@ void tell(int fd, char kind, const char* what) {
   ::_exit(code);
 }
 
-// Of one that has ended.
+// The text that a process which has ended left in its pipe.
 std::string told(int fd) {
   std::string text;
   std::array<char, 4096> piece;
@@ -117,7 +117,7 @@ int launch_in_child(const launch::LaunchOptions& options) {
     throw UsageError("no pipe for a launcher: {}", std::strerror(errno));
   const net::Fd hear(ends[0]);
   const net::Fd say(ends[1]);
-  // What is in the streams' buffers would be written twice.
+  // Otherwise both processes would write what is in the streams' buffers.
   std::fflush(nullptr);
   const pid_t self = ::getpid();
   const PassSignalsOn signals;

@@ -87,7 +87,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(torch::nn::Module& module, Gr
   intercept::claim_key();
   std::vector<NamedTensor> all = data_parallel::distinct_tensors(module.named_parameters());
   const std::vector<NamedTensor> parameters = all;
-  // What is both moves as a parameter does.
+  // A tensor that is both a parameter and a buffer moves as a parameter does.
   std::erase_if(buffers_, [&](const NamedTensor& buffer) {
     return std::ranges::any_of(
         parameters, [&](const NamedTensor& one) { return one.tensor.is_same(buffer.tensor); });
