@@ -21,7 +21,7 @@ const char* mode_name(ParallelMode mode) {
   return "a mode without a name";
 }
 
-// That of the axis which a mode is about; null where it is not about one.
+// The size of the axis that a mode is about; null where it is not about one.
 int* own_size(ParallelMode mode, ModelParallelSizes& sizes) {
   switch (mode) {
     case ParallelMode::TENSOR: return &sizes.tensor;

@@ -24,7 +24,7 @@ using shard::CPUOffload;
 using shard::MixedPrecision;
 using shard::ZeroPlusPlusConfig;
 
-// What ranks do with the model. The last four spread it along axes of model_parallel, each of them
+// How ranks share the model. The last four spread it along axes of model_parallel, each of them
 // alone over all ranks where its size is not given; with a sharding_strategy, along those of the
 // data, too.
 enum class ParallelMode {
@@ -49,7 +49,7 @@ struct DistributedConfig {
   ModelParallelSizes model_parallel = {};
   // How a tensor axis lays activations between the layers that wrap_model() cuts.
   nn::BetweenLayers between_layers = nn::BetweenLayers::whole;
-  // What ranks talk through: "auto", or one of comm::available_backends().
+  // The backend of the ranks' calls: "auto", or one of comm::available_backends().
   std::string backend = "auto";
   // How long joining, and any call between ranks, may take before it fails by name.
   milliseconds timeout{600'000};
@@ -70,7 +70,7 @@ struct DistributedConfig {
   shard::Options fsdp = {};
 };
 
-// What a config cuts along the axes of the data: nothing with DDP.
+// The state that a config cuts along the axes of the data: none with DDP.
 ShardingStrategy strategy_of(const DistributedConfig& config);
 
 // With the sizes that the mode leaves to the number of ranks.
@@ -83,8 +83,8 @@ bool takes_units(const DistributedConfig& config);
 // The mesh that it asks for, as axes_for() says of JobSizes.
 JobAxes axes_for(const DistributedConfig& config, const JobRanks& ranks);
 
-// What all ranks of a job must have alike to form its mesh and lay their tensors out, a line each.
-// What else differs shows in their calls, which are compared as they are made.
+// The settings that all ranks of a job must have alike to form its mesh and lay their tensors out,
+// a line each. Other differences show in their calls, which are compared as they are made.
 std::vector<std::string> lines_of(const DistributedConfig& config);
 
 // UsageError where a config asks for what its strategy does not have.

@@ -261,7 +261,7 @@ void DistributedManager::State::add(const std::shared_ptr<torch::nn::Module>& mo
       make_parallel(*module, mesh, axes, config,
                     {.counted_pass = counted_pass, .norm_scope = parts.norm_scope()}, origin);
   models.push_back({module, std::move(parts), std::move(made)});
-  // What batch norms are known by has moved.
+  // The tensors that batch norms are known by have moved.
   for (const auto& norms : batch_norms)
     if (norms->converted_any_of(*module)) norms->renew();
 }
@@ -470,7 +470,7 @@ void DistributedManager::load_full_optimizer_state(const ModelRef& model,
                                                    const std::vector<NamedTensor>& state) {
   const auto& [module, parts, parallel] = state_->checked(model);
   if (parts.alone()) return parallel->load_full_optimizer_state(optimizer, state);
-  // What it has to be like: whole, but for what a tensor axis cuts.
+  // The state has to have these shapes: whole, but for tensors that a tensor axis cuts.
   const auto wanted = parallel->full_optimizer_state(optimizer, {});
   parallel->load_full_optimizer_state(
       optimizer, state_->own_parts(parts, wanted, state, ModelParts::Names::of_state));

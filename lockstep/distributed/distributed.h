@@ -67,7 +67,8 @@ class DistributedManager {
   c10::Device device() const;
   const device::DeviceManager& device_manager() const;
 
-  // What setup_distributed() was given, with the sizes that follow from the number of ranks.
+  // The config that setup_distributed() was given, with the sizes that follow from the number of
+  // ranks.
   const DistributedConfig& config() const;
   const std::shared_ptr<comm::Communicator>& world() const;
   mesh::DeviceMesh& mesh() const;
@@ -203,8 +204,8 @@ class DistributedManager {
   void load_full_optimizer_state(const ModelRef& model, optim::Optimizer& optimizer,
                                  const std::vector<NamedTensor>& state);
 
-  // What this rank has of the model's parameters and buffers, under their names and as parts of the
-  // whole: the memory itself, for checkpoints. Who has written to it says so on every rank.
+  // This rank's parts of the model's parameters and buffers, under their names: the memory itself,
+  // for checkpoints. A program that has written to it calls held_state_written() on every rank.
   std::vector<mesh::HeldTensor> held_state(const ModelRef& model);
   void held_state_written(const ModelRef& model);
   // The same of an optimizer of make_optimizer(), which takes what was written by load_state(). Its
@@ -218,7 +219,7 @@ class DistributedManager {
 
   // How the model lies on the ranks: its units, their sizes and where they are.
   std::string describe(const ModelRef& model);
-  // What this rank's memory holds of it.
+  // The memory that it takes on this rank.
   MemoryReport memory_report(const ModelRef& model);
 
   // Numbers summed over all ranks, for metrics.
@@ -252,10 +253,10 @@ DistributedManager setup_distributed(const DistributedConfig& config = {});
 
 }  // namespace lockstep
 
-// What a program writes most, without the namespaces of the parts: `using namespace lockstep`
-// brings lockstep::nn, optim and data, and leaves `nn` ambiguous beside `namespace nn = torch::nn`
-// or `using namespace torch`. `using namespace lockstep::names` goes with both. Other headers for
-// programs add theirs.
+// The names that a program writes most, without the namespaces of the parts: `using namespace
+// lockstep` brings lockstep::nn, optim and data, and leaves `nn` ambiguous beside `namespace nn =
+// torch::nn` or `using namespace torch`. `using namespace lockstep::names` goes with both. Other
+// headers for programs add theirs.
 namespace lockstep::names {
 
 using lockstep::CommError;

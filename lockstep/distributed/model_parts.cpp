@@ -219,7 +219,7 @@ std::vector<NamedTensor> ModelParts::join(const std::vector<NamedTensor>& mine, 
       }
       const auto [found, added] = index.emplace(piece.name, whole.size());
       if (added)
-        // What is whole here already stays the tensor that it is.
+        // A tensor that is whole here already stays the tensor that it is.
         whole.push_back({piece.name, rank == 0 && piece.placement.whole_tensor()
                                          ? mine[i].tensor
                                          : at::empty(piece.whole_shape, part.options())});

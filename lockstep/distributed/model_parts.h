@@ -20,15 +20,16 @@
 
 namespace lockstep {
 
-// One rank's parts of the model, as they are when it is made, and those that hold the others: the
-// ranks of one place in the data. Every rank of the group makes it and calls its functions.
+// One rank's parts of the model, as they are when this is made. The group has the ranks that hold
+// the other parts: those of one place in the data. Every rank of it makes one and calls its
+// functions.
 //
 // A parameter that several ranks have, of one name and shape, is one parameter.
 //
 // Ownership: shares the group. Threading: as the group. Failure: CommError from its calls.
 class ModelParts {
  public:
-  // What names of tensors stand for.
+  // The tensors that names stand for.
   enum class Names {
     of_tensors,  // parameters and buffers
     of_state,    // an optimizer's: "exp_avg.<parameter>"
@@ -51,7 +52,7 @@ class ModelParts {
   // The largest of all ranks' numbers, in place.
   void take_largest(at::Tensor& number) const;
 
-  // What this rank has of the whole model's tensors, from what it has of its own.
+  // This rank's parts as parts of the whole model's tensors.
   std::vector<mesh::HeldTensor> placed(std::vector<mesh::HeldTensor> mine, Names names) const;
 
   // From every rank's tensors the whole ones, on the first rank of the group, and nothing on the

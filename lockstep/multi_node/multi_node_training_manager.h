@@ -62,12 +62,13 @@ class MultiNodeTrainingManager {
   // "1 to 2 hosts of 8 ranks each, which meet at HOST0:29400; 3 restarts"
   std::string description() const;
 
-  // Of ranks: this one's part of the job.
+  // For ranks: joins the job.
   DistributedManager join() const;
 
-  // Of hosts: starts a program and its arguments as the ranks of this one, and anew as options say,
-  // and stays until the whole job has ended. Returns its exit code: 0, that of the first rank that
-  // failed for good, or 128 + the signal that ended it. Signals that end this process end the job.
+  // For hosts: starts a program and its arguments as the ranks of this one, and anew as options
+  // say, and stays until the whole job has ended. Returns its exit code: 0, that of the first rank
+  // that failed for good, or 128 + the signal that ended it. Signals that end this process end the
+  // job.
   int launch(const std::vector<std::string>& program) const;
 
   // Both: launches this program, with the arguments that it has; in a rank, joins, trains and

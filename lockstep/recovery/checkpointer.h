@@ -25,7 +25,7 @@
 
 namespace lockstep {
 
-// What a checkpoint is made of.
+// The contents of a checkpoint.
 struct CheckpointContents {
   // This rank's parts, under names of the whole job: a name has the same shape and type everywhere.
   std::vector<mesh::HeldTensor> tensors = {};
@@ -38,7 +38,7 @@ struct CheckpointContents {
 std::vector<mesh::HeldTensor> state_of(DistributedManager& dist, const ModelRef& model,
                                        const optim::Optimizer& optimizer);
 
-// What came of a save.
+// The result of a save.
 struct SaveResult {
   std::int64_t step = 0;
   std::filesystem::path path;  // empty where it failed
@@ -81,7 +81,7 @@ class Checkpointer {
   Checkpointer(const DistributedManager& dist, std::filesystem::path folder,
                CheckpointerOptions options = {})
       : Checkpointer(RankMessages(dist.world()), std::move(folder), std::move(options)) {}
-  // What is not complete by then is dropped: nobody is to wait for a disk who leaves a generation.
+  // Drops a save that is not complete: a rank that leaves a generation must not wait for a disk.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
@@ -96,10 +96,10 @@ class Checkpointer {
   bool under_way() const;
   // The result, once it is complete; nothing before, or where none is under way.
   std::optional<SaveResult> poll();
-  // Waits for it. Of one that is under way.
+  // Waits for the save that is under way.
   SaveResult finish();
 
-  // What share of this rank's tensors it writes, in bytes, in the last save.
+  // The bytes of this rank's tensors that it wrote in the last save.
   std::int64_t bytes_written() const;
 
  private:

@@ -1,5 +1,5 @@
-// What ranks do together when each of them loads its parts of a job's state: all fail where one
-// does, and what does not fit touches nothing.
+// Ranks load a job's state together, each its own parts: all fail where one does, and a state that
+// does not fit touches nothing.
 #pragma once
 
 #include <functional>

@@ -202,7 +202,7 @@ struct PeerCopies::State {
     work = all.empty() ? comm::Work() : ranks->group()->exchange(std::move(all));
   }
 
-  // What the ranks say they hold, and of it the newest that is whole; the same on all of them.
+  // The newest copy that is whole, of all that the ranks say they hold; the same on all of them.
   std::optional<WholeCopy> newest_whole() {
     json mine = json::array();
     for (const Snapshot& snapshot : snapshots)
@@ -302,7 +302,7 @@ std::optional<checkpoint::TrainingState> PeerCopies::restore(
 std::optional<checkpoint::TrainingState> PeerCopies::restore(
     DistributedManager& dist, const ModelRef& model, optim::Optimizer& optimizer,
     std::vector<mesh::HeldTensor> where_there) {
-  // What is not there must not count as written.
+  // State that is not there must not count as written.
   const RankMessages ranks(dist.world());
   if (!newest_step(ranks)) return std::nullopt;
   return internal::load_state_of(dist, model, optimizer, std::move(where_there),

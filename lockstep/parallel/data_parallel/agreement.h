@@ -1,5 +1,5 @@
-// What ranks agree on before and while they train together: that they hold the same tensors, what
-// differs where they do not, and the order in which they exchange gradients.
+// Ranks agree before and while they train together: that they hold the same tensors, what differs
+// where they do not, and the order in which they exchange gradients.
 #pragma once
 
 #include <cstddef>

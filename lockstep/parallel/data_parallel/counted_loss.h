@@ -46,8 +46,8 @@ class CountedLoss {
   void finish();
   const StepTotals& totals() const { return totals_; }
 
-  // What to divide sums over ranks by, for a call that comes after exchange(): on the CPU, where
-  // the host need not know it yet.
+  // The divisor of sums over ranks, for a call that comes after exchange(): on the CPU, where the
+  // host need not know it yet.
   bool divides_in_flight() const { return totals_.values.is_cpu(); }
   at::Tensor divisor() const;
   // The same for sums that are there, after finish(). A step without a sample has no gradient.

@@ -1,5 +1,5 @@
-// What a program is told of a model that is spread over ranks: the totals of a step, its memory,
-// and how its state is handed out.
+// Answers about a model that is spread over ranks: the totals of a step, its memory, and how its
+// state is handed out.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace lockstep::data_parallel {
 
-// What the ranks' losses came to in one step. It lives on the GPU where the parameters do, so that
-// asking for it is what waits.
+// The sum of the ranks' losses in one step. It is on the GPU where the parameters are: reading a
+// number of it waits for the GPU.
 struct StepTotals {
   at::Tensor values;  // [2] of float64: the samples (or tokens) of all ranks, and their summed loss
 
@@ -24,7 +24,7 @@ struct StateDictOptions {
   bool rank0_only = true;  // otherwise every rank gets all of it
 };
 
-// What a rank's memory holds of a model, counted where it is taken.
+// The memory that a model takes on a rank, counted where it is taken.
 struct MemoryReport {
   std::int64_t num_parameters = 0;  // of the whole model
   int num_ranks = 1;                // that hold one copy of it together

@@ -1,4 +1,5 @@
-// What DistributedManager asks of a model that is spread over ranks, whichever strategy spreads it.
+// The interface of a model that is spread over ranks, whichever strategy spreads it:
+// DistributedManager calls it; replicate and shard implement it.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,7 @@ class OptimizerPartition {
   virtual MemoryReport memory_report() const = 0;  // without buffers
 };
 
-// What a job tells the strategy of each of its models.
+// A job's settings for the strategy of each of its models.
 struct ModelContext {
   // Models that may be in one graph share it, so that a loss over one model's samples that reaches
   // the other model is noticed.
@@ -125,8 +126,9 @@ class ParallelModel {
   virtual void load_full_optimizer_state(optim::Optimizer& optimizer,
                                          const std::vector<NamedTensor>& state) = 0;
 
-  // What this rank has of every distinct parameter and buffer: the memory itself. Who writes to it
-  // says so afterwards, on every rank, before anything else is done with the model.
+  // This rank's part of every distinct parameter and buffer: the memory itself. A caller that
+  // writes to it calls held_state_written() on every rank, before anything else is done with the
+  // model.
   virtual std::vector<mesh::HeldTensor> held_state() = 0;
   virtual void held_state_written() = 0;
   virtual std::vector<mesh::HeldTensor> held_optimizer_state(const optim::Optimizer& optimizer) = 0;
@@ -156,7 +158,7 @@ class ParallelModel {
       const optim::OptimizerOptions& options, std::vector<optim::ParameterGroup> groups) = 0;
   // Before an optimizer steps: UsageError where ranks would step apart.
   virtual void check_step() = 0;
-  // What this rank steps on of the trained parameters, with their gradients.
+  // The parts of trained parameters that this rank steps on, with their gradients.
   virtual std::vector<optim::NamedParameter> stepped_on() = 0;
   // Each tensor is known by the first of its names here.
   virtual at::Tensor do_full_gradient(const std::string& name) = 0;

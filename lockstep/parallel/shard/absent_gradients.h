@@ -1,4 +1,5 @@
-// What stands in a parameter's .grad() while the gradient itself lies in parts on the ranks.
+// Stand-ins for gradients: .grad() of a parameter has one while the gradient itself lies in parts
+// on the ranks.
 #pragma once
 
 #include <memory>

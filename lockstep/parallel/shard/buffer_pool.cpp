@@ -35,7 +35,7 @@ struct BufferPool::Shared {
 
 namespace {
 
-// What a taken buffer remembers: itself, and where it goes back to.
+// A buffer that was taken, and the pool that it goes back to.
 template <typename Home>
 struct Taken {
   at::Tensor buffer;

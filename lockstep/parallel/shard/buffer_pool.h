@@ -11,8 +11,8 @@
 
 namespace lockstep::shard {
 
-// Fresh memory costs a page fault for every page of it: twenty times what a gather costs. So what
-// is given back is handed out again, to whoever fits into it without much waste.
+// Fresh memory costs a page fault for every page of it: twenty times what a gather costs. So memory
+// that is given back is handed out again, for requests that fit into it without much waste.
 //
 // Ownership: what is taken keeps the pool's record alive and comes back when it is dropped, also
 // after the pool itself is gone; then it is freed. Threading: any.

@@ -297,7 +297,7 @@ void FlatUnit::part_changed() {
   node_part_ = at::Tensor();
 }
 
-// What a gather makes of this rank's part.
+// This rank's part as a gather delivers it.
 at::Tensor FlatUnit::as_gathered(const at::Tensor& own) const {
   const at::Tensor sent = own.to(format_.sent);
   return format_.quantized ? comm::quantized_and_back(sent, format_.gathered)

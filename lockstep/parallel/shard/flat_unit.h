@@ -36,11 +36,11 @@ class FlatLayout {
   std::int64_t num_elements() const { return ranges_.empty() ? 0 : ranges_.back().end; }
   std::int64_t num_padded() const { return part_ * num_ranks_; }
 
-  // What a rank holds of the unit.
+  // A rank's part of the unit.
   std::int64_t part_size() const { return part_; }
   mesh::Interval part(int rank) const { return {rank * part_, (rank + 1) * part_}; }
 
-  // What a rank holds of a parameter, in the parameter's own order; may be empty.
+  // A rank's part of a parameter, in the parameter's own order; may be empty.
   mesh::Interval piece(std::size_t member, int rank) const;
   // Where in the rank's part that begins.
   std::int64_t piece_offset(std::size_t member, int rank) const;
@@ -117,14 +117,14 @@ class FlatUnit {
   Residence residence() const {
     return gathered_memory_ == nullptr ? Residence::gathered : Residence::sharded;
   }
-  // Whether whoever writes to the parameters has to be heard of: it is not what others read.
+  // Whether writes to the parameters have to be noticed: other ranks read another copy.
   bool has_owner() const { return residence() == Residence::sharded || !format_.is_one(); }
   bool is_trained() const { return is_trained_; }
   c10::Device device() const { return format_.device; }
-  // What a flat tensor of another type is made with, where the parameters are.
+  // The options of a flat tensor of another type, where the parameters are.
   at::TensorOptions options(at::ScalarType type) const;
   std::int64_t gathered_bytes() const;
-  // What a rank holds between steps, on the device and in the host's memory beside it.
+  // The bytes that a rank holds between steps, on the device and in the host's memory beside it.
   std::int64_t device_bytes_at_rest() const;
   std::int64_t host_bytes_at_rest() const;
 
@@ -150,8 +150,8 @@ class FlatUnit {
   void take_memory();
   void give_memory_back(bool scrub);
 
-  // Starts to fill the memory with all ranks' parts, which are there after finish_gather(). Nobody
-  // may have come for them: then they are let go of, once they are here.
+  // Starts to fill the memory with all ranks' parts, which are there after finish_gather().
+  // abandon_gather() lets go of them once they are here, where nobody has come for them.
   void start_gather(const comm::CallOptions& options);
   void finish_gather();
   void abandon_gather();

@@ -32,7 +32,7 @@ std::int64_t size_of(const GradientPiece& piece) {
   return size;
 }
 
-// What a rank has of a block that began on a rank before it; empty where there is none.
+// A rank's part of a block that began on a rank before it; empty where there is none.
 Interval continuation(const GradientPiece& piece, int rank) {
   const Interval mine = piece.ranges[static_cast<std::size_t>(rank)];
   if (mine.size() == 0 || mine.begin % kNormBlock == 0) return {mine.begin, mine.begin};

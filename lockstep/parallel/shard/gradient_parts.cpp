@@ -1,4 +1,5 @@
-// What a sharder's ranks send each other in a step: the count, units' gradients, who used what.
+// The messages of a sharder's ranks in a step: the count, units' gradients, which parameters were
+// used.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -93,7 +94,7 @@ void GradientSharder::launch_quantized(std::size_t index, const at::Tensor& outp
     state.quantized.emplace(model_.nodes, output, state.collected, options);
   else
     state.quantized.emplace(*groups_.reduce, output, state.collected, options);
-  // What is on its way is a copy.
+  // The call sends a copy.
   state.collected = at::Tensor();
 }
 
@@ -218,7 +219,7 @@ void GradientSharder::finish() {
     Slot& slot = slots_[index];
     if (slot.ready) continue;
     at::Tensor& gradient = slot.parameter.mutable_grad();
-    // Of a pass under no_sync(), or of an exchange before: that stays as it is.
+    // A gradient of a pass under no_sync(), or of an exchange before, stays as it is.
     if (absent_->is_in(index, slot.parameter)) {
       slot.adds = true;
       gradient = at::Tensor();
@@ -240,7 +241,7 @@ void GradientSharder::finish() {
   }
 
   while (!in_flight_.empty()) settle_oldest();
-  // What goes to the host's memory is read there from now on.
+  // Sums in the host's memory are read there from now on.
   if (sums_on_host_) device::wait_for(device());
   if (loss_.any()) loss_.finish();
   hand_out(used_by);
@@ -262,8 +263,8 @@ void GradientSharder::finish() {
   if (compares) compare_replicas();
 }
 
-// What several ranks hold: copies of parts where there are several of the model, and units that are
-// whole on every rank.
+// Compares what several ranks hold: copies of parts where there are several of the model, and units
+// that are whole on every rank.
 void GradientSharder::compare_replicas() {
   std::vector<NamedTensor> parts, whole;
   for (const auto& unit : model_.units)

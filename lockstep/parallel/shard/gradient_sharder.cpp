@@ -98,8 +98,8 @@ void GradientSharder::check_parameters() {
                        slot.name);
 }
 
-// What is left of the step before would be added to, and gradients of mean losses to those of
-// summed ones.
+// New gradients would be added to those of the step before, and gradients of mean losses to those
+// of summed ones.
 void GradientSharder::check_zeroed() const {
   for (std::size_t index = 0; index < slots_.size(); ++index)
     if (absent_->is_in(index, slots_[index].parameter) && !absent_->was_zeroed(index))
@@ -176,7 +176,7 @@ void GradientSharder::drop_gradients(std::span<const SteppedModel::Member> membe
     if (states_[unit].slots.empty()) continue;
     Slot& slot = slots_[states_[unit].slots[member]];
     slot.parameter.mutable_grad() = at::Tensor();
-    // Of passes that were not exchanged, and never will be.
+    // They came in passes that were not exchanged, and never will be.
     slot.used = slot.adds = false;
   }
   if (std::ranges::none_of(slots_, &Slot::used)) loss_.clear();

@@ -20,8 +20,8 @@ struct Place {
   std::size_t member = 0;
 };
 
-// Which parameter a state's name ("exp_avg.blocks.0.weight") belongs to, where it is cut as that
-// is; counts of steps are not.
+// Finds the parameter that a state's name ("exp_avg.blocks.0.weight") belongs to, where the state
+// is cut as the parameter is; counts of steps are not.
 class Places {
  public:
   explicit Places(std::span<const std::unique_ptr<FlatUnit>> units) {
@@ -49,7 +49,7 @@ at::IntArrayRef shape_at(const std::optional<Place>& place) {
   return place ? place->unit->parameters()[place->member].tensor.sizes() : at::IntArrayRef();
 }
 
-// What is wrong with the whole state of which these are parts; empty where it fits.
+// The fault of the whole state of which these are parts; empty where it fits.
 std::string find_fault(const std::vector<NamedTensor>& parts, const Places& places,
                        const std::map<std::string, at::Tensor>& given, std::size_t num_given) {
   std::set<std::string> known;

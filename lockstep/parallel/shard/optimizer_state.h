@@ -20,7 +20,7 @@ using data_parallel::StateDictOptions;
 at::Tensor gather_pieces(const at::Tensor& mine, const FlatUnit& unit, std::size_t member,
                          comm::Communicator& group);
 
-// What Optimizer::state() is of the whole parameters. One tensor is gathered at a time. Every rank
+// Optimizer::state() for whole parameters. One tensor is gathered at a time. Every rank
 // of the group that holds the parts calls it; `is_first` says which of all ranks is rank 0.
 std::vector<NamedTensor> gather_state(const std::vector<NamedTensor>& parts,
                                       std::span<const std::unique_ptr<FlatUnit>> units,

@@ -20,7 +20,8 @@ namespace lockstep::shard {
 struct CPUOffload {
   // The optimizer's state, the part that it steps on, and that part's gradient.
   bool offload_optimizer = false;
-  // What a rank sends of its parameters, too. Needs the optimizer's there, and sharded parameters.
+  // The copy of its parameters that a rank sends, too. Needs offload_optimizer, and sharded
+  // parameters.
   bool offload_params = false;
 };
 
@@ -37,9 +38,10 @@ enum class Compute : std::uint8_t {
 // buffers of type Float become these; where one is not given, it stays as it is, as batch norms do.
 // The part of a parameter that a rank's optimizer steps on is always of its own type.
 struct MixedPrecision {
-  // What ranks send each other of parameters, and what operators compute with.
+  // The type in which ranks send each other parameters, and in which operators compute.
   std::optional<c10::ScalarType> param_dtype = {};
-  // What ranks send each other of gradients. They are added up as floats and kept as such.
+  // The type in which ranks send each other gradients. They are added up as floats and kept as
+  // such.
   std::optional<c10::ScalarType> reduce_dtype = {};
   // The type of masks, tables and the like, where operators compute in 16 bits; not of batch norms.
   std::optional<c10::ScalarType> buffer_dtype = {};
@@ -73,7 +75,7 @@ struct ZeroPlusPlusConfig {
 // UsageError where a parameter's type cannot be quantized.
 void check_quantizes(const ZeroPlusPlusConfig& config, const std::vector<NamedTensor>& parameters);
 
-// What is cut among the ranks beside the optimizer's state.
+// The state that is cut among the ranks beside the optimizer's.
 enum class Cut {
   gradients,                 // ZeRO-2
   gradients_and_parameters,  // ZeRO-3

@@ -70,7 +70,7 @@ class ParameterGatherer final : public intercept::Owner {
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
 
-    // What was written through pointers lasts. Otherwise it is lost when the unit goes.
+    // Keeps values that were written through pointers. Otherwise they are lost when the unit goes.
     void keep_edits();
 
    private:

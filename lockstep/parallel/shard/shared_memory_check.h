@@ -8,10 +8,10 @@
 
 namespace lockstep::shard {
 
-// What is wrong, in a sentence: two of these parameters lie in the same elements, or the memory of
-// one has other users (a view, detach(), data()), which would go on with what the parameter leaves
-// behind. Empty where all is well. Several parameters may lie in one memory side by side, as an
-// LSTM's do on a GPU.
+// A sentence that says what is wrong where two of these parameters lie in the same elements, or the
+// memory of one has other users (a view, detach(), data()), which would go on with what the
+// parameter leaves behind. Empty where all is well. Several parameters may lie in one memory side
+// by side, as an LSTM's do on a GPU.
 std::string shared_memory_fault(const std::vector<NamedTensor>& parameters);
 
 }  // namespace lockstep::shard

@@ -30,9 +30,9 @@ struct PlannedUnit {
 // How units are chosen. Whatever is chosen, a parameter is in one unit, shared weights in the first
 // that has them, and the answer does not depend on it: units decide memory and speed alone.
 struct UnitPolicy {
-  // What a module makes a unit of, with all that is inside of it; modules inside of a unit are not
-  // asked. Where it is empty, units are the children of a ModuleList or Sequential that has two or
-  // more of one type, as the blocks of a transformer are.
+  // Whether a module becomes a unit, with all that is inside of it; modules inside of a unit are
+  // not asked. Where it is empty, units are the children of a ModuleList or Sequential that has two
+  // or more of one type, as the blocks of a transformer are.
   std::function<bool(const std::string& name, const torch::nn::Module& module)> is_unit;
   // A module that is_unit() takes but that has fewer parameters is divided among its children
   // instead: FSDP's size-based policy.
@@ -62,8 +62,8 @@ UnitPolicy one_unit();
 // Parameters that keep their type, by their TensorImpl.
 using KeepType = std::unordered_set<const void*>;
 
-// What is in no module that makes a unit goes, in the model's order, into units of at most the
-// largest one's size, or an eighth of the model where there is none.
+// The model's units. Parameters outside of every such module go, in the model's order, into units
+// of at most the largest one's size, or an eighth of the model where there is none.
 std::vector<PlannedUnit> plan_units(const torch::nn::Module& module, const UnitPolicy& policy,
                                     const KeepType& keep_type = {});
 

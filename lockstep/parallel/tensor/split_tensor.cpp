@@ -83,7 +83,7 @@ at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   if (!in_backward()) impl->set_storage_access_should_throw();
   intercept::add_owner(storage, owner);
   at::Tensor tensor(std::move(impl));
-  // Whoever saves the tensor has to notice when the part is written to.
+  // Code that saves the tensor has to notice when the part is written to.
   if (!part.is_inference() && !tensor.is_inference())
     torch::autograd::impl::set_version_counter(tensor,
                                                torch::autograd::impl::version_counter(part));
