@@ -18,7 +18,7 @@
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/train_language_model.h>
 
-#include <cli/flags.h>
+#include <cli/train_flags.h>
 
 namespace lockstep::cli {
 
