@@ -493,7 +493,11 @@ void check_changed_models(Cells& cells) {
                              "the gradient of 'first.bias' is this rank's alone");
     // As torch::optim::SGD does, behind autograd's back.
     for (const at::Tensor& parameter : model->parameters())
-      if (parameter.grad().defined()) parameter.data().sub_(parameter.grad(), 0.1);
+      if (parameter.grad().defined())
+        cells.expect_usage_error([&] { parameter.data().sub_(parameter.grad(), 0.1); },
+                                 "the gradients of 2 backward passes under no_sync()");
+    // No operator writes this.
+    model->first->bias.data_ptr<float>()[0] += 1;
     cells.expect_usage_error([&] { backward(model); }, "an optimizer has stepped on this rank's");
   });
   cells.cell("a model whose data parallelism is gone is not trained on each rank by itself", [&] {

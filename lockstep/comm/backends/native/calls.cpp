@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/backward_thread.h>
 
 namespace lockstep::comm::backends {
 
@@ -268,6 +269,7 @@ void TransportCall::wait_on_host(Deadline deadline) {
 void TransportCall::wait_for_job(Deadline deadline) {
   // Who stops waiting before the call must end is not blocked: it may do something else then. Alone
   // nobody waits for anyone.
+  const device::AsBackwardThread caller;
   std::optional<flight::Recorder::Block> block;
   if (recorder_->global_ranks().size() > 1 && deadline.at() >= call_.deadline.at() &&
       !executor_->done(*this))
