@@ -124,6 +124,7 @@ TEST(BackwardThread, IsKnownToThreadsThatRunThePass) {
     std::thread([&] {
       const at::ThreadLocalStateGuard guard(state);
       in_pass = number_of_caller();
+      const c10::AutoGradMode grad(true);
       const at::Tensor inner = leaf() * 2;
       inner.register_hook([&](const at::Tensor&) { within = number_of_caller(); });
       inner.sum().backward();
