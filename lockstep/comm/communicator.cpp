@@ -7,6 +7,7 @@
 #include <lockstep/comm/algorithms/collectives.h>
 #include <lockstep/comm/call.h>
 #include <lockstep/comm/open_groups.h>
+#include <lockstep/device/backward_thread.h>
 #include <lockstep/flight/journal.h>
 
 namespace lockstep::comm {
@@ -189,6 +190,7 @@ Work Communicator::start(Call call, const CallOptions& options, const Where& whe
     flight::add_peer(record, transfer.peer, sends || transfer.tensor.numel() == 0 ? 0 : number);
     if (sends) recorder_->note_sent(transfer.peer, number);
   }
+  const device::AsBackwardThread caller;
   call.flight_entry = recorder_->record(record);
   return Work(do_start(std::move(call)));
 }
@@ -436,6 +438,7 @@ std::shared_ptr<Communicator> Communicator::split(int color, int key, const std:
   std::memcpy(record.detail, &fingerprint, sizeof(fingerprint));
   record.file = where.file_name();
   record.line = where.line();
+  const device::AsBackwardThread caller;
   const auto entry = recorder_->record(record);
   recorder_->mark(entry, flight::State::started);
   try {

@@ -107,8 +107,10 @@ class OpenCalls {
 // has left calls in flight without waiting for them, is not blocked, and no circle goes through it.
 //
 // What "whose thread" rests on: the next call of a group comes from the thread that made its last
-// one. So that programs that hand groups from thread to thread are not mistaken, a rank counts as
-// blocked only where the last callers of all of its groups are.
+// one. Autograd's threads for devices count as the one that called backward() and waits for them
+// (device/backward_thread.h): two of them must not make calls of different groups in one pass. So
+// that programs that hand groups from thread to thread are not mistaken, a rank counts as blocked
+// only where the last callers of all of its groups are.
 struct Circle {
   std::vector<BlockedCall> calls;  // from the lowest rank on
 

@@ -7,6 +7,7 @@
 
 #include <lockstep/base/deadline.h>
 #include <lockstep/base/error.h>
+#include <lockstep/base/thread_number.h>
 
 namespace lockstep::flight {
 
@@ -84,12 +85,6 @@ void add_peer(Record& record, int rank, std::uint64_t receives) {
     record.receives[place] = std::max(record.receives[place], receives);
     return;
   }
-}
-
-std::uint64_t this_thread_number() {
-  static std::atomic<std::uint64_t> next{1};
-  thread_local const std::uint64_t number = next.fetch_add(1, std::memory_order_relaxed);
-  return number;
 }
 
 Recorder::Recorder(std::string group, int rank, std::vector<int> global_ranks, Summarize summarize,

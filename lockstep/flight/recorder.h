@@ -55,9 +55,6 @@ struct Record {
 // (0: it takes none). Four ranks are kept, each once; ranks too high for their 16 bits are not.
 void add_peer(Record& record, int rank, std::uint64_t receives = 0);
 
-// A number for the calling thread that no other thread of this process ever has; not 0.
-std::uint64_t this_thread_number();
-
 // A thread that can do nothing else until a call is over.
 struct BlockedThread {
   std::uint64_t thread = 0;  // this_thread_number()

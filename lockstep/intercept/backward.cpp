@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <typeinfo>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/device/backward_thread.h>
 
 namespace lockstep::intercept {
 
@@ -57,21 +59,23 @@ class ListeningEngine final : public Engine {
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     const bool within = torch::autograd::get_current_graph_task_nodes_in_graph() != nullptr;
-    if (accumulate_grad && !within) tell_listeners();
+    const device::BackwardThread caller;
+    if (accumulate_grad) tell_listeners(Pass(roots, outputs), within);
     return under_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 
  private:
   explicit ListeningEngine(Engine& under) : under_(under) {}
 
-  void tell_listeners() {
+  void tell_listeners(const Pass& pass, bool within) {
     std::vector<std::shared_ptr<PassListener>> told;
     {
       const std::lock_guard lock(mutex_);
       for (const auto& known : listeners_)
         if (auto listener = known.lock()) told.push_back(std::move(listener));
     }
-    for (const auto& listener : told) listener->before_pass();
+    for (const auto& listener : told)
+      within ? listener->before_inner_pass(pass) : listener->before_pass(pass);
   }
 
   Engine& under_;
@@ -80,6 +84,32 @@ class ListeningEngine final : public Engine {
 };
 
 }  // namespace
+
+bool Pass::reaches(std::span<const at::Tensor> parameters) const {
+  std::unordered_set<const torch::autograd::Node*> wanted;
+  for (const at::Tensor& parameter : parameters)
+    if (parameter.defined() && parameter.is_leaf())
+      if (const auto adds = torch::autograd::impl::try_get_grad_accumulator(parameter))
+        wanted.insert(adds.get());
+  const auto is_wanted = [&](const torch::autograd::Edge& edge) {
+    return wanted.contains(edge.function.get());
+  };
+  if (!ends_.empty()) return std::ranges::any_of(ends_, is_wanted);
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> next;
+  const auto visit = [&](const torch::autograd::Edge& edge) {
+    if (edge.is_valid() && seen.insert(edge.function.get()).second)
+      next.push_back(edge.function.get());
+    return is_wanted(edge);
+  };
+  if (std::ranges::any_of(roots_, visit)) return true;
+  while (!next.empty()) {
+    const torch::autograd::Node* const node = next.back();
+    next.pop_back();
+    if (std::ranges::any_of(node->next_edges(), visit)) return true;
+  }
+  return false;
+}
 
 void add_pass_listener(const std::shared_ptr<PassListener>& listener) {
   ListeningEngine::installed().add(listener);

@@ -9,14 +9,33 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace lockstep::intercept {
+
+// A backward pass that has not begun yet, as long as a listener is told of it.
+class Pass {
+ public:
+  // The nodes that the pass begins with, and, where it adds to the gradients of given tensors
+  // alone, the nodes that do so. Refers to them.
+  Pass(std::span<const torch::autograd::Edge> roots, std::span<const torch::autograd::Edge> ends)
+      : roots_(roots), ends_(ends) {}
+
+  // Whether it may add to the gradient of one of these, as far as its graph is known by now: a
+  // pass within it may have another graph. Looks at every node of the graph.
+  bool reaches(std::span<const at::Tensor> parameters) const;
+
+ private:
+  std::span<const torch::autograd::Edge> roots_;
+  std::span<const torch::autograd::Edge> ends_;
+};
 
 // Called before the first node of every backward pass of the process that adds to gradients. A pass
 // within a pass (reentrant checkpoints) is part of the outer one.
@@ -26,7 +45,9 @@ namespace lockstep::intercept {
 class PassListener {
  public:
   virtual ~PassListener() = default;
-  virtual void before_pass() = 0;
+  virtual void before_pass(const Pass& pass) = 0;
+  // Called before the first node of each pass within another, on the thread that runs it.
+  virtual void before_inner_pass(const Pass&) {}
 };
 
 // The listener is called from now on for as long as it lives; it is not kept alive. Listeners are

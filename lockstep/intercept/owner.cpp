@@ -35,13 +35,16 @@ class Owners {
  public:
   static Owners& instance();
 
-  void add(const c10::Storage& memory, const std::shared_ptr<Owner>& owner, std::string when_gone);
+  void add(const c10::Storage& memory, const std::shared_ptr<Owner>& owner, std::string when_gone,
+           Turn turn);
   void remove(const c10::Storage& memory, const Owner* owner);
 
   // Appends the owners of a memory that are not in the list yet. UsageError where an owner with a
   // message for that is gone.
   void find(const c10::StorageImpl* memory, std::vector<std::shared_ptr<Owner>>& owners) const;
   bool owns(const c10::StorageImpl* memory, const Owner* owner) const;
+  // Whether any owner has a memory that is not there at present.
+  bool any_without_memory() const;
 
  private:
   struct Entry {
@@ -67,7 +70,7 @@ Owners& Owners::instance() {
 }
 
 void Owners::add(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
-                 std::string when_gone) {
+                 std::string when_gone, Turn turn) {
   const std::unique_lock lock(mutex_);
   if (memories_.size() >= look_for_the_dead_at_) {
     std::erase_if(memories_, [](const auto& item) { return item.second.lives.expired(); });
@@ -78,7 +81,8 @@ void Owners::add(const c10::Storage& memory, const std::shared_ptr<Owner>& owner
       Memory{c10::weak_intrusive_ptr<c10::StorageImpl>(memory.getWeakStorageImpl()), {}});
   auto& entries = place->second.entries;
   std::erase_if(entries, [&](const Entry& entry) { return entry.address == owner.get(); });
-  entries.push_back({owner, owner.get(), std::move(when_gone)});
+  entries.insert(turn == Turn::first ? entries.begin() : entries.end(),
+                 {owner, owner.get(), std::move(when_gone)});
 }
 
 void Owners::remove(const c10::Storage& memory, const Owner* owner) {
@@ -111,6 +115,14 @@ bool Owners::owns(const c10::StorageImpl* memory, const Owner* owner) const {
                              [&](const Entry& entry) { return entry.address == owner; });
 }
 
+bool Owners::any_without_memory() const {
+  const std::shared_lock lock(mutex_);
+  return std::ranges::any_of(memories_, [](const auto& item) {
+    const auto memory = item.second.lives.lock();
+    return memory && memory->data_ptr().get() == nullptr;
+  });
+}
+
 // LibTorch calls this before it writes the first byte of an archive.
 torch::jit::ExtraFilesMap ask_owners(const torch::jit::Module& archive) {
   c10::IValue(archive._ivalue()).visit([](const c10::IValue& value) {
@@ -127,14 +139,16 @@ constexpr std::array<std::string_view, 2> kReaders = {"data_ptr<", "throw_storag
 std::string stack_with_advice() {
   // The stack without this function and its callers in c10.
   std::string stack = c10::get_backtrace(/*frames_to_skip=*/3);
-  if (std::ranges::none_of(kReaders, [&](std::string_view reader) {
-        return stack.find(reader) != std::string::npos;
-      }))
+  if (std::ranges::none_of(
+          kReaders,
+          [&](std::string_view reader) { return stack.find(reader) != std::string::npos; }) ||
+      !Owners::instance().any_without_memory())
     return stack;
-  return "Lockstep: a parameter that is cut over ranks (FULL_SHARD, HYBRID_SHARD, "
-         "parallelize_module) has memory of its own only while an operator uses it. Read it while "
-         "what full_parameters() returned lives, or take the values that full_state_dict() "
-         "returns\n" +
+  // Which tensor it is about is not known here.
+  return "Lockstep: if this tensor is a parameter that is cut over ranks (FULL_SHARD, "
+         "HYBRID_SHARD, parallelize_module), it has memory of its own only while an operator uses "
+         "it: read it while what full_parameters() returned lives, or take the values that "
+         "full_state_dict() returns\n" +
          stack;
 }
 
@@ -260,9 +274,9 @@ void check_key_leads_here() {
     wrong = error.what_without_backtrace();
   }
   if (!wrong.empty())
-    throw UsageError("parameters cannot be sharded nor batch norms synchronised with this LibTorch "
-                     "({}), as a tensor showed when it was tried: {}. Use a LibTorch that Lockstep "
-                     "was tested with (docs/tested.md)",
+    throw UsageError("parameters cannot be sharded, batch norms not synchronised and no_sync() not "
+                     "watched over with this LibTorch ({}), as a tensor showed when it was tried: "
+                     "{}. Use a LibTorch that Lockstep was tested with (docs/tested.md)",
                      TORCH_VERSION, wrong);
 }
 
@@ -283,7 +297,8 @@ void claim_key() {
   // Two steps: after a failed check, a second call must not take our own function for another
   // library's.
   static const bool registered = [] {
-    check_key_is_free(kKey, "shards parameters and synchronises batch norms");
+    check_key_is_free(kKey,
+                      "shards parameters, synchronises batch norms and watches over no_sync()");
     register_function();
     hear_of_memory_readers();
     return true;
@@ -296,8 +311,8 @@ void claim_key() {
 }
 
 void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
-               std::string when_gone) {
-  Owners::instance().add(memory, owner, std::move(when_gone));
+               std::string when_gone, Turn turn) {
+  Owners::instance().add(memory, owner, std::move(when_gone), turn);
 }
 
 void remove_owner(const c10::Storage& memory, const Owner* owner) {

@@ -39,6 +39,10 @@ class Owner {
   // what this throws.
   virtual void on_call(Call& call, std::span<const Use> uses) = 0;
 
+  // Whether it leaves every call as it is: it needs to hear of operators, but an operator that is
+  // replaced by another owner may run without it.
+  virtual bool only_listens() const { return false; }
+
   // torch::save(), which calls no operator, is about to copy a tensor's memory into an archive. An
   // owner whose tensors do not always have their values in memory throws UsageError, which says
   // what to call instead.
@@ -99,9 +103,10 @@ void claim_key();
 // From now on, operators on tensors in this memory come to `owner` if the tensors carry the key.
 // The owner is not kept alive. Once it is destroyed, these operators throw UsageError with
 // `when_gone`, or, if that is empty, run as if there had been no owner. Several owners hear of a
-// call in the order of add_owner().
+// call in the order of add_owner(), but for those whose turn is to come first.
+enum class Turn { first, last };
 void add_owner(const c10::Storage& memory, const std::shared_ptr<Owner>& owner,
-               std::string when_gone = {});
+               std::string when_gone = {}, Turn turn = Turn::last);
 void remove_owner(const c10::Storage& memory, const Owner* owner);
 // The owners of a tensor's memory. UsageError as from an operator, for an owner that is destroyed.
 std::vector<std::shared_ptr<Owner>> owners_of(const at::Tensor& tensor);

@@ -1,11 +1,20 @@
 #include "every_strategy.h"
 
+#include <functional>
+#include <memory>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim.h>
 #include <torch/serialize.h>
 #include <torch/utils.h>
 
@@ -51,6 +60,28 @@ Model seeded(std::uint64_t seed = 3) {
   torch::manual_seed(seed);
   return Model();
 }
+
+// Calls a function in its backward pass.
+struct Within : torch::autograd::Function<Within> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            std::function<void()> call) {
+    context->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Call>(std::move(call)));
+    return input.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const c10::AutoGradMode grad(true);
+    static_cast<Call&>(*context->saved_data["call"].toCapsule()).function();
+    return {gradients[0], at::Tensor()};
+  }
+
+ private:
+  struct Call : torch::CustomClassHolder {
+    explicit Call(std::function<void()> f) : function(std::move(f)) {}
+    std::function<void()> function;
+  };
+};
 
 template <typename Model>
 void backward(DistributedManager& dist, Model& model, int step) {
@@ -311,6 +342,37 @@ void check_without_manager(Cells& cells, ShardingStrategy strategy) {
   });
 }
 
+// Another model of the program trains on.
+void check_refused_alone(Cells& cells, DistributedManager& dist, ShardingStrategy strategy) {
+  cells.cell("a model that is refused, beside another", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    EqualLayers refused = dist.wrap_model(seeded<EqualLayers>(4));
+    const at::Tensor late = refused->register_parameter("late", at::ones({3}));
+    backward(dist, model, 0);
+    // A pass within a pass, which is not known before it begins.
+    (model->forward(at::ones({2, kWidth})).sum() +
+     Within::apply(at::ones({1}).requires_grad_(), [] {
+     })).backward();
+    const std::string text = "'late' was registered";
+    cells.expect_usage_error([&] { backward(dist, refused, 1); }, text);
+    cells.expect_usage_error([&] { late.sum().backward(); }, text);
+    cells.expect_usage_error(
+        [&] {
+          const at::Tensor loss = refused->head->forward(at::ones({1, kWidth})).sum();
+          Within::apply(at::ones({1}).requires_grad_(), [loss] { loss.backward(); }).backward();
+        },
+        text);
+    backward(dist, model, 2);
+    if (strategy != ShardingStrategy::NO_SHARD) return;
+    EqualLayers unfrozen = seeded<EqualLayers>(5);
+    unfrozen->head->bias.requires_grad_(false);
+    unfrozen = dist.wrap_model(unfrozen);
+    unfrozen->head->bias.requires_grad_(true);
+    backward(dist, model, 3);
+    cells.expect_usage_error([&] { backward(dist, unfrozen, 4); }, "'head.bias' was frozen");
+  });
+}
+
 // The model is loaded after it was wrapped, with whichever optimizer it is trained.
 void check_loading(Cells& cells, DistributedManager& dist, ShardingStrategy strategy) {
   cells.cell("a model that is loaded and converted after it was wrapped", [&] {
@@ -397,6 +459,109 @@ void check_copies(Cells& cells) {
   });
 }
 
+using LibTorchOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+template <typename Optimizer, typename Options>
+LibTorchOptimizer made_with(Options options) {
+  return [options](std::vector<at::Tensor> parameters) {
+    return std::make_unique<Optimizer>(std::move(parameters), options);
+  };
+}
+
+std::vector<std::pair<std::string, LibTorchOptimizer>> libtorch_optimizers() {
+  using namespace torch::optim;
+  return {{"SGD", made_with<SGD>(SGDOptions(0.1))},
+          {"SGD with decay", made_with<SGD>(SGDOptions(0.1).momentum(0.9).weight_decay(0.1))},
+          {"Adam", made_with<Adam>(AdamOptions())},
+          {"AdamW", made_with<AdamW>(AdamWOptions())},
+          {"Adagrad", made_with<Adagrad>(AdagradOptions())},
+          {"RMSprop", made_with<RMSprop>(RMSpropOptions())}};
+}
+
+// Optimizers that know nothing of ranks, while gradients wait to be summed.
+void check_unsummed_steps(Cells& cells, DistributedManager& dist) {
+  const auto leave_gradients = [&](EqualLayers& model, int num_passes) {
+    const auto local = dist.no_sync(model);
+    for (int pass = 0; pass < num_passes; ++pass) backward(dist, model, pass);
+  };
+  for (const auto& [name, make] : libtorch_optimizers())
+    cells.cell(name + " of LibTorch's on gradients that were never summed", [&] {
+      EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+      const auto optimizer = make(model->parameters());
+      const auto before = own_weights(dist, model);
+      leave_gradients(model, 1);
+      cells.expect_usage_error([&] { optimizer->step(); }, "was about to change 'head.weight'");
+      leave_gradients(model, 2);
+      cells.expect_usage_error([&] { optimizer->step(); }, "the gradients of 3 backward passes");
+      expect_same_state(cells, own_weights(dist, model), before);
+      // What waited is summed with the next pass.
+      const auto ours = dist.make_optimizer(model, optim::AdamWOptions{});
+      backward(dist, model, 3);
+      ours->step(0.01);
+      // Dropped, it counts no more.
+      model->zero_grad();
+      leave_gradients(model, 1);
+      ours->zero_grad();
+      leave_gradients(model, 1);
+      cells.expect_usage_error([&] { optimizer->step(); }, "the gradients of 1 backward pass ");
+    });
+  cells.cell("other ways to step on gradients that were never summed", [&] {
+    const c10::NoGradGuard no_grad;
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const at::Tensor weight = model->head->weight, bias = model->head->bias;
+    const auto refused = [&](const std::string& parameter, const std::function<void()>& step) {
+      cells.expect_usage_error(step, "'" + parameter + "' on this rank alone");
+    };
+    {
+      const c10::AutoGradMode grad(true);
+      leave_gradients(model, 1);
+    }
+    const at::Tensor gradient = weight.grad();
+    refused("head.weight", [&] { weight.sub_(gradient, 0.1); });
+    refused("head.weight", [&] { weight.data() -= 0.1 * gradient; });
+    refused("head.weight", [&] { weight.view({-1}).narrow(0, 3, 2).mul_(2); });
+    refused("head.bias", [&] { bias.detach()[3].add_(1); });
+    refused("head.weight", [&] {
+      at::Tensor out = weight;
+      at::add_out(out, weight, gradient, -0.1);
+    });
+    const std::vector<at::Tensor> biases = {bias}, gradients = {bias.grad()};
+    refused("head.bias", [&] { at::_foreach_add_(biases, gradients, -0.1); });
+    // What reads a parameter, or puts something else in its place, goes on.
+    const auto held = weight.clone();
+    weight.copy_(held);
+    weight.data().copy_(held);
+    torch::nn::init::normal_(weight);
+    torch::nn::init::xavier_uniform_(weight);
+    torch::nn::init::zeros_(bias);
+    torch::nn::init::eye_(weight);
+    weight.clamp_(-1, 1);
+    weight.copy_(held);
+    gradient.mul_(0.5);
+    // Nothing waits where gradients are gone, or zero as LibTorch 1 leaves them.
+    for (const at::Tensor& parameter : model->parameters()) parameter.grad().zero_();
+    weight.mul_(1);
+    model->zero_grad();
+    bias.add_(0);
+  });
+  cells.cell("a model whose passes exchange gradients is written to as ever", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    leave_gradients(model, 2);
+    backward(dist, model, 2);
+    const c10::NoGradGuard no_grad;
+    model->head->weight.mul_(2);
+    EqualLayers other = dist.wrap_model(seeded<EqualLayers>());
+    {
+      const c10::AutoGradMode grad(true);
+      model->zero_grad();
+      leave_gradients(model, 1);
+    }
+    other->head->weight.mul_(2);
+    model->zero_grad();
+  });
+}
+
 void check_saving(Cells& cells, DistributedManager& dist) {
   cells.cell("saving a part", [&] {
     EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
@@ -430,6 +595,8 @@ void check_every_strategy(Cells& cells) {
     check_memory(cells, dist, strategy);
     check_pointers(cells, dist);
     check_refused(cells, dist, strategy != NO_SHARD);
+    check_refused_alone(cells, dist, strategy);
+    check_unsummed_steps(cells, dist);
     if (strategy == SHARD_GRAD_OP || strategy == FULL_SHARD)
       check_saving(cells, dist);
     else
@@ -439,6 +606,15 @@ void check_every_strategy(Cells& cells) {
   for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD})
     check_consistency(cells, strategy);
   check_copies(cells);
+  for (const int copies : {1, cells.num_ranks()}) {
+    DistributedManager dist = setup_distributed(
+        {.mode = ParallelMode::FSDP,
+         .sharding_strategy = HYBRID_SHARD,
+         .mesh = {{"dp_replicate", copies}, {"dp_shard", cells.num_ranks() / copies}},
+         .timeout = milliseconds(30'000),
+         .device_type = c10::DeviceType::CPU});
+    check_unsummed_steps(cells, dist);
+  }
 }
 
 }  // namespace lockstep

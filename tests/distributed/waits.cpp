@@ -1,8 +1,10 @@
 #include "waits.h"
 
 #include <regex>
+#include <thread>
 
 #include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
 #include <spdlog/fmt/fmt.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
@@ -48,6 +50,21 @@ std::vector<Difference> differences() {
                      dist.mean(1);
                    }});
   }
+  all.push_back({"after a call on a thread that ran a backward pass", NO_SHARD,
+                 [sum_of](DistributedManager& dist, WaitingNet& model, bool last) {
+                   const at::Tensor hooked = at::ones({1}).requires_grad_() * 2;
+                   hooked.register_hook([&](const at::Tensor&) {
+                     // As autograd has its threads for devices run a pass.
+                     const at::ThreadLocalState state;
+                     std::thread([&] {
+                       const at::ThreadLocalStateGuard guard(state);
+                       dist.mean(1);
+                     }).join();
+                   });
+                   hooked.backward();
+                   if (!last) sum_of(model).backward();
+                   dist.mean(1);
+                 }});
   all.push_back({"an input requires a gradient on one rank only", FULL_SHARD,
                  [](DistributedManager& dist, WaitingNet& model, bool last) {
                    const at::Tensor input = at::ones({3, 8}).requires_grad_(last);

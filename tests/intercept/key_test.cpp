@@ -14,9 +14,12 @@
 namespace lockstep::intercept {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 struct Heard {
   std::string op;
@@ -165,6 +168,40 @@ TEST_F(Intercept, SeveralOwnersHearOfACallInOrderEachOfItsOwnTensors) {
   ASSERT_THAT(second->ops(), ElementsAre("aten::cat"));
   EXPECT_EQ(listener->heard[0].num_uses, 2u);
   EXPECT_EQ(second->heard[0].num_uses, 1u);
+}
+
+TEST_F(Intercept, AnOwnerMayHaveTheFirstTurn) {
+  std::vector<int> turns;
+  const auto second = std::make_shared<Listener>();
+  listener->before = [&](Call&) { turns.push_back(2); };
+  second->before = [&](Call&) { turns.push_back(1); };
+  const at::Tensor tensor = tagged(at::ones({1}));
+  add_owner(tensor.storage(), second, {}, Turn::first);
+  at::neg(tensor);
+  EXPECT_THAT(turns, ElementsAre(1, 2));
+}
+
+// LibTorch's error does not say which tensor it is about.
+TEST_F(Intercept, AdviceOnMemoryThatIsNotThereIsGivenWhereItMayBeOurs) {
+  const auto read = [](const at::Tensor& tensor) -> std::string {
+    try {
+      tensor.data_ptr<float>();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto without_memory = [] {
+    const at::Tensor tensor = at::ones({3});
+    tensor.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+        c10::DataPtr(nullptr, c10::Device(at::kCPU)));
+    return tensor;
+  };
+  const at::Tensor theirs = without_memory();
+  EXPECT_THAT(read(theirs), Not(AnyOf(IsEmpty(), HasSubstr("Lockstep:"))));
+  const at::Tensor ours = tagged(without_memory());
+  EXPECT_THAT(read(ours), HasSubstr("Lockstep: if this tensor is a parameter that is cut"));
+  EXPECT_THAT(read(theirs), HasSubstr("Lockstep: if this tensor"));
 }
 
 TEST_F(Intercept, WhatAnOwnerThrowsComesOutOfTheOperator) {

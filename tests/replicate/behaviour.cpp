@@ -493,8 +493,11 @@ void check_changed_models(Cells& cells) {
     cells.expect_usage_error([&] { parallel.gradients().check_exchanged(); },
                              "the gradient of 'first.bias' is this rank's alone");
     // Steps as torch::optim::SGD does, behind autograd's back.
-    for (const at::Tensor& parameter : model->parameters())
-      if (parameter.grad().defined()) parameter.data().sub_(parameter.grad(), 0.1);
+    for (const at::Tensor& bias : {model->first->bias, model->second->bias})
+      cells.expect_usage_error([&] { bias.data().sub_(bias.grad(), 0.1); },
+                               "under no_sync() have not been summed");
+    // No operator writes this.
+    model->first->bias.data_ptr<float>()[0] += 1;
     cells.expect_usage_error([&] { backward(model); }, "an optimizer has stepped on this rank's");
   });
   cells.cell("a model whose data parallelism is gone is not trained on each rank by itself", [&] {

@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/optim/sgd.h>
 #include <torch/utils.h>
 #include <torch/version.h>
 
@@ -175,6 +176,22 @@ void check_growth(Cells& cells) {
 void check_growth(Cells&) {}
 #endif
 
+void check_unsummed_steps(Cells& cells) {
+  for (const Cut cut : {Cut::gradients, Cut::gradients_and_parameters})
+    cells.cell("SGD of LibTorch's on gradients that were never summed", [&] {
+      GpuTraining it(cells, {.cut = cut});
+      torch::optim::SGD optimizer(it.model->parameters(), torch::optim::SGDOptions(0.1));
+      {
+        const auto local = it.parallel.no_sync();
+        it.loss(cells, 0).backward();
+        it.loss(cells, 1).backward();
+      }
+      cells.expect_usage_error([&] { optimizer.step(); }, "the gradients of 2 backward passes");
+      it.loss(cells, 2).backward();
+      it.optimizer->step(0.001);
+    });
+}
+
 #if defined(LOCKSTEP_HAVE_CUDA)
 // While it lives, operators that wait for the GPU, and waits for a stream, throw on every thread of
 // this process.
@@ -231,6 +248,7 @@ void check_gpu(Cells& cells) {
   check_scaled(cells);
   check_quantized(cells);
   check_growth(cells);
+  check_unsummed_steps(cells);
   check_waiting(cells);
 }
 

@@ -30,6 +30,11 @@ std::unique_ptr<intercept::GradientHook> GradientExchange::hear_of(const at::Ten
       });
 }
 
+void GradientExchange::listen(std::vector<NamedTensor> trained) {
+  writes_ = std::make_shared<WriteGuard>(std::move(trained));
+  intercept::add_pass_listener(shared_from_this());
+}
+
 void GradientExchange::set_exchange(bool on) {
   const std::lock_guard lock(mutex_);
   exchange_ = on;
@@ -67,10 +72,29 @@ void GradientExchange::look_at_model() {
 
 // In a backward() here the model has been looked at, and so it has where one of its passes is under
 // way: another model's pass must not wait for what that one waits for.
-void GradientExchange::before_pass() {
+void GradientExchange::before_pass(const intercept::Pass& pass) {
   if (is_counted_pass() || !registered_.module_lives()) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock()) look_at_model();
+  if (!lock.owns_lock()) return;
+  refusal_ = nullptr;
+  try {
+    look_at_model();
+    begin_pass();
+  } catch (const UsageError&) {
+    if (pass.reaches(registered_.all())) throw;
+    refusal_ = std::current_exception();
+  }
+}
+
+void GradientExchange::before_inner_pass(const intercept::Pass& pass) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock() && refusal_ != nullptr && pass.reaches(registered_.all()))
+    std::rethrow_exception(refusal_);
+}
+
+void GradientExchange::begin_pass() {
+  if (!exchange_) writes_->watch();
+  writes_->begin_pass();
 }
 
 void GradientExchange::check_before() {
@@ -78,8 +102,9 @@ void GradientExchange::check_before() {
     throw UsageError("a backward pass before this one ended in an exception, so that this rank's "
                      "samples are counted and its gradients are not: start the ranks anew from a "
                      "checkpoint");
-  registered_.check_unchanged();
-  check_parameters();
+  refusal_ = nullptr;
+  look_at_model();
+  begin_pass();
   if (divides_by_count()) return;
   check_zeroed();
   has_plain_gradients_ = false;
@@ -150,6 +175,7 @@ void GradientExchange::enter_pass() {
 
 bool GradientExchange::end_step() {
   loss_.clear();
+  writes_->end();
   ++num_exchanges_;
   return std::exchange(in_backward_, false);
 }

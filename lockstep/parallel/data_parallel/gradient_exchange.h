@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -15,6 +17,7 @@
 #include <lockstep/parallel/data_parallel/counted_loss.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/parallel/data_parallel/same_values.h>
+#include <lockstep/parallel/data_parallel/write_guard.h>
 
 namespace lockstep::data_parallel {
 
@@ -24,7 +27,9 @@ namespace lockstep::data_parallel {
 // the ranks send each other is for those to say that derive from this.
 //
 // Before every backward pass of the process, whichever model's it is, it looks at its own: nothing
-// that was done to a model may leave its gradients on each rank unnoticed.
+// that was done to a model may leave its gradients on each rank unnoticed. A pass that does not
+// reach the model goes on, whatever was done to it. Until gradients of passes under no_sync() are
+// exchanged, steps of optimizers that know nothing of it are refused (WriteGuard).
 //
 // Ownership: not the model. Once this is gone and the model is not, a backward pass that reaches
 // the model's parameters throws. Threading: backward passes one at a time, on any threads of
@@ -60,7 +65,8 @@ class GradientExchange : public intercept::PassListener,
   // after it; never where that is 0.
   void check_consistency_every(std::int64_t exchanges) { consistency_interval_ = exchanges; }
 
-  void before_pass() override;
+  void before_pass(const intercept::Pass& pass) override;
+  void before_inner_pass(const intercept::Pass& pass) override;
 
  protected:
   // All ranks' group, and where the parameters are.
@@ -68,8 +74,9 @@ class GradientExchange : public intercept::PassListener,
                    std::shared_ptr<comm::Communicator> group, c10::Device device,
                    CountedPass counted_pass);
 
-  // Begins to look at the model before every pass.
-  void listen() { intercept::add_pass_listener(shared_from_this()); }
+  // Begins to look at the model before every pass, and at what is written to `trained`, which are
+  // in the order of hear_of()'s indices.
+  void listen(std::vector<NamedTensor> trained);
   // What becomes of a parameter when this goes.
   void leave(const at::Tensor& parameter) const noexcept;
 
@@ -91,6 +98,8 @@ class GradientExchange : public intercept::PassListener,
   [[noreturn]] void refuse_unzeroed(const std::string& name) const;
   [[noreturn]] static void refuse_second(const std::string& name);
 
+  // A gradient has come in a pass that exchanges nothing.
+  void wait_for_exchange(std::size_t index) { writes_->note_gradient(index); }
   // A gradient has come in a pass that exchanges: at the first of them the exchange begins, where
   // it is the caller's own pass.
   void enter_pass();
@@ -115,6 +124,7 @@ class GradientExchange : public intercept::PassListener,
 
  private:
   void look_at_model();
+  void begin_pass();
   void begin();
   // Before the first pass of a backward().
   void check_before();
@@ -126,6 +136,9 @@ class GradientExchange : public intercept::PassListener,
   std::int64_t consistency_interval_ = kConsistencyCheckInterval;
   bool exchange_ = true;
   bool broken_ = false;  // a backward() here ended in an exception
+  // Why a pass that reaches the model is refused, as of the last look at it.
+  std::exception_ptr refusal_;
+  std::shared_ptr<WriteGuard> writes_;
   std::int64_t num_exchanges_ = 0;
 };
 

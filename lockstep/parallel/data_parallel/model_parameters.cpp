@@ -130,7 +130,7 @@ RegisteredParameters::RegisteredParameters(torch::nn::Module& module)
       is_shared_(!module_.expired()),
       module_name_(module.name()) {
   visit_parameters(module, [&](const at::Tensor& parameter) {
-    in_order_.push_back(parameter.unsafeGetTensorImpl());
+    in_order_.push_back(parameter);
     return true;
   });
 }
@@ -140,12 +140,13 @@ void RegisteredParameters::check_unchanged() const {
   if (module == nullptr) return;
   std::size_t place = 0;
   const bool same = visit_parameters(*module, [&](const at::Tensor& parameter) {
-    return place < in_order_.size() && in_order_[place++] == parameter.unsafeGetTensorImpl();
+    return place < in_order_.size() && in_order_[place++].is_same(parameter);
   });
   if (same && place == in_order_.size()) return;
   const torch::OrderedDict<std::string, at::Tensor> now = module->named_parameters();
   for (const auto& item : now)
-    if (std::ranges::find(in_order_, item.value().unsafeGetTensorImpl()) == in_order_.end())
+    if (std::ranges::none_of(in_order_,
+                             [&](const at::Tensor& known) { return known.is_same(item.value()); }))
       throw UsageError(
           "'{}' was registered after wrap_model(), or replaced what was there, so that "
           "it would be trained on each rank by itself: make the model whole before",
@@ -153,6 +154,16 @@ void RegisteredParameters::check_unchanged() const {
   throw UsageError("the model '{}' has {} parameters, and others when wrap_model() got it: make "
                    "the model whole before",
                    module_name_, now.size());
+}
+
+std::vector<at::Tensor> RegisteredParameters::all() const {
+  std::vector<at::Tensor> result = in_order_;
+  if (const auto module = module_.lock())
+    visit_parameters(*module, [&](const at::Tensor& parameter) {
+      result.push_back(parameter);
+      return true;
+    });
+  return result;
 }
 
 }  // namespace lockstep::data_parallel

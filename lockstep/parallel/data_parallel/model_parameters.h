@@ -66,8 +66,8 @@ class TensorNames {
 // A module's parameters as they are registered when it is made. A parameter that is registered
 // later, or takes another's place, is known to nobody who sums gradients.
 //
-// Ownership: not the module. One that belongs to no shared_ptr cannot be looked at again, as nobody
-// knows whether it still is.
+// Ownership: shares the parameters, not the module. One that belongs to no shared_ptr cannot be
+// looked at again, as nobody knows whether it still is.
 class RegisteredParameters {
  public:
   explicit RegisteredParameters(torch::nn::Module& module);
@@ -75,6 +75,9 @@ class RegisteredParameters {
   // UsageError that names a parameter which is there now and was not, or says how many are gone.
   // Cheap enough for every backward pass: it compares pointers.
   void check_unchanged() const;
+
+  // All of them, and those that the module has now, some of them twice.
+  std::vector<at::Tensor> all() const;
 
   // Whether somebody can still use the module.
   bool module_lives() const { return !is_shared_ || !module_.expired(); }
@@ -84,7 +87,7 @@ class RegisteredParameters {
   std::weak_ptr<torch::nn::Module> module_;
   bool is_shared_;
   std::string module_name_;
-  std::vector<const void*> in_order_;  // with every place in which a module is registered
+  std::vector<at::Tensor> in_order_;  // with every place in which a module is registered
 };
 
 }  // namespace lockstep::data_parallel

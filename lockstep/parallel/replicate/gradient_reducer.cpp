@@ -16,9 +16,13 @@ std::shared_ptr<GradientReducer> GradientReducer::make(
     std::shared_ptr<comm::Communicator> group, Options options, CountedPass counted_pass) {
   std::shared_ptr<GradientReducer> reducer(new GradientReducer(
       module, std::move(tensors), std::move(group), std::move(options), std::move(counted_pass)));
-  for (std::size_t index = 0; index < reducer->slots_.size(); ++index)
-    reducer->slots_[index].hook = reducer->hear_of(reducer->slots_[index].parameter, index);
-  reducer->listen();
+  std::vector<NamedTensor> trained;
+  for (std::size_t index = 0; index < reducer->slots_.size(); ++index) {
+    Slot& slot = reducer->slots_[index];
+    slot.hook = reducer->hear_of(slot.parameter, index);
+    trained.push_back({slot.name, slot.parameter});
+  }
+  reducer->listen(std::move(trained));
   return reducer;
 }
 
@@ -170,6 +174,7 @@ void GradientReducer::on_gradient(std::size_t index, const at::Tensor& arrived) 
   if (!exchange()) {
     if (!slot.used) slot.before = glimpse(slot.parameter);
     unexchanged_ = true;
+    wait_for_exchange(index);
   }
   slot.used = true;
   check_gradient(slot.name, slot.parameter.grad());

@@ -352,13 +352,15 @@ bool leads_to(const torch::nn::Module& module, const intercept::Owner& owner) {
 class SyncBatchNorm::Watch final : public intercept::PassListener {
  public:
   explicit Watch(const SyncBatchNorm& norms) : norms_(norms) {}
-  void before_pass() override { norms_.check_redirected(); }
+  void before_pass(const intercept::Pass& pass) override { norms_.check_redirected(pass); }
+  void before_inner_pass(const intercept::Pass& pass) override { norms_.check_redirected(pass); }
 
  private:
   const SyncBatchNorm& norms_;
 };
 
-SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group) {
+SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& group)
+    : parameters_(module) {
   check_batch_norms_can_be_redirected();
   sum_ = std::make_shared<const SumOverRanks>(
       [own = group.split(0, group.rank(), "sync_batch_norm")](const at::Tensor& sums) {
@@ -373,10 +375,11 @@ SyncBatchNorm::SyncBatchNorm(torch::nn::Module& module, comm::Communicator& grou
   intercept::add_pass_listener(watch_);
 }
 
-void SyncBatchNorm::check_redirected() const {
+void SyncBatchNorm::check_redirected(const intercept::Pass& pass) const {
   for (const Converted& norm : norms_)
-    if (const auto module = norm.module.lock();
-        module != nullptr && module->is_training() && !leads_to(*module, *norm.owner))
+    if (const auto module = norm.module.lock(); module != nullptr && module->is_training() &&
+                                                !leads_to(*module, *norm.owner) &&
+                                                pass.reaches(parameters_.all()))
       throw UsageError(
           "the batch norm '{}' was loaded or converted after convert_sync_batchnorm(), "
           "as torch::load() and to() do, so that its statistics are those of this "

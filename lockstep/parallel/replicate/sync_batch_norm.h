@@ -9,7 +9,9 @@
 #include <torch/nn/module.h>
 
 #include <lockstep/comm/communicator.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/intercept/owner.h>
+#include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::replicate {
 
@@ -19,8 +21,8 @@ using SumOverRanks = std::function<void(const at::Tensor& sums)>;
 // Makes every BatchNorm1d, 2d and 3d inside a module take its mean and variance over the samples of
 // all ranks of a group while it trains. The modules stay what they are: some tensors of each carry
 // a dispatch key that leads LibTorch's batch_norm to us. Loading a module, or moving it to another
-// device or dtype, removes the key until renew() is called: the next backward pass of the process
-// throws if the module trains.
+// device or dtype, removes the key until renew() is called: the module's next backward pass throws
+// if it trains.
 //
 // Every rank makes one of these, before the module becomes data parallel, and then runs the same
 // batch norms in the same order, forward and backward. One value per channel on a rank is enough
@@ -53,7 +55,7 @@ class SyncBatchNorm {
   class Watch;
 
   bool converted(const torch::nn::Module& norm) const;
-  void check_redirected() const;
+  void check_redirected(const intercept::Pass& pass) const;
 
   std::shared_ptr<const SumOverRanks> sum_;
   struct Converted {
@@ -62,6 +64,7 @@ class SyncBatchNorm {
     std::shared_ptr<intercept::Owner> owner;
   };
   std::vector<Converted> norms_;
+  data_parallel::RegisteredParameters parameters_;
   std::shared_ptr<Watch> watch_;
 };
 

@@ -5,7 +5,9 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <spdlog/fmt/fmt.h>
+#include <torch/version.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/device/host_memory.h>
@@ -58,8 +60,20 @@ UnitFormat UnitFormat::of(at::ScalarType own, c10::Device device, const MixedPre
   return format;
 }
 
+namespace {
+
+// The size that a storage shows while it has no memory. LibTorch 1 refuses to write a size without
+// memory, so that pickle_save(), which asks nobody, fails. LibTorch 2 would read there: it finds no
+// bytes.
+std::size_t size_without_memory(std::size_t bytes) { return TORCH_VERSION_MAJOR < 2 ? bytes : 0; }
+
+}  // namespace
+
 at::Tensor tensor_without_memory(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  c10::Storage memory(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, options.device()),
+  const auto bytes =
+      static_cast<std::size_t>(c10::multiply_integers(sizes)) * options.dtype().itemsize();
+  c10::Storage memory(c10::Storage::use_byte_size_t(), size_without_memory(bytes),
+                      c10::DataPtr(nullptr, options.device()),
                       /*allocator=*/nullptr, /*resizable=*/false);
   at::Tensor tensor = at::empty({0}, options).set_(std::move(memory));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
@@ -229,8 +243,7 @@ void FlatUnit::give_memory_back(bool scrub) {
   c10::StorageImpl* const memory = flat_.storage().unsafeGetStorageImpl();
   memory->set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
   as_edited_ = at::Tensor();
-  // With no bytes a stray access throws instead of reading what is not there.
-  memory->set_nbytes(0);
+  memory->set_nbytes(size_without_memory(static_cast<std::size_t>(gathered_bytes())));
   is_there_ = false;
 }
 

@@ -35,9 +35,13 @@ std::shared_ptr<GradientSharder> GradientSharder::make(
     data_parallel::CountedPass counted_pass) {
   std::shared_ptr<GradientSharder> sharder(
       new GradientSharder(module, std::move(model), std::move(groups), std::move(counted_pass)));
-  for (std::size_t index = 0; index < sharder->slots_.size(); ++index)
-    sharder->slots_[index].hook = sharder->hear_of(sharder->slots_[index].parameter, index);
-  sharder->listen();
+  std::vector<NamedTensor> trained;
+  for (std::size_t index = 0; index < sharder->slots_.size(); ++index) {
+    Slot& slot = sharder->slots_[index];
+    slot.hook = sharder->hear_of(slot.parameter, index);
+    trained.push_back({slot.name, slot.parameter});
+  }
+  sharder->listen(std::move(trained));
   return sharder;
 }
 
@@ -134,6 +138,7 @@ void GradientSharder::on_gradient(std::size_t index, const at::Tensor& arrived) 
     has_plain_gradients_ = true;
   }
   if (!exchange()) {
+    wait_for_exchange(index);
     // Added up in the optimizer's type; autograd adds to what is there.
     const at::ScalarType summed = model_.units[slot.unit]->format().own;
     if (absent)

@@ -1,6 +1,7 @@
 // Decides how an operator on cut tensors runs: by a rule for parts, or on gathered tensors.
 #include <lockstep/parallel/tensor/split_tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -296,7 +297,8 @@ namespace {
 // False if an argument belongs to another owner, too, which has to hear of the call itself.
 bool is_ours_alone(intercept::Call& call, const SplitOwner& owner) {
   const auto is_foreign = [&](const at::Tensor& tensor) {
-    return intercept::is_tagged(tensor) && split_argument(tensor, owner) == nullptr;
+    return intercept::is_tagged(tensor) && split_argument(tensor, owner) == nullptr &&
+           !std::ranges::all_of(intercept::owners_of(tensor), &intercept::Owner::only_listens);
   };
   for (const c10::IValue& argument : call.arguments())
     if (argument.isTensor() && is_foreign(argument.toTensor())) return false;

@@ -7,6 +7,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/call.h>
+#include <lockstep/device/backward_thread.h>
 #include <lockstep/flight/journal.h>
 
 namespace lockstep::comm::backends {
@@ -56,6 +57,7 @@ void EngineCall::wait_on_host(Deadline deadline) {
   const auto until = std::min(deadline.at(), call_.deadline.at());
   // A thread whose own deadline comes before the call's is not blocked by this call: it may do
   // something else then.
+  const device::AsBackwardThread caller;
   std::optional<flight::Recorder::Block> block;
   if (!callers_comes_first && !done_ && call_.flight_entry != 0)
     block.emplace(group_->recorder(), call_.flight_entry);

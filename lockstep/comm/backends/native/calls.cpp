@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/device/backward_thread.h>
 
 namespace lockstep::comm::backends {
 
@@ -270,6 +271,7 @@ void TransportCall::wait_on_host(Deadline deadline) {
 void TransportCall::wait_for_job(Deadline deadline) {
   // A thread whose own deadline comes before the call's is not blocked by this call: it may do
   // something else then. In a group of one nobody waits for anyone.
+  const device::AsBackwardThread caller;
   std::optional<flight::Recorder::Block> block;
   if (recorder_->global_ranks().size() > 1 && deadline.at() >= call_.deadline.at() &&
       !executor_->done(*this))
