@@ -6,8 +6,10 @@ set(LOCKSTEP_PUBLIC_HEADERS
   base/log.h
   comm/call.h
   comm/communicator.h
+  comm/world/backends.h
   comm/world/join.h
   data/data_loader.h
+  data/tokens/token_format.h
   data/torch_dataset.h
   device/device_manager.h
   distributed/distributed.h
@@ -40,6 +42,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/pipeline/model_parallel.h
   parallel/pipeline/pipe.h
   parallel/pipeline/pipeline.h
+  parallel/pipeline/schedule/registry.h
   parallel/pipeline/split_model.h
   parallel/tensor/parallelize_module.h
   plan/measured/trace_step.h
