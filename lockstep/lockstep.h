@@ -18,6 +18,7 @@
 
 // Training: the loop, its data, optimizers and schedules.
 #include <lockstep/data/data_loader.h>
+#include <lockstep/data/tokens/token_format.h>
 #include <lockstep/data/torch_dataset.h>
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/elementwise_optimizer.h>
@@ -37,6 +38,7 @@
 #include <lockstep/parallel/pipeline/pipe.h>
 #include <lockstep/parallel/pipeline/pipeline.h>
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
+#include <lockstep/parallel/pipeline/schedule/registry.h>
 #include <lockstep/parallel/pipeline/split_model.h>
 #include <lockstep/parallel/tensor/parallelize_module.h>
 
