@@ -36,6 +36,9 @@ set(LOCKSTEP_PUBLIC_HEADERS
   optim/grad_scaler.h
   optim/lamb/plain/options.h
   optim/lion/plain/options.h
+  optim/matrix_optimizer.h
+  optim/muon/plain/options.h
+  optim/normed_optimizer.h
   optim/optimizer.h
   optim/schedules/schedule.h
   optim/sgd/plain/options.h

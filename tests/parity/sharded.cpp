@@ -270,8 +270,10 @@ void run_cell(Cells& cells, const Strategy& strategy, const SubjectKind& kind,
   const auto parallel = strategy.wrap(cells, *subject.module, kind);
   const auto optimizer = parallel->make_optimizer(options, decaying(subject));
   SteppedOn stepped_on(reference, strategy.offloads && !device.is_cpu());
+  // Matrices are computed where the model is, also of what is offloaded.
   const auto reference_optimizer =
-      optim::make_optimizer(options, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
+      optim::make_optimizer(options, optim::decay_groups(stepped_on.tensors(), kWeightDecay),
+                            std::make_shared<optim::WholeParts>(device));
   const auto expected = reference.module->named_parameters();
   for (std::int64_t step = 0; step < kSteps; ++step) {
     const Spread spread = spread_of(way.samples, way.num_passes, cells.num_ranks(), step);
