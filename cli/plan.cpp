@@ -271,6 +271,7 @@ std::string to_json(const MemoryReport& report) {
                     {"gathered", one.gathered},
                     {"gradients_on_their_way", one.gradients_on_their_way},
                     {"activations", one.activations},
+                    {"step", one.step},
                     {"buffers", one.buffers},
                     {"copies", one.copies},
                     {"peak", one.peak},

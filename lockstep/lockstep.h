@@ -23,6 +23,8 @@
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/elementwise_optimizer.h>
 #include <lockstep/optim/grad_scaler.h>
+#include <lockstep/optim/joined_optimizer.h>
+#include <lockstep/optim/matrix_optimizer.h>
 #include <lockstep/optim/normed_optimizer.h>
 #include <lockstep/optim/optimizer.h>
 #include <lockstep/optim/schedules/schedule.h>

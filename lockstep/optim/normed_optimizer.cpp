@@ -11,8 +11,6 @@ namespace lockstep::optim {
 
 namespace {
 
-constexpr std::int64_t kMostTogether = 1 << 24;  // elements
-
 std::vector<std::int64_t> counts_in_memory(std::span<const ParameterStep> steps) {
   std::vector<std::int64_t> counts;
   for (const ParameterStep& step : steps)
@@ -56,8 +54,8 @@ void NormedOptimizer::move_together(std::span<const ParameterStep> steps) const 
   for (const ParameterStep& step : steps) measured.push_back({std::string(step.name), step.weight});
   for (std::size_t i = 0; i < steps.size(); ++i)
     measured.push_back({std::string(steps[i].name), directions[i]});
-  const std::vector<double> squares =
-      parts_ != nullptr ? parts_->sums_of_squares(measured) : sums_of_squares_of_whole(measured);
+  const std::vector<double> squares = parts_ != nullptr ? parts_->sums_of_squares(measured)
+                                                        : WholeParts().sums_of_squares(measured);
   std::vector<double> lengths;
   for (std::size_t i = 0; i < steps.size(); ++i)
     lengths.push_back(

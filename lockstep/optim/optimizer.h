@@ -49,7 +49,8 @@ void multiply(const std::vector<at::Tensor>& gradients, double factor);
 // made. Parameters are Float or Double, on any device, each its own. For one thread at a time. A
 // UsageError leaves parameters and state as they were.
 //
-// The bits do not depend on the number of threads, nor on how a parameter is cut into shards.
+// The bits do not depend on how a parameter is cut into shards, nor on the number of threads,
+// unless an optimizer multiplies matrices (MatrixOptimizer).
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -63,7 +64,7 @@ class Optimizer {
   // Leaves every gradient undefined.
   virtual void zero_grad() = 0;
 
-  // What a checkpoint has to save, in the parameters' order: "step.<parameter>", a Long scalar that
+  // What a checkpoint has to save, by the parameters' names: "step.<parameter>", a Long scalar that
   // is a copy, and tensors of the parameter's shape, such as "exp_avg.<parameter>", that are the
   // optimizer's own: the next step changes them.
   virtual std::vector<NamedTensor> state() const = 0;

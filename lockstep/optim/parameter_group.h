@@ -7,10 +7,18 @@
 
 namespace lockstep::optim {
 
+// Which parameters of two dims or more an optimizer of whole matrices, such as Muon, moves as such.
+enum class MatrixRule {
+  by_name,  // all but embeddings and output layers, by their names: is_hidden_matrix()
+  all,
+  none,
+};
+
 struct ParameterGroup {
   std::vector<NamedParameter> parameters;
   double weight_decay = 0;
   double learning_rate_factor = 1;  // of the learning rate that a step is given
+  MatrixRule matrices = MatrixRule::by_name;
 };
 
 enum class DecayRule {

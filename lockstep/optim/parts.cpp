@@ -6,10 +6,15 @@
 
 namespace lockstep::optim {
 
-std::vector<double> sums_of_squares_of_whole(const std::vector<NamedTensor>& tensors) {
+std::vector<std::int64_t> WholeParts::whole_shape(const std::string& /*name*/,
+                                                  const at::Tensor& part) const {
+  return part.sizes().vec();
+}
+
+std::vector<double> WholeParts::sums_of_squares(const std::vector<NamedTensor>& tensors) {
   std::vector<at::Tensor> values;
   for (const NamedTensor& one : tensors) values.push_back(one.tensor);
-  const at::Tensor blocks = sums_of_squares(values).cpu();
+  const at::Tensor blocks = optim::sums_of_squares(values).cpu();
   std::vector<double> sums;
   std::int64_t begin = 0;
   for (const at::Tensor& one : values) {
@@ -18,6 +23,15 @@ std::vector<double> sums_of_squares_of_whole(const std::vector<NamedTensor>& ten
     begin = end;
   }
   return sums;
+}
+
+void WholeParts::compute_whole(const std::vector<WholeMatrices::Matrix>& matrices,
+                               const WholeMatrices& work) {
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    at::Tensor whole = work.take(i);
+    if (device_) whole = whole.to(*device_);
+    work.give(i, work.compute(i, std::move(whole)).reshape({-1}));
+  }
 }
 
 }  // namespace lockstep::optim

@@ -1,7 +1,9 @@
 // What an optimizer asks other ranks where its parameters are parts of larger ones.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,19 +12,59 @@
 
 namespace lockstep::optim {
 
+// What becomes of matrices of which each rank has a part. A matrix is the elements of a parameter,
+// in row-major order.
+struct WholeMatrices {
+  struct Matrix {
+    std::string name;  // of the parameter that it is cut as
+    at::ScalarType type;
+    std::vector<std::int64_t> shape;  // of the whole parameter
+  };
+
+  // This rank's part of matrix i, flat.
+  std::function<at::Tensor(std::size_t i)> take;
+  // Called by one rank, with the whole, which it may write to: what is given back to all. It has
+  // as many elements.
+  std::function<at::Tensor(std::size_t i, at::Tensor whole)> compute;
+  // This rank's part of that, flat.
+  std::function<void(std::size_t i, const at::Tensor& part)> give;
+};
+
 // This rank's parts of parameters that are cut among ranks, in row-major order. Every rank that has
 // parts of the same parameters calls the same functions with the same names in the same order.
 class Parts {
  public:
   virtual ~Parts() = default;
 
+  // The shape of the parameter of that name, of which this rank has `part`.
+  virtual std::vector<std::int64_t> whole_shape(const std::string& name,
+                                                const at::Tensor& part) const = 0;
+
   // Each of `parts` is this rank's part of a tensor that is cut as the parameter of that name is.
   // The sum of squares of each of those whole tensors, over fixed blocks (sum_of_squares.h), so
   // that its bits do not depend on where the parts are cut.
   virtual std::vector<double> sums_of_squares(const std::vector<NamedTensor>& parts) = 0;
+
+  // Brings each matrix to one rank, which computes, and hands its parts back. The ranks share the
+  // matrices out by the work that they are.
+  virtual void compute_whole(const std::vector<WholeMatrices::Matrix>& matrices,
+                             const WholeMatrices& work) = 0;
 };
 
-// The same for parameters that are whole on this rank.
-std::vector<double> sums_of_squares_of_whole(const std::vector<NamedTensor>& tensors);
+// Parameters that are whole on this rank. Matrices are computed where they are, or on the device
+// that is given.
+class WholeParts final : public Parts {
+ public:
+  explicit WholeParts(std::optional<c10::Device> device = {}) : device_(device) {}
+
+  std::vector<std::int64_t> whole_shape(const std::string& name,
+                                        const at::Tensor& part) const override;
+  std::vector<double> sums_of_squares(const std::vector<NamedTensor>& tensors) override;
+  void compute_whole(const std::vector<WholeMatrices::Matrix>& matrices,
+                     const WholeMatrices& work) override;
+
+ private:
+  std::optional<c10::Device> device_;
+};
 
 }  // namespace lockstep::optim

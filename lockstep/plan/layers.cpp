@@ -24,13 +24,14 @@ constexpr std::int64_t kMostPartialSums = 1024;
 
 }  // namespace
 
-std::size_t Layers::parameter(std::int64_t num_elements) {
-  parameters_.push_back({.num_elements = num_elements, .block = block_});
+std::size_t Layers::parameter(std::int64_t num_elements, std::int64_t matrix_rows) {
+  parameters_.push_back(
+      {.num_elements = num_elements, .block = block_, .matrix_rows = matrix_rows});
   return tape_.add_parameter(num_elements * terms_.element_bytes);
 }
 
 Linear Layers::linear(std::int64_t in, std::int64_t out, HasBias bias) {
-  Linear layer{.in = in, .out = out, .parameters = {parameter(in * out)}};
+  Linear layer{.in = in, .out = out, .parameters = {parameter(in * out, out)}};
   if (bias == HasBias::yes) layer.parameters.push_back(parameter(out));
   return layer;
 }

@@ -70,7 +70,7 @@ class Layers {
   Tape::Value linear_cross_entropy(const Tape::Value& hidden, const Embedding& head);
 
  private:
-  std::size_t parameter(std::int64_t num_elements);
+  std::size_t parameter(std::int64_t num_elements, std::int64_t matrix_rows = 0);
   Tape::Value rms_of_operators(const Norm& layer, const Tape::Value& x);
   std::int64_t logits_at_once(std::int64_t vocabulary) const;
   Tape::Value to_type(const Tape::Value& x, std::int64_t element_bytes);

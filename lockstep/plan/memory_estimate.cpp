@@ -188,10 +188,13 @@ void check(const MemoryOptions& options) {
   if (options.copied_shares < 0)
     throw UsageError("{} copies of a rank's share of a checkpoint: give at least 0",
                      options.copied_shares);
-  if (options.max_live_units < 1 || options.accumulation < 1 || options.state_bytes < 0)
+  if (options.max_live_units < 1 || options.accumulation < 1 || options.state_bytes < 0 ||
+      options.matrix_state_bytes < 0)
     throw UsageError("max_live_units is {}, the accumulated micro-batches are {} and the "
-                     "optimizer's bytes for each parameter {}: give at least 1, 1 and 0",
-                     options.max_live_units, options.accumulation, options.state_bytes);
+                     "optimizer's bytes for each parameter {}, and {} in matrices: give at least "
+                     "1, 1, 0 and 0",
+                     options.max_live_units, options.accumulation, options.state_bytes,
+                     options.matrix_state_bytes);
   if (can_offload(options.strategy, options.offload)) return;
   if (options.offload == Offload::optimizer)
     throw UsageError("the optimizer is offloaded where gradients are cut, and {} does not cut "
@@ -226,6 +229,9 @@ class Accountant {
 
   MemoryEstimate estimate() {
     for (std::size_t i = 0; i < model_.units.size(); ++i) add_unit(i);
+    (options_.offload == Offload::none ? estimate_.optimizer : estimate_.host_optimizer) +=
+        state_bytes();
+    add_step();
     estimate_.buffers = model_.buffer_bytes;
     (on_gpu() ? estimate_.host_copies : estimate_.copies) =
         options_.copied_shares * saved_bytes() / options_.num_ranks;
@@ -288,18 +294,100 @@ class Accountant {
       estimate_.gradients += unit.num_elements * summed_bytes(unit);
     const std::int64_t stepped_on =
         cuts_optimizer_ ? std::min(part(unit), unit.num_elements) : unit.num_elements;
-    if (!offloads)
-      estimate_.optimizer += stepped_on * (options_.state_bytes + (is_narrow() ? kFloat : 0));
-    else
-      estimate_.host_optimizer += stepped_on * (options_.state_bytes + kFloat);
+    // The weights that are stepped on.
+    if (offloads)
+      estimate_.host_optimizer += stepped_on * kFloat;
+    else if (is_narrow())
+      estimate_.optimizer += stepped_on * kFloat;
+  }
+
+  bool moves_matrices() const { return options_.step_kind == optim::StepKind::whole_matrices; }
+  std::int64_t state_bytes_of(const ModelSizes::Parameter& parameter) const {
+    return moves_matrices() && parameter.matrix_rows > 0 ? options_.matrix_state_bytes
+                                                         : options_.state_bytes;
+  }
+
+  // The optimizer's state on the rank that has most of it: parts of units are equally long, but
+  // elements of matrices may have less state than others.
+  std::int64_t state_bytes() const {
+    std::vector<std::int64_t> of_ranks(cuts_optimizer_ ? static_cast<std::size_t>(num_parts_) : 1);
+    std::vector<std::int64_t> begins(model_.units.size());
+    for (const ModelSizes::Parameter& parameter : model_.parameters) {
+      const Unit& unit = model_.units[parameter.unit];
+      std::int64_t& begin = begins[parameter.unit];
+      const std::int64_t end = begin + parameter.num_elements;
+      const std::int64_t length = cuts_optimizer_ ? part(unit) : unit.num_elements;
+      for (; unit.trained && begin < end;) {
+        const std::int64_t rank = begin / length;
+        const std::int64_t next = std::min(end, (rank + 1) * length);
+        of_ranks[static_cast<std::size_t>(rank)] += (next - begin) * state_bytes_of(parameter);
+        begin = next;
+      }
+      begin = end;
+    }
+    return std::ranges::max(of_ranks);
+  }
+
+  // What a step has beside the state while it lasts.
+  void add_step() {
+    const bool offloads = options_.offload != Offload::none;
+    if (options_.step_kind == optim::StepKind::norm_per_parameter)
+      (offloads ? estimate_.host_optimizer : estimate_.step) += directions();
+    if (moves_matrices()) estimate_.step += matrices();
+  }
+
+  // The directions of a unit's parts; of whole parameters up to optim::kMostTogether elements.
+  std::int64_t directions() const {
+    std::int64_t most = 0, together = 0;
+    std::vector<std::int64_t> largest(model_.units.size());  // parameter of each unit
+    for (const ModelSizes::Parameter& parameter : model_.parameters) {
+      const Unit& unit = model_.units[parameter.unit];
+      if (!unit.trained) continue;
+      largest[parameter.unit] = std::max(largest[parameter.unit], parameter.num_elements);
+      if (cuts_optimizer_) continue;
+      if (together + parameter.num_elements > optim::kMostTogether) together = 0;
+      together += parameter.num_elements;
+      most = std::max(most, (together + scratch(parameter.num_elements)) * summed_bytes(unit));
+    }
+    for (std::size_t i = 0; cuts_optimizer_ && i < model_.units.size(); ++i) {
+      const Unit& unit = model_.units[i];
+      const std::int64_t mine = std::min(part(unit), unit.num_elements);
+      if (unit.trained)
+        most = std::max(most, (mine + scratch(std::min(mine, largest[i]))) * summed_bytes(unit));
+    }
+    return most;
+  }
+  // LibTorch's operators on a GPU have one more tensor of a parameter's size.
+  std::int64_t scratch(std::int64_t elements) const {
+    return on_gpu() && options_.offload == Offload::none ? elements : 0;
+  }
+
+  // The matrix that a rank computes: itself and what becomes of it, and two squares of its smaller
+  // side. Where parameters are cut, the parts of as many matrices as there are ranks, which are
+  // about as much as a matrix.
+  std::int64_t matrices() const {
+    std::int64_t most = 0;
+    for (const ModelSizes::Parameter& parameter : model_.parameters) {
+      const Unit& unit = model_.units[parameter.unit];
+      if (!unit.trained || parameter.matrix_rows == 0) continue;
+      const std::int64_t side =
+          std::min(parameter.matrix_rows, parameter.num_elements / parameter.matrix_rows);
+      const std::int64_t copies = cuts_optimizer_ && num_parts_ > 1 ? 3 : 2;
+      most =
+          std::max(most, (copies * parameter.num_elements + 2 * side * side) * summed_bytes(unit));
+    }
+    return most;
   }
 
   // Bytes of a checkpoint. For weights in 16 bits it holds the fp32 ones that the optimizer steps
   // on.
   std::int64_t saved_bytes() const {
     std::int64_t bytes = model_.buffer_bytes;
-    for (const Unit& unit : model_.units)
-      bytes += unit.num_elements * (summed_bytes(unit) + (unit.trained ? options_.state_bytes : 0));
+    for (const ModelSizes::Parameter& parameter : model_.parameters) {
+      const Unit& unit = model_.units[parameter.unit];
+      bytes += parameter.num_elements *
+               (summed_bytes(unit) + (unit.trained ? state_bytes_of(parameter) : 0));
+    }
     return bytes;
   }
 
@@ -355,7 +443,7 @@ class Accountant {
       const ModelSizes::Parameter& parameter = model_.parameters[event.parameter];
       gradients += parameter.num_elements * summed_bytes(model_.units[parameter.unit]);
     }
-    return rest + std::max(most, trace_.peak_bytes_after + gradients);
+    return rest + std::max(most, std::max(trace_.peak_bytes_after, estimate_.step) + gradients);
   }
 
   const ModelSizes& model_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <lockstep/optim/options/optimizer_options.h>
 #include <lockstep/parallel/shard/sizes/strategy.h>
 #include <lockstep/plan/model_sizes.h>
 #include <lockstep/plan/precision.h>
@@ -33,7 +34,11 @@ struct MemoryOptions {
   // parameters that are cut.
   Precision precision = Precision::fp32;
   Offload offload = Offload::none;
-  std::int64_t state_bytes = 8;     // the optimizer's for each parameter: Adam 8, momentum 4
+  std::int64_t state_bytes = 8;  // the optimizer's for each parameter: Adam 8, momentum 4
+  // What its step sees of a parameter; of an optimizer of whole matrices the state of their
+  // elements, too.
+  optim::StepKind step_kind = optim::StepKind::elementwise;
+  std::int64_t matrix_state_bytes = 0;
   std::int64_t max_live_units = 2;  // shard::Options
   std::int64_t accumulation = 1;    // micro-batches of a step
   int ranks_per_node = 0;           // that keep a copy among them (hpZ); 0: none do
@@ -53,6 +58,8 @@ struct MemoryEstimate {
   std::int64_t gathered = 0;   // units of parameters, beyond a rank's parts
   std::int64_t gradients_on_their_way = 0;
   std::int64_t activations = 0;
+  std::int64_t step =
+      0;  // directions and matrices of the optimizer's step, when activations are gone
   std::int64_t buffers = 0;
   std::int64_t copies = 0;  // of what checkpoints hold, where the device is the host
 
@@ -62,7 +69,7 @@ struct MemoryEstimate {
   // Bytes of the host's memory where the device has its own: offloaded data, and copies of shares
   // of the checkpoint.
   std::int64_t host_weights = 0;
-  std::int64_t host_optimizer = 0;
+  std::int64_t host_optimizer = 0;  // with what its step takes there
   std::int64_t host_copies = 0;
 
   std::int64_t host() const { return host_weights + host_optimizer + host_copies; }

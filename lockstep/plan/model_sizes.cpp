@@ -55,7 +55,9 @@ ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters) {
     const std::size_t unit =
         is_left_over(parameter) ? *next_group++ : num_groups + unit_of_block.at(*parameter.block);
     sizes.units[unit].num_elements += parameter.num_elements;
-    sizes.parameters.push_back({.num_elements = parameter.num_elements, .unit = unit});
+    sizes.parameters.push_back({.num_elements = parameter.num_elements,
+                                .unit = unit,
+                                .matrix_rows = parameter.matrix_rows});
   }
   return sizes;
 }

@@ -23,6 +23,7 @@ struct ModelSizes {
   struct Parameter {
     std::int64_t num_elements = 0;
     std::size_t unit = 0;
+    std::int64_t matrix_rows = 0;  // of a hidden layer's weight (optim::is_hidden_matrix); else 0
   };
 
   std::vector<Unit> units;
@@ -38,6 +39,7 @@ struct ModelSizes {
 struct PlacedParameter {
   std::int64_t num_elements = 0;
   std::optional<std::size_t> block;  // none: an embedding, a head
+  std::int64_t matrix_rows = 0;      // as ModelSizes::Parameter has it
 };
 
 // The units that shard::plan_units() cuts such a model into by default: one for each block where

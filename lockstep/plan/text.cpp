@@ -72,6 +72,7 @@ const std::vector<Column>& columns() {
       {"in flight",
        [](const MemoryEstimate& one) { return one.gathered + one.gradients_on_their_way; }},
       {"activations", &MemoryEstimate::activations},
+      {"step", &MemoryEstimate::step},
       {"buffers", &MemoryEstimate::buffers},
       {"copies", &MemoryEstimate::copies},
       {"peak", &MemoryEstimate::peak},

@@ -39,6 +39,9 @@ TEST(OptimizerErrors, OptionsThatMakeNoSense) {
   EXPECT_THAT(refusal(AdagradOptions{.eps = 0}), HasSubstr("Adagrad: eps is 0"));
   EXPECT_THAT(refusal(LambOptions{.max_coeff = 0.5, .min_coeff = 2}),
               HasSubstr("Lamb: min_coeff is 2, above max_coeff, which is 0.5"));
+  EXPECT_THAT(refusal(MuonOptions{.ns_steps = 0}), HasSubstr("Muon: ns_steps is 0"));
+  EXPECT_THAT(refusal(MuonOptions{.muon_lr = 0.02}),
+              HasSubstr("Muon: muon_lr is 0.02, but lr is not given"));
   EXPECT_THAT(refusal(SGDOptions{}, {{.weight_decay = -2}}), HasSubstr("weight_decay is -2"));
   EXPECT_THAT(refusal(SGDOptions{}, {{.learning_rate_factor = -2}}),
               HasSubstr("learning_rate_factor is -2"));

@@ -38,7 +38,9 @@ TEST(OptimizerTypes, AreCalledAsDeepSpeedCallsThem) {
   EXPECT_NE(options_of("SGD").as<SGDOptions>(), nullptr);
   EXPECT_EQ(options_of("SGD").as<AdamWOptions>(), nullptr);
   EXPECT_EQ(name_of(AdamWOptions{}), "AdamW");
+  EXPECT_NE(options_of("Muon").as<MuonOptions>(), nullptr);
   EXPECT_EQ(name_of(LambOptions{}), "Lamb");
+  EXPECT_EQ(name_of(MuonOptions{}), "Muon");
 }
 
 // The bytes that the planner counts for each parameter.
@@ -49,11 +51,15 @@ TEST(OptimizerTypes, SayHowManyBytesTheirStateHas) {
   EXPECT_EQ(OptimizerOptions(LionOptions{}).state_bytes(), 4);
   EXPECT_EQ(OptimizerOptions(AdagradOptions{}).state_bytes(), 4);
   EXPECT_EQ(OptimizerOptions(LambOptions{}).state_bytes(), 8);
+  EXPECT_EQ(OptimizerOptions(LambOptions{}).matrix_state_bytes(), 8);
+  EXPECT_EQ(OptimizerOptions(MuonOptions{}).state_bytes(), 8);
+  EXPECT_EQ(OptimizerOptions(MuonOptions{}).matrix_state_bytes(), 4);
 }
 
 TEST(OptimizerTypes, SayWhatAStepSees) {
   EXPECT_EQ(OptimizerOptions(LionOptions{}).kind(), StepKind::elementwise);
   EXPECT_EQ(OptimizerOptions(LambOptions{}).kind(), StepKind::norm_per_parameter);
+  EXPECT_EQ(OptimizerOptions(MuonOptions{}).kind(), StepKind::whole_matrices);
 }
 
 // Changes every number to another one within its range.
@@ -103,6 +109,20 @@ TEST(OptimizerOptions, AreTexts) {
               ElementsAre(OptionText{"momentum", "0.5"}, OptionText{"dampening", "0"},
                           OptionText{"nesterov", "false"}));
   EXPECT_THAT(texts_of(LionOptions{}), ElementsAre(OptionText{"betas", "0.9, 0.99"}));
+}
+
+TEST(HiddenMatrices, AreToldByNameAndShape) {
+  const auto is_one = [](const char* name, std::vector<std::int64_t> shape) {
+    return is_hidden_matrix(name, shape);
+  };
+  EXPECT_TRUE(is_one("transformer.h.0.attn.c_attn.weight", {3, 2}));
+  EXPECT_TRUE(is_one("convolution.weight", {8, 3, 5, 5}));
+  EXPECT_FALSE(is_one("transformer.h.0.ln_1.weight", {3}));
+  EXPECT_FALSE(is_one("scale", {}));
+  EXPECT_FALSE(is_one("mlp.weight", {0, 4}));
+  for (const char* name : {"transformer.wte.weight", "transformer.wpe.weight", "lm_head.weight",
+                           "model.embed_tokens.weight", "Embedding.weight"})
+    EXPECT_FALSE(is_one(name, {3, 2})) << name;
 }
 
 // The name "AdamW" means decoupled decay; the same options without a name, or as "Adam", may be

@@ -298,8 +298,10 @@ Values run_in_one_process(const ShardedCell& cell) {
   const Subject reference = cell.kind->make();
   reference.module->to(cell.device);
   SteppedOn stepped_on(reference, cell.steps_on_host());
+  // Matrices are computed where the model is, also of what is offloaded.
   const auto optimizer = optim::make_optimizer(
-      cell.optimizer->options, optim::decay_groups(stepped_on.tensors(), kWeightDecay));
+      cell.optimizer->options, optim::decay_groups(stepped_on.tensors(), kWeightDecay),
+      std::make_shared<optim::WholeParts>(cell.device));
   Values values;
   const auto keep = [&](std::int64_t step, const std::string& what, const at::Tensor& tensor) {
     values[of_step(step, what)] = tensor.defined() ? tensor.detach().cpu().clone() : tensor;

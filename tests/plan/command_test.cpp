@@ -110,8 +110,8 @@ TEST_F(PlanCommand, TellsProgramsTheBytes) {
   EXPECT_EQ(first["fits"], "no");
   for (const auto& row : told["estimates"])
     for (const char* key :
-         {"gradients", "optimizer", "gathered", "gradients_on_their_way", "activations", "buffers",
-          "copies", "peak", "host_weights", "host_optimizer", "host_copies"})
+         {"gradients", "optimizer", "gathered", "gradients_on_their_way", "activations", "step",
+          "buffers", "copies", "peak", "host_weights", "host_optimizer", "host_copies"})
       EXPECT_GE(row[key].get<std::int64_t>(), 0);
 }
 

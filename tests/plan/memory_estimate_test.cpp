@@ -101,6 +101,42 @@ TEST(MemoryEstimate, LeavesFrozenParametersWithoutState) {
   EXPECT_EQ(estimate.optimizer, 8 * kPsi / 4);
 }
 
+TEST(MemoryEstimate, HasTheDirectionsOfAStepWithNorms) {
+  const MemoryOptions lamb{.step_kind = optim::StepKind::norm_per_parameter};
+  EXPECT_EQ(of(lamb).step, 4 * kPsi);  // fewer elements than are taken at once
+  EXPECT_EQ(of(lamb).peak, of({}).peak + 4 * kPsi);
+  EXPECT_EQ(of(lamb, 100 * kPsi).peak, of({}, 100 * kPsi).peak);  // activations have gone then
+  MemoryOptions cut = lamb;
+  cut.strategy = FULL_SHARD;
+  cut.num_ranks = 4;
+  EXPECT_EQ(of(cut).step, 4 * kUnit / 4);  // one unit at a time
+  cut.offload = Offload::optimizer;
+  cut.device = Device::gpu;
+  EXPECT_EQ(of(cut).step, 0);
+  EXPECT_EQ(of(cut).host_optimizer, (8 + 4 + 4) * kPsi / 4 + 4 * kUnit / 4);
+}
+
+TEST(MemoryEstimate, HasTheMatricesOfAStep) {
+  ModelSizes sizes = model();
+  for (std::size_t i = 0; i < 6; ++i)
+    sizes.parameters[i].matrix_rows = 1024;  // and as many columns
+  const MemoryOptions muon{.step_kind = optim::StepKind::whole_matrices, .matrix_state_bytes = 4};
+  const auto whole = estimate_memory(sizes, trace(), muon);
+  EXPECT_EQ(whole.optimizer, (6 * 4 + 2 * 8) * kUnit);
+  EXPECT_EQ(whole.step, 4 * (2 + 2) * kUnit);
+  MemoryOptions cut = muon;
+  cut.strategy = FULL_SHARD;
+  cut.num_ranks = 4;
+  const auto parts = estimate_memory(sizes, trace(), cut);
+  EXPECT_EQ(parts.optimizer, whole.optimizer / 4);
+  EXPECT_EQ(parts.step, 4 * (3 + 2) * kUnit);
+  // In one unit one rank has what takes more.
+  for (auto& parameter : sizes.parameters) parameter.unit = 0;
+  sizes.units = {{.num_elements = kPsi}};
+  cut.strategy = SHARD_OPTIMIZER;
+  EXPECT_EQ(estimate_memory(sizes, trace(), cut).optimizer, 2 * 8 * kUnit);
+}
+
 TEST(MemoryEstimate, OfSixteenBitsOnAGpu) {
   // Autocast's copies come in addition to the weights.
   const auto whole = of({.precision = Precision::bf16, .device = Device::gpu});

@@ -254,6 +254,12 @@ void check_every_optimizer(Cells& cells) {
   check_optimizer(cells, "Lamb, stretched little", optim::LambOptions{.max_coeff = 0.5});
   check_optimizer(cells, "Lamb, stretched much",
                   optim::LambOptions{.bias_correction = false, .max_coeff = 1e6, .min_coeff = 0});
+  check_optimizer(cells, "Muon, by the root mean square",
+                  optim::MuonOptions{.nesterov = false,
+                                     .ns_steps = 2,
+                                     .adjust_lr_fn = optim::MuonRate::match_rms_adamw,
+                                     .muon_lr = 2e-3,
+                                     .lr = 1e-3});
 }
 
 }  // namespace lockstep::shard

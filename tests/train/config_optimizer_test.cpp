@@ -94,13 +94,32 @@ TEST(Optimizer, has_the_keys_and_defaults_of_its_type) {
   EXPECT_EQ(to_json(parse_config(to_json(lamb), {})), to_json(lamb));
 }
 
+// As DeepSpeed's config has it; a schedule changes both learning rates in proportion to lr.
+TEST(Optimizer, muon_has_two_learning_rates) {
+  const TrainConfig config = config_with({{"/optimizer/type", "Muon"},
+                                          {"/optimizer/params/momentum", 0.9},
+                                          {"/optimizer/params/ns_method", "gram"},
+                                          {"/optimizer/params/muon_lr", 0.02}});
+  const auto* muon = config.optimizer.options.as<optim::MuonOptions>();
+  ASSERT_NE(muon, nullptr);
+  EXPECT_EQ(muon->momentum, 0.9);
+  EXPECT_EQ(muon->muon_lr, 0.02);
+  EXPECT_FALSE(muon->adam_lr);
+  EXPECT_EQ(muon->lr, config.optimizer.lr);
+  EXPECT_EQ(to_json(parse_config(to_json(config), {})), to_json(config));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Muon"}, {"/optimizer/params/muon_lr", 0}}),
+              HasSubstr("optimizer.params.muon_lr is 0: it must be above 0"));
+  EXPECT_THAT(mistake_with({{"/optimizer/type", "Muon"}, {"/parallel/tensor", 2}}),
+              HasSubstr("optimizer.type is \"Muon\", which looks at whole parameters"));
+}
+
 TEST(Optimizer, says_what_its_type_does_not_have) {
   EXPECT_EQ(mistake_with({{"/optimizer/params/max_grad_norm", 1.0}}),
             "gpt.json:1: optimizer.params.max_grad_norm does not belong there: use "
             "gradient_clipping, at the top of the config");
   EXPECT_EQ(mistake_with({{"/optimizer/type", "OneBitAdam"}, {"/optimizer/params/x", 1}}),
             "gpt.json:1: optimizer.type is \"OneBitAdam\": it must be 'AdamW', 'Adam', 'SGD', "
-            "'Lion', 'Adagrad', 'Lamb', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
+            "'Lion', 'Adagrad', 'Lamb', 'Muon', 'FusedAdam', 'DeepSpeedCPUAdam', 'FusedLion', "
             "'DeepSpeedCPULion', 'DeepSpeedCPUAdagrad' or 'FusedLamb'");
   EXPECT_THAT(mistake_with({{"/optimizer/type", "SGD"}, {"/optimizer/params/betas", {0.9, 0.9}}}),
               HasSubstr("optimizer.params.betas is no key of SGD: its keys are lr, weight_decay, "

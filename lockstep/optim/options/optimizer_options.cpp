@@ -1,5 +1,8 @@
 #include <lockstep/optim/options/optimizer_options.h>
 
+#include <algorithm>
+#include <array>
+#include <cctype>
 #include <cmath>
 
 #include <lockstep/base/error.h>
@@ -103,6 +106,24 @@ void OptimizerOptions::describe(OptionKeys& keys) {
 
 std::int64_t OptimizerOptions::state_bytes() const {
   return kFloatBytes * static_cast<std::int64_t>(state_names().size());
+}
+
+std::int64_t OptimizerOptions::matrix_state_bytes() const {
+  return kFloatBytes * static_cast<std::int64_t>(options_->matrix_state_names().size());
+}
+
+void OptimizerOptions::set_learning_rate(double lr) {
+  options_ = options_->clone();
+  options_->set_learning_rate(lr);
+}
+
+bool is_hidden_matrix(std::string_view name, std::span<const std::int64_t> shape) {
+  if (shape.size() < 2 || std::ranges::count(shape, 0) > 0) return false;
+  std::string lower(name);
+  std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  constexpr std::array<std::string_view, 4> kNames = {"embed", "lm_head", "wte", "wpe"};
+  return std::ranges::none_of(
+      kNames, [&](std::string_view part) { return lower.find(part) != std::string::npos; });
 }
 
 std::vector<OptionText> texts_of(OptimizerOptions options) {

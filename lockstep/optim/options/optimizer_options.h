@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,15 +25,25 @@ enum class StepKind : std::uint8_t {
   whole_matrices,      // the whole parameter, as a matrix
 };
 
+// Directions of whole parameters that a step with norms has at once; more where one parameter has.
+inline constexpr std::int64_t kMostTogether = 1 << 24;  // elements
+
+// Whether an optimizer of whole matrices moves a parameter as a matrix: what has two dims or more
+// and does not have "embed", "lm_head", "wte" or "wpe" in its name, as embeddings and output layers
+// have.
+bool is_hidden_matrix(std::string_view name, std::span<const std::int64_t> shape);
+
 // The options of one optimizer: a struct of numbers with
 //
 //   static constexpr StepKind kKind = StepKind::elementwise;
 //   void describe(OptionKeys& keys);               // each number, once
 //   std::vector<std::string> state_names() const;  // tensors of a parameter's shape in its state
-//   std::vector<OptionMistake> mistakes(std::string_view type) const;  // may be left out
+//   std::vector<std::string> matrix_state_names() const;  // the same of what it moves as a matrix
+//   std::vector<OptionMistake> mistakes(std::string_view type) const;
+//   void set_learning_rate(double lr);  // what a config has as lr
 //   std::unique_ptr<Optimizer> make(std::vector<ParameterGroup>, std::shared_ptr<Parts>) const;
 //
-// make() is defined where LibTorch is.
+// make() is defined where LibTorch is. The three before it may be left out.
 template <typename T>
 concept DescribesOptimizer = std::copyable<T> &&
     requires(T options, const T& fixed, OptionKeys& keys) {
@@ -61,8 +72,10 @@ class OptimizerOptions {
   StepKind kind() const { return options_->kind(); }
   void describe(OptionKeys& keys);
   std::vector<std::string> state_names() const { return options_->state_names(); }
-  // Bytes of state for each parameter in fp32.
+  // Bytes of state for each parameter in fp32, and for each that is moved as a part of a matrix.
   std::int64_t state_bytes() const;
+  std::int64_t matrix_state_bytes() const;
+  void set_learning_rate(double lr);
   // `type` is the first of the names that a config has it under, and empty where no config named
   // it.
   std::vector<OptionMistake> mistakes(std::string_view type) const {
@@ -77,6 +90,8 @@ class OptimizerOptions {
     virtual StepKind kind() const = 0;
     virtual void describe(OptionKeys& keys) = 0;
     virtual std::vector<std::string> state_names() const = 0;
+    virtual std::vector<std::string> matrix_state_names() const = 0;
+    virtual void set_learning_rate(double lr) = 0;
     virtual std::vector<OptionMistake> mistakes(std::string_view type) const = 0;
   };
 
@@ -89,6 +104,15 @@ class OptimizerOptions {
     StepKind kind() const override { return T::kKind; }
     void describe(OptionKeys& keys) override { options.describe(keys); }
     std::vector<std::string> state_names() const override { return options.state_names(); }
+    std::vector<std::string> matrix_state_names() const override {
+      if constexpr (requires { options.matrix_state_names(); })
+        return options.matrix_state_names();
+      else
+        return options.state_names();
+    }
+    void set_learning_rate([[maybe_unused]] double lr) override {
+      if constexpr (requires { options.set_learning_rate(lr); }) options.set_learning_rate(lr);
+    }
     std::vector<OptionMistake> mistakes(std::string_view type) const override {
       if constexpr (requires { options.mistakes(type); })
         return options.mistakes(type);

@@ -8,6 +8,7 @@
 #include <lockstep/optim/adamw/plain/options.h>
 #include <lockstep/optim/lamb/plain/options.h>
 #include <lockstep/optim/lion/plain/options.h>
+#include <lockstep/optim/muon/plain/options.h>
 #include <lockstep/optim/sgd/plain/options.h>
 
 namespace lockstep::optim {
@@ -24,6 +25,7 @@ void for_each_optimizer(const Row& row) {
   row(Names{"Lion", "FusedLion", "DeepSpeedCPULion"}, LionOptions{});
   row(Names{"Adagrad", "DeepSpeedCPUAdagrad"}, AdagradOptions{});
   row(Names{"Lamb", "FusedLamb"}, LambOptions{});
+  row(Names{"Muon"}, MuonOptions{});
 }
 
 }  // namespace lockstep::optim

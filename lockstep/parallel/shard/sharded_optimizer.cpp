@@ -1,12 +1,16 @@
 #include <lockstep/parallel/shard/sharded_optimizer.h>
 
+#include <algorithm>
+#include <functional>
+#include <optional>
 #include <unordered_map>
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 
 #include <lockstep/base/error.h>
-#include <lockstep/optim/saved_state.h>
+#include <lockstep/optim/joined_optimizer.h>
 #include <lockstep/parallel/shard/gradient_norm.h>
 
 namespace lockstep::shard {
@@ -20,35 +24,121 @@ struct Part {
   at::Tensor piece;
 };
 
-// What steps on a unit's parts, by itself: the next unit's update runs while this one's result is
-// on its way to a device.
+// What steps on some units' parts, by itself. There is one for each unit, so that the next unit's
+// update runs while this one's result is on its way to a device; an optimizer of whole matrices
+// has them all, so that ranks can share them out.
 struct UnitOptimizer {
-  std::size_t unit = 0;
+  std::vector<std::size_t> units;
   std::vector<Part> parts;
   std::unique_ptr<optim::Optimizer> inner;
 };
 
-// What other ranks have of a unit's parameters.
-class UnitParts final : public optim::Parts {
+// What other ranks have of parameters.
+class CutParts final : public optim::Parts {
  public:
-  using Members = std::unordered_map<std::string, std::size_t>;  // by the optimizer's names
+  struct Place {
+    const FlatUnit* unit = nullptr;  // which the model owns
+    std::size_t member = 0;
+  };
+  using Places = std::unordered_map<std::string, Place>;  // by the optimizer's names
+  using Matrix = optim::WholeMatrices::Matrix;
 
-  UnitParts(const FlatUnit& unit, Members members, std::shared_ptr<comm::Communicator> group)
-      : unit_(unit), members_(std::move(members)), group_(std::move(group)) {}
+  CutParts(Places places, std::shared_ptr<comm::Communicator> group)
+      : places_(std::move(places)), group_(std::move(group)) {}
+
+  std::vector<std::int64_t> whole_shape(const std::string& name,
+                                        const at::Tensor& /*part*/) const override {
+    const Place& place = places_.at(name);
+    return place.unit->parameters()[place.member].tensor.sizes().vec();
+  }
 
   std::vector<double> sums_of_squares(const std::vector<NamedTensor>& parts) override {
+    if (parts.empty()) return {};
     std::vector<GradientPiece> pieces;
-    for (const auto& [name, part] : parts) {
-      GradientPiece& piece = pieces.emplace_back(GradientPiece{.values = part, .ranges = {}});
-      for (int rank = 0; rank < group_->size(); ++rank)
-        piece.ranges.push_back(unit_.layout().piece(members_.at(name), rank));
+    for (const auto& [name, part] : parts)
+      pieces.push_back({.values = part, .ranges = pieces_of(name)});
+    return shard::sums_of_squares(pieces, *group_, device());
+  }
+
+  void compute_whole(const std::vector<Matrix>& matrices,
+                     const optim::WholeMatrices& work) override {
+    // The ranks of a call send each other one type.
+    for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+      std::vector<std::size_t> chosen;
+      for (std::size_t i = 0; i < matrices.size(); ++i)
+        if (matrices[i].type == type) chosen.push_back(i);
+      const std::vector<std::vector<std::size_t>> of_ranks = shared_out(matrices, chosen);
+      std::size_t num_turns = 0;
+      for (const auto& of_rank : of_ranks) num_turns = std::max(num_turns, of_rank.size());
+      for (std::size_t turn = 0; turn < num_turns; ++turn) {
+        std::vector<std::optional<std::size_t>> computed_by;  // each rank
+        for (const auto& of_rank : of_ranks)
+          computed_by.push_back(turn < of_rank.size() ? std::optional(of_rank[turn])
+                                                      : std::nullopt);
+        take_turn(matrices, work, computed_by, type);
+      }
     }
-    return shard::sums_of_squares(pieces, *group_, unit_.device());
   }
 
  private:
-  const FlatUnit& unit_;  // which the model owns
-  Members members_;
+  c10::Device device() const { return places_.begin()->second.unit->device(); }
+
+  std::vector<mesh::Interval> pieces_of(const std::string& name) const {
+    const Place& place = places_.at(name);
+    std::vector<mesh::Interval> pieces;
+    for (int rank = 0; rank < group_->size(); ++rank)
+      pieces.push_back(place.unit->layout().piece(place.member, rank));
+    return pieces;
+  }
+
+  // The matrices of each rank, the most work first: each goes to the rank that has the least so
+  // far, so that those of a turn are about equally much work.
+  std::vector<std::vector<std::size_t>> shared_out(const std::vector<Matrix>& matrices,
+                                                   std::vector<std::size_t> chosen) const {
+    const auto work_of = [&](std::size_t i) {
+      const auto rows = static_cast<double>(matrices[i].shape.front());
+      const auto elements = static_cast<double>(c10::multiply_integers(matrices[i].shape));
+      return elements * std::min(rows, elements / rows);
+    };
+    std::ranges::stable_sort(chosen, std::greater<>(), work_of);
+    std::vector<std::vector<std::size_t>> of_ranks(static_cast<std::size_t>(group_->size()));
+    std::vector<double> loads(of_ranks.size());
+    for (const std::size_t i : chosen) {
+      const auto rank = static_cast<std::size_t>(std::ranges::min_element(loads) - loads.begin());
+      of_ranks[rank].push_back(i);
+      loads[rank] += work_of(i);
+    }
+    return of_ranks;
+  }
+
+  // Every rank computes one matrix, or none.
+  void take_turn(const std::vector<Matrix>& matrices, const optim::WholeMatrices& work,
+                 const std::vector<std::optional<std::size_t>>& computed_by, at::ScalarType type) {
+    const auto mine = static_cast<std::size_t>(group_->rank());
+    const at::TensorOptions options = at::dtype(type).device(device());
+    const auto split = [&](const at::Tensor& whole, std::size_t matrix) {
+      std::vector<at::Tensor> parts;
+      for (const mesh::Interval& piece : pieces_of(matrices[matrix].name))
+        parts.push_back(whole.narrow(0, piece.begin, piece.size()));
+      return parts;
+    };
+    const std::vector<at::Tensor> none(computed_by.size(), at::empty({0}, options));
+    std::vector<at::Tensor> parts;
+    for (const auto& matrix : computed_by)
+      parts.push_back(matrix ? work.take(*matrix).to(device()) : at::empty({0}, options));
+    at::Tensor whole;
+    if (computed_by[mine])
+      whole = at::empty({c10::multiply_integers(matrices[*computed_by[mine]].shape)}, options);
+    group_->all_to_all(whole.defined() ? split(whole, *computed_by[mine]) : none, parts).wait();
+    at::Tensor result;
+    if (whole.defined())
+      result = work.compute(*computed_by[mine], std::move(whole)).reshape({-1}).contiguous();
+    group_->all_to_all(parts, result.defined() ? split(result, *computed_by[mine]) : none).wait();
+    for (std::size_t rank = 0; rank < computed_by.size(); ++rank)
+      if (computed_by[rank]) work.give(*computed_by[rank], parts[rank]);
+  }
+
+  Places places_;
   std::shared_ptr<comm::Communicator> group_;
 };
 
@@ -65,7 +155,7 @@ class ShardedOptimizer final : public optim::Optimizer {
     for (const UnitOptimizer& unit : units_) {
       unit.inner->step(learning_rate, factor);
       for (const Part& part : unit.parts) part.piece.mutable_grad() = at::Tensor();
-      model_.units[unit.unit]->part_changed();
+      for (const std::size_t changed : unit.units) model_.units[changed]->part_changed();
     }
     model_.after_step();
   }
@@ -86,19 +176,9 @@ class ShardedOptimizer final : public optim::Optimizer {
   }
 
   void load_state(const std::vector<NamedTensor>& state) override {
-    // All of it is looked at before anything is changed.
-    std::vector<at::Tensor> matched = optim::match_saved_state(this->state(), state);
-    const std::vector<NamedTensor> known = this->state();
-    for (std::size_t i = 0; i < known.size(); ++i)
-      if (known[i].tensor.dim() == 0 && matched[i].item<std::int64_t>() < 0)
-        throw UsageError("the saved state has {} as {}: a count from 0 is needed",
-                         matched[i].item<std::int64_t>(), known[i].name);
-    auto next = matched.begin();
-    for (const UnitOptimizer& unit : units_) {
-      std::vector<NamedTensor> mine = unit.inner->state();
-      for (NamedTensor& one : mine) one.tensor = std::move(*next++);
-      unit.inner->load_state(mine);
-    }
+    std::vector<optim::Optimizer*> each;
+    for (const UnitOptimizer& unit : units_) each.push_back(unit.inner.get());
+    optim::load_states(each, state);
   }
 
  private:
@@ -122,9 +202,10 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
   for (const optim::ParameterGroup& group : groups)
     all.insert(all.end(), group.parameters.begin(), group.parameters.end());
   optim::check_distinct(all);
-  std::vector<UnitOptimizer> units(model.units.size());
-  std::vector<UnitParts::Members> members_of(model.units.size());
-  std::vector<std::vector<optim::ParameterGroup>> groups_of(model.units.size());
+  const bool together = options.kind() == optim::StepKind::whole_matrices;
+  std::vector<UnitOptimizer> units(together ? 1 : model.units.size());
+  std::vector<CutParts::Places> places_of(units.size());
+  std::vector<std::vector<optim::ParameterGroup>> groups_of(units.size());
   for (const optim::ParameterGroup& group : groups) {
     for (auto& of_unit : groups_of) {
       of_unit.push_back(group);
@@ -137,17 +218,19 @@ std::unique_ptr<optim::Optimizer> make_sharded_optimizer(
                          "the model that wrap_model() returned",
                          parameter.name, model.name);
       const Part& part = found->second;
-      units[part.unit].parts.push_back(part);
-      members_of[part.unit][parameter.name] = part.member;
-      groups_of[part.unit].back().parameters.push_back({parameter.name, part.piece});
+      const std::size_t unit = together ? 0 : part.unit;
+      units[unit].parts.push_back(part);
+      if (std::ranges::count(units[unit].units, part.unit) == 0)
+        units[unit].units.push_back(part.unit);
+      places_of[unit][parameter.name] = {model.units[part.unit].get(), part.member};
+      groups_of[unit].back().parameters.push_back({parameter.name, part.piece});
     }
   }
   for (std::size_t unit = 0; unit < units.size(); ++unit) {
-    units[unit].unit = unit;
     std::erase_if(groups_of[unit], [](const auto& group) { return group.parameters.empty(); });
-    units[unit].inner = optim::make_optimizer(
-        options, std::move(groups_of[unit]),
-        std::make_shared<UnitParts>(*model.units[unit], std::move(members_of[unit]), model.group));
+    units[unit].inner =
+        optim::make_optimizer(options, std::move(groups_of[unit]),
+                              std::make_shared<CutParts>(std::move(places_of[unit]), model.group));
   }
   std::erase_if(units, [](const UnitOptimizer& unit) { return unit.parts.empty(); });
   return std::make_unique<ShardedOptimizer>(std::move(model), std::move(units));

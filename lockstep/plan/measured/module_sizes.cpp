@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include <lockstep/optim/options/optimizer_options.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 
 namespace lockstep::plan {
@@ -17,9 +18,11 @@ ModelSizes sizes_of(const torch::nn::Module& module, const shard::UnitPolicy& po
                            .element_bytes = static_cast<std::int64_t>(first.element_size()),
                            .trained = first.requires_grad()});
   }
-  for (const NamedTensor& parameter : data_parallel::distinct_tensors(module.named_parameters()))
-    sizes.parameters.push_back({.num_elements = parameter.tensor.numel(),
-                                .unit = unit_of.at(parameter.tensor.unsafeGetTensorImpl())});
+  for (const auto& [name, tensor] : data_parallel::distinct_tensors(module.named_parameters()))
+    sizes.parameters.push_back(
+        {.num_elements = tensor.numel(),
+         .unit = unit_of.at(tensor.unsafeGetTensorImpl()),
+         .matrix_rows = optim::is_hidden_matrix(name, tensor.sizes()) ? tensor.size(0) : 0});
   for (const NamedTensor& buffer : data_parallel::distinct_tensors(module.named_buffers()))
     sizes.buffer_bytes += static_cast<std::int64_t>(buffer.tensor.nbytes());
   return sizes;

@@ -102,6 +102,8 @@ constexpr DeepSpeedKey kDeepSpeedKeys[] = {
     {"optimizer.params.torch_adam", kNoEffect, "there is one AdamW, for CPUs and GPUs"},
     {"optimizer.params.set_grad_none", kNoEffect, kHow},
     {"optimizer.params.fp32_optimizer_states", kNoEffect, "they always are fp32"},
+    {"optimizer.params.ns_method", kNoEffect,
+     "both methods have one result, computed in fp32 here"},
     {"optimizer.params.freeze_step", kNotHere, kOneBit},
     {"optimizer.params.cuda_aware", kNotHere, kOneBit},
     {"optimizer.params.comm_backend_name", kNotHere, kOneBit},

@@ -329,6 +329,7 @@ void describe_optimizer(Keys& keys, OptimizerSection& optimizer) {
         is_first = is_first && types[before].options.type() != types[i].options.type();
       if (is_first) describe_options(params, types, i, unknown, optimizer);
     }
+    params.then([&] { optimizer.options.set_learning_rate(optimizer.lr); });
   });
 }
 

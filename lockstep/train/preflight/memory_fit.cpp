@@ -38,6 +38,7 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
   add("optimizer", estimate.optimizer);
   add("units in flight", estimate.gathered + estimate.gradients_on_their_way);
   add("activations", estimate.activations);
+  add("the optimizer's step", estimate.step);
   add("copies for checkpoints", estimate.copies);
   return text;
 }
@@ -158,6 +159,8 @@ plan::MemoryEstimate RunMemory::estimate(const Choice& choice) {
        .precision = precision_,
        .offload = choice.offload,
        .state_bytes = config_.optimizer.options.state_bytes(),
+       .step_kind = config_.optimizer.options.kind(),
+       .matrix_state_bytes = config_.optimizer.options.matrix_state_bytes(),
        .max_live_units = config_.sharding.max_live_units,
        .accumulation = choice.accumulation,
        .ranks_per_node =
