@@ -13,6 +13,7 @@
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/mesh/device_mesh.h>
 #include <lockstep/multi_node/multi_node_training_manager.h>
+#include <lockstep/observe/slow_ranks.h>
 #include <lockstep/store/client.h>
 #include <lockstep/store/server.h>
 
