@@ -409,6 +409,35 @@ void check_loading(Cells& cells, DistributedManager& dist, ShardingStrategy stra
   });
 }
 
+// While gradients wait to be summed, which is when parameters are watched.
+void check_loading_between_passes(Cells& cells, DistributedManager& dist,
+                                  ShardingStrategy strategy) {
+  cells.cell("a model that is loaded and converted between passes under no_sync()", [&] {
+    EqualLayers model = dist.wrap_model(seeded<EqualLayers>());
+    const auto leave_gradients = [&](int pass, at::ScalarType type = at::kFloat) {
+      const auto local = dist.no_sync(model);
+      model->forward(at::full({2, kWidth}, pass + 1, type)).sum().backward();
+    };
+    leave_gradients(0);
+    std::stringstream file;
+    torch::save(seeded<EqualLayers>(5), file);
+    torch::load(model, file);
+    leave_gradients(1);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    cells.expect_usage_error([&] { optimizer.step(); }, "the gradients of 2 backward passes");
+    cells.expect_same(model->head->weight, seeded<EqualLayers>(5)->head->weight, "the weight");
+    backward(dist, model, 2);
+    if (strategy != ShardingStrategy::NO_SHARD) return;
+    optimizer.step();
+    model->zero_grad();
+    leave_gradients(3);
+    model->zero_grad();
+    model->to(at::kDouble);
+    leave_gradients(4, at::kDouble);
+    cells.expect_usage_error([&] { optimizer.step(); }, "the gradients of ");
+  });
+}
+
 // One rank's memory changes by itself.
 void check_consistency(Cells& cells, ShardingStrategy strategy) {
   cells.cell("ranks compare what they hold alike", [&] {
@@ -600,7 +629,8 @@ void check_every_strategy(Cells& cells) {
     if (strategy == SHARD_GRAD_OP || strategy == FULL_SHARD)
       check_saving(cells, dist);
     else
-      check_loading(cells, dist, strategy);
+      for (const auto& check : {check_loading, check_loading_between_passes})
+        check(cells, dist, strategy);
     check_without_manager(cells, strategy);
   }
   for (const ShardingStrategy strategy : {NO_SHARD, SHARD_OPTIMIZER, HYBRID_SHARD})

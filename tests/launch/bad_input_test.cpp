@@ -52,6 +52,8 @@ TEST(BadInput, VerbsAndFlags) {
   for (const std::string flag : {"--redirects", "--tee"})
     expect_mistake({"run", "--nproc-per-node", "2", flag, "0:1,7:3", "true"},
                    {flag, "local rank 7", "runs 2 ranks", "0 to 1"});
+  expect_mistake({"run", "--nproc-per-node", "2", "--redirects", "1:3,0:1,1:1", "true"},
+                 {"--redirects", "names local rank 1 twice"});
 }
 
 TEST(BadInput, TemporaryFolders) {

@@ -52,7 +52,8 @@ StreamChoice StreamChoice::parse(const std::string& text, const std::string& fla
       throw UsageError("{}: '{}' names local rank {}, and this host runs {} rank{}: they are "
                        "numbered from 0 to {}",
                        flag, text, rank, num_ranks, num_ranks == 1 ? "" : "s", num_ranks - 1);
-    choice.by_rank_[rank] = static_cast<Streams>(streams);
+    if (!choice.by_rank_.emplace(rank, static_cast<Streams>(streams)).second)
+      throw UsageError("{}: '{}' names local rank {} twice", flag, text, rank);
   }
   return choice;
 }

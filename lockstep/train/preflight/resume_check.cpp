@@ -151,7 +151,8 @@ void check_nothing_lost(const fs::path& output, const Beginning& told,
       "step {} of a run was saved in '{}', and no checkpoint there is whole{}: nothing to go on "
       "from. Steps that were trained are not begun anew in the same folder: put a copy of a "
       "checkpoint into '{}', or train in a new folder (--set output=FOLDER), or remove this one",
-      *saved, output.string(), aside, checkpoints_in(output).string());
+      std::max(*saved, saved_last(output).value_or(0)), output.string(), aside,
+      checkpoints_in(output).string());
 }
 
 std::optional<std::int64_t> newest_is_gone(const fs::path& output) {
