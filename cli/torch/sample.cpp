@@ -99,6 +99,8 @@ fs::path model_folder(const fs::path& folder) {
   for (const fs::path& runs : {folder / "checkpoints", folder})
     if (const auto usable = checkpoint::newest_usable(runs); usable.checkpoint) {
       for (const std::string& damage : usable.damages) log::warn("{}", damage);
+      if (!usable.damages.empty())
+        log::warn("the text is from the checkpoint before, '{}'", usable.checkpoint->path.string());
       return usable.checkpoint->path;
     } else if (!usable.damages.empty()) {
       throw UsageError("{}, and there is no older one that is whole", usable.damages.front());

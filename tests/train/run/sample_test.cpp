@@ -97,6 +97,19 @@ TEST_F(Sample, IsTextWhateverTheModelSays) {
   EXPECT_EQ(count(bad, "|"), 3);
 }
 
+TEST_F(Sample, SaysWhichCheckpointItTakesInPlaceOfADamagedOne) {
+  const fs::path run = training_->output().parent_path() / "damaged";
+  const fs::path whole = run / "checkpoints/step-00000150";
+  const fs::path damaged = run / "checkpoints/step-00000151";
+  fs::create_directories(run / "checkpoints");
+  for (const fs::path& folder : {whole, damaged}) fs::copy(training_->checkpoint(), folder);
+  fs::remove(damaged / "manifest.json");
+  Launched text = sample({run.string(), "--max-tokens", "1"});
+  EXPECT_EQ(text.wait(), 0);
+  EXPECT_THAT(text.error(), HasSubstr("step-00000151' has lost its manifest.json"));
+  EXPECT_THAT(text.error(), HasSubstr("from the checkpoint before, '" + whole.string() + "'"));
+}
+
 TEST_F(Sample, NoticesThatTheTextIsNotWritten) {
   const auto shell = [&](const std::string& command) {
     return Launched({"sh", "-c", command, "sh", LOCKSTEP_PROGRAM, "sample", run_folder()},
