@@ -170,7 +170,7 @@ std::string ModelLayout::text() const {
   std::string text =
       fmt::format("pp {} replicate {} shard {} cp {} tp {}", pp, replicate, shard, cp, tp);
   if (pp > 1) text += fmt::format(", {}", pipeline::name_of(schedule));
-  if (cp > 1) text += fmt::format(", {} {}", nn::name(algorithm), mesh::name(split));
+  if (cp > 1) text += fmt::format(", {} {}", mesh::name(algorithm), mesh::name(split));
   if (between == kSlices) text += ", by positions";
   switch (strategy) {
     case NO_SHARD: break;
