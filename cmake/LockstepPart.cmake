@@ -67,7 +67,7 @@ endfunction()
 
 # CUDA kernels of a part, where LibTorch has CUDA:
 #
-#   lockstep_cuda_kernels(comm SOURCES codecs/block_kernels.cu USERS block_messages.cpp)
+#   lockstep_cuda_kernels(comm SOURCES codecs/block_kernels.cu USERS quantized.cpp)
 #
 # USERS are the part's .cpp files that launch them, which see LOCKSTEP_HAVE_CUDA; OPTIONS are for nvcc.
 # The kernels are objects of their own: nvcc takes none of the C++ compiler's options, and what is

@@ -59,7 +59,7 @@ struct DistributedConfig {
   device::GpuUse gpu_use = device::GpuUse::shared;
   // On GPUs and under autocast, biases of linear layers and cross-entropy go through kernels of
   // ours, in the whole process from the first setup_distributed() on that says so
-  // (nn/autocast_operators.h). Nothing else of a program changes.
+  // (nn/layers/autocast_operators.h). Nothing else of a program changes.
   bool autocast_operators = true;
   // Every so many exchanges of gradients, and at the first, ranks that hold the same parameters
   // compare them; where they differ, backward() throws on all of them. 0: never.

@@ -41,7 +41,7 @@ struct LaunchOptions {
   // A rank that has reported progress (launch/rank_side/report.h) and then none for so long has
   // failed; zero: never.
   milliseconds stuck_after{0};
-  // How long ranks that stay through a failure elsewhere (distributed/keep_going.h) may take to
+  // How long ranks that stay through a failure elsewhere (recovery/keep_going.h) may take to
   // leave what they were doing; a rank that takes longer is started again.
   milliseconds leave_within{30'000};
   // Between SIGTERM and SIGKILL: after a failure, and where a user ends the job or nodes join it.

@@ -19,7 +19,7 @@ struct Table {
   std::vector<std::string> mistakes;  // mistakes in the table itself
 
   // The part that a file belongs to, which is the one with the longest path that holds the file.
-  // `file` is relative to lockstep/ ("comm/types/call.h"), or starts with "cli/". Null if no part
+  // `file` is relative to lockstep/ ("comm/call.h"), or starts with "cli/". Null if no part
   // holds it.
   const Part* part_of(const std::string& file) const;
   const Part* named(const std::string& name) const;

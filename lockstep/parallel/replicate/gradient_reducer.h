@@ -53,8 +53,6 @@ class GradientReducer final : public data_parallel::GradientExchange {
   // The caller has written to the parameters, on all ranks alike.
   void parameters_written();
 
-  std::size_t num_buckets() const { return buckets_.size(); }
-
  private:
   // Shows at no cost that a parameter was written to: its version, which writes through data() do
   // not change, and on the CPU its first bytes.

@@ -5,7 +5,7 @@
 
 #include <lockstep/nn/layers/activations.h>
 #include <lockstep/nn/layers/norms.h>
-#include <lockstep/nn/tensor_parallel/linear.h>
+#include <lockstep/nn/tensor_parallel/tensor_parallel.h>
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lockstep/models/spec/training_step.h>
+#include <lockstep/models/spec/family.h>
 
 #include "token_mlp.h"
 

@@ -5,7 +5,6 @@
 
 #include <ATen/ATen.h>
 
-#include <lockstep/comm/call.h>
 #include <lockstep/comm/communicator.h>
 
 #include "own_model.h"

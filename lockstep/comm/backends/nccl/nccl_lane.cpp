@@ -21,6 +21,7 @@
 #include <lockstep/base/environment.h>
 #include <lockstep/base/log.h>
 #include <lockstep/comm/backends/nccl/nccl_library.h>
+#include <lockstep/device/backward_thread.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/flight/recorder.h>
@@ -107,8 +108,8 @@ class DeviceCall final : public PendingCall {
       done_ = true;
       in_flight_.reset();
       let_go();
-      // an error of CUDA: the device will give no more results
     } catch (const std::exception& error) {
+      // An error of CUDA: the device will give no more results.
       fail_locked(
           {.fault = Fault::engine,
            .operation = comm::name(call_.fingerprint.operation),
@@ -177,8 +178,9 @@ class DeviceCall final : public PendingCall {
     Wait(DeviceCall& call, const Deadline& deadline) : call_(call), begin_(Clock::now()) {
       // A thread whose own deadline comes before the call's is not blocked by this call: it may do
       // something else then.
-      if (call.call_.flight_entry != 0 && deadline.at() >= call.call_.deadline.at())
-        block_.emplace(*call.log_.recorder, call.call_.flight_entry);
+      if (call.call_.flight_entry == 0 || deadline.at() < call.call_.deadline.at()) return;
+      const device::AsBackwardThread caller;
+      block_.emplace(*call.log_.recorder, call.call_.flight_entry);
     }
     ~Wait() {
       call_.log_.journal->add_waited(std::chrono::nanoseconds(Clock::now() - begin_).count());
