@@ -115,7 +115,7 @@ class DistributedManager {
   //
   //   auto model = dist.build_model([] { return MyNet(options); });
   //
-  // deferred::Construction says what constructors may do.
+  // Its constructor may call any operators, but not read values through pointers (docs/sharding.md).
   template <typename Make>
   auto build_model(Make&& make) {
     std::optional<decltype(internal::made_in_place(std::forward<Make>(make)))> made;
