@@ -47,7 +47,7 @@ struct Settings {
   std::string report_file;  // where the JSON goes; standard output where empty
 };
 
-// What the settings mean.
+// The measurement that the settings ask for.
 struct Measurement {
   std::vector<comm::Operation> operations;
   comm::Algorithm algorithm = comm::Algorithm::automatic;

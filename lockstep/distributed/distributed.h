@@ -58,8 +58,8 @@ class DistributedManager {
   // The rank that speaks and writes files for all.
   bool is_main() const { return rank() == 0; }
 
-  // Which of the shares of the data is this rank's, and of how many: ranks that model_parallel has
-  // work together have the same.
+  // The share of the data that is this rank's, and the number of shares. Ranks that work together
+  // by model_parallel have the same share.
   int data_rank() const;
   int data_size() const;
 
@@ -115,7 +115,8 @@ class DistributedManager {
   //
   //   auto model = dist.build_model([] { return MyNet(options); });
   //
-  // Its constructor may call any operators, but not read values through pointers (docs/sharding.md).
+  // Its constructor may call any operators, but not read values through pointers
+  // (docs/sharding.md).
   template <typename Make>
   auto build_model(Make&& make) {
     std::optional<decltype(internal::made_in_place(std::forward<Make>(make)))> made;

@@ -47,7 +47,7 @@ class ModelParts {
 
   bool alone() const { return group_ == nullptr || group_->size() == 1; }
 
-  // Which parameters this rank answers for, and sums over all of them.
+  // The parameters that this rank answers for, and sums over all ranks.
   optim::NormScope norm_scope() const;
   // The largest of all ranks' numbers, in place.
   void take_largest(at::Tensor& number) const;

@@ -16,8 +16,8 @@ struct ClipResult {
   bool clipped = false;
 };
 
-// What a norm needs to know where other ranks have further parameters of the same model, or further
-// parts of these: the layers of other stages, or what a tensor axis cut.
+// Tells a norm about other ranks that have further parameters of the same model, or further parts
+// of these: the layers of other stages, or the parts that a tensor axis cut.
 struct NormScope {
   // Whether this rank answers for a parameter: of several ranks that have the same, one does.
   std::function<bool(const std::string& parameter)> counts = nullptr;  // all

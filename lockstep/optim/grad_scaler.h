@@ -65,7 +65,7 @@ class GradScaler {
   [[nodiscard]] bool update(const at::Tensor& overflow);
   [[nodiscard]] bool update(bool overflowed);
 
-  // What a checkpoint has to save: three scalars of its own, on the CPU, the same on all ranks.
+  // The state that a checkpoint saves: three scalars of its own, on the CPU, the same on all ranks.
   std::vector<NamedTensor> state() const;
 
   // Goes on from what state() gave, within this scaler's own options: a fixed scale stays what it

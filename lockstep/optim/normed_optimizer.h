@@ -29,8 +29,8 @@ class NormedOptimizer : public StatefulOptimizer {
                       double* direction) const = 0;
   // The same for a tensor that is not in this process's memory.
   virtual at::Tensor direction(const ParameterStep& elsewhere) const = 0;
-  // What the direction is multiplied by before it is subtracted. The norms are those of the whole
-  // parameter and its direction, before the step.
+  // The factor of the direction before it is subtracted. The norms are those of the whole parameter
+  // and its direction, before the step.
   virtual double length(const StepNumbers& numbers, double weight_norm,
                         double direction_norm) const = 0;
 

@@ -64,9 +64,9 @@ class Optimizer {
   // Leaves every gradient undefined.
   virtual void zero_grad() = 0;
 
-  // What a checkpoint has to save, by the parameters' names: "step.<parameter>", a Long scalar that
-  // is a copy, and tensors of the parameter's shape, such as "exp_avg.<parameter>", that are the
-  // optimizer's own: the next step changes them.
+  // The state that a checkpoint saves, by the parameters' names: "step.<parameter>", a Long scalar
+  // that is a copy, and tensors of the parameter's shape, such as "exp_avg.<parameter>", that are
+  // the optimizer's own: the next step changes them.
   virtual std::vector<NamedTensor> state() const = 0;
 
   // Copies in what state() gave, on whichever device it is, in any order. UsageError, with what is

@@ -17,9 +17,9 @@ using NamedParameter = NamedTensor;
 // under two names, as shared weights do in torch::nn::Module::named_parameters().
 void check_distinct(const std::vector<NamedParameter>& parameters);
 
-// What backward left in `.grad()`; undefined where that did not reach the parameter. UsageError for
-// a gradient that is sparse, not of the parameter's shape, type and device, or cut among ranks so
-// that it has no memory here.
+// The gradient that backward left in `.grad()`; undefined if backward did not reach the parameter.
+// UsageError for a gradient that is sparse, not of the parameter's shape, type and device, or cut
+// among ranks so that it has no memory here.
 at::Tensor gradient_of(const NamedParameter& parameter);
 
 // "Float [3, 4]", for messages.

@@ -7,7 +7,8 @@
 
 namespace lockstep::optim {
 
-// Which parameters of two dims or more an optimizer of whole matrices, such as Muon, moves as such.
+// Selects the parameters of two dims or more that an optimizer of whole matrices, such as Muon,
+// moves as matrices.
 enum class MatrixRule {
   by_name,  // all but embeddings and output layers, by their names: is_hidden_matrix()
   all,

@@ -1,4 +1,4 @@
-// What an optimizer asks other ranks where its parameters are parts of larger ones.
+// How an optimizer asks other ranks about parameters of which it steps on a part.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace lockstep::optim {
 
-// What becomes of matrices of which each rank has a part. A matrix is the elements of a parameter,
-// in row-major order.
+// A computation on whole matrices of which each rank has a part. A matrix is the elements of a
+// parameter, in row-major order.
 struct WholeMatrices {
   struct Matrix {
     std::string name;  // of the parameter that it is cut as

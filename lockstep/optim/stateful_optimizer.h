@@ -1,5 +1,5 @@
-// What optimizers share: which parameters they step on, the state and the count of steps that each
-// has, and what a checkpoint holds of them.
+// The base of all optimizers: the parameters that they step on, the state and step count of each,
+// and the form in which checkpoints hold these.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace lockstep::optim {
 
 namespace {
 
-// What one call of a kernel takes on.
+// The size of one call of a kernel.
 constexpr std::int64_t kUnscaleBlock = 32768;  // elements
 
 struct Gradient {

@@ -32,7 +32,7 @@ enum class HasBias : std::uint8_t { no, yes };
 // for everything else.
 enum class Kernels : std::uint8_t { cpu, gpu, libtorch };
 
-// Which kernels run, and on how many tokens.
+// The kernels that run, and their number of tokens.
 struct LayerTerms {
   std::int64_t num_tokens = 0;
   std::int64_t element_bytes = 4;

@@ -328,7 +328,7 @@ class Accountant {
     return std::ranges::max(of_ranks);
   }
 
-  // What a step has beside the state while it lasts.
+  // The memory that a step takes beside the state while it lasts.
   void add_step() {
     const bool offloads = options_.offload != Offload::none;
     if (options_.step_kind == optim::StepKind::norm_per_parameter)

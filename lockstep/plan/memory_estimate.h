@@ -10,7 +10,7 @@
 
 namespace lockstep::plan {
 
-// Which data is kept in the host's memory in place of the device's.
+// The data that is kept in the host's memory in place of the device's.
 enum class Offload : std::uint8_t {
   none,
   optimizer,                 // its state, with the weights that it steps on and their gradients
@@ -35,8 +35,8 @@ struct MemoryOptions {
   Precision precision = Precision::fp32;
   Offload offload = Offload::none;
   std::int64_t state_bytes = 8;  // the optimizer's for each parameter: Adam 8, momentum 4
-  // What its step sees of a parameter; of an optimizer of whole matrices the state of their
-  // elements, too.
+  // How much of a parameter its step sees; for an optimizer of whole matrices also the bytes of
+  // state of each of their elements.
   optim::StepKind step_kind = optim::StepKind::elementwise;
   std::int64_t matrix_state_bytes = 0;
   std::int64_t max_live_units = 2;  // shard::Options

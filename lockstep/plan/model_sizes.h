@@ -46,8 +46,8 @@ struct PlacedParameter {
 // there are two or more, and one for all other parameters.
 ModelSizes sizes_of_blocks(std::span<const PlacedParameter> parameters);
 
-// What the forward and backward pass of one micro-batch do to memory, in order, on one rank that
-// holds the whole model. It is measured on a module, or worked out from a model's sizes. It leaves
+// How the forward and backward pass of one micro-batch use memory, in order, on one rank that holds
+// the whole model. It is measured on a module, or worked out from a model's sizes. It leaves
 // out parameters and complete gradients: strategies differ in where these lie, and for how long.
 struct StepTrace {
   enum class Kind : std::uint8_t {

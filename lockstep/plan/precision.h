@@ -1,4 +1,4 @@
-// What a model computes in.
+// The precision that a model computes in.
 #pragma once
 
 #include <cstdint>

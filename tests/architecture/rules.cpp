@@ -15,8 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::array kLibTorchFolders{"ATen/", "c10/", "torch/", "caffe2/"};
-// What programs outside include: every part's public headers. It is no part's, and none includes
-// it.
+// The header for programs outside the tree: it includes every part's public headers, belongs to no
+// part, and no file here includes it.
 constexpr const char* kUmbrella = "lockstep/lockstep.h";
 constexpr std::array kNamelessNames{"util", "utils", "helper", "helpers", "misc", "common"};
 

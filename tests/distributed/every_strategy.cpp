@@ -524,7 +524,7 @@ void check_unsummed_steps(Cells& cells, DistributedManager& dist) {
       leave_gradients(model, 2);
       cells.expect_usage_error([&] { optimizer->step(); }, "the gradients of 3 backward passes");
       expect_same_state(cells, own_weights(dist, model), before);
-      // What waited is summed with the next pass.
+      // The waiting gradients are summed with those of the next pass.
       const auto ours = dist.make_optimizer(model, optim::AdamWOptions{});
       backward(dist, model, 3);
       ours->step(0.01);
@@ -557,7 +557,7 @@ void check_unsummed_steps(Cells& cells, DistributedManager& dist) {
     });
     const std::vector<at::Tensor> biases = {bias}, gradients = {bias.grad()};
     refused("head.bias", [&] { at::_foreach_add_(biases, gradients, -0.1); });
-    // What reads a parameter, or puts something else in its place, goes on.
+    // Operators that read a parameter, or replace its values, are allowed.
     const auto held = weight.clone();
     weight.copy_(held);
     weight.data().copy_(held);

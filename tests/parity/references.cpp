@@ -69,7 +69,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// What the root has, on every rank.
+// Returns the root's text on every rank.
 std::string broadcast(comm::Communicator& group, const std::string& mine, int root,
                       c10::Device device) {
   const at::Tensor size =

@@ -1,6 +1,5 @@
-// What an optimizer can be told: plain numbers that describe themselves, so that a config reads and
-// writes them, docs list them, the planner knows the memory of the state, and all of that without
-// LibTorch.
+// Options of optimizers: plain numbers that describe themselves. So a config reads and writes them,
+// docs list them, and the planner knows the memory of the state, all without LibTorch.
 #pragma once
 
 #include <concepts>
@@ -60,9 +59,9 @@ class OptimizerOptions {
       OptimizerOptions(T options)  // NOLINT(google-explicit-constructor): AdamWOptions{} is one
       : options_(std::make_shared<Held<T>>(std::move(options))) {}
 
-  // Which struct it is.
+  // The type of the struct.
   const std::type_info& type() const { return options_->type(); }
-  // Null where it is another.
+  // Null if it is another struct.
   template <typename T>
   const T* as() const {
     const auto* held = dynamic_cast<const Held<T>*>(options_.get());

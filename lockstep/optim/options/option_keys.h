@@ -36,7 +36,7 @@ struct OptionKey {
   bool written = true;                  // whether a config that is written has it
 };
 
-// Who walks through options: to read, to write, to check or to list them.
+// A visitor of options, which reads, writes, checks or lists them.
 class OptionKeys {
  public:
   virtual ~OptionKeys() = default;
@@ -50,7 +50,7 @@ class OptionKeys {
   virtual void integer(const OptionKey& key, std::optional<std::int64_t>& value,
                        const CountRange& range) = 0;
   virtual void boolean(const OptionKey& key, bool& value) = 0;
-  // Which of the names.
+  // The index of one of the names.
   virtual void choice(const OptionKey& key, std::size_t& chosen,
                       const std::vector<std::string_view>& names) = 0;
   // Reading: what follows from the keys above, before the next is read.

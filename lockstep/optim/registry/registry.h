@@ -9,12 +9,12 @@
 namespace lockstep::optim {
 
 struct OptimizerType {
-  // What configs call it. The first is the one that is written; capitals do not matter.
+  // Its names in configs. The first is the one that is written; capitals do not matter.
   std::vector<std::string> names;
   OptimizerOptions options;  // which a config changes
 };
 
-// Those of optimizers.h, and then those that were registered. Threading: any thread.
+// The types of optimizers.h, followed by the registered ones. Threading: any thread.
 std::vector<OptimizerType> optimizer_types();
 
 // The first of the names that a struct of options stands under; its C++ name where it has none.

@@ -17,7 +17,7 @@ constexpr NumberRange kDecayRate = {.lowest = 0, .highest = 1e6};
 constexpr CountRange kSteps = {.lowest = 0};
 constexpr CountRange kAtLeastOne = {.lowest = 1};
 
-// What is wrong with a schedule's options, all of which is told at once.
+// Collects the mistakes in a schedule's options, to report all of them at once.
 class Checks {
  public:
   template <typename... Args>

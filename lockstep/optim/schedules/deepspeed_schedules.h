@@ -12,7 +12,7 @@ namespace lockstep::optim {
 
 class Schedule;
 
-// What a run gives its schedule where a config leaves it out.
+// The values that a run gives its schedule if the config leaves them out.
 struct RunFacts {
   double learning_rate = 0;
   std::int64_t num_steps = 0;  // 0: only the data will tell

@@ -16,7 +16,7 @@ struct LossScaleOptions {
   double min_loss_scale = 1;
 };
 
-// What a checkpoint has to save.
+// The state that a checkpoint saves.
 struct LossScaleState {
   double scale = 1;
   std::int64_t good_steps = 0;  // in a row, since the scale last changed or gradients overflowed

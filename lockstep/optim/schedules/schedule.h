@@ -27,8 +27,8 @@ class Schedule {
  public:
   virtual ~Schedule() = default;
 
-  // Of the optimizer's step number `step`, counted from 0 over the steps that were not skipped.
-  // UsageError for a negative one.
+  // The learning rate of the optimizer's step number `step`, counted from 0 over the steps that
+  // were not skipped. UsageError for a negative number.
   virtual double learning_rate(std::int64_t step) const = 0;
 };
 
@@ -56,9 +56,9 @@ class ScheduleOptions {
       ScheduleOptions(T options)  // NOLINT(google-explicit-constructor): WarmupLR{} is one
       : options_(std::make_shared<Held<T>>(std::move(options))) {}
 
-  // Which struct it is.
+  // The type of the struct.
   const std::type_info& type() const { return options_->type(); }
-  // Null where it is another.
+  // Null if it is another struct.
   template <typename T>
   const T* as() const {
     const auto* held = dynamic_cast<const Held<T>*>(options_.get());
@@ -121,7 +121,7 @@ struct ScheduleType {
   ScheduleOptions options;  // which a config changes
 };
 
-// Those of schedules.h, and then those that were registered. Threading: any thread.
+// The types of schedules.h, followed by the registered ones. Threading: any thread.
 std::vector<ScheduleType> schedule_types();
 
 // The name that a struct of options stands under; its C++ name where it has none.

@@ -53,7 +53,7 @@ class GradientExchange : public intercept::PassListener,
   // returns the sum of: those of a pipeline's micro-batches. They are exchanged after the last.
   void backward_passes(const std::function<at::Tensor()>& passes, std::int64_t count);
 
-  // Of the last exchange that ended a backward().
+  // The totals of the last exchange that ended a backward().
   const StepTotals& totals() const { return loss_.totals(); }
   std::int64_t num_exchanges() const { return num_exchanges_; }
 
@@ -77,13 +77,13 @@ class GradientExchange : public intercept::PassListener,
   // Begins to look at the model before every pass, and at what is written to `trained`, which are
   // in the order of hear_of()'s indices.
   void listen(std::vector<NamedTensor> trained);
-  // What becomes of a parameter when this goes.
+  // Takes the marks off a parameter when this object goes.
   void leave(const at::Tensor& parameter) const noexcept;
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
   std::unique_ptr<intercept::GradientHook> hear_of(const at::Tensor& parameter, std::size_t index);
 
-  // What follows is called with the mutex locked.
+  // The functions below are called with the mutex locked.
   // As check_model(), which has looked at what is registered.
   virtual void check_parameters() = 0;
   virtual void on_gradient(std::size_t index, const at::Tensor& arrived) = 0;

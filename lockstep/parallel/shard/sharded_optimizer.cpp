@@ -24,16 +24,16 @@ struct Part {
   at::Tensor piece;
 };
 
-// What steps on some units' parts, by itself. There is one for each unit, so that the next unit's
-// update runs while this one's result is on its way to a device; an optimizer of whole matrices
-// has them all, so that ranks can share them out.
+// An optimizer that steps on the parts of some units. There is one for each unit, so that the next
+// unit's update runs while this one's result is on its way to a device; an optimizer of whole
+// matrices has them all, so that ranks can share them out.
 struct UnitOptimizer {
   std::vector<std::size_t> units;
   std::vector<Part> parts;
   std::unique_ptr<optim::Optimizer> inner;
 };
 
-// What other ranks have of parameters.
+// Parameters of which other ranks have further parts.
 class CutParts final : public optim::Parts {
  public:
   struct Place {
@@ -160,7 +160,7 @@ class ShardedOptimizer final : public optim::Optimizer {
     model_.after_step();
   }
 
-  // Those of its own parameters: others may be another optimizer's.
+  // Clears the gradients of its own parameters only: others may be another optimizer's.
   void zero_grad() override {
     std::vector<SteppedModel::Member> mine;
     for (const UnitOptimizer& unit : units_)

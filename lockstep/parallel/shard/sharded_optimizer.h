@@ -11,7 +11,7 @@
 
 namespace lockstep::shard {
 
-// What it has to know of the model whose parts it steps on, which outlives it.
+// The model whose parts it steps on, which outlives it.
 struct SteppedModel {
   struct Member {
     std::size_t unit = 0;

@@ -1,4 +1,4 @@
-// What a module's forward and backward do to memory, found out by running them once.
+// Measures how a module's forward and backward use memory, by running them once.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ namespace lockstep::plan {
 // `loss` throws.
 StepTrace trace_step(torch::nn::Module& module, const std::function<at::Tensor()>& loss);
 
-// What each rank's memory would hold of this module: trace_step() and the module's sizes.
+// Estimates each rank's memory for this module, from trace_step() and the module's sizes.
 MemoryEstimate estimate_memory(torch::nn::Module& module, const std::function<at::Tensor()>& loss,
                                const MemoryOptions& options, const shard::UnitPolicy& units = {});
 

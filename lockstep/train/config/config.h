@@ -176,7 +176,7 @@ struct PrecisionSection {
   Precision gradients = Precision::fp32;  // between ranks: communication_data_type
 };
 
-// What to do about a step whose loss or gradient is not a number, or infinite.
+// The reaction to a step whose loss or gradient is not a number, or infinite.
 enum class NonFinite {
   stop,  // the same step on every rank, with the weights before it
   skip,  // leave the weights as they are and go on

@@ -89,7 +89,7 @@ class Keys {
     return set;
   }
 
-  // Which of the names.
+  // The index of one of the names.
   bool choice(const Key& key, std::size_t& chosen, const std::vector<std::string_view>& names) {
     return choose(key, chosen, names);
   }

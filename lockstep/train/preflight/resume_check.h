@@ -63,7 +63,7 @@ std::string how_to_go_on(const TrainConfig& config, std::int64_t step);
 // The file of a checkpoint that holds the digest of its data.
 inline constexpr const char* kDataFile = "data.json";
 
-// What a run was trained on, in a few words: kept in its checkpoints, and compared when it goes on.
+// A digest of a run's training data: kept in its checkpoints, and compared when the run goes on.
 struct DataDigest {
   std::int64_t num_tokens = 0;
   // A checksum of the first tokens, the last, and blocks at even distances between: as quick for a

@@ -1,5 +1,5 @@
-// What a step of Muon does to each element of a matrix, before and after the matrix is looked at as
-// a whole. Each element is computed by itself, with the same bits wherever a range is cut.
+// The element-wise stages of a step of Muon, before and after the matrix is used as a whole. Each
+// element is computed by itself, with the same bits wherever a range is cut.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ template <typename T>
     }
     return;
   }
-  // Of the gradient and the momentum, what the weight moves by.
+  // The shares of the gradient and the momentum in the weight's step.
   const T own = step.nesterov ? T{1} : T{0};
   const T pushed = step.nesterov ? step.momentum : T{1};
   for (std::int64_t i = 0; i < count; ++i) {
