@@ -77,7 +77,8 @@ class GradientExchange : public intercept::PassListener,
   // Begins to look at the model before every pass, and at what is written to `trained`, which are
   // in the order of hear_of()'s indices.
   void listen(std::vector<NamedTensor> trained);
-  // Takes the marks off a parameter when this object goes.
+  // When this object goes: makes later gradients of the parameter an error, as no rank would sum
+  // them.
   void leave(const at::Tensor& parameter) const noexcept;
 
   // Calls on_gradient(index), with the mutex locked, whenever a pass has added to the gradient.
