@@ -268,7 +268,15 @@ TEST_F(Row03FrozenRendezvousHost, TheOthersTakeItsFolderOverAndItChangesNothing)
   for (const pid_t process : processes) ::kill(process, SIGCONT);
   EXPECT_NE(hosts_[0].wait(milliseconds(180'000)), 0) << "it is not told that all is well";
   expect_nothing_left(hosts_[0]);
-  EXPECT_TRUE(files_in(output()) == before) << "the one that woke up has written";
+  const auto after = files_in(output());
+  for (const auto& [path, text] : before) {
+    const auto now = after.find(path);
+    EXPECT_TRUE(now != after.end()) << "the one that woke up has removed " << path;
+    if (now != after.end())
+      EXPECT_TRUE(now->second == text) << "the one that woke up has written to " << path;
+  }
+  for (const auto& [path, text] : after)
+    EXPECT_TRUE(before.contains(path)) << "the one that woke up has made " << path;
 }
 
 }  // namespace
