@@ -151,13 +151,16 @@ void DurableFile::write(std::span<const std::byte> bytes) {
   }
 }
 
+void DurableFile::sync() {
+  if ((!direct_ || direct_->finish()) && ::fsync(fd_) == 0) return;
+  throw FileError("cannot write '{}': {}", path_.string(), std::strerror(errno));
+}
+
 void DurableFile::commit(Folder folder) {
+  sync();
   // The descriptor is closed whether or not close() reports the loss.
-  const bool synced = (!direct_ || direct_->finish()) && ::fsync(fd_) == 0;
-  const int why = errno;
-  const bool closed = ::close(std::exchange(fd_, -1)) == 0;
-  if (!synced || !closed) {
-    const int reason = synced ? errno : why;
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    const int reason = errno;
     ::unlink(temporary_.c_str());
     throw FileError("cannot write '{}': {}", path_.string(), std::strerror(reason));
   }

@@ -91,8 +91,8 @@ void Trainer::open_output() {
       dist_, folder.checkpoints(),
       CheckpointerOptions{.keep_last = options_.keep_checkpoints,
                           .lock = lock_,
-                          .committed = [output = options_.output](std::int64_t step) {
-                            note_saved(output, step);
+                          .committed = [output = options_.output, lock = lock_](std::int64_t step) {
+                            note_saved(output, step, *lock);
                           }});
 }
 

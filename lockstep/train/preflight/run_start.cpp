@@ -92,14 +92,18 @@ std::optional<Saved> read_saved(const std::filesystem::path& output) {
 
 }  // namespace
 
-void note_saved(const std::filesystem::path& output, std::int64_t step) {
+void note_saved(const std::filesystem::path& output, std::int64_t step, const FolderLock& lock) {
   Saved saved{.first = step, .last = step};
   try {
     if (const auto before = read_saved(output)) saved.first = before->first;
   } catch (const UsageError&) {  // a damaged file gives way to one that can be read
   }
-  write_durably(saved_file(output),
-                nlohmann::ordered_json{{"step", saved.first}, {"last", saved.last}}.dump());
+  DurableFile file(saved_file(output));
+  file.write(nlohmann::ordered_json{{"step", saved.first}, {"last", saved.last}}.dump());
+  file.sync();
+  // This process may have been stopped since the checkpoint was committed.
+  lock.check();
+  file.commit();
 }
 
 std::optional<std::int64_t> saved_last(const std::filesystem::path& output) {

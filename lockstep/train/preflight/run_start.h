@@ -29,8 +29,9 @@ std::optional<checkpoint::TrainingState> begun_before(const std::filesystem::pat
                                                       const FolderHolder& now);
 
 // Leaves the steps of the run's first checkpoint and of this one, which is complete, in
-// `saved.json` in its folder: the file outlives the checkpoints. FileError.
-void note_saved(const std::filesystem::path& output, std::int64_t step);
+// `saved.json` in its folder: the file outlives the checkpoints. FileError; CommError where a later
+// generation of the job has taken over the folder, which `lock` holds.
+void note_saved(const std::filesystem::path& output, std::int64_t step, const FolderLock& lock);
 
 // The step that note_saved() was last called with; nothing where there is no such file. UsageError
 // where it cannot be read.
