@@ -38,8 +38,8 @@ class DurableFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  // Puts what was written on disk, under the other name: commit() then has little left to do between
-  // a check of the caller's and the rename.
+  // Puts what was written on disk, under the other name: commit() then has little left to do
+  // between a check of the caller's and the rename.
   void sync();
 
   // `is_left` is for one of many files that nobody looks for before all are there: the caller then

@@ -73,7 +73,7 @@ struct CutParameter {
   std::string name;  // its name in the model
   at::Tensor parameter;
   std::vector<std::int64_t> whole_shape;
-  mesh::Placement placement;  // its place in the whole, in row-major order (mesh/placement/placement.h)
+  mesh::Placement placement;  // its place in the whole, in row-major order
   int num_holders = 1;        // ranks of the axis that hold the same part
 };
 
