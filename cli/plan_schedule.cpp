@@ -42,7 +42,8 @@ double idle_time(const Timeline& timeline, std::size_t rank) {
   return idle;
 }
 
-// Where it is less than that of a step for all ranks.
+// The bubble between each rank's own first and last action, if it is less than that of the whole
+// step.
 std::optional<double> bubble_on_its_own(const Timeline& timeline) {
   const double own = pipeline::bubble_between_own_ends(timeline);
   if (own >= pipeline::bubble(timeline) - 5e-4) return std::nullopt;

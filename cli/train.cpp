@@ -43,7 +43,8 @@ void check_device(const train::TrainConfig& config) {
                      "or look at CUDA_VISIBLE_DEVICES and at what lockstep check says");
 }
 
-// Where there are GPUs, the ranks look at their memory themselves, and warn where it is tight.
+// Checks the host's memory. On GPUs the ranks check their memory themselves, and warn if it is
+// tight.
 void check_memory(const train::TrainConfig& config, const train::ResolvedRun& run, int num_ranks) {
   if (config.device != train::DeviceChoice::cpu && launch::num_visible_gpus() > 0) return;
   // There is no formula yet for the memory of model parallelism.
@@ -120,7 +121,7 @@ HostRange parse_host_range(const std::string& text) {
 std::string size_report(const train::TrainConfig& config, const train::ResolvedRun& run,
                         const HostRange& hosts, int ranks_per_host) {
   if (hosts.least == hosts.most) return "";
-  // Where it has not begun, it is taken to begin there.
+  // A run that has not begun is taken to begin on the most hosts.
   const train::BegunBatch begun =
       run.begun.value_or(train::BegunBatch{.global = run.batch.global, .micro = run.most_micro});
   std::string text =

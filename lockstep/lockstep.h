@@ -1,6 +1,6 @@
-// Everything that a program of one's own may use: the public headers, by what they are for. All
-// other headers are internal, and may change any day. docs/api.md says what is in each; a program
-// that compiles too slowly for its author's taste includes those that it uses.
+// Everything that your program may use: the public headers, by what they are for. All other headers
+// are internal, and may change any day. docs/api.md says what is in each; include only those that
+// you use if your program compiles too slowly.
 #pragma once
 
 // Ranks: a job in three lines, and its parts.

@@ -15,7 +15,8 @@ bool launched();
 // host. Returns only by throwing UsageError.
 int relaunch(const std::string& verb, Arguments arguments, int num_ranks);
 
-// What the ranks wrote into a file: the lines that they print carry their numbers in front.
+// The ranks' report, which they write into a file: the lines that they print carry their numbers in
+// front.
 struct Reported {
   int exit_code = 0;
   std::string text;  // that rank 0 wrote, where all went well

@@ -1,4 +1,4 @@
-// What a process finds around it. Environment variables are read and set here and nowhere else.
+// A process's surroundings. Environment variables are read and set here and nowhere else.
 #pragma once
 
 #include <optional>

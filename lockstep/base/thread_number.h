@@ -1,4 +1,4 @@
-// Which thread of the process does something, as a number.
+// Numbers of this process's threads, for reports of which thread waits.
 #pragma once
 
 #include <cstdint>

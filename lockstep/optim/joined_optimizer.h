@@ -9,7 +9,8 @@
 
 namespace lockstep::optim {
 
-// The state of all of them is that of each, one after the other.
+// One optimizer of several. Its state is the state of each, one after the other. They step in turn:
+// a UsageError in one leaves those before it stepped.
 std::unique_ptr<Optimizer> joined(std::vector<std::unique_ptr<Optimizer>> optimizers);
 
 // Loads such a state into the optimizers. All of it is looked at before anything is changed.

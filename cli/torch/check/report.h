@@ -1,6 +1,5 @@
-// What `lockstep check` finds out, as plain data and as JSON; and how it is found (backends.cpp,
-// machine.cpp), gathered from every rank (report.cpp), judged (problems.cpp) and printed
-// (print.cpp).
+// The findings of `lockstep check`, as plain data and as JSON. backends.cpp and machine.cpp find
+// them, report.cpp gathers them from every rank, problems.cpp judges and print.cpp prints them.
 #pragma once
 
 #include <cstdint>
@@ -150,8 +149,8 @@ Rank describe_rank(const LaunchEnvironment& launch);
 // number formats, so that ranks do not disturb each other's figures.
 Host describe_host(const LaunchEnvironment& launch);
 
-// What is wrong according to the report, and what to do about it. Problems that prevent training
-// come first.
+// The problems that the report shows, each with its remedy. Problems that prevent training come
+// first.
 std::vector<Problem> find_problems(const Report& report);
 
 enum class Style { plain, terminal };

@@ -32,7 +32,7 @@ struct DataPosition {
   bool operator==(const DataPosition&) const = default;
 };
 
-// What a run must know, beside its tensors, to continue as if it had never stopped.
+// The numbers that a run needs, beside its tensors, to continue as if it had never stopped.
 struct TrainingState {
   std::int64_t step = 0;  // done so far
   DataPosition data = {};
