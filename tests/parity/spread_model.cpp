@@ -6,6 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <lockstep/device/autocast.h>
+#include <lockstep/distributed/config_rules.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
 #include <lockstep/recovery/checkpointer.h>

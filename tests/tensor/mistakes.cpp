@@ -1,4 +1,7 @@
+#include <sstream>
+
 #include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
 
 #include <lockstep/base/error.h>
 #include <lockstep/nn/layers/cross_entropy.h>
@@ -157,6 +160,80 @@ void check_plans(Cells& cells) {
   });
 }
 
+struct InFiles : torch::nn::Module {
+  InFiles()
+      : table(register_module("table", VocabParallelEmbedding(13, 8))),
+        up(register_module("up", ColumnParallelLinear(8, 24))),
+        down(register_module("down", RowParallelLinear(24, 8))) {}
+
+  at::Tensor forward(const at::Tensor& tokens) { return down(up(table(tokens))); }
+
+  VocabParallelEmbedding table;
+  ColumnParallelLinear up;
+  RowParallelLinear down;
+};
+
+// A part of a weight is neither written as the weight nor replaced by all of it.
+void check_parts_in_files(Cells& cells) {
+  const at::Tensor tokens = at::arange(5).view({1, 5});
+  torch::manual_seed(3);
+  const auto whole = std::make_shared<InFiles>();
+  std::ostringstream file;
+  torch::save(whole, file);
+  torch::manual_seed(4);
+  auto model = std::make_shared<InFiles>();
+  std::istringstream before(file.str());
+  torch::load(model, before);
+  cut_parallel_layers(*model, axis_of(cells));
+  cells.cell("a model that was loaded before it is cut", [&] {
+    cells.expect_close(model->forward(tokens), whole->forward(tokens), "the output");
+  });
+  cells.cell("files of layers that are cut", [&] {
+    for (const auto& item : model->named_children()) {
+      std::ostringstream stream;
+      cells.expect_usage_error([&] { torch::save(item.value(), stream); },
+                               "torch::save() of '" + item.key() + "' is about this rank's part");
+    }
+    std::ostringstream all;
+    cells.expect_usage_error([&] { torch::save(model, all); }, "dist.full_state_dict()");
+    std::istringstream stream(file.str());
+    cells.expect_usage_error([&] { torch::load(model, stream); },
+                             "torch::load() of 'table' is about this rank's part");
+    cells.expect_close(model->forward(tokens), whole->forward(tokens), "the output");
+  });
+  cells.cell("weights of layers that are cut in another shape", [&] {
+    const auto refused = [&](at::Tensor& weight, const at::Tensor& of_whole,
+                             const std::string& name, const std::function<void()>& use) {
+      const at::Tensor part = weight.data();
+      weight.set_data(of_whole.data());
+      cells.expect_usage_error(use, "'" + name + "' is of shape [");
+      weight.set_data(part);
+    };
+    const at::Tensor x = at::ones({1, 5, 8}), inner = at::ones({1, 5, 24 / cells.num_ranks()});
+    refused(model->table->weight, whole->table->weight, "table.weight",
+            [&] { model->table(tokens); });
+    refused(model->up->weight, whole->up->weight, "up.weight", [&] { model->up(x); });
+    refused(model->up->bias, whole->up->bias, "up.bias", [&] { model->up(x); });
+    refused(model->up->weight, whole->up->weight, "up.weight", [&] {
+      linears(x, {model->up.get(), model->up.get()});
+    });
+    refused(model->down->weight, whole->down->weight, "down.weight", [&] { model->down(inner); });
+    // Another dtype is no other shape.
+    model->to(at::kDouble);
+    whole->to(at::kDouble);
+    cells.expect_close(model->forward(tokens), whole->forward(tokens), "the output in float64");
+  });
+  cells.cell("layers that are cut over one rank are whole", [&] {
+    const auto alone = cells.group()->split(cells.rank(), 0, "alone");
+    ColumnParallelLinear layer(8, 24);
+    cut_parallel_layers(*layer, std::make_shared<TensorAxis>(alone));
+    std::stringstream stream;
+    torch::save(layer, stream);
+    torch::load(layer, stream);
+    layer->forward(at::ones({2, 8}));
+  });
+}
+
 // Each of the ranks that disagree gets an error.
 void check_one_disagreement(Cells& cells, const std::string& name, BetweenLayers between,
                             const std::vector<std::int64_t>& usual,
@@ -181,6 +258,7 @@ void check_tensor_mistakes(Cells& cells) {
   if (cells.num_ranks() == 1) return;
   check_sizes(cells);
   check_plans(cells);
+  check_parts_in_files(cells);
 }
 
 void check_ranks_that_disagree(Cells& cells) {

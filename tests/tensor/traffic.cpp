@@ -35,9 +35,7 @@ Traffic traffic_of(comm::Communicator& group, const Body& body) {
     std::string text = entry.summary;
     if (const auto number = text.find(" #"); number != std::string::npos)
       text.erase(number, text.find(' ', number + 1) - number);
-    if (const auto tag = text.find(", tag"); tag != std::string::npos)
-      text.erase(tag, text.find(')', tag) - tag);
-    traffic.calls.push_back(std::move(text));
+    traffic.calls.push_back(comm::name_subjects(text, [](std::int32_t) { return ""; }));
   }
   return traffic;
 }

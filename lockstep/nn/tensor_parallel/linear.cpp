@@ -76,7 +76,7 @@ struct ColumnProducts {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    internal::refuse_double_backward("column_products");
+    intercept::refuse_double_backward("column_products");
     const auto saved = context->get_saved_variables();
     const auto has_bias = context->saved_data["has_bias"].toBoolList();
     const auto axis =
@@ -173,7 +173,11 @@ CutParameter cut_vocabulary(at::Tensor& weight, const TensorAxis& axis) {
   const Placement::Shape shape = weight.sizes().vec();
   const auto placement = Placement::full(shape).cut_dim(0, axis.rank(), axis.size());
   internal::keep_part(weight, placement, placement.box_shape());
-  return {.name = "weight", .parameter = weight, .whole_shape = shape, .placement = placement};
+  return {.name = "weight",
+          .parameter = weight,
+          .whole_shape = shape,
+          .placement = placement,
+          .part_shape = weight.sizes().vec()};
 }
 
 void check_columns(std::int64_t outputs, const LayerCut& cut, const TensorAxis& axis,
@@ -218,6 +222,7 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, Bias bias)
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
   if (axis_ == nullptr) return at::linear(x, weight, bias);
+  check_parts();
   switch (cut_.kind) {
     case CutKind::column: {
       const at::Tensor y = column_products(x, {{weight, bias}}, axis_).front();
@@ -258,11 +263,30 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<LinearImp
   std::vector<at::Tensor> results;
   if (by_columns) {
     std::vector<ProductWeights> weights;
-    for (const LinearImpl* layer : layers) weights.push_back({layer->weight, layer->bias});
+    for (const LinearImpl* layer : layers) {
+      layer->check_parts();
+      weights.push_back({layer->weight, layer->bias});
+    }
     return column_products(x, weights, layers.front()->axis_);
   }
   for (LinearImpl* layer : layers) results.push_back(layer->forward(x));
   return results;
+}
+
+// The bias of rows is whole on every rank.
+void LinearImpl::check_parts() const {
+  internal::check_part(weight, cut_parameters_[0], cut_name_, *axis_);
+  if (cut_parameters_.size() > 1) internal::check_part(bias, cut_parameters_[1], cut_name_, *axis_);
+}
+
+void LinearImpl::save(torch::serialize::OutputArchive& archive) const {
+  if (axis_ != nullptr) internal::refuse_file("torch::save()", cut_name_, *axis_);
+  Module::save(archive);
+}
+
+void LinearImpl::load(torch::serialize::InputArchive& archive) {
+  if (axis_ != nullptr) internal::refuse_file("torch::load()", cut_name_, *axis_);
+  Module::load(archive);
 }
 
 void LinearImpl::check_cut(const LayerCut& cut, const TensorAxis& axis,
@@ -283,6 +307,7 @@ void LinearImpl::cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& axi
                      const std::string& name) {
   check_cut(cut, *axis, name);
   cut_ = cut;
+  cut_name_ = name;
   axis_ = axis;
   switch (cut.kind) {
     case CutKind::column: return cut_columns();
@@ -304,7 +329,8 @@ void LinearImpl::cut_columns() {
         Placement::full(std::move(whole)).cut_dim(1, part, static_cast<int>(num_parts));
     const Placement::Shape whole_shape = parameter.sizes().vec();
     internal::keep_part(parameter, placement, shape);
-    cut_parameters_.push_back({own_name, parameter, whole_shape, placement, num_holders});
+    cut_parameters_.push_back(
+        {own_name, parameter, whole_shape, placement, num_holders, parameter.sizes().vec()});
     if (num_holders > 1)
       sum_gradients_over(parameter, axis_->holders_of_part(static_cast<int>(num_parts)));
   };
@@ -316,7 +342,8 @@ void LinearImpl::cut_rows() {
   const Placement::Shape whole_shape = weight.sizes().vec();
   const auto placement = Placement::full(whole_shape).cut_dim(1, axis_->rank(), axis_->size());
   internal::keep_part(weight, placement, placement.box_shape());
-  cut_parameters_.push_back({"weight", weight, whole_shape, placement});
+  cut_parameters_.push_back(
+      {"weight", weight, whole_shape, placement, /*num_holders=*/1, weight.sizes().vec()});
   // The bias is added to this rank's positions only.
   if (bias.defined() && axis_->by_positions()) sum_gradients_over(bias, axis_->group());
 }
@@ -326,6 +353,7 @@ EmbeddingImpl::EmbeddingImpl(std::int64_t rows, std::int64_t width)
 
 at::Tensor EmbeddingImpl::forward(const at::Tensor& tokens) {
   if (axis_ == nullptr) return at::embedding(weight, tokens);
+  internal::check_part(weight, cut_parameters_.front(), cut_name_, *axis_);
   const Placement& placement = cut_parameters_.front().placement;
   const mesh::Interval mine = placement.box()[0];
   const at::Tensor elsewhere = tokens.lt(mine.begin).logical_or(tokens.ge(mine.end));
@@ -350,7 +378,18 @@ void EmbeddingImpl::cut(const LayerCut& cut, const std::shared_ptr<TensorAxis>& 
                         const std::string& name) {
   check_cut(cut, *axis, name);
   cut_parameters_.push_back(cut_vocabulary(weight, *axis));
+  cut_name_ = name;
   axis_ = axis;
+}
+
+void EmbeddingImpl::save(torch::serialize::OutputArchive& archive) const {
+  if (axis_ != nullptr) internal::refuse_file("torch::save()", cut_name_, *axis_);
+  Module::save(archive);
+}
+
+void EmbeddingImpl::load(torch::serialize::InputArchive& archive) {
+  if (axis_ != nullptr) internal::refuse_file("torch::load()", cut_name_, *axis_);
+  Module::load(archive);
 }
 
 }  // namespace lockstep::nn

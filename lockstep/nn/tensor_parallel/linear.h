@@ -35,6 +35,10 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
   const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null if it is not cut
 
+  // UsageError once each rank has a part.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
   at::Tensor weight;  // [out, in], or this rank's part
   at::Tensor bias;    // [out], or this rank's part; may be undefined
 
@@ -44,9 +48,11 @@ class LinearImpl : public torch::nn::Module, public CuttableLayer {
 
   void cut_columns();
   void cut_rows();
+  void check_parts() const;
   at::Tensor all_outputs(const at::Tensor& y) const;
 
   LayerCut cut_;
+  std::string cut_name_;  // in the model
   std::shared_ptr<TensorAxis> axis_;
   std::vector<CutParameter> cut_parameters_;
 };
@@ -72,9 +78,14 @@ class EmbeddingImpl : public torch::nn::Module, public CuttableLayer {
   std::vector<CutParameter> cut_parameters() const override { return cut_parameters_; }
   const std::shared_ptr<TensorAxis>& axis() const { return axis_; }  // null if it is not cut
 
+  // As LinearImpl's.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
   at::Tensor weight;  // [rows, width], or this rank's rows
 
  private:
+  std::string cut_name_;  // in the model
   std::shared_ptr<TensorAxis> axis_;
   std::vector<CutParameter> cut_parameters_;
 };

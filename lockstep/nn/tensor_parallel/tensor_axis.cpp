@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <c10/core/GradMode.h>
+#include <spdlog/fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -25,23 +26,21 @@ const std::shared_ptr<comm::Communicator>& TensorAxis::holders_of_part(int num_p
 
 std::vector<CutParameter> cut_parameters(const torch::nn::Module& model) {
   std::vector<CutParameter> all;
-  internal::for_each_module(model, [&](const std::string& name, const torch::nn::Module& module) {
-    const auto* const layer = dynamic_cast<const CuttableLayer*>(&module);
-    if (layer == nullptr) return;
-    for (CutParameter& one : layer->cut_parameters()) {
-      if (!name.empty()) one.name = name + "." + one.name;
+  const auto add = [&](const std::string& layer, std::vector<CutParameter> parameters) {
+    for (CutParameter& one : parameters) {
+      if (!layer.empty()) one.name = layer + "." + one.name;
       all.push_back(std::move(one));
+    }
+  };
+  internal::for_each_module(model, [&](const std::string& name, const torch::nn::Module& module) {
+    if (const auto* const layer = dynamic_cast<const CuttableLayer*>(&module))
+      add(name, layer->cut_parameters());
+    if (const auto* const record = dynamic_cast<const CutRecord*>(&module)) {
+      const std::size_t dot = name.rfind('.');
+      add(dot == name.npos ? "" : name.substr(0, dot), record->cut_parameters());
     }
   });
   return all;
-}
-
-void refuse_wrapped(const torch::nn::Module& model, const std::string& function) {
-  for (const auto& item : model.named_parameters())
-    if (intercept::GradientHook::is_heard(item.value()))
-      throw UsageError("{} was given '{}' of a model that is wrapped already, whose gradients "
-                       "are exchanged as it is: call it before wrap_model()",
-                       function, item.key());
 }
 
 namespace {
@@ -55,9 +54,39 @@ void forget_accumulator(const at::Tensor& parameter,
   set_accumulator(parameter, Weak(none));
 }
 
+// Other ranks, which wait for this one in their next sum, are told.
+[[noreturn]] void refuse(const UsageError& error, const TensorAxis& axis) {
+  axis.group()->note_refusal(error.what());
+  throw error;
+}
+
 }  // namespace
 
 namespace internal {
+
+void check_part(const at::Tensor& parameter, const CutParameter& cut, const std::string& layer,
+                const TensorAxis& axis) {
+  if (parameter.defined() && parameter.sizes() == at::IntArrayRef(cut.part_shape)) return;
+  const std::string shape =
+      parameter.defined() ? fmt::format("{}", fmt::join(parameter.sizes(), ", ")) : "none";
+  refuse(UsageError("'{}{}{}' is of shape [{}], and the part of it that this rank has, of the {} "
+                    "ranks of '{}' that it is cut over, of shape [{}]: give the layer whole values "
+                    "before it is cut, or with dist.load_full_state_dict()",
+                    layer, layer.empty() ? "" : ".", cut.name, shape, axis.size(),
+                    axis.group()->name(), fmt::join(cut.part_shape, ", ")),
+         axis);
+}
+
+void refuse_file(const char* function, const std::string& layer, const TensorAxis& axis) {
+  if (axis.size() == 1) return;
+  refuse(UsageError("{} of '{}' is about this rank's part alone, as the layer is cut over the {} "
+                    "ranks of '{}': write what dist.full_state_dict() returns on the main rank, "
+                    "and load into the model before it is cut, or with "
+                    "dist.load_full_state_dict(); nn::cut_parameters() says which part each rank "
+                    "has",
+                    function, layer, axis.size(), axis.group()->name()),
+         axis);
+}
 
 void keep_part(at::Tensor& parameter, const mesh::Placement& placement, at::IntArrayRef shape) {
   const c10::NoGradGuard no_grad;

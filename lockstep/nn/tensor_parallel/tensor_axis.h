@@ -73,8 +73,9 @@ struct CutParameter {
   std::string name;  // its name in the model
   at::Tensor parameter;
   std::vector<std::int64_t> whole_shape;
-  mesh::Placement placement;  // its place in the whole, in row-major order
-  int num_holders = 1;        // ranks of the axis that hold the same part
+  mesh::Placement placement;                  // its place in the whole, in row-major order
+  int num_holders = 1;                        // ranks of the axis that hold the same part
+  std::vector<std::int64_t> part_shape = {};  // the parameter's, when it was cut
 };
 
 // A layer that can be cut. Until it is cut, it is an ordinary layer that computes everything on its
@@ -98,15 +99,27 @@ class CuttableLayer {
   virtual std::vector<CutParameter> cut_parameters() const = 0;
 };
 
+// A child module of a layer that somebody else has cut: it says how the layer's parameters are cut,
+// by their names in the layer.
+class CutRecord {
+ public:
+  virtual ~CutRecord() = default;
+
+  virtual std::vector<CutParameter> cut_parameters() const = 0;
+};
+
 // The cut parameters of all layers of a model, by their names in the model.
 std::vector<CutParameter> cut_parameters(const torch::nn::Module& model);
 
-// Throws UsageError, naming a parameter, if the model is wrapped already: DDP and every kind of
-// sharding wait for gradients in the memory that a parameter has then, and would not see new
-// memory. `function` is the function that the user has called.
-void refuse_wrapped(const torch::nn::Module& model, const std::string& function);
-
 namespace internal {
+
+// UsageError where a parameter of a layer is no longer the part that the layer was cut to, as after
+// set_data() of the whole. `layer` is the layer's name in its model.
+void check_part(const at::Tensor& parameter, const CutParameter& cut, const std::string& layer,
+                const TensorAxis& axis);
+// UsageError for torch::save() and torch::load() of a layer of which each rank has a part: a file
+// would have this rank's alone.
+void refuse_file(const char* function, const std::string& layer, const TensorAxis& axis);
 
 // Calls body(name, module) for a model, which need not be held by a shared_ptr, and for all modules
 // in it.

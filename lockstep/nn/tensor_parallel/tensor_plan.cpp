@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include <lockstep/base/error.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
 namespace lockstep::nn {
@@ -59,7 +60,7 @@ std::vector<PlannedLayer> planned_layers(torch::nn::Module& model, const TensorP
 
 void apply_plan(torch::nn::Module& model, const TensorPlan& plan,
                 const std::shared_ptr<TensorAxis>& axis) {
-  refuse_wrapped(model, "apply_plan() or cut_parallel_layers()");
+  intercept::refuse_wrapped(model, "apply_plan() or cut_parallel_layers()");
   const std::vector<PlannedLayer> layers = planned_layers(model, plan);
   std::unordered_map<const c10::TensorImpl*, const PlannedLayer*> in_layers;
   for (const PlannedLayer& one : layers) {

@@ -329,6 +329,10 @@ void check_new_memory(intercept::Call& call, const SplitOwner& owner) {
                      "set_data() and torch::load() do: copy into it with copy_() under a "
                      "torch::NoGradGuard, or use load_full_state_dict()",
                      *split->source, owner.axis().size());
+  if (split != nullptr && split->trained && !given->part.is_same(split->part))
+    throw UsageError("'{}', which is cut over {} ranks, was to be given other memory after "
+                     "wrap_model(), as to(device) and to(dtype) do: convert the model before",
+                     *split->source, owner.axis().size());
   if (split == nullptr && given != nullptr)
     throw UsageError("a tensor was to be given the memory of '{}', which is cut over {} ranks: "
                      "give it what full_tensor() returns",

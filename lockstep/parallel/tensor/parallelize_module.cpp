@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ostream>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -15,14 +14,18 @@
 #include <torch/nn/modules/linear.h>
 
 #include <lockstep/base/error.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/intercept/owner.h>
 #include <lockstep/nn/tensor_parallel/tensor_axis.h>
 #include <lockstep/nn/tensor_parallel/tensor_plan.h>
 #include <lockstep/parallel/data_parallel/agreement.h>
 #include <lockstep/parallel/data_parallel/model_parameters.h>
+#include <lockstep/parallel/data_parallel/save_guard.h>
 #include <lockstep/parallel/tensor/split_tensor.h>
 
 namespace lockstep::tensor {
+
+const char* name_of(Cut cut) { return cut == Cut::column ? "columns" : "rows"; }
 
 namespace {
 
@@ -39,8 +42,6 @@ struct PlannedLayer {
   const PlannedCut* planned;
   std::vector<PlannedParameter> parameters;
 };
-
-const char* name_of(Cut cut) { return cut == Cut::column ? "columns" : "rows"; }
 
 // The parameters of a layer that are cut. UsageError where the layer cannot be cut.
 std::vector<PlannedParameter> parameters_of(const std::string& name, torch::nn::Module& module,
@@ -130,7 +131,7 @@ void check_not_shared(const torch::nn::Module& model, const std::vector<PlannedL
 std::vector<PlannedLayer> checked_layers(torch::nn::Module& model, const Plan& plan,
                                          const comm::Communicator& group) {
   if (plan.empty()) throw UsageError("the plan names no layer to cut");
-  nn::refuse_wrapped(model, "parallelize_module()");
+  intercept::refuse_wrapped(model, "parallelize_module()");
   std::vector<PlannedLayer> layers = planned_layers(model, plan);
   for (const PlannedLayer& layer : layers)
     for (const PlannedParameter& parameter : layer.parameters)
@@ -139,28 +140,42 @@ std::vector<PlannedLayer> checked_layers(torch::nn::Module& model, const Plan& p
   return layers;
 }
 
-// A child module that keeps torch::save() and torch::load() from a layer whose weights are parts.
-// They ask every child whether it is in the file, and this one throws UsageError, which says what
-// to call instead. It has no parameters. When printed, it says how the layer is cut.
-class SaveGuard final : public torch::nn::Module {
- public:
-  explicit SaveGuard(std::string cut) : cut_(std::move(cut)) {}
-
-  bool is_serializable() const override;
-  void pretty_print(std::ostream& stream) const override;
-
- private:
-  std::string cut_;  // "cut by columns over 4 ranks"
-};
-
-bool SaveGuard::is_serializable() const {
-  throw UsageError("torch::save() and torch::load() find nothing of a layer's weights that is {}: "
-                   "write what full_state_dict() returns on the first rank, and load into the "
-                   "model before parallelize_module(), or with load_full_state_dict()",
-                   cut_);
+nn::CutParameter description_of(std::string name, const at::Tensor& parameter,
+                                const at::Tensor& part) {
+  const Split& split = *split_of(parameter);
+  const std::vector<std::int64_t> shape = parameter.sizes().vec();
+  const nn::TensorAxis& axis = split.owner->axis();
+  return {
+      std::move(name), part, shape,
+      mesh::Placement::full(shape).cut_dim(static_cast<int>(split.dim), axis.rank(), axis.size())};
 }
 
-void SaveGuard::pretty_print(std::ostream& stream) const { stream << cut_; }
+// Says how a layer is cut, and keeps torch::save() and torch::load() from it.
+class SplitRecord final : public data_parallel::SaveGuard, public nn::CutRecord {
+ public:
+  // `how`: "cut by columns over 4 ranks". `parameters`: those of the layer, by their names in it.
+  SplitRecord(const std::string& how, std::vector<NamedTensor> parameters)
+      : SaveGuard(
+            "tensor_parallel",
+            fmt::format("torch::save() and torch::load() find nothing of a layer's weights that is "
+                        "{}: write what full_state_dict() returns on the first rank, and load into "
+                        "the model before parallelize_module(), or with load_full_state_dict()",
+                        how),
+            how),
+        parameters_(std::move(parameters)) {}
+
+  std::vector<nn::CutParameter> cut_parameters() const override;
+
+ private:
+  std::vector<NamedTensor> parameters_;
+};
+
+std::vector<nn::CutParameter> SplitRecord::cut_parameters() const {
+  std::vector<nn::CutParameter> all;
+  for (const auto& [name, tensor] : parameters_)
+    all.push_back(description_of(name, tensor, split_of(tensor)->part));
+  return all;
+}
 
 // Parameters and buffers; the names of those that are cut say so.
 std::vector<NamedTensor> described(const std::vector<NamedTensor>& tensors,
@@ -229,11 +244,16 @@ ParallelizedModule parallelize_module(torch::nn::Module& module,
       if (!is_cut(one.tensor)) whole.push_back(one);
     data_parallel::broadcast_from_first(whole, *owner->axis().group());
     for (const PlannedLayer& layer : layers) {
-      for (const PlannedParameter& parameter : layer.parameters) cut_parameter(parameter, owner);
-      layer.module->register_module(
-          "tensor_parallel",
-          std::make_shared<SaveGuard>(fmt::format(
-              "cut by {} over {} ranks", name_of(layer.planned->cut), owner->axis().size())));
+      std::vector<NamedTensor> cut;
+      for (const PlannedParameter& parameter : layer.parameters) {
+        cut_parameter(parameter, owner);
+        cut.push_back({parameter.name.substr(parameter.name.rfind('.') + 1), parameter.tensor});
+      }
+      data_parallel::guard_saving(
+          *layer.module, std::make_shared<SplitRecord>(
+                             fmt::format("cut by {} over {} ranks", name_of(layer.planned->cut),
+                                         owner->axis().size()),
+                             std::move(cut)));
     }
   }
   return ParallelizedModule(owner, std::move(tensors));
@@ -245,15 +265,8 @@ void ParallelizedModule::forget_gathers() { owner_->gathers().clear(); }
 
 std::vector<nn::CutParameter> ParallelizedModule::cut_parameters() const {
   std::vector<nn::CutParameter> all;
-  for (const auto& [name, tensor] : tensors_) {
-    const Split* const split = split_of(tensor);
-    if (split == nullptr) continue;
-    const std::vector<std::int64_t> shape = tensor.sizes().vec();
-    const nn::TensorAxis& axis = split->owner->axis();
-    all.push_back({name, local_part(tensor), shape,
-                   mesh::Placement::full(shape).cut_dim(static_cast<int>(split->dim), axis.rank(),
-                                                        axis.size())});
-  }
+  for (const auto& [name, tensor] : tensors_)
+    if (is_cut(tensor)) all.push_back(description_of(name, tensor, local_part(tensor)));
   return all;
 }
 

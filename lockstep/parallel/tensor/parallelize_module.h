@@ -31,6 +31,9 @@ enum class Cut : std::uint8_t {
   row,
 };
 
+// "columns" or "rows".
+const char* name_of(Cut cut);
+
 struct PlannedCut {
   // The names of layers in the model: "*" stands for any run of characters without a dot.
   std::string layers;

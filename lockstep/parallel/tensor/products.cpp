@@ -129,10 +129,13 @@ bool run_lookup(intercept::Call& call, SplitOwner& owner) {
   }
   // Other ranks' tokens would be counted as this rank's first one.
   if (by_frequency) return false;
-  // LibTorch checks this, too. A token that no rank has would give a row of zeros.
+  // LibTorch checks this, too, and on a GPU without waiting for it. A token that no rank has would
+  // give a row of zeros.
   const std::int64_t rows_of_all = arguments[0].toTensor().size(0);
-  if (indices.numel() > 0 &&
-      (indices.min().item<std::int64_t>() < 0 || indices.max().item<std::int64_t>() >= rows_of_all))
+  if (!indices.is_cpu())
+    at::_assert_async(indices.ge(0).logical_and(indices.lt(rows_of_all)).all());
+  else if (indices.numel() > 0 && (indices.min().item<std::int64_t>() < 0 ||
+                                   indices.max().item<std::int64_t>() >= rows_of_all))
     throw UsageError("an index of '{}' is out of range: it has {} rows, and the indices are from "
                      "{} to {}",
                      *table->source, rows_of_all, indices.min().item<std::int64_t>(),

@@ -11,6 +11,7 @@
 
 #include <lockstep/base/error.h>
 #include <lockstep/base/log.h>
+#include <lockstep/intercept/backward.h>
 #include <lockstep/intercept/owner.h>
 #include <lockstep/nn/tensor_parallel/tensor_moves.h>
 
@@ -64,7 +65,7 @@ Split& mutable_split_of(const at::Tensor& tensor) {
 // The tensor that stands for a part, without a graph.
 at::Tensor shell_of(Split split, at::OptionalIntArrayRef given_strides) {
   const at::Tensor part = split.part;
-  LOCKSTEP_CHECK(part.defined() && !intercept::is_tagged(part));
+  LOCKSTEP_CHECK(part.defined() && split_of(part) == nullptr);
   LOCKSTEP_CHECK(0 <= split.dim && split.dim < part.dim());
   const int parts = split.owner->axis().size();
   std::vector<std::int64_t> sizes = part.sizes().vec();
@@ -185,8 +186,9 @@ const Split* split_of(const at::Tensor& tensor) {
 
 at::Tensor part_to_read(const at::Tensor& tensor) {
   const Split& split = *split_of(tensor);
-  if (is_recorded(tensor) && takes_gradients(tensor, split)) return PartOf::apply(tensor);
-  return split.part;
+  const bool leads_to_tensor =
+      !split.trained && is_recorded(tensor) && takes_gradients(tensor, split);
+  return leads_to_tensor ? PartOf::apply(tensor) : split.part;
 }
 
 at::Tensor part_to_write(const at::Tensor& tensor) {
@@ -211,7 +213,9 @@ void was_written(const at::Tensor& tensor) {
 
 at::Tensor whole_of(const at::Tensor& tensor) {
   const Split& split = *split_of(tensor);
-  const at::Tensor part = part_to_read(tensor);
+  at::Tensor part = part_to_read(tensor);
+  // Messages are not operators, so whoever owns the part's memory has to put it there now.
+  if (intercept::is_tagged(part)) part = part.clone();
   const auto& axis = split.owner->axis();
   if (tensor.is_contiguous()) return nn::gather_parts(part, split.dim, axis);
   const std::vector<std::int64_t> order = order_in_memory(tensor);
@@ -219,6 +223,32 @@ at::Tensor whole_of(const at::Tensor& tensor) {
   std::vector<std::int64_t> back(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) back[static_cast<std::size_t>(order[i])] = i;
   return nn::gather_parts(part.permute(order), place, axis).permute(back);
+}
+
+at::Tensor SplitOwner::train_part(const at::Tensor& parameter) {
+  Split& split = mutable_split_of(parameter);
+  if (split.trained) return split.part;
+  const c10::NoGradGuard no_grad;
+  const at::Tensor gradient = std::exchange(parameter.mutable_grad(), at::Tensor());
+  split.part.set_requires_grad(parameter.requires_grad());
+  if (gradient.defined()) split.part.mutable_grad() = split_of(gradient)->part;
+  split.trained = true;
+  intercept::GradientHook::refuse_gradients(
+      parameter,
+      fmt::format("'{}' is cut over {} ranks, and code that is no operator of LibTorch's "
+                  "(a torch::autograd::Function, torch::autograd::grad()) asks for its "
+                  "gradient, which goes to this rank's part since wrap_model(): give "
+                  "that code what an operator makes of the parameter, such as a view",
+                  *split.source, axis_.size()));
+  return split.part;
+}
+
+at::Tensor SplitOwner::shown_gradient(const at::Tensor& parameter,
+                                      const at::Tensor& of_part) const {
+  // A gradient without memory says itself what to do instead of using it.
+  if (intercept::is_tagged(of_part)) return of_part;
+  const Split& split = *split_of(parameter);
+  return make_split_like(split, of_part, split.dim);
 }
 
 void GatherLog::add(const std::string& op, const std::string& source, std::int64_t bytes) {

@@ -31,6 +31,8 @@ struct Split {
   // The node that leads gradients of the tensor to the part. If it is the tensor's node, operators
   // use the part's own graph; the node is for code that is no operator, such as a user's function.
   const void* node = nullptr;
+  // Of a parameter that a strategy trains: the part is a leaf, and takes the gradients.
+  bool trained = false;
 };
 
 // The tensor that stands for a part. It has sizes, a type and a device like an ordinary one, and
@@ -95,12 +97,14 @@ class GatherLog {
 // Ownership: kept alive by the tensors that are cut. Threading: any thread that computes; as the
 // axis where ranks communicate. Failure: UsageError for what cannot be done with a cut tensor;
 // CommError from the axis.
-class SplitOwner final : public intercept::Owner {
+class SplitOwner final : public intercept::PartOwner {
  public:
   explicit SplitOwner(std::shared_ptr<comm::Communicator> group);
 
   void on_call(intercept::Call& call, std::span<const intercept::Use> uses) override;
   void on_save(const at::Tensor& tensor) const override;
+  at::Tensor train_part(const at::Tensor& parameter) override;
+  at::Tensor shown_gradient(const at::Tensor& parameter, const at::Tensor& of_part) const override;
 
   const nn::TensorAxis& axis() const { return axis_; }
   GatherLog& gathers() { return gathers_; }
