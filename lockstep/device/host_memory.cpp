@@ -2,9 +2,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <lockstep/base/error.h>
@@ -53,6 +55,17 @@ at::Tensor host_memory(std::int64_t elements, at::ScalarType type, c10::Device d
   at::Tensor memory = at::empty({elements}, type);
   ask_for_large_pages(memory);
   return memory;
+}
+
+at::Tensor on_device(at::ArrayRef<std::int64_t> numbers, c10::ScalarType type, c10::Device device) {
+  // LibTorch keeps memory that it has pinned until the copy is done.
+  at::Tensor here = at::empty({static_cast<std::int64_t>(numbers.size())},
+                              at::dtype(type).pinned_memory(device.is_cuda()));
+  AT_DISPATCH_INTEGRAL_TYPES(type, "on_device", [&] {
+    std::transform(numbers.begin(), numbers.end(), here.data_ptr<scalar_t>(),
+                   [](std::int64_t number) { return static_cast<scalar_t>(number); });
+  });
+  return here.to(device, /*non_blocking=*/true);
 }
 
 struct HostCopy::OnItsWay {

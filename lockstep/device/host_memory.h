@@ -1,6 +1,7 @@
 // Host memory that a device copies to and from while both go on with other work.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include <ATen/core/Tensor.h>
@@ -27,6 +28,9 @@ class HostCopy {
 
   std::shared_ptr<OnItsWay> copy_;
 };
+
+// Numbers of the host's, as an Int or Long tensor on a device. The host does not wait for a GPU.
+at::Tensor on_device(at::ArrayRef<std::int64_t> numbers, c10::ScalarType type, c10::Device device);
 
 // Waits until the device has done all work that this thread has given it so far.
 void wait_for(c10::Device device);

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/device/autocast.h>
 #include <lockstep/mesh/placement/placement.h>
 #include <lockstep/nn/context_parallel/ring_attention.h>
 #include <lockstep/nn/layers/attention.h>
@@ -83,6 +84,19 @@ TEST(AttentionParts, MergeOnCuda) {
   ByParts().expect_exact(at::kFloat, at::kCUDA, 1e-4);
   ByParts().expect_exact(at::kBFloat16, at::kCUDA, 1e-4);
   ByParts().expect_exact(at::kHalf, at::kCUDA, 1e-4);
+}
+
+// Autocast does not round what is between the products.
+TEST(AttentionParts, HaveTheSameBitsUnderAutocast) {
+  const auto type = at::TensorOptions(at::kBFloat16);
+  const auto q = at::randn({1, 2, 40, 8}, type), k = at::randn({1, 2, 40, 8}, type),
+             v = at::randn({1, 2, 40, 8}, type);
+  const internal::AttentionTerms terms{.causal = true, .scale = 0.5};
+  const auto expected = internal::attend(q, k, v, terms);
+  const device::Autocast autocast(at::kCPU, at::kBFloat16);
+  const auto result = internal::attend(q, k, v, terms);
+  EXPECT_TRUE(result.output.equal(expected.output));
+  EXPECT_TRUE(result.log_sum_exp.equal(expected.log_sum_exp));
 }
 
 // There are more scores than are held in memory at once.

@@ -6,6 +6,7 @@
 
 #include <lockstep/optim/clip.h>
 #include <lockstep/optim/grad_scaler.h>
+#include <tests/ranks/no_waiting.h>
 
 #include "chain.h"
 #include "tables.h"
@@ -16,7 +17,6 @@
 #endif
 #if defined(LOCKSTEP_HAVE_CUDA)
 #include <ATen/cuda/Sleep.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -193,18 +193,6 @@ void check_unsummed_steps(Cells& cells) {
 }
 
 #if defined(LOCKSTEP_HAVE_CUDA)
-// While it lives, operators that wait for the GPU, and waits for a stream, throw on every thread of
-// this process.
-class NoWaiting {
- public:
-  NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR); }
-  ~NoWaiting() {
-    c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-  }
-  NoWaiting(const NoWaiting&) = delete;
-  NoWaiting& operator=(const NoWaiting&) = delete;
-};
-
 void check_waiting(Cells& cells) {
   // With several ranks, a thread of the transport waits for the data to send, beside the step.
   if (cells.num_ranks() > 1) return;
@@ -220,14 +208,8 @@ void check_waiting(Cells& cells) {
       };
       // The first step agrees on an order of units.
       for (int i = 0; i < 3; ++i) step();
-      const NoWaiting no_waiting;
-      bool watched = false;
-      try {
-        input.sum().item<float>();
-      } catch (const c10::Error&) {
-        watched = true;
-      }
-      cells.expect(watched, "nobody watches");
+      const ranks::NoWaiting no_waiting;
+      cells.expect(no_waiting.notices(), "nobody watches");
       for (int i = 0; i < 5; ++i) step();
       // Waits for events are not seen by NoWaiting, so the GPU is kept busy for a second: a step
       // that waited would take as long.

@@ -12,6 +12,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/hash.h>
 #include <lockstep/comm/communicator.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/intercept/once_differentiable.h>
 #include <lockstep/nn/context_parallel/ring_attention.h>
 #include <lockstep/nn/context_parallel/sequence_split.h>
@@ -36,7 +37,7 @@ class AllToAll : public torch::autograd::Function<AllToAll> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
-    refuse_double_backward("context_parallel_attention");
+    intercept::refuse_double_backward("context_parallel_attention");
     const auto group = kept_group(context->saved_data["group"]);
     return {exchanged(gradients.at(0), *group, context->saved_data["subject"].toInt()), {}, {}};
   }
@@ -96,9 +97,12 @@ at::Tensor all_to_all_attention(const at::Tensor& q, const at::Tensor& k, const 
                      ranks, heads);
   const auto chosen = kv_heads_by_rank(heads, k.size(1), ranks);
   const bool as_they_are = static_cast<std::int64_t>(chosen.size()) == k.size(1);
-  const auto index = at::tensor(chosen, at::kLong).to(k.device());
-  const auto keys = as_they_are ? k : k.index_select(1, index);
-  const auto values = as_they_are ? v : v.index_select(1, index);
+  at::Tensor keys = k, values = v;
+  if (!as_they_are) {
+    const auto index = device::on_device(chosen, at::kLong, k.device());
+    keys = k.index_select(1, index);
+    values = v.index_select(1, index);
+  }
 
   const auto mine = heads / ranks, mine_of_kv = keys.size(1) / ranks;
   // [batch, n, length, head_dim], with the positions in the order of the sequence.
@@ -138,6 +142,9 @@ struct Agreement {
     } catch (const CommError& error) {
       if (error.fault() != Fault::mismatch) throw;
       auto details = error.details();
+      // The subjects are hashes.
+      details.explanation = comm::name_subjects(std::move(details.explanation),
+                                                [](std::int32_t) { return std::string(); });
       details.explanation += fmt::format(
           " context_parallel_attention has {} on this rank: every rank of the group must pass the "
           "same shapes (of its part of the sequence), types and options",
@@ -173,7 +180,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("context_parallel_attention");
+    intercept::refuse_double_backward("context_parallel_attention");
     const auto tensors = context->get_saved_variables();
     auto& saved = context->saved_data;
     const Agreement agreed{saved["agreement"].toStringRef()};

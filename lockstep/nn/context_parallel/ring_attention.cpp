@@ -7,6 +7,8 @@
 
 #include <ATen/ATen.h>
 
+#include <lockstep/device/autocast.h>
+
 namespace lockstep::nn::internal {
 
 namespace {
@@ -73,6 +75,8 @@ struct WideKeys {
 template <typename Body>
 void attend_by_slices(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                       const AttentionTerms& terms, const Body& body) {
+  // It would round the scores to 16 bits, and with them what logsumexp() sees.
+  const auto without_autocast = device::Autocast::off(q.device().type());
   const WideKeys keys(k, v);
   for_each_slice(q, k, [&](const Slice& slice) {
     auto scores = scores_of(slice.of(q).to(keys.k.scalar_type()), keys.k, slice, q.size(2), terms);

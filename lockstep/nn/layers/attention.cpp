@@ -32,7 +32,7 @@ class BlockedAttention : public torch::autograd::Function<BlockedAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("attention");
+    intercept::refuse_double_backward("attention");
     const auto saved = context->get_saved_variables();
     auto [q, k, v] = internal::attention_backward(
         grads[0], saved[0], saved[1], saved[2], {.output = saved[3], .log_sum_exp = saved[4]},

@@ -57,7 +57,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("cross_entropy");
+    intercept::refuse_double_backward("cross_entropy");
     const auto saved = context->get_saved_variables();
     const auto ignore_index = context->saved_data["ignore_index"].toInt();
     const auto rows = saved[0].size(0), vocabulary = saved[0].size(1);

@@ -9,6 +9,7 @@
 #include <lockstep/base/error.h>
 #include <lockstep/base/philox.h>
 #include <lockstep/base/simd.h>
+#include <lockstep/device/host_memory.h>
 #include <lockstep/device/parallel_pieces.h>
 #include <lockstep/nn/kernels/cpu/philox_lanes.h>
 #include <lockstep/nn/layers/random.h>
@@ -165,7 +166,7 @@ at::Tensor internal::dropout_mask_of_operators(at::IntArrayRef sizes,
                                                std::uint64_t key, double p,
                                                const at::Device& device,
                                                const std::vector<mesh::Interval>& positions) {
-  const auto samples = at::tensor(rows, at::kLong).to(device);
+  const auto samples = device::on_device(rows, at::kLong, device);
   std::vector<at::Tensor> kept;
   for (const auto& elements : elements_held(sizes, positions)) {
     const auto first = elements.begin / 4;

@@ -31,7 +31,7 @@ class Gelu : public torch::autograd::Function<Gelu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("gelu");
+    intercept::refuse_double_backward("gelu");
     const auto x = context->get_saved_variables()[0];
     const auto kind = static_cast<GeluKind>(context->saved_data["kind"].toInt());
     const auto grad = grads[0].contiguous();

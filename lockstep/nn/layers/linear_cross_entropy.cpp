@@ -242,7 +242,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("linear_cross_entropy");
+    intercept::refuse_double_backward("linear_cross_entropy");
     const auto saved = context->get_saved_variables();
     const std::array types = {context->saved_data["hidden_type"].toInt(),
                               context->saved_data["weight_type"].toInt()};

@@ -84,8 +84,8 @@ class FusedNorm : public torch::autograd::Function<FusedNorm> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto kind = context->saved_data["kind"].toInt();
-    internal::refuse_double_backward(static_cast<NormKind>(kind) == NormKind::layer ? "layer_norm"
-                                                                                    : "rms_norm");
+    intercept::refuse_double_backward(static_cast<NormKind>(kind) == NormKind::layer ? "layer_norm"
+                                                                                     : "rms_norm");
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1];
     const auto type_of = [&](const char* name) {

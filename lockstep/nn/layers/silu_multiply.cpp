@@ -47,7 +47,7 @@ class SiluMultiply : public torch::autograd::Function<SiluMultiply> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    internal::refuse_double_backward("silu_multiply");
+    intercept::refuse_double_backward("silu_multiply");
     const auto saved = context->get_saved_variables();
     const auto grad = grads[0].contiguous();
     auto grad_gate = at::empty_like(saved[0]);
