@@ -31,6 +31,7 @@
 #include <lockstep/optim/schedules/schedule.h>
 #include <lockstep/train/config/config.h>
 #include <lockstep/train/distributed_trainer.h>
+#include <lockstep/train/engine.h>
 #include <lockstep/train/train_language_model.h>
 
 // Models too large for one device: layers cut among ranks, pipelines of stages, long sequences.

@@ -94,4 +94,13 @@ std::shared_ptr<const Dataset> from_torch(Torch dataset,
   return std::make_shared<TorchDataset<Torch>>(std::move(dataset), calls);
 }
 
+// Whatever a program has: a data set of torch::data, or one of ours, shared.
+template <typename Data>
+std::shared_ptr<const Dataset> as_dataset(Data data) {
+  if constexpr (std::is_convertible_v<Data, std::shared_ptr<const Dataset>>)
+    return data;
+  else
+    return from_torch(std::move(data));
+}
+
 }  // namespace lockstep::data

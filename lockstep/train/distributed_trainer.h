@@ -112,11 +112,11 @@ class DistributedTrainer {
   // from there, so a trainer with an output folder can fit only once.
   template <typename Training>
   TrainingResult fit(Training training) {
-    return run(dataset(std::move(training)), nullptr);
+    return run(data::as_dataset(std::move(training)), nullptr);
   }
   template <typename Training, typename Validation>
   TrainingResult fit(Training training, Validation validation) {
-    return run(dataset(std::move(training)), dataset(std::move(validation)));
+    return run(data::as_dataset(std::move(training)), data::as_dataset(std::move(validation)));
   }
 
   // The job, for everything else that a program may need: ranks, whole weights.
@@ -130,14 +130,6 @@ class DistributedTrainer {
       : dist_(std::move(dist)), options_(std::move(options)), task_(std::move(task)) {}
 
   using Dataset = std::shared_ptr<const data::Dataset>;
-
-  template <typename Data>
-  static Dataset dataset(Data data) {
-    if constexpr (std::is_convertible_v<Data, Dataset>)
-      return data;
-    else
-      return data::from_torch(std::move(data));
-  }
 
   TrainingResult run(Dataset training, Dataset validation) {
     return train::run_training(dist_, task_, std::move(training), std::move(validation), options_);
@@ -174,8 +166,10 @@ class FSDPTrainer : public DistributedTrainer<Model> {
 
   static DistributedManager checked(DistributedManager dist) {
     if (dist.config().mode != ParallelMode::FSDP)
-      throw UsageError("an FSDPTrainer was given a job of DDP, whose ranks hold the whole model: "
-                       "set it up with ParallelMode::FSDP, or take a DistributedTrainer");
+      throw UsageError("an FSDPTrainer was given a job of {}: set the job up with "
+                       ".mode = ParallelMode::FSDP, or take a DistributedTrainer, which trains in "
+                       "any mode",
+                       name_of(dist.config().mode));
     return dist;
   }
 };

@@ -3,28 +3,16 @@
 #include <algorithm>
 
 #include <lockstep/deferred/construction.h>
+#include <lockstep/distributed/config_rules.h>
 #include <lockstep/models/make_model.h>
 #include <lockstep/recompute/wrap_activation_checkpointing.h>
+#include <lockstep/train/job_config.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/layer_times.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/resume_check.h>
 
 namespace lockstep::train {
-
-std::optional<c10::ScalarType> scalar_type_of(Precision precision) {
-  switch (precision) {
-    case Precision::fp32: return std::nullopt;
-    case Precision::bf16: return c10::kBFloat16;
-    case Precision::fp16: return c10::kHalf;
-  }
-  return std::nullopt;
-}
-
-std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Device device) {
-  if (device.is_cpu() || cuts_gradients(config.sharding.strategy)) return std::nullopt;
-  return scalar_type_of(config.precision.compute);
-}
 
 namespace {
 

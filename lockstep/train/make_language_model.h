@@ -3,10 +3,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-
-#include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include <lockstep/distributed/distributed.h>
 #include <lockstep/models/language_model.h>
@@ -28,13 +24,5 @@ struct SpreadLanguageModel {
 SpreadLanguageModel make_language_model(const TrainConfig& config, const ResolvedRun& run,
                                         DistributedManager& dist,
                                         std::function<void(const pipeline::Timeline&)> on_timeline);
-
-// The type that a config computes in; nothing for fp32, the type of the weights.
-std::optional<c10::ScalarType> scalar_type_of(Precision precision);
-
-// The type that operators compute in while weights keep theirs. If gradients are whole on each
-// rank, so are weights, and a 16-bit precision is autocast's; if gradients are cut, it is the
-// strategy's. CPUs compute in the type of the weights.
-std::optional<c10::ScalarType> autocast_of(const TrainConfig& config, c10::Device device);
 
 }  // namespace lockstep::train

@@ -27,8 +27,7 @@ std::string out_of_memory_advice(const TrainConfig& config, const std::exception
       "{}), {}{}or a smaller model",
       what, config.data.sequence_length,
       config.recomputed_blocks < 1 ? "activation_checkpointing.ratio 1, " : "",
-      config.sharding.strategy == ShardingStrategy::FULL_SHARD ||
-              config.sharding.strategy == ShardingStrategy::HYBRID_SHARD
+      cuts_parameters(config.sharding.strategy)
           ? ""
           : "the sharding_strategy \"FULL_SHARD\" on several ranks, ");
 }

@@ -29,6 +29,7 @@
 #include <lockstep/parallel/pipeline/schedule/drawing.h>
 #include <lockstep/parallel/pipeline/schedule/schedule_file.h>
 #include <lockstep/train/config/names.h>
+#include <lockstep/train/job_config.h>
 #include <lockstep/train/language_model_task.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/make_language_model.h>
@@ -69,86 +70,20 @@ bool draw_timeline(const pipeline::Timeline& timeline, const TrainConfig& config
 
 namespace {
 
-// Keys that may differ between hosts: where files are, and how a rank loads and prints.
-bool is_for_a_host(const std::string& key) {
-  static constexpr std::array kBeginnings = {
-      "data.train",       "data.validation.",       "data.num_workers",  "data.prefetch",
-      "model.from",       "parallel.schedule_file", "checkpoint.resume", "output",
-      "tensorboard.",     "csv_monitor.",           "steps_per_print",   "device",
-      "threads_per_rank", "timeout_seconds",
-  };
-  return key.ends_with("nvme_path") ||
-         std::ranges::any_of(kBeginnings, [&](const char* one) { return key.starts_with(one); });
-}
-
-// The leaves of a JSON text, as "model.hidden_size is 8".
-void add_lines(const std::string& json, const std::string& prefix,
-               std::vector<std::string>& lines) {
-  const auto values = nlohmann::ordered_json::parse(json).flatten();
-  for (const auto& [path, value] : values.items()) {
-    std::string key = prefix + path.substr(1);
-    std::ranges::replace(key, '/', '.');
-    if (!is_for_a_host(key)) lines.push_back(fmt::format("{} is {}", key, value.dump()));
-  }
-}
-
 std::string text_of(const char* what, const data::TokenStream& stream) {
   const DataDigest all = digest(stream);
   return fmt::format("the {} data has {} tokens with a checksum of {:08x}", what, all.num_tokens,
                      all.crc32c);
 }
 
-}  // namespace
-
-void check_same_config(const TrainConfig& config, const RankMessages& ranks) {
-  std::vector<std::string> lines;
-  add_lines(to_json(config), "", lines);
-  check_told_the_same(lines, ranks);
-}
-
 void check_same_files(const ResolvedRun& run, const RankMessages& ranks) {
   std::vector<std::string> lines;
-  add_lines(models::to_hugging_face(run.model), "the model's ", lines);
-  if (run.pipeline) add_lines(pipeline::to_text(run.pipeline->schedule), "the schedule's ", lines);
+  add_config_lines(models::to_hugging_face(run.model), "the model's ", lines);
+  if (run.pipeline)
+    add_config_lines(pipeline::to_text(run.pipeline->schedule), "the schedule's ", lines);
   lines.push_back(text_of("training", run.training.stream()));
   if (run.validation) lines.push_back(text_of("validation", run.validation->stream()));
   check_told_the_same(lines, ranks);
-}
-
-namespace {
-
-DistributedConfig distributed_config(const TrainConfig& config) {
-  DistributedConfig result;
-  result.mode = ParallelMode::FSDP;
-  const JobSizes sizes = job_sizes(config);
-  result.sharding_strategy = sizes.strategy;
-  result.mesh = sizes.data;
-  result.model_parallel = sizes.model_parallel;
-  result.fsdp.max_live_units = static_cast<std::size_t>(config.sharding.max_live_units);
-  if (cuts_gradients(config.sharding.strategy)) {
-    result.fsdp.mixed_precision = {.param_dtype = scalar_type_of(config.precision.compute),
-                                   .reduce_dtype = scalar_type_of(config.precision.gradients)};
-    result.fsdp.cpu_offload = {
-        .offload_optimizer = config.sharding.offload_optimizer == OffloadDevice::cpu,
-        .offload_params = config.sharding.offload_param == OffloadDevice::cpu};
-    const ZeroPlusPlusSection& zero = config.sharding.zero_plus_plus;
-    result.fsdp.zero_plus_plus = {
-        .quantize_weights = zero.quantized_weights,
-        .quantize_gradients = zero.quantized_gradients,
-        .hierarchical_partition = static_cast<int>(zero.hpz_partition_size)};
-  }
-  result.between_layers = config.parallel.sequence_parallel ? nn::BetweenLayers::by_positions
-                                                            : nn::BetweenLayers::whole;
-  if (config.device == DeviceChoice::cpu) result.device_type = c10::DeviceType::CPU;
-  if (config.device == DeviceChoice::cuda) result.device_type = c10::DeviceType::CUDA;
-  constexpr double kMiB = 1 << 20;
-  result.ddp.buckets = {.first_bytes = static_cast<std::size_t>(config.ddp.first_bucket_mb * kMiB),
-                        .bytes = static_cast<std::size_t>(config.ddp.bucket_mb * kMiB)};
-  result.backend = config.backend;
-  result.timeout = std::chrono::seconds(config.timeout_seconds);
-  result.consistency_check_interval = config.consistency_check_interval;
-  result.ddp.find_unused_parameters = config.ddp.find_unused_parameters;
-  return result;
 }
 
 TrainerOptions trainer_options(const TrainConfig& config, const ResolvedRun& run) {
@@ -202,8 +137,8 @@ std::string layout_text(const TrainConfig& config) {
                                     ? std::string(pipeline::name_of(parallel.schedule))
                                     : parallel.schedule_file.filename().string()));
   if (parallel.context > 1) parts.push_back(fmt::format("context {}", parallel.context));
-  if (config.sharding.strategy != ShardingStrategy::NO_SHARD)
-    parts.emplace_back(name_of(config.sharding.strategy, kShardings));
+  if (cuts_optimizer(config.sharding.strategy))
+    parts.emplace_back(name_of(config.sharding.strategy));
   if (config.precision.compute != Precision::fp32)
     parts.emplace_back(name_of(config.precision.compute, kPrecisions));
   return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
@@ -219,20 +154,11 @@ std::string data_text(const data::TokenStream& stream) {
                      count_text(static_cast<double>(stream.size())));
 }
 
-void set_precision(const TrainConfig& config, c10::Device device, TrainerOptions& options) {
-  const bool cuts = cuts_gradients(config.sharding.strategy);
-  options.autocast = autocast_of(config, device);
-  if (!cuts && device.is_cpu()) return;
-  if (config.precision.compute == Precision::fp16 ||
-      (cuts && config.precision.gradients == Precision::fp16))
-    options.loss_scale = config.precision.loss_scale;
-}
-
 // Lines about settings of the config that have no effect on a CPU.
 std::vector<std::string> said_of_cpus(const TrainConfig& config) {
   std::vector<std::string> lines;
   const std::string_view precision = name_of(config.precision.compute, kPrecisions);
-  const std::string_view strategy = name_of(config.sharding.strategy, kShardings);
+  const std::string_view strategy = name_of(config.sharding.strategy);
   if (config.precision.compute != Precision::fp32)
     lines.push_back(
         cuts_gradients(config.sharding.strategy)
@@ -364,7 +290,8 @@ TrainingResult train_language_model(const TrainConfig& config, int output_fd,
 
   TrainerOptions options = trainer_options(config, run);
   options.flops_per_unit = models::training_flops_per_token(run.model, config.data.sequence_length);
-  set_precision(config, dist.device(), options);
+  options.autocast = autocast_of(config, dist.device());
+  options.loss_scale = loss_scale_of(config, dist.device());
   options.peer_copies = std::move(peer_copies);
   options.progress_fd = output_fd;
   options.title = what;

@@ -5,18 +5,16 @@
 #include <csignal>
 
 #include <ATen/ATen.h>
-#include <torch/utils.h>
 
-#include <lockstep/base/hash.h>
 #include <lockstep/base/log.h>
 #include <lockstep/device/cuda.h>
 #include <lockstep/device/device_manager.h>
+#include <lockstep/distributed/config_rules.h>
 #include <lockstep/distributed/rank_messages.h>
 #include <lockstep/flight/journal.h>
 #include <lockstep/launch/rank_side/report.h>
 #include <lockstep/recovery/keep_going.h>
 #include <lockstep/train/distributed_trainer.h>
-#include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/preflight/run_plan.h>
 #include <lockstep/train/preflight/run_start.h>
 #include <lockstep/train/stop_request.h>
@@ -109,14 +107,19 @@ Trainer::Trainer(DistributedManager dist, std::shared_ptr<Task> task,
   check_autocast();
   check_batch_norms();
   if (!dist_.is_wrapped(model_)) dist_.wrap_model(model_);
-  optimizer_ =
-      dist_.make_optimizer(model_, options_.optimizer, options_.weight_decay, options_.decay_rule);
-  schedule_ =
-      optim::make_schedule(options_.schedule, scaled_learning_rate(options_, dist_.data_size()));
-  if (const auto scale = loss_scale_of(options_, dist_.config())) loss_scaling_.emplace(*scale);
+  stepper_ = std::make_unique<Stepper>(
+      dist_, model_,
+      StepperOptions{.optimizer = options_.optimizer,
+                     .weight_decay = options_.weight_decay,
+                     .decay_rule = options_.decay_rule,
+                     .schedule = options_.schedule,
+                     .learning_rate = scaled_learning_rate(options_, dist_.data_size()),
+                     .gradient_clipping = options_.gradient_clipping,
+                     .on_non_finite = options_.on_non_finite,
+                     .autocast = options_.autocast,
+                     .loss_scale = loss_scale_of(options_, dist_.config()),
+                     .seed = options_.seed});
   count_steps();
-  // Gives each rank a random stream of its own, for modules that draw from LibTorch's generator.
-  torch::manual_seed(hash_text(fmt::format("{}/{}", options_.seed, dist_.rank())));
 }
 
 Trainer::~Trainer() = default;
@@ -150,8 +153,7 @@ void Trainer::keep_batch(const std::map<std::string, double>& values) {
   loader_.set_step(batch_.micro, batch_.global);
   check_batch_norms();
   // The learning rate belongs to this batch, too.
-  schedule_ = optim::make_schedule(
-      options_.schedule, scaled_learning_rate(options_, begun->global / begun->of_a_rank));
+  stepper_->set_learning_rate(scaled_learning_rate(options_, begun->global / begun->of_a_rank));
   log::info("{}",
             batch_note(batch_, dist_.data_size(), begun, dist_.world_size() / dist_.data_size()));
 }
@@ -165,26 +167,14 @@ void Trainer::check_autocast() const {
   const device::Autocast once(dist_.device().type(), *options_.autocast);
 }
 
-// Throws if a rank may have no samples: it would leave the others waiting for its statistics.
 void Trainer::check_batch_norms() const {
-  if (!dist_.synchronises_batch_norms(model_)) return;
-  const std::int64_t num_samples = loader_.sampler().num_positions();
-  const std::int64_t batch = loader_.sampler().global_batch_size(batch_.micro);
-  const auto too_few = [&](std::int64_t samples) {
-    const std::int64_t last = samples % batch;
-    return last > 0 && last < dist_.data_size();
-  };
-  if (num_samples >= batch_.global && too_few(batch_.global))
-    throw UsageError("the last batch of a step has {} of {} samples, too few for {} ranks, each of "
-                     "which needs one for its synchronised batch norms: set a batch_size other "
-                     "than {}, or start another number of ranks",
-                     batch_.global % batch, batch_.global, dist_.data_size(), options_.batch_size);
-  const std::int64_t rest = num_samples % batch_.global;
-  if (options_.drop_last || !too_few(rest)) return;
-  throw UsageError("the last batch of an epoch has {} of {} samples, too few for {} ranks, each of "
-                   "which needs one for its synchronised batch norms: set drop_last, or a "
-                   "batch_size other than {}",
-                   rest % batch, num_samples, dist_.data_size(), options_.batch_size);
+  train::check_batch_norms(dist_, model_, loader_,
+                           {.micro = batch_.micro,
+                            .asked_micro = options_.batch_size,
+                            .global = batch_.global,
+                            .drop_last = options_.drop_last,
+                            .name_of_micro = "batch_size",
+                            .name_of_drop_last = "drop_last"});
 }
 
 bool Trainer::finished() const {
@@ -218,7 +208,7 @@ TrainingResult Trainer::run() {
         std::make_unique<Reporter>(options_, Reporter::Run{.total_steps = total_steps_,
                                                            .resumed_after = step_,
                                                            .counted = task_->counted(),
-                                                           .scales_loss = loss_scaling_.has_value(),
+                                                           .scales_loss = stepper_->scales_loss(),
                                                            .on_gpu = dist_.device().is_cuda(),
                                                            .peak_flops = peak_flops()});
   result_.resumed_after = step_;
@@ -227,7 +217,7 @@ TrainingResult Trainer::run() {
   if (step_ > saved_step_ && agree_to_stop(stop.made()) && !finished())
     result_.end = TrainingResult::End::interrupted;
   while (!finished() && result_.end == TrainingResult::End::finished) {
-    if (reporter_ && !unsettled_) reporter_->begin_steps();
+    if (reporter_ && stepper_->is_settled()) reporter_->begin_steps();
     const std::int64_t epoch = loader_.state().epoch;
     if (speeds_) speeds_->begin_step();
     try {
@@ -300,21 +290,12 @@ void Trainer::note_progress(const char* phase, std::int64_t step) const {
 
 void Trainer::report_settled() {
   if (!unreported_) return;
-  const Step step = std::move(*unreported_);
+  const auto [step, times] = std::move(*unreported_);
   unreported_.reset();
   if (!reporter_) return;
   check_still_ours();
-  if (step.skipped == Skipped::non_finite)
-    reporter_->note(fmt::format("step {} was skipped on all ranks: loss {}, gradient norm {}",
-                                step.number, step.loss, step.gradient_norm));
-  if (step.skipped == Skipped::nothing_to_learn)
-    reporter_->note(fmt::format("step {} was skipped on all ranks: there is nothing to learn from, "
-                                "as the loss counts none of its samples",
-                                step.number));
-  if (step.skipped == Skipped::overflow)
-    reporter_->note(fmt::format("step {} was skipped on all ranks: gradients overflow at a loss "
-                                "scale of {:g}, which is {:g} now",
-                                step.number, step.loss_scale, loss_scaling_->value()));
+  if (step.skipped != StepResult::Skipped::no)
+    reporter_->note(describe_skipped(step, stepper_->loss_scale()));
   reporter_->step(step.number, {.loss = step.loss,
                                 .count = step.count,
                                 .gradient_norm = step.gradient_norm,
@@ -322,27 +303,59 @@ void Trainer::report_settled() {
                                 .loss_scale = step.loss_scale,
                                 .skipped_steps = result_.skipped_steps,
                                 .memory_bytes = peak_memory(dist_.device()),
-                                .times = step.times});
+                                .times = times});
 }
 
 void Trainer::train_step() {
   model_->train();
-  optimizer_->zero_grad();
-  Step step{.number = step_ + 1};
-  if (options_.step_times) step.times.emplace();
+  stepper_->zero_gradients();
+  std::optional<StepTimes> times;
+  if (options_.step_times) times.emplace();
   note_progress("forward and backward");
-  run_passes(step.times);
+  run_passes(times);
   leave_finished_epoch();
   // The schedule counts updates, so it has to be known whether the step before was skipped.
   settle();
   std::optional<PartClock> clock;
-  if (step.times) clock.emplace(dist_.device());
+  if (times) clock.emplace(dist_.device());
   note_progress("update");
-  update(step);
-  if (clock) clock->add_to(step.times->update);
+  or_give_up([&] { stepper_->update(step_ + 1); });
+  if (clock) clock->add_to(times->update);
   ++step_;
-  unsettled_ = std::move(step);
+  unsettled_times_ = times;
   if (!runs_ahead()) settle();
+}
+
+// Takes the result of the last step, once the host has it.
+void Trainer::settle() {
+  if (stepper_->is_settled()) return;
+  if (runs_ahead()) note_progress("the GPU's part", step_);
+  or_give_up([&] {
+    const StepResult step = stepper_->settle().value();
+    if (step.skipped != StepResult::Skipped::no) ++result_.skipped_steps;
+    if (step.skipped != StepResult::Skipped::nothing_to_learn) result_.loss = step.loss;
+    unreported_ = {.result = step, .times = unsettled_times_};
+  });
+}
+
+void Trainer::finish_step() {
+  settle();
+  report_settled();
+}
+
+// After a step that failed, everything is written that there is, and the run ends.
+template <typename Work>
+void Trainer::or_give_up(const Work& work) {
+  try {
+    work();
+  } catch (const StepFailed& failure) {
+    if (reporter_) reporter_->finish();
+    finish_save();
+    throw TrainingStopped(failure.with(
+        result_.checkpoint.empty()
+            ? "No checkpoint was written before it"
+            : fmt::format("The last checkpoint is '{}'", result_.checkpoint.string())));
+  }
 }
 
 // Runs forward and backward of the step's accumulated batches; the last of them exchanges
@@ -370,21 +383,13 @@ void Trainer::run_passes(std::optional<StepTimes>& times) {
     if (batch.size() > 0) {
       for (std::int64_t& row : batch.rows) row += pass * global_batch;
       task_->begin(step_, batch.rows);
-      const auto cast = low_precision();
+      const auto cast = stepper_->low_precision();
       loss = task_->loss(batch);
     }
-    if (loss_scaling_ && pass == 0)
-      loss_scaling_->begin_step(dist_,
-                                static_cast<double>((stands_in ? 0 : loss.count) * num_passes));
-    if (loss_scaling_ && loss.sum.defined()) loss.sum = loss_scaling_->scale_gradients_of(loss.sum);
-    if (stands_in) loss = {.sum = loss.sum * 0, .count = 0};
     end_of(&StepTimes::forward);
-    if (pass + 1 < num_passes) {
-      const auto local = dist_.no_sync(model_);
-      dist_.backward(model_, loss.sum, loss.count);
-    } else {
-      dist_.backward(model_, loss.sum, loss.count);
-    }
+    stepper_->backward(std::move(loss), num_passes,
+                       pass + 1 < num_passes ? Stepper::Exchange::later : Stepper::Exchange::now,
+                       !stands_in);
     end_of(&StepTimes::backward);
   }
 }
@@ -400,14 +405,8 @@ void Trainer::run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes) {
     for (std::int64_t& row : batch.rows) row += pass * global_batch;
     count += pipeline.count(batch);
   }
-  PipelinePasses::GradientScale scale;
-  if (loss_scaling_) {
-    loss_scaling_->begin_step(dist_, static_cast<double>(count));
-    scale = [&](const at::Tensor& sum) { return loss_scaling_->scale_gradients_of(sum); };
-  }
-  dist_.backward_passes(
-      model_, [&] { return at::scalar_tensor(pipeline.run(step_, batches, scale), at::kDouble); },
-      count);
+  stepper_->backward_passes(count,
+                            [&](const auto& scale) { return pipeline.run(step_, batches, scale); });
 }
 
 // If parameters are cut, a rank without samples has to compute, too, because the others gather its
@@ -421,11 +420,6 @@ bool Trainer::take_stand_in(data::Batch& batch, const data::Dataset& dataset) {
   batch.target_on_host = at::Tensor();
   batch.rows = {0};
   return true;
-}
-
-std::optional<device::Autocast> Trainer::low_precision() const {
-  if (!options_.autocast) return std::nullopt;
-  return std::optional<device::Autocast>(std::in_place, dist_.device().type(), *options_.autocast);
 }
 
 void Trainer::validate() {
@@ -443,7 +437,7 @@ void Trainer::validate() {
   while (auto batch = left-- > 0 ? loader.next() : std::nullopt) {
     const bool stands_in = take_stand_in(*batch, *validation_);
     if (batch->size() == 0) continue;
-    const auto cast = low_precision();
+    const auto cast = stepper_->low_precision();
     const Evaluation evaluation = task_->evaluate(*batch);
     if (stands_in) continue;
     sums[0] += evaluation.loss.sum.item<double>();

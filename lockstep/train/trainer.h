@@ -15,13 +15,12 @@
 #include <lockstep/data/data_loader.h>
 #include <lockstep/data/dataset.h>
 #include <lockstep/distributed/distributed.h>
-#include <lockstep/optim/optimizer.h>
 #include <lockstep/recovery/checkpointer.h>
 #include <lockstep/recovery/peer_copies.h>
 #include <lockstep/train/config/batch.h>
-#include <lockstep/train/loss_scaling.h>
 #include <lockstep/train/options.h>
 #include <lockstep/train/reporter.h>
+#include <lockstep/train/stepper.h>
 #include <lockstep/train/stop_request.h>
 #include <lockstep/train/task.h>
 
@@ -50,22 +49,10 @@ class Trainer {
   std::int64_t total_steps() const { return total_steps_; }
 
  private:
-  enum class Skipped {
-    no,
-    non_finite,
-    overflow,          // the gradients exceed fp16's range
-    nothing_to_learn,  // no sample or token of any rank counts
-  };
-  struct Step {
-    std::int64_t number = 0;   // from 1
-    device::HostCopy numbers;  // count, mean loss, gradient norm and factor of the update
-    double loss = 0;
-    double count = 0;
-    double gradient_norm = 0;
-    double learning_rate = 0;
-    double loss_scale = 0;  // fp16's loss scale
+  // A step whose result is known, and not yet reported.
+  struct Settled {
+    StepResult result;
     std::optional<StepTimes> times;
-    Skipped skipped = Skipped::no;
   };
   enum class Saving {
     on_the_way,  // a failure is logged, and training goes on
@@ -84,7 +71,6 @@ class Trainer {
   void run_passes(std::optional<StepTimes>& times);
   void run_pipeline(PipelinePasses& pipeline, std::int64_t num_passes);
   bool take_stand_in(data::Batch& batch, const data::Dataset& dataset);
-  std::optional<device::Autocast> low_precision() const;
   double peak_flops() const;
   void note_progress(const char* phase) const { note_progress(phase, step_ + 1); }
   void note_progress(const char* phase, std::int64_t step) const;
@@ -92,15 +78,11 @@ class Trainer {
   void validate();
   bool agree_to_stop(bool wanted) const;
 
-  // These are defined in trainer_update.cpp.
-  void update(Step& step);
-  bool unscale(Step& step);
-  bool runs_ahead() const;
+  bool runs_ahead() const { return stepper_->runs_ahead() && !options_.step_times; }
   void settle();
-  void count_update(Step& step, bool done);
   void finish_step();
-  std::string last_checkpoint() const;
-  [[noreturn]] void give_up(const Step& step);
+  template <typename Work>
+  void or_give_up(const Work& work);
 
   // These are defined in trainer_checkpoints.cpp.
   void open_output();
@@ -136,19 +118,15 @@ class Trainer {
   data::DataLoader loader_;
   std::shared_ptr<const data::Dataset> training_;
   std::shared_ptr<const data::Dataset> validation_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<optim::Schedule> schedule_;
-  std::optional<LossScaling> loss_scaling_;  // only in fp16
+  std::unique_ptr<Stepper> stepper_;
   std::int64_t total_steps_ = 0;
   std::unique_ptr<Reporter> reporter_;         // only on the main rank
   std::shared_ptr<const FolderLock> lock_;     // only on the main rank, in a run with a folder
   std::unique_ptr<Checkpointer> checkpoints_;  // only in a run with a folder
 
-  std::int64_t step_ = 0;          // steps done so far
-  std::optional<Step> unsettled_;  // the last step, until the host knows its numbers
-  std::optional<Step> unreported_;
-  int skips_in_a_row_ = 0;
-  std::int64_t updates_ = 0;  // steps that were not skipped: the schedule counts these
+  std::int64_t step_ = 0;  // steps done so far
+  std::optional<StepTimes> unsettled_times_;
+  std::optional<Settled> unreported_;
   std::int64_t samples_ = 0;  // seen by all ranks
   std::int64_t saved_step_ = 0;
   std::optional<RankSpeeds> speeds_;  // only with several ranks

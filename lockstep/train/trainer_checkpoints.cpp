@@ -1,15 +1,11 @@
 // How a trainer saves its state and goes on from a saved one.
 #include <algorithm>
-#include <cstring>
 #include <sstream>
-
-#include <ATen/ATen.h>
 
 #include <lockstep/base/durable_file.h>
 #include <lockstep/base/log.h>
 #include <lockstep/checkpoint/format/folder.h>
 #include <lockstep/checkpoint/format/manifest.h>
-#include <lockstep/checkpoint/generators.h>
 #include <lockstep/train/main_rank.h>
 #include <lockstep/train/preflight/resume_check.h>
 #include <lockstep/train/preflight/run_start.h>
@@ -20,30 +16,6 @@ namespace lockstep::train {
 
 namespace {
 
-// The name of a rank's own random numbers, such as "generators/rank3/cpu".
-std::string generator_name(int rank, const std::string& name) {
-  return fmt::format("generators/rank{}/{}", rank, name);
-}
-
-std::vector<mesh::HeldTensor> generators_of(const DistributedManager& dist) {
-  std::vector<mesh::HeldTensor> held;
-  for (const auto& [name, bytes] : checkpoint::generator_states(dist.device())) {
-    const at::Tensor state = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
-    std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
-    held.push_back(mesh::whole_tensor(generator_name(dist.rank(), name), state));
-  }
-  return held;
-}
-
-void restore_generators(const std::vector<mesh::HeldTensor>& held, const DistributedManager& dist) {
-  checkpoint::GeneratorStates mine;
-  for (const mesh::HeldTensor& one : held) {
-    const auto* const bytes = static_cast<const std::byte*>(one.values.data_ptr());
-    mine[one.name.substr(one.name.rfind('/') + 1)].assign(bytes, bytes + one.values.numel());
-  }
-  checkpoint::restore_generators(mine, dist.device());
-}
-
 Beginning beginning_of(const TrainerOptions& options) {
   return {.resume = options.resume, .from = options.resume_from};
 }
@@ -52,9 +24,7 @@ Beginning beginning_of(const TrainerOptions& options) {
 
 checkpoint::TrainingState Trainer::state() const {
   const data::SamplerState data = loader_.state();
-  std::map<std::string, double> values;
-  if (loss_scaling_) values = loss_scaling_->values();
-  values["updates"] = static_cast<double>(updates_);
+  std::map<std::string, double> values = stepper_->values();
   put({.global = batch_.global,
        .micro = options_.batch_size,
        .num_ranks = dist_.data_size(),
@@ -70,11 +40,7 @@ checkpoint::TrainingState Trainer::state() const {
 }
 
 CheckpointContents Trainer::contents() {
-  CheckpointContents contents{.tensors = state_of(dist_, model_, *optimizer_),
-                              .state = state(),
-                              .files = task_->checkpoint_files()};
-  for (mesh::HeldTensor& one : generators_of(dist_)) contents.tensors.push_back(std::move(one));
-  return contents;
+  return {.tensors = stepper_->held(), .state = state(), .files = task_->checkpoint_files()};
 }
 
 // Finds the reasons for which the run could not be saved before anything is computed.
@@ -214,12 +180,7 @@ void Trainer::set_aside(const std::vector<Damaged>& all) const {
 
 // Each rank reads the parts that it needs.
 void Trainer::restore(const std::filesystem::path& from) {
-  // A generator that the checkpoint lacks, because its run had fewer ranks or another device, stays
-  // as it was seeded.
-  const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
-  const checkpoint::TrainingState state =
-      load_checkpoint(dist_, from, model_, *optimizer_, generators);
-  restore_generators(generators, dist_);
+  const checkpoint::TrainingState state = stepper_->restore(from);
   go_on_from(state, fmt::format("the checkpoint '{}'", from.string()));
   result_.checkpoint = from;
   saved_step_ = step_;
@@ -227,10 +188,11 @@ void Trainer::restore(const std::filesystem::path& from) {
 
 // Restores the copies that ranks keep of each other's state. `on_disk` is the newest checkpoint.
 void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
-  const std::vector<mesh::HeldTensor> generators = generators_of(dist_);
-  const auto state = options_.peer_copies->restore(dist_, model_, *optimizer_, generators);
+  const std::vector<mesh::HeldTensor> generators = stepper_->generators();
+  const auto state =
+      options_.peer_copies->restore(dist_, model_, stepper_->optimizer(), generators);
   LOCKSTEP_CHECK(state.has_value(), "a copy that was there is gone");
-  restore_generators(generators, dist_);
+  stepper_->restore_generators(generators);
   go_on_from(*state, "copies in the ranks' memory");
   result_.checkpoint = on_disk.path;
   saved_step_ = on_disk.step;
@@ -240,16 +202,8 @@ void Trainer::restore_copy(const checkpoint::Checkpoint& on_disk) {
 
 void Trainer::go_on_from(const checkpoint::TrainingState& state, const std::string& what) {
   step_ = state.step;
-  const auto updates = state.values.find("updates");
-  if (updates == state.values.end())
-    throw UsageError("{} does not say how many updates were made: it is not one of a training run",
-                     what);
-  if (!(updates->second >= 0) || updates->second > static_cast<double>(step_))
-    throw UsageError("{} has made {} updates in {} steps: it is damaged", what, updates->second,
-                     step_);
-  updates_ = static_cast<std::int64_t>(updates->second);
-  result_.skipped_steps = step_ - updates_;
-  if (loss_scaling_) loss_scaling_->load(state.values);
+  stepper_->load(state, what);
+  result_.skipped_steps = step_ - stepper_->updates();
   samples_ = state.samples_seen;
   keep_batch(state.values);
   result_.loss = state.last_loss.value_or(0);

@@ -295,22 +295,17 @@ void read_old_name(JsonSection& zero, std::string_view key, std::string_view sec
   device = OffloadDevice::cpu;
 }
 
-constexpr const char* kCutParameters =
-    "take \"FULL_SHARD\" (zero_optimization.stage 3) or \"HYBRID_SHARD\"";
-constexpr const char* kCutGradients =
-    "take \"SHARD_GRAD_OP\" (zero_optimization.stage 2), \"FULL_SHARD\" (3) or \"HYBRID_SHARD\"";
-
 void check_offload(JsonSection& zero, ShardingSection& sharding) {
   JsonSection optimizer = zero.section("offload_optimizer");
   read_old_name(zero, "cpu_offload", "offload_optimizer", sharding.offload_optimizer);
   read_old_name(zero, "cpu_offload_param", "offload_param", sharding.offload_param);
 
-  const std::string_view strategy = name_of(sharding.strategy, kShardings);
   if (sharding.offload_optimizer == OffloadDevice::cpu && !cuts_gradients(sharding.strategy))
-    optimizer.mistake("device",
-                      fmt::format("is \"cpu\", but with the sharding_strategy \"{}\" gradients are "
-                                  "whole on every rank's device: {}, or set it to \"none\"",
-                                  strategy, kCutGradients));
+    optimizer.mistake(
+        "device",
+        fmt::format("is \"cpu\", but with the sharding_strategy \"{}\" gradients are "
+                    "whole on every rank's device: take {}, or set it to \"none\"",
+                    name_of(sharding.strategy), config_words_that_cut(ShardedState::gradients)));
   if (sharding.offload_param != OffloadDevice::cpu) return;
   if (!cuts_parameters(sharding.strategy)) {
     // Parameters are whole on every rank's device, in DeepSpeed as well.
@@ -327,25 +322,22 @@ void check_offload(JsonSection& zero, ShardingSection& sharding) {
 void check_zero_plus_plus(JsonSection& zero, const ShardingSection& sharding) {
   const ZeroPlusPlusSection& section = sharding.zero_plus_plus;
   const auto refuse = [&](const char* key, const std::string& value, const char* what,
-                          const char* instead) {
-    zero.mistake(key, fmt::format("is {}, but with the sharding_strategy \"{}\" {}: {}, or remove "
-                                  "it",
-                                  value, name_of(sharding.strategy, kShardings), what, instead));
+                          ShardedState to_cut) {
+    zero.mistake(
+        key, fmt::format("is {}, but with the sharding_strategy \"{}\" {} are whole on "
+                         "every rank: take {}, or remove it",
+                         value, name_of(sharding.strategy), what, config_words_that_cut(to_cut)));
   };
-  constexpr const char* kWhole = "parameters are whole on every rank";
   if (!cuts_parameters(sharding.strategy)) {
-    if (section.quantized_weights) refuse("zero_quantized_weights", "true", kWhole, kCutParameters);
+    if (section.quantized_weights)
+      refuse("zero_quantized_weights", "true", "parameters", ShardedState::parameters);
     if (section.hpz_partition_size > 1)
-      refuse("zero_hpz_partition_size", std::to_string(section.hpz_partition_size), kWhole,
-             kCutParameters);
+      refuse("zero_hpz_partition_size", std::to_string(section.hpz_partition_size), "parameters",
+             ShardedState::parameters);
   }
   if (section.quantized_gradients && !cuts_gradients(sharding.strategy))
-    refuse("zero_quantized_gradients", "true", "gradients are whole on every rank", kCutGradients);
+    refuse("zero_quantized_gradients", "true", "gradients", ShardedState::gradients);
 }
-
-constexpr ShardingStrategy kStages[] = {
-    ShardingStrategy::NO_SHARD, ShardingStrategy::SHARD_OPTIMIZER, ShardingStrategy::SHARD_GRAD_OP,
-    ShardingStrategy::FULL_SHARD};
 
 // A key that is set, to something that it may be.
 bool is_set(JsonSection& section, std::string_view key) {
@@ -362,13 +354,12 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
       parallel.mistake(
           "sharding_strategy",
           fmt::format("is \"{}\", but outside of parallel it is \"{}\": set one of them",
-                      name_of(in_parallel, kShardings), name_of(sharding.strategy, kShardings)));
+                      name_of(in_parallel), name_of(sharding.strategy)));
     sharding.strategy = in_parallel;
     named = true;
   }
   JsonSection fsdp = top.section("fsdp");
-  if (is_set(fsdp, "ranks_per_copy") && sharding.strategy != ShardingStrategy::HYBRID_SHARD &&
-      top.sound(kStrategyKeys))
+  if (is_set(fsdp, "ranks_per_copy") && !has_copies(sharding.strategy) && top.sound(kStrategyKeys))
     fsdp.mistake("ranks_per_copy",
                  fmt::format("is {}, but only the sharding_strategy \"HYBRID_SHARD\" has several "
                              "copies of the model: set that, or remove it",
@@ -377,16 +368,12 @@ void check_sharding(JsonSection& top, ShardingSection& sharding) {
   JsonSection zero = top.section("zero_optimization");
   if (is_set(zero, "stage")) {
     std::int64_t stage = 0;
-    zero.integer("stage", stage, 0, 3);
-    const ShardingStrategy asked = kStages[stage];
-    const bool agrees =
-        asked == sharding.strategy || (asked == ShardingStrategy::FULL_SHARD &&
-                                       sharding.strategy == ShardingStrategy::HYBRID_SHARD);
-    if (named && !agrees)
+    zero.integer("stage", stage, 0, kLastStage);
+    if (named && stage != traits_of(sharding.strategy).stage)
       zero.mistake("stage", fmt::format("is {}, but sharding_strategy is \"{}\": set one of them",
-                                        stage, name_of(sharding.strategy, kShardings)));
+                                        stage, name_of(sharding.strategy)));
     else if (!named)
-      sharding.strategy = asked;
+      sharding.strategy = strategy_of_stage(stage);
   }
   constexpr std::string_view kOldNames[] = {"cpu_offload", "cpu_offload_param"};
   zero.allow(kOldNames);
@@ -448,12 +435,45 @@ void check_precision(JsonSection& top, ShardingStrategy strategy, PrecisionSecti
   if (bfloat16) precision.compute = Precision::bf16;
   if (is_set(top, "communication_data_type") && precision.gradients != Precision::fp32 &&
       !cuts_gradients(strategy) && top.sound(kStrategyKeys))
-    top.mistake(
-        "communication_data_type",
-        fmt::format("is \"{}\", but with the sharding_strategy \"{}\" gradients travel in "
-                    "fp32: take \"SHARD_GRAD_OP\" (zero_optimization.stage 2), "
-                    "\"FULL_SHARD\" (3) or \"HYBRID_SHARD\", or remove it",
-                    name_of(precision.gradients, kPrecisions), name_of(strategy, kShardings)));
+    top.mistake("communication_data_type",
+                fmt::format("is \"{}\", but with the sharding_strategy \"{}\" gradients travel in "
+                            "fp32: take {}, or remove it",
+                            name_of(precision.gradients, kPrecisions), name_of(strategy),
+                            config_words_that_cut(ShardedState::gradients)));
+}
+
+// The model, the data and the loop are the program's, and the config has nothing of them.
+void check_for_program(JsonSection& top, const TrainConfig& config) {
+  if (top.find("model") != nullptr)
+    top.mistake("model", "describes a model, and the program gives its own to "
+                         "lockstep::initialize(): remove it");
+  JsonSection data = top.section("data");
+  for (const std::string_view key :
+       {"train", "validation", "validation_fraction", "format", "sequence_length"})
+    if (data.find(key) != nullptr)
+      data.mistake(key, "is of data in files of tokens, and the program gives its own data set to "
+                        "Engine::loader(): remove it");
+  const ParallelSection& parallel = config.parallel;
+  JsonSection axes = top.section("parallel");
+  const auto check_axis = [&](std::string_view key, std::int64_t size, std::string_view instead) {
+    if (size > 1 && axes.sound({key}))
+      axes.mistake(key, fmt::format("is {}, and lockstep::initialize() spreads a model over the "
+                                    "axis of data: {}",
+                                    size, instead));
+  };
+  check_axis("tensor", parallel.tensor,
+             "remove it, or write the three lines with DistributedConfig::tensor_plan "
+             "(docs/tensor.md)");
+  check_axis("pipeline", parallel.pipeline, "remove it, or use lockstep::Pipe (docs/pipeline.md)");
+  check_axis("context", parallel.context,
+             "remove it, or give attention a context axis yourself (docs/context.md)");
+  JsonSection recomputed = top.section("activation_checkpointing");
+  if (config.recomputed_blocks > 0)
+    recomputed.mistake("ratio", "is of the built-in models: in the function that makes your model, "
+                                "call wrap_activation_checkpointing(model, …) in its place");
+  for (const std::string_view key : {"epochs", "output", "validation", "checkpoint", "tensorboard",
+                                     "csv_monitor", "wall_clock_breakdown"})
+    if (top.find(key) != nullptr) top.has_no_effect(key);
 }
 
 void check_length(JsonSection& top, const TrainConfig& config) {
@@ -465,9 +485,13 @@ void check_length(JsonSection& top, const TrainConfig& config) {
 }  // namespace
 
 void check_together(JsonReader& reader, JsonSection& top, TrainConfig& config) {
-  check_length(top, config);
-  check_data(top, config.data);
-  check_model(top, config);
+  if (config.model_of == ModelOf::program) {
+    check_for_program(top, config);
+  } else {
+    check_length(top, config);
+    check_data(top, config.data);
+    check_model(top, config);
+  }
   check_optimizer(top, config);
   check_scheduler(top, config);
   check_parallel(top, config.parallel);

@@ -183,7 +183,14 @@ enum class NonFinite {
 };
 enum class DeviceChoice { automatic, cpu, cuda };
 
+// Whose model, data and loop a config is for.
+enum class ModelOf {
+  config,   // `lockstep train`: the config describes them
+  program,  // lockstep::initialize(): the program has them, and the config says how it trains
+};
+
 struct TrainConfig {
+  ModelOf model_of = ModelOf::config;
   ModelSection model;
   DataSection data;
   BatchSection batch;
@@ -222,6 +229,7 @@ struct ConfigSource {
   std::string name = "config.json";         // for messages
   std::filesystem::path folder = ".";       // what relative paths in the file are relative to
   std::vector<std::string> overrides = {};  // as --set has them; their paths are relative to "."
+  ModelOf model_of = ModelOf::config;
 };
 
 // Reads and checks all that can be checked without looking at the disk. Paths become absolute.
@@ -276,7 +284,7 @@ ConfigDraft draft_config(std::string_view text, const ConfigSource& source);
 // The draft of a file. UsageError where it cannot be read, or is no JSON.
 ConfigDraft read_config(const std::filesystem::path& path,
                         const std::vector<std::string>& overrides = {},
-                        NamedFiles files = NamedFiles::checked);
+                        NamedFiles files = NamedFiles::checked, ModelOf model_of = ModelOf::config);
 
 // Tells in the log which keys of DeepSpeed's are there and change nothing; nothing where none is.
 void warn_of_keys_without_effect(const ConfigDraft& draft);

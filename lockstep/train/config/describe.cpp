@@ -101,8 +101,7 @@ void describe_model(Keys& keys, const DataSection& data, ModelSection& model) {
                 {.lowest = 1, .highest = 1e12});
 }
 
-void describe_data(Keys& keys, DataSection& data) {
-  keys.chapter("Data");
+void describe_token_files(Keys& keys, DataSection& data) {
   keys.paths({.name = "train",
               .meaning = "a file, or a list of files",
               .needed = "the text or token file to train on, or a list of them"},
@@ -136,6 +135,11 @@ void describe_data(Keys& keys, DataSection& data) {
                 .meaning = "tokens of one sample",
                 .needed = "the number of tokens of one sample, for example 256"},
                data.sequence_length, {1, kMostTokens});
+}
+
+void describe_data(Keys& keys, const TrainConfig& config, DataSection& data) {
+  keys.chapter("Data");
+  if (keys.has(config.model_of == ModelOf::config)) describe_token_files(keys, data);
   keys.integer(
       {.name = "num_workers", .meaning = "threads that make batches; 0: the thread that trains"},
       data.num_workers, {0, 256});
@@ -484,6 +488,13 @@ void describe_run(Keys& keys, TrainConfig& config) {
               config.on_non_finite_loss, kOnNonFiniteLoss);
   keys.choice({.name = "device", .meaning = "`\"cpu\"`, `\"cuda\"`, or the GPU where there is one"},
               config.device, kDevices);
+  std::string schema;
+  if (keys.writes(false))
+    keys.text({.name = "$schema",
+               .meaning = "the path or address of a JSON Schema, which editors write and read; it "
+                          "has no effect here",
+               .by_default = "none"},
+              schema);
   keys.section({.name = "communication"}, [&](Keys& inside) {
     inside.word(
         {.name = "backend",
@@ -668,7 +679,7 @@ void describe_sharding(Keys& keys, TrainConfig& config) {
       zero.integer({.name = "stage",
                     .meaning = "another way to say `sharding_strategy`, 0 to 3",
                     .deepspeed = "same"},
-                   stage, {0, 3});
+                   stage, {0, kLastStage});
     zero.section({.name = "offload_optimizer"}, [&](Keys& offload) {
       offload.choice(
           {.name = "device",
@@ -764,15 +775,18 @@ void describe_precision(Keys& keys, PrecisionSection& precision) {
 }  // namespace
 
 void describe(Keys& keys, TrainConfig& config) {
+  const bool has_model = config.model_of == ModelOf::config;
   // A model's positions are by default those of the data; the tables have the model first.
   keys.section({.name = "data",
-                .needed = "say what is trained on, for example \"data\": {\"train\": "
-                          "\"input.txt\", \"sequence_length\": 256}"},
-               [&](Keys& inside) { describe_data(inside, config.data); });
-  keys.section({.name = "model",
-                .needed = "say what is trained, for example \"model\": {\"family\": \"gpt2\", "
-                          "\"hidden_size\": 384, \"num_layers\": 6, \"num_heads\": 6}"},
-               [&](Keys& inside) { describe_model(inside, config.data, config.model); });
+                .needed = has_model ? "say what is trained on, for example \"data\": {\"train\": "
+                                      "\"input.txt\", \"sequence_length\": 256}"
+                                    : ""},
+               [&](Keys& inside) { describe_data(inside, config, config.data); });
+  if (keys.has(has_model))
+    keys.section({.name = "model",
+                  .needed = "say what is trained, for example \"model\": {\"family\": \"gpt2\", "
+                            "\"hidden_size\": 384, \"num_layers\": 6, \"num_heads\": 6}"},
+                 [&](Keys& inside) { describe_model(inside, config.data, config.model); });
   describe_batch(keys, config);
   describe_run(keys, config);
   keys.chapter("Optimizer and schedule");

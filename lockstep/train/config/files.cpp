@@ -106,6 +106,8 @@ void check_model_folder(JsonReader& reader, const fs::path& folder) {
   if (!fs::is_directory(folder, ignored))
     return named("is no folder: a Hugging Face model is a folder with config.json and "
                  "model.safetensors");
+  // Of a checkpoint that lost its manifest, or another of its files, the reader says so.
+  if (is_there(folder / "shard-00000.safetensors")) return;
   // A run's folder has a config.json too, which is the run's.
   if (const fs::path newest = newest_in_run(folder); !newest.empty())
     return named(run_instead(newest));
@@ -149,6 +151,7 @@ void check_monitor(JsonReader& reader, const std::string& key, const fs::path& o
 }  // namespace
 
 void check_files(JsonReader& reader, const TrainConfig& config, NamedFiles files) {
+  if (config.model_of == ModelOf::program) return;
   check_data(reader, "data.train", config.data.train, config.data);
   check_data(reader, "data.validation", config.data.validation, config.data);
   if (!config.model.from.empty()) check_model_folder(reader, config.model.from);

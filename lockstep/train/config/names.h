@@ -9,13 +9,17 @@ namespace lockstep::train {
 inline constexpr Named<NonFinite> kOnNonFiniteLoss[] = {{"stop", NonFinite::stop},
                                                         {"skip", NonFinite::skip}};
 
-// PyTorch's names; it has none for ZeRO-1.
-inline constexpr Named<ShardingStrategy> kShardings[] = {
-    {"NO_SHARD", ShardingStrategy::NO_SHARD},
-    {"SHARD_OPTIMIZER", ShardingStrategy::SHARD_OPTIMIZER},
-    {"SHARD_GRAD_OP", ShardingStrategy::SHARD_GRAD_OP},
-    {"FULL_SHARD", ShardingStrategy::FULL_SHARD},
-    {"HYBRID_SHARD", ShardingStrategy::HYBRID_SHARD}};
+struct NamedStrategies {
+  Named<ShardingStrategy> all[kStrategies.size()];
+};
+inline constexpr NamedStrategies kNamedStrategies = [] {
+  NamedStrategies named{};
+  for (std::size_t i = 0; i < kStrategies.size(); ++i)
+    named.all[i] = {kStrategies[i].name, kStrategies[i].strategy};
+  return named;
+}();
+inline constexpr const Named<ShardingStrategy> (&kShardings)[kStrategies.size()] =
+    kNamedStrategies.all;
 
 inline constexpr Named<StageBalance> kStageBalances[] = {{"layers", StageBalance::layers},
                                                          {"parameters", StageBalance::parameters},

@@ -11,6 +11,7 @@ TrainConfig read_sections(JsonReader& reader, const ConfigSource& source) {
   const PathReader paths(reader, source);
   JsonSection top = reader.top();
   TrainConfig config;
+  config.model_of = source.model_of;
   std::string stem = std::filesystem::path(source.name).stem().string();
   if (stem.empty() || stem == "." || stem == "..") stem = "run";
   config.output = paths.absolute("", "runs/" + stem);
@@ -121,7 +122,8 @@ TrainConfig load_config(const std::filesystem::path& path,
 }
 
 ConfigDraft read_config(const std::filesystem::path& path,
-                        const std::vector<std::string>& overrides, NamedFiles files) {
+                        const std::vector<std::string>& overrides, NamedFiles files,
+                        ModelOf model_of) {
   std::error_code unknown;
   const auto kind = std::filesystem::status(path, unknown).type();
   using Kind = std::filesystem::file_type;
@@ -131,8 +133,12 @@ ConfigDraft read_config(const std::filesystem::path& path,
                      path.string(), kind == Kind::directory ? "a folder" : "no plain file");
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.size());
-  return draft_of(
-      text, {.name = path.string(), .folder = path.parent_path(), .overrides = overrides}, files);
+  return draft_of(text,
+                  {.name = path.string(),
+                   .folder = path.parent_path(),
+                   .overrides = overrides,
+                   .model_of = model_of},
+                  files);
 }
 
 }  // namespace lockstep::train

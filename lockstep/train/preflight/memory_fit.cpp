@@ -45,15 +45,14 @@ std::string parts_text(const plan::MemoryEstimate& estimate) {
 
 // Strategies that leave less on a rank, or let the host have it, the least change first.
 std::vector<ShardingStrategy> cuts_beyond(const RunMemory::Choice& choice, plan::Offload offload) {
-  using enum ShardingStrategy;
   std::vector<ShardingStrategy> further;
   // One rank has no other to leave anything to.
   if (choice.num_ranks == 1 && offload == plan::Offload::none) return further;
-  for (const ShardingStrategy strategy : {SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD})
-    if ((strategy > choice.strategy ||
-         (strategy == FULL_SHARD && choice.strategy == HYBRID_SHARD)) &&
-        plan::can_offload(strategy, offload))
-      further.push_back(strategy);
+  const StrategyTraits& now = traits_of(choice.strategy);
+  for (const StrategyTraits& row : kStrategies)
+    if (!row.has_copies && (row.cut > now.cut || (row.cut == now.cut && now.has_copies)) &&
+        plan::can_offload(row.strategy, offload))
+      further.push_back(row.strategy);
   return further;
 }
 
@@ -61,7 +60,7 @@ std::vector<ShardingStrategy> cuts_beyond(const RunMemory::Choice& choice, plan:
 std::string difference_text(const RunMemory::Choice& from, const RunMemory::Choice& to) {
   std::vector<std::string> parts;
   if (to.strategy != from.strategy)
-    parts.push_back(fmt::format("sharding_strategy \"{}\"", plan::name_of(to.strategy)));
+    parts.push_back(fmt::format("sharding_strategy \"{}\"", name_of(to.strategy)));
   if (to.recomputed_blocks != from.recomputed_blocks)
     parts.push_back(fmt::format("activation_checkpointing.ratio {}", to.recomputed_blocks));
   if (to.micro_batch != from.micro_batch)
@@ -145,8 +144,7 @@ const models::DescribedModel& RunMemory::described(const Choice& choice) {
 
 plan::MemoryEstimate RunMemory::estimate(const Choice& choice) {
   const auto& [sizes, trace] = described(choice);
-  const bool cuts = choice.strategy == ShardingStrategy::FULL_SHARD ||
-                    choice.strategy == ShardingStrategy::HYBRID_SHARD;
+  const bool cuts = cuts_parameters(choice.strategy);
   int ranks_per_copy = static_cast<int>(config_.sharding.ranks_per_copy);
   if (ranks_per_copy == 0) ranks_per_copy = choice.ranks_per_host;
   // Where the ranks do not divide into groups of this size, the size becomes one that divides them.
@@ -260,7 +258,7 @@ std::string judge_memory(RunMemory& memory, const RunMemory::Choice& choice,
       "the model has {:.3g} parameters, and a step with {} takes {} on {} ({}), but {}. {} "
       "model.hidden_size (it is {}) or model.num_layers (it is {}) smaller{}. 'lockstep plan "
       "memory' shows every strategy",
-      static_cast<double>(models::num_parameters(memory.model())), plan::name_of(choice.strategy),
+      static_cast<double>(models::num_parameters(memory.model())), name_of(choice.strategy),
       plan::bytes_text(static_cast<double>(estimate.peak)), ranks, parts_text(estimate), has,
       ways.empty() ? "No other way of training this model fits there: make"
                    : fmt::format("What would fit: {}. Otherwise make", fmt::join(ways, "; or ")),

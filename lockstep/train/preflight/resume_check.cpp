@@ -91,8 +91,7 @@ std::vector<std::string> changed_settings(const TrainConfig& now, const TrainCon
           name_of(then.precision.compute, kPrecisions));
   compare("communication_data_type", name_of(now.precision.gradients, kPrecisions),
           name_of(then.precision.gradients, kPrecisions));
-  compare("sharding_strategy", name_of(now.sharding.strategy, kShardings),
-          name_of(then.sharding.strategy, kShardings));
+  compare("sharding_strategy", name_of(now.sharding.strategy), name_of(then.sharding.strategy));
   compare("parallel.data", now.parallel.data, then.parallel.data);
   compare("parallel.tensor", now.parallel.tensor, then.parallel.tensor);
   compare("parallel.pipeline", now.parallel.pipeline, then.parallel.pipeline);

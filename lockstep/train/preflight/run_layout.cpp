@@ -70,8 +70,8 @@ std::int64_t num_parameters_of(const RankLayout& layout, const models::ModelConf
 
 // The axes whose ranks share what the strategy cuts.
 std::vector<std::string> axes_of_shards(const JobAxes& axes, ShardingStrategy strategy) {
-  if (strategy == ShardingStrategy::NO_SHARD) return {};
-  return strategy == ShardingStrategy::SHARD_OPTIMIZER ? axes.gradients : axes.shards;
+  if (!cuts_optimizer(strategy)) return {};
+  return cuts_gradients(strategy) ? axes.shards : axes.gradients;
 }
 
 }  // namespace

@@ -43,11 +43,11 @@ models::ModelConfig model_of(const ModelSection& section, std::int64_t data_voca
        .dropout = section.dropout});
 }
 
-void check_vocabulary(const data::TokenStream& stream, const models::ModelConfig& model) {
+void check_vocabulary(const data::TokenStream& stream, std::int64_t size) {
   try {
-    stream.check_vocabulary(model.vocab_size);
+    stream.check_vocabulary(size);
   } catch (const UsageError& error) {
-    throw UsageError("model.vocab_size is {}: {}", model.vocab_size, error.what());
+    throw UsageError("model.vocab_size is {}: {}", size, error.what());
   }
 }
 
@@ -61,10 +61,9 @@ void check_copies(const ShardingSection& sharding, std::int64_t num_data_ranks) 
 
 void check_nodes(const ShardingSection& sharding, std::int64_t num_data_ranks) {
   // How many ranks of a host hold a copy is found out there.
-  if (sharding.strategy == ShardingStrategy::HYBRID_SHARD && sharding.ranks_per_copy == 0) return;
-  const std::int64_t per_copy = sharding.strategy == ShardingStrategy::HYBRID_SHARD
-                                    ? sharding.ranks_per_copy
-                                    : num_data_ranks;
+  if (has_copies(sharding.strategy) && sharding.ranks_per_copy == 0) return;
+  const std::int64_t per_copy =
+      has_copies(sharding.strategy) ? sharding.ranks_per_copy : num_data_ranks;
   if (per_copy % sharding.zero_plus_plus.hpz_partition_size != 0)
     throw UsageError(
         "zero_optimization.zero_hpz_partition_size is {}, and the {} ranks that hold a "
@@ -173,7 +172,10 @@ constexpr std::string_view kBatchKeys[] = {"train_batch_size",
                                            "train_micro_batch_size_per_gpu",
                                            "gradient_accumulation_steps",
                                            "elasticity",
-                                           "parallel",
+                                           "parallel.data",
+                                           "parallel.tensor",
+                                           "parallel.pipeline",
+                                           "parallel.context",
                                            "output",
                                            "checkpoint.resume"};
 
@@ -247,20 +249,22 @@ class Resolver {
       axes_fit_ = axes_fit_ && passed;
       return passed;
     };
-    fits({"data.sequence_length", "parallel"},
+    fits({"data.sequence_length", "parallel.tensor", "parallel.context",
+          "parallel.context_algorithm", "parallel.sequence_parallel"},
          [&] { check_lengths(parallel, config_.data.sequence_length); });
     if (!model_) return;
     if (fits({"parallel.tensor"}, [&] { models::check_tensor_ranks(*model_, parallel.tensor); }))
       fits({"parallel.context_algorithm", "parallel.context"},
            [&] { check_context_heads(parallel, *model_); });
-    fits({"parallel.pipeline", "parallel", "data.sequence_length"},
+    fits({"parallel.pipeline", "parallel.schedule", "parallel.chunks", "parallel.schedule_file",
+          "parallel.balance", "parallel.stage_layers", "data.sequence_length"},
          [&] { check_pipeline(config_, *model_); });
   }
 
   void share_samples() {
     // Other axes would leave other ranks for the data.
     if (!axes_fit_) return;
-    draft_.check({"parallel.data", "parallel"},
+    draft_.check({"parallel.data", "parallel.tensor", "parallel.pipeline", "parallel.context"},
                  [&] { num_data_ranks_ = data_ranks(config_, model_, world_size_); });
     if (!num_data_ranks_) return;
     draft_.check({"fsdp.ranks_per_copy", "sharding_strategy", "zero_optimization.stage"},
@@ -344,13 +348,15 @@ class Resolver {
   }
 
   void check_vocabularies() {
-    if (!model_) return;
+    // A size that stands in the config is judged whatever else is wrong with the model.
+    const std::int64_t size = model_ ? model_->vocab_size : config_.model.vocab_size;
+    if (size == 0) return;
     if (train_stream_)
       draft_.check({"model.vocab_size", "data.train"},
-                   [&] { check_vocabulary(*train_stream_, *model_); });
+                   [&] { check_vocabulary(*train_stream_, size); });
     if (validation_stream_)
       draft_.check({"model.vocab_size", "data.validation"},
-                   [&] { check_vocabulary(*validation_stream_, *model_); });
+                   [&] { check_vocabulary(*validation_stream_, size); });
   }
 
   ConfigDraft& draft_;

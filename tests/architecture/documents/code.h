@@ -12,9 +12,9 @@ namespace lockstep::documents {
 
 // The objects that the pages mention, which scene.h declares: `dist.rank()` is code, and
 // `data.train` is a key of a config.
-inline const std::set<std::string> kObjects = {"checkpoints", "copies",  "cut",  "dist",
-                                               "loader",      "manager", "mesh", "pipe",
-                                               "scaler",      "trainer"};
+inline const std::set<std::string> kObjects = {"checkpoints", "copies", "cut",     "dist",
+                                               "engine",      "loader", "manager", "mesh",
+                                               "pipe",        "scaler", "trainer"};
 
 // The declarations in the library's headers that decide how a name has to be written to compile.
 struct Declared {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <iostream>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -32,6 +33,8 @@ extern std::shared_ptr<lockstep::comm::Communicator> world, group;
 extern lockstep::mesh::DeviceMesh mesh;
 extern std::shared_ptr<lockstep::nn::TensorAxis> axis;
 extern int peer;
+extern lockstep::Engine<MyNet> engine;
+torch::Tensor loss_of(const lockstep::EngineBatch& batch);
 
 // The model in training.
 extern torch::nn::Sequential model;
@@ -47,6 +50,9 @@ extern std::int64_t hidden_size, num_heads;
 
 // The training data.
 extern lockstep::data::DataLoader loader;
+extern std::shared_ptr<const lockstep::data::Dataset> dataset;
+extern std::string folder, tag;
+extern std::map<std::string, std::string> client_state;
 extern std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
 extern torch::Tensor x, t, whole, input, target, loss_sum;
 extern Loss loss;
